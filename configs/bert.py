@@ -1,0 +1,108 @@
+"""BERT pre-training, shallow multi-head against deep single-head: configs/bert.py:VARIANT.
+
+  mhsh train --config=configs/bert.py:24l16h --workdir=runs/24l16h --config.data.source='text:corpus/*.txt.xz' \\
+      --config.data.vocab_path=vocab.txt
+Variants: every way to group BERT-base's 144 heads (12l12h ... 144l1h), BERT-large's 384 (24l16h ... 384l1h), and a tiny
+model's 16 (2l8h ... 16l1h). All rows of one size share every hyper-parameter; only the grouping of the heads differs.
+Hardware, time and result: none of the full-size rows has been trained to the end yet; docs/performance.md says what was run.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+SIZES = {
+    "base": dict(num_layers=12, num_heads=12, head_dim=64, embed_dim=768, mlp_dim=3072),
+    "large": dict(num_layers=24, num_heads=16, head_dim=64, embed_dim=1024, mlp_dim=4096),
+    "tiny": dict(num_layers=2, num_heads=8, head_dim=8, embed_dim=64, mlp_dim=256),
+}
+
+# variant: (size, heads per layer)
+VARIANTS = {
+    "12l12h": ("base", 12),
+    "24l6h": ("base", 6),
+    "36l4h": ("base", 4),
+    "48l3h": ("base", 3),
+    "72l2h": ("base", 2),
+    "144l1h": ("base", 1),
+    "24l16h": ("large", 16),
+    "48l8h": ("large", 8),
+    "96l4h": ("large", 4),
+    "192l2h": ("large", 2),
+    "384l1h": ("large", 1),
+    "2l8h": ("tiny", 8),
+    "4l4h": ("tiny", 4),
+    "8l2h": ("tiny", 2),
+    "16l1h": ("tiny", 1),
+}
+
+
+def get_config(variant: str = "12l12h") -> ConfigDict:
+    """The config of one row of VARIANTS."""
+    if variant not in VARIANTS:
+        raise ValueError(f"no variant {variant!r}; there are {', '.join(VARIANTS)}")
+    size, heads_per_layer = VARIANTS[variant]
+    tiny = size == "tiny"
+    config = ConfigDict(
+        dict(
+            model=dict(
+                objective="mlm",
+                vocab_size=2048 if tiny else 30522,
+                max_positions=64 if tiny else 512,
+                num_token_types=2,
+                next_sentence=True,
+                heads_per_layer=heads_per_layer,
+                activation="gelu",
+                residual="admin",
+                admin_omega="profiled",
+                init="bert",
+                hidden_dropout=0.1,
+                attention_dropout=0.1,
+                embedding_dropout=0.1,
+                layer_norm_epsilon=1e-12,
+                compute_dtype="float32" if tiny else "bfloat16",
+                residual_dtype="float32",
+                remat_policy="none" if tiny else "full",
+                scan_unroll=1,
+                **SIZES[size],
+            ),
+            data=dict(
+                source="stdlib",
+                tokenizer="wordpiece",
+                vocab_path="",
+                lowercase=True,
+                sequence_length=64 if tiny else 128,
+                max_predictions=10 if tiny else 20,
+                mask_fraction=0.15,
+                whole_word_masking=False,
+                validation_fraction=0.05,
+                seed=0,
+            ),
+            optimizer=dict(
+                name="adamw",
+                learning_rate=1e-4,
+                schedule="linear",
+                warmup_steps=10 if tiny else 10_000,
+                beta1=0.9,
+                beta2=0.999,
+                epsilon=1e-6,
+                weight_decay=0.01,
+                clip_norm=1.0,
+            ),
+            train=dict(
+                seed=0,
+                num_steps=40 if tiny else 1_000_000,
+                batch_size=8 if tiny else 256,
+                accumulation_steps=1,
+                log_interval=1 if tiny else 100,
+                eval_interval=20 if tiny else 5_000,
+                eval_batches=2 if tiny else 50,
+                checkpoint_interval=10 if tiny else 5_000,
+                keep_checkpoints=3,
+                keep_every=0,
+            ),
+            mesh=dict(data=-1, fsdp=1, tensor=1),
+        )
+    )
+    config.lock()
+    return config

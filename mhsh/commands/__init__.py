@@ -1,0 +1,1 @@
+"""The commands: one file each, which parses, calls and prints."""

@@ -1,0 +1,1 @@
+"""Text to token rows to batches."""

@@ -1,0 +1,1 @@
+"""Comparing runs from their folders alone, without jax."""

@@ -1,0 +1,201 @@
+"""What a run leaves behind and how it is read back: config.json, run.json, metrics.jsonl, vocab.txt, tensorboard/, checkpoints/.
+
+Nothing here imports jax: reports open run folders on machines without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mhsh.config import Config, from_dict, to_dict
+from mhsh.errors import UserError
+
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """The rows of a metrics.jsonl, and what is wrong with the file, if anything (rows then end before the damage)."""
+
+    rows: list[dict[str, Any]]
+    problem: str | None
+
+    def series(self, split: str, x: str, y: str) -> tuple[list[float], list[float]]:
+        """The (x, y) points of the rows of `split` (train or validation) that hold both; a null reads as nan."""
+        points = [(row[x], row[y]) for row in self.rows if row["split"] == split and x in row and y in row]
+        return [_number(p[0]) for p in points], [_number(p[1]) for p in points]
+
+
+class RunFolder:
+    """One run's folder. Everything written is either appended whole lines or replaced atomically."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def open_for_training(cls, path: str | os.PathLike[str], config: Config) -> RunFolder:
+        """Creates the folder for `config`, or opens it where it holds a run of that very config.
+
+        Raises:
+          UserError: the folder holds another config's run, or something that is no run, or cannot be written.
+        """
+        folder = cls(path)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
+        if folder._config_path.exists():
+            differing = _differences(to_dict(folder.read_config()), to_dict(config))
+            if differing:
+                raise UserError(
+                    f"{path} holds a run of another config ({'; '.join(differing)}); choose another --workdir, or that run's config"
+                )
+        elif any(folder.path.iterdir()):
+            raise UserError(f"{path} is not empty and holds no run (no config.json); choose another --workdir")
+        else:
+            _write_atomically(folder._config_path, _dump(to_dict(config)))
+        return folder
+
+    @property
+    def _config_path(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def vocab_path(self) -> Path:
+        """Where the tokenizer's vocabulary is kept, a token a line."""
+        return self.path / "vocab.txt"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """Orbax's folder, a subfolder a saved step."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard_path(self) -> Path:
+        """Where the TensorBoard event files lie."""
+        return self.path / "tensorboard"
+
+    def read_config(self) -> Config:
+        """The resolved config. Raises UserError where it is missing, unreadable or invalid."""
+        return from_dict(self._read_json("config.json"))
+
+    def read_run(self) -> dict[str, Any]:
+        """run.json: versions, devices, mesh, parameter ledger, data fingerprint, omega, status."""
+        return self._read_json("run.json")
+
+    def has_run_record(self) -> bool:
+        """Whether run.json exists, that is, whether training got as far as knowing its data and devices."""
+        return (self.path / "run.json").exists()
+
+    def write_run(self, record: Mapping[str, Any]) -> None:
+        """Replaces run.json as a whole."""
+        _write_atomically(self.path / "run.json", _dump(record))
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Appends one row (it needs `step` and `split`); a non-finite number is written as null, which is what JSON has for it."""
+        line = json.dumps({key: _finite_or_none(value) for key, value in row.items()}, allow_nan=False)
+        with open(self.path / METRICS_FILE, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def read_metrics(self) -> Metrics:
+        """All rows up to the first damaged line, which is named in `problem`; a missing file is a problem too."""
+        path = self.path / METRICS_FILE
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return Metrics([], f"{path} does not exist; the run has logged nothing")
+        except OSError as error:
+            return Metrics([], f"cannot read {path}: {error.strerror}")
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(lines[:-1], 1):
+            row = _parse_row(line)
+            if row is None:
+                return Metrics(rows, f"{path} line {number} is damaged; only the {len(rows)} rows before it are read")
+            rows.append(row)
+        if lines[-1]:
+            return Metrics(rows, f"{path} is cut short in line {len(lines)}; only the {len(rows)} whole rows before it are read")
+        return Metrics(rows, None if rows else f"{path} is empty; the run has logged nothing")
+
+    def cut_metrics(self, step: int) -> None:
+        """Drops every row after `step`, and a half line after them: what a resumed run will log again.
+
+        Raises:
+          UserError: a line is damaged before the rows reach `step`; nothing is changed then.
+        """
+        path = self.path / METRICS_FILE
+        if not path.exists():
+            return
+        metrics = self.read_metrics()
+        kept = [row for row in metrics.rows if row["step"] <= step]
+        if metrics.problem and len(kept) == len(metrics.rows) and (not kept or kept[-1]["step"] < step) and step > 0:
+            last = kept[-1]["step"] if kept else 0
+            raise UserError(
+                f"{metrics.problem}, up to step {last}, but the checkpoint is of step {step}: the curve between them is lost; "
+                "restore the file from a copy, or start again in another --workdir"
+            )
+        if metrics.problem or len(kept) < len(metrics.rows):
+            _write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"{self.path} holds no run: {name} is missing; give the folder that --workdir named") from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise UserError(f"cannot read {path}: {error}") from error
+        if not isinstance(value, dict):
+            raise UserError(f"{path} is damaged: it holds no object")
+        return value
+
+
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not isinstance(row.get("split"), str):
+        return None
+    return row
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _dump(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """The old content or the new, never a half: written beside it, flushed to disk, then renamed over it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    lines: list[str] = []
+    for key in new:
+        name = f"{prefix}{key}"
+        if isinstance(new[key], Mapping):
+            lines += _differences(old[key], new[key], name + ".")
+        elif old[key] != new[key]:
+            lines.append(f"{name} is {old[key]!r} there, {new[key]!r} here")
+    return lines

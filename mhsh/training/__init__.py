@@ -1,0 +1,1 @@
+"""The sharded training step, its state, its checkpoints and its loop."""
