@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+from mhsh.errors import UserError
+
 SIZES = {
     "base": dict(num_layers=12, num_heads=12, head_dim=64, embed_dim=768, mlp_dim=3072),
     "large": dict(num_layers=24, num_heads=16, head_dim=64, embed_dim=1024, mlp_dim=4096),
@@ -40,7 +42,7 @@ VARIANTS = {
 def get_config(variant: str = "12l12h") -> ConfigDict:
     """The config of one row of VARIANTS."""
     if variant not in VARIANTS:
-        raise ValueError(f"no variant {variant!r}; there are {', '.join(VARIANTS)}")
+        raise UserError(f"configs/bert.py has no variant {variant!r}; there are {', '.join(VARIANTS)}")
     size, heads_per_layer = VARIANTS[variant]
     tiny = size == "tiny"
     config = ConfigDict(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mhsh.errors import UserError
@@ -124,7 +124,7 @@ _SECTIONS: dict[str, type] = {
     "mesh": MeshConfig,
 }
 
-# (allowed, test) by field; every field not named here is checked by type alone.
+# What a value may be, beyond its type; a field named in none of these tables is checked by type alone.
 _CHOICES = {
     "model.objective": OBJECTIVES,
     "model.activation": ACTIVATIONS,
@@ -138,20 +138,24 @@ _CHOICES = {
     "optimizer.name": OPTIMIZERS,
     "optimizer.schedule": SCHEDULES,
 }
-_AT_LEAST_ONE = (
-    "model.vocab_size model.max_positions model.num_layers model.num_heads model.head_dim model.embed_dim model.mlp_dim "
-    "model.scan_unroll data.sequence_length train.num_steps train.batch_size train.accumulation_steps train.log_interval "
-    "train.keep_checkpoints"
-).split()
-_AT_LEAST_ZERO = (
-    "model.num_token_types data.max_predictions data.seed optimizer.warmup_steps optimizer.weight_decay optimizer.clip_norm "
-    "train.seed train.eval_interval train.eval_batches train.checkpoint_interval train.keep_every"
-).split()
-_POSITIVE = "model.layer_norm_epsilon optimizer.learning_rate optimizer.epsilon".split()
-_FRACTIONS = (
-    "model.hidden_dropout model.attention_dropout model.embedding_dropout data.mask_fraction data.validation_fraction "
-    "optimizer.beta1 optimizer.beta2"
-).split()
+_AT_LEAST_ONE = {
+    "model": ("vocab_size", "max_positions", "num_layers", "num_heads", "head_dim", "embed_dim", "mlp_dim", "scan_unroll"),
+    "data": ("sequence_length",),
+    "train": ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints"),
+}
+_AT_LEAST_ZERO = {
+    "model": ("num_token_types",),
+    "data": ("max_predictions", "seed"),
+    "optimizer": ("warmup_steps", "weight_decay", "clip_norm"),
+    "train": ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every"),
+}
+_POSITIVE = {"model": ("layer_norm_epsilon",), "optimizer": ("learning_rate", "epsilon")}
+_FRACTIONS = {
+    "model": ("hidden_dropout", "attention_dropout", "embedding_dropout"),
+    "data": ("mask_fraction", "validation_fraction"),
+    "optimizer": ("beta1", "beta2"),
+}
+_MESH_AXES = {"mesh": ("data", "fsdp", "tensor")}
 
 
 def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
@@ -204,7 +208,10 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
             heads_per_layer = _typed("model.heads_per_layer", values.pop("heads_per_layer", 0), "int")
         _check_names(section + ".", values, {field.name: field for field in dataclasses.fields(cls)})
         sections[section] = cls(
-            **{field.name: _typed(f"{section}.{field.name}", values[field.name], str(field.type)) for field in dataclasses.fields(cls)}
+            **{
+                field.name: _typed(f"{section}.{field.name}", values[field.name], str(field.type))
+                for field in dataclasses.fields(cls)
+            }
         )
     config = Config(**sections)
     _check_values(config)
@@ -242,22 +249,22 @@ def _typed(name: str, value: Any, kind: str) -> Any:
 
 
 def _check_values(config: Config) -> None:
-    def value_of(name: str) -> Any:
-        section, field = name.split(".")
-        return getattr(getattr(config, section), field)
-
-    def require(names: Any, test: Any, allowed: str) -> None:
-        for name in names:
-            if not test(value_of(name)):
-                raise UserError(f"{name} = {value_of(name)!r}; allowed: {allowed}")
-
     for name, choices in _CHOICES.items():
-        require([name], choices.__contains__, ", ".join(choices))
-    require(_AT_LEAST_ONE, lambda v: v >= 1, "1 or more")
-    require(_AT_LEAST_ZERO, lambda v: v >= 0, "0 or more")
-    require(_POSITIVE, lambda v: v > 0, "more than 0")
-    require(_FRACTIONS, lambda v: 0 <= v < 1, "from 0 to less than 1")
-    require(["mesh.data", "mesh.fsdp", "mesh.tensor"], lambda v: v >= 1 or v == -1, "1 or more, or -1 for the rest")
+        section, field = name.split(".")
+        _require(config, {section: (field,)}, choices.__contains__, ", ".join(choices))
+    _require(config, _AT_LEAST_ONE, lambda v: v >= 1, "1 or more")
+    _require(config, _AT_LEAST_ZERO, lambda v: v >= 0, "0 or more")
+    _require(config, _POSITIVE, lambda v: v > 0, "more than 0")
+    _require(config, _FRACTIONS, lambda v: 0 <= v < 1, "from 0 to less than 1")
+    _require(config, _MESH_AXES, lambda v: v >= 1 or v == -1, "1 or more, or -1 for the rest")
+
+
+def _require(config: Config, fields: Mapping[str, tuple[str, ...]], test: Callable[[Any], bool], allowed: str) -> None:
+    for section, names in fields.items():
+        for name in names:
+            value = getattr(getattr(config, section), name)
+            if not test(value):
+                raise UserError(f"{section}.{name} = {value!r}; allowed: {allowed}")
 
 
 def _check_together(config: Config) -> None:

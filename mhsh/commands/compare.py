@@ -1,0 +1,45 @@
+"""`mhsh compare`: a table in the terminal, and beside each other report.html, curves.png and curves.svg."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from mhsh.errors import UserError
+from mhsh.report import outputs, page, plots
+from mhsh.report.comparison import compare
+from mhsh.report.runs import load_runs
+from mhsh.report.table import print_comparison
+
+
+def run(folders: Sequence[str], out: str) -> int:
+    """Compares the runs in `folders` and writes the page to `out`, and the pictures into the same folder.
+
+    Returns:
+      0, or 2 where a folder could not be opened or its files are damaged; a line on stderr then names each, and the others are
+      drawn all the same.
+
+    Raises:
+      UserError: there is nothing to draw, or `out` or a picture would overwrite something that is no former report.
+    """
+    if not folders:
+        raise UserError("no run is named; give the folders that --workdir named, as in mhsh compare runs/a runs/b")
+    page_path = Path(out)
+    picture_paths = {kind: page_path.with_name(f"curves.{kind}") for kind in ("png", "svg")}
+    for path in (page_path, *picture_paths.values()):
+        outputs.check_replaceable(path)
+    comparison = compare(load_runs(folders))
+    for problem in comparison.problems:
+        print(f"mhsh compare: {problem}", file=sys.stderr)
+    if not any(item.drawable for item in comparison.runs):
+        raise UserError(f"nothing to draw: none of the {len(folders)} folders named holds a run with a readable loss")
+    print_comparison(comparison, Console(highlight=False))
+    pictures = {kind: plots.picture(comparison, kind) for kind in picture_paths}
+    outputs.write(page_path, page.render(comparison, pictures["png"]))
+    for kind, path in picture_paths.items():
+        outputs.write(path, pictures[kind])
+    print(f"\nReport: {page_path}\nCurves: {', '.join(str(path) for path in picture_paths.values())}")
+    return 2 if comparison.problems else 0

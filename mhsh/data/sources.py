@@ -1,0 +1,162 @@
+"""Where text comes from: `documents(source)` reads the documents of `stdlib` or of `text:GLOB`."""
+
+from __future__ import annotations
+
+import ast
+import glob
+import gzip
+import importlib
+import lzma
+import re
+import sysconfig
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mhsh.errors import UserError
+
+# Folders of the standard library that hold tests, other people's packages, or (pydoc_data) the topics read as such.
+_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "ensurepip"})
+# A line that starts like this stands for itself: list items, prompts, quoted output, directives.
+_OWN_LINE = re.compile(r"(?:[-*+|>#@]|\.\. |\.\.\.|\d+[.)] |:\w+)")
+_RULER = re.compile(r"[^\w\s]*")
+# str.strip() without an argument would also strip U+0085 and its like, which are text to us: only "\n" ends a line.
+_BLANKS = " \t\r\v\f"
+
+
+def documents(source: str) -> list[str]:
+    """The documents of a source, in a fixed order; each is a string of paragraphs, one a line (`"\\n"` between them).
+
+    Sources:
+      stdlib: the running Python's own reference manual and the docstrings of its standard library, about 2 MB of English.
+        Its files are parsed, never imported. The text is that of the Python version, so two versions give two data sets.
+      text:GLOB: plain, .gz and .xz files in sorted order, UTF-8, lines ended by "\\n" only. A blank line ends a document.
+
+    Raises:
+      UserError: no such source; a glob without files; files that hold no text, are not UTF-8, or are damaged.
+    """
+    kind, _, pattern = source.partition(":")
+    if source == "stdlib":
+        return [*_manual_topics(), *_module_docstrings(Path(sysconfig.get_path("stdlib")))]
+    if kind == "text" and pattern:
+        return _text_documents(pattern)
+    raise UserError(f"data.source = {source!r} is not a source; allowed: stdlib, text:GLOB (for example text:corpus/*.txt.xz)")
+
+
+def _manual_topics() -> Iterator[str]:
+    """The reference manual as `help()` shows it: a document a topic."""
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics  # a module of one literal dictionary
+    except ImportError as error:
+        raise UserError(f"data.source = 'stdlib': this Python lacks its reference manual ({error}); use another source") from error
+    for name in sorted(topics):
+        yield "\n".join(_paragraphs(topics[name]))
+
+
+def _module_docstrings(folder: Path) -> list[str]:
+    """A document for every module below `folder` that has docstrings: all of them, in the order of the file."""
+    found = []
+    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
+        if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1]):
+            texts = [line for docstring in _docstrings(path) for line in _paragraphs(docstring)]
+            if texts:
+                found.append("\n".join(texts))
+    if not found:
+        raise UserError(f"data.source = 'stdlib': there are no Python sources under {folder}; use another source")
+    return found
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():  # odd escapes in old modules are not ours to report
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_bytes(), filename=str(path))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(
+            f"data.source = 'stdlib': cannot parse {path}: {error}; repair this Python or use another source"
+        ) from error
+    # In the order of the file: a reader (and a language model) wants a class's methods right after the class.
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node, clean=True)
+            if docstring:
+                # A literal may hold half of a surrogate pair, which is no text.
+                yield docstring.encode("utf-8", errors="replace").decode("utf-8")
+        # Only statements hold definitions; walking the expressions too takes four times as long.
+        for block in ("cases", "finalbody", "orelse", "handlers", "body"):
+            pending.extend(reversed(getattr(node, block, ())))
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Text wrapped at some column as paragraphs, one a line: the wrapped lines of a paragraph are joined by a space.
+
+    A line is taken as the continuation of the one before where it is indented like it (or the one before is a list item)
+    and does not itself start like a list item, a prompt or a directive. Rulers (lines of punctuation) are left out.
+    """
+    lines: list[str] = []
+    previous_indent: int | None = None
+    for raw in text.split("\n"):
+        line = raw.strip()
+        if _RULER.fullmatch(line):  # blank lines too
+            previous_indent = None
+            continue
+        indent = len(raw) - len(raw.lstrip())
+        own_line = _OWN_LINE.match(line) is not None
+        if previous_indent is not None and not own_line and indent == previous_indent:
+            lines[-1] += " " + line
+        else:
+            lines.append(line)
+        # The text of a list item goes on under its first word, not under its bullet.
+        bullet = re.match(r"(?:[-*+]|\d+[.)]) +", line)
+        previous_indent = indent + (len(bullet[0]) if bullet else 0)
+    return lines
+
+
+def _text_documents(pattern: str) -> list[str]:
+    # Path.glob would refuse absolute patterns.
+    matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
+    paths = sorted(path for path in map(Path, matches) if path.is_file())
+    if not paths:
+        raise UserError(f"data.source = 'text:{pattern}' matches no file; correct the glob (relative to {Path.cwd()})")
+    found = [document for path in paths for document in _split_documents(_read(path).split("\n"))]
+    if not found:
+        raise UserError(f"data.source = 'text:{pattern}': the {len(paths)} files it matches hold no text; name files that do")
+    return found
+
+
+def _split_documents(lines: Iterable[str]) -> Iterator[str]:
+    """Documents out of lines: a blank line ends one, and blanks around a line are not text."""
+    paragraphs: list[str] = []
+    for line in (line.strip(_BLANKS) for line in lines):
+        if line:
+            paragraphs.append(line)
+        elif paragraphs:
+            yield "\n".join(paragraphs)
+            paragraphs = []
+    if paragraphs:
+        yield "\n".join(paragraphs)
+
+
+def _read(path: Path) -> str:
+    """The text of one file, unpacked by its suffix; a byte order mark at its start is no part of the text."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                content = file.read()
+        elif path.suffix == ".xz":
+            with lzma.open(path) as file:
+                content = file.read()
+        else:
+            content = path.read_bytes()
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} is damaged and cannot be unpacked ({error}); fetch it again") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        where = "of its unpacked text" if path.suffix in (".gz", ".xz") else "of the file"
+        raise UserError(f"{path} is not UTF-8: {error.reason} at byte {error.start} {where}; convert it to UTF-8") from error

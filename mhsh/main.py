@@ -1,0 +1,135 @@
+"""The command line: the only place with flags, and the only place where an error becomes an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from mhsh import __version__
+from mhsh.config import Config, from_dict
+from mhsh.errors import UserError
+
+USAGE_ERROR = 2
+QUICKSTART_VARIANTS = ("6l8h_post_ln", "48l1h_post_ln", "48l1h_admin", "48l1h_pre_ln")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; the exit status: 0 well, 2 a mistake named in one line, 128 + n stopped by signal n."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except UserError as error:
+        return _fail(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _fail(f"the disk is full ({error.filename or 'while writing'}); free some space and run the same command again")
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+def _run(arguments: list[str]) -> int:
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    if not options.command:
+        parser.print_help()
+        return USAGE_ERROR
+    values: dict[str, Any] = {key: value for key, value in vars(options).items() if key not in ("command", "config_flags")}
+    if options.command == "quickstart":
+        values["configs"], rest = _quickstart_configs(rest)
+    for name in options.config_flags:
+        values[name], rest = _take_config(name, rest)
+    if "config" in options.config_flags and values["config"] is None:
+        raise UserError(f"mhsh {options.command} needs --config=FILE.py:VARIANT, for example --config=configs/bert.py:2l8h")
+    if rest:
+        raise UserError(f"{rest[0]} is not an argument of mhsh {options.command}; see mhsh {options.command} --help")
+    # One import a command: `mhsh compare` must not wait for jax.
+    return importlib.import_module(f"mhsh.commands.{options.command}").run(**values)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their flags."""
+    parser = argparse.ArgumentParser(prog="mhsh", description="Train shallow multi-head Transformers against their deep twins.")
+    parser.add_argument("--version", action="version", version=f"mhsh {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    train = _command(commands, "train", "train a config into a run folder, or go on with the run that is there", ["config"])
+    train.add_argument("--workdir", required=True, metavar="DIR", help="the run folder")
+
+    evaluate = _command(commands, "eval", "score a run's checkpoint on its validation rows", [])
+    evaluate.add_argument("folder", metavar="RUN")
+    evaluate.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+
+    describe = _command(commands, "describe", "shapes, parameters, FLOPs and memory of one or two configs", ["config", "against"])
+    describe.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+
+    admin = _command(commands, "admin", "run Admin's profiling pass and print omega of every sublayer", ["config"])
+    admin.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+
+    compare = _command(commands, "compare", "put runs side by side: a table, report.html and curves", [])
+    compare.add_argument("folders", nargs="+", metavar="RUN")
+    compare.add_argument("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
+
+    quickstart = _command(commands, "quickstart", "train the small comparison and write its report", [])
+    quickstart.add_argument("--workdir", default="runs/quickstart", metavar="DIR", help="where the runs go")
+    return parser
+
+
+def _command(commands: Any, name: str, help_text: str, config_flags: Sequence[str]) -> argparse.ArgumentParser:
+    usage = "\n".join(f"--{flag}=FILE.py:VARIANT, its fields overridden with --{flag}.SECTION.FIELD=VALUE" for flag in config_flags)
+    parser = commands.add_parser(
+        name,
+        help=help_text,
+        description=help_text,
+        epilog=usage,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(config_flags=config_flags)
+    return parser
+
+
+def _take_config(name: str, arguments: list[str]) -> tuple[Config | None, list[str]]:
+    """The config that `--NAME=...` and its overrides make (None: not given), and the arguments that are left."""
+    flag_values = flags.FlagValues()
+    argv = ["mhsh", *arguments]
+    config_flags.DEFINE_config_file(name, flag_values=flag_values, sys_argv=argv)
+    try:
+        left = flag_values(argv, known_only=True)[1:]
+        fields = flag_values[name].value
+        return (None if fields is None else from_dict(fields.to_dict())), left
+    except (flags.Error, AttributeError, KeyError) as error:
+        raise UserError(f"--{name}: {error.args[0] if error.args else error}") from error
+    except OSError as error:
+        raise UserError(f"--{name}: {str(error).split(chr(10))[-1].strip()}; give FILE.py:VARIANT") from error
+
+
+def _quickstart_configs(arguments: list[str]) -> tuple[dict[str, Config], list[str]]:
+    """The configs of the comparison by variant; overrides on the command line go to all of them."""
+    path = Path(__file__).resolve().parent.parent / "configs" / "quickstart.py"
+    configs: dict[str, Config] = {}
+    rest = arguments
+    for variant in QUICKSTART_VARIANTS:
+        config, rest = _take_config("config", [f"--config={path}:{variant}", *arguments])
+        assert config is not None
+        configs[variant] = config
+    return configs, rest
+
+
+def _fail(message: str) -> int:
+    print(f"mhsh: {message}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""BERT (Devlin et al. 2018) with masked-language and next-sentence heads; under a causal mask, a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from mhsh.config import ModelConfig
+from mhsh.models.attention import attention_mask
+from mhsh.models.layers import ACTIVATIONS, bias_init, embedding_init, kernel_init, layer_norm
+from mhsh.models.residual import STRATEGIES, Residual
+from mhsh.models.transformer import Encoder
+
+Batch = Mapping[str, Array]
+
+
+class Outputs(NamedTuple):
+    """What a pre-training model says about a batch; logits are fp32."""
+
+    logits: Float[Array, "B P V"]  # P: the predicted positions (mlm) or all T (clm)
+    next_sentence: Float[Array, "B 2"] | None  # class 1: the second segment really follows the first
+
+
+class Embeddings(nn.Module):
+    """Token, position and (where the model has them) token-type embeddings, summed, normalised, dropped."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        config = self.config
+        init = embedding_init(config, ("vocab", "embed"))
+        # Position and type tables are small and read by every device: only their width is ever sharded.
+        small = embedding_init(config, ("positions", "embed"))
+        self.token = self.param("token", init, (config.vocab_size, config.embed_dim))
+        self.position = self.param("position", small, (config.max_positions, config.embed_dim))
+        if config.num_token_types:
+            self.token_type = self.param("token_type", small, (config.num_token_types, config.embed_dim))
+        self.norm = layer_norm(config, "norm")
+        self.dropout = nn.Dropout(config.embedding_dropout)
+
+    def __call__(self, batch: Batch, *, deterministic: bool) -> Float[Array, "B T D"]:
+        x = jnp.take(self.token, batch["inputs"], axis=0) + jnp.take(self.position, batch["inputs_position"], axis=0)
+        if self.config.num_token_types:
+            x = x + jnp.take(self.token_type, batch["token_types"], axis=0)
+        return self.dropout(self.norm(x), deterministic=deterministic)
+
+
+class PredictionHead(nn.Module):
+    """Dense, activation, LayerNorm, then the transposed token embeddings and a bias: the tied output of BERT."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "B P D"], token: Float[Array, "V D"]) -> Float[Array, "B P V"]:
+        config = self.config
+        dtype = jnp.dtype(config.compute_dtype)
+        kernel = self.param("kernel", kernel_init(config, ("embed", "embed_out"), 1), (config.embed_dim, config.embed_dim))
+        bias = self.param("bias", bias_init(("embed",)), (config.embed_dim,))
+        hidden = jnp.einsum("BPD,DE->BPE", hidden.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
+        hidden = layer_norm(config, "norm")(ACTIVATIONS[config.activation](hidden))
+        output_bias = self.param("output_bias", bias_init(("vocab",)), (config.vocab_size,))
+        logits = jnp.einsum("BPD,VD->BPV", hidden.astype(dtype), token.astype(dtype), preferred_element_type=jnp.float32)
+        return logits + output_bias
+
+
+class NextSentenceHead(nn.Module):
+    """The pooler (dense and tanh over the first token) and a two-way classifier."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B 2"]:
+        config = self.config
+        dtype = jnp.dtype(config.compute_dtype)
+        width = config.embed_dim
+        pooler = self.param("pooler_kernel", kernel_init(config, ("embed", "embed_out"), 1), (width, width))
+        pooler_bias = self.param("pooler_bias", bias_init(("embed",)), (width,))
+        kernel = self.param("kernel", kernel_init(config, ("embed", "classes"), 1), (width, 2))
+        bias = self.param("bias", bias_init(("classes",)), (2,))
+        pooled = jnp.tanh(jnp.einsum("BD,DE->BE", hidden[:, 0].astype(dtype), pooler.astype(dtype)) + pooler_bias.astype(dtype))
+        return jnp.einsum("BD,DC->BC", pooled.astype(jnp.float32), kernel) + bias
+
+
+class Bert(nn.Module):
+    """Embeddings, encoder and heads. `residual` is the config's scheme, or AdminProfile in the profiling pass."""
+
+    config: ModelConfig
+    residual: type[Residual]
+
+    @nn.compact
+    def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
+        """Batch: inputs, inputs_position, inputs_segmentation [B,T]; token_types [B,T] where the model has types;
+        targets_position [B,P] with the mlm objective, the only positions that are projected on the vocabulary.
+        """
+        config = self.config
+        segmentation: Int[Array, "B T"] = batch["inputs_segmentation"]
+        embeddings = Embeddings(config, name="embeddings")
+        x = embeddings(batch, deterministic=deterministic)
+        x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
+        mask = attention_mask(segmentation, causal=config.objective == "clm")
+        hidden = Encoder(config, self.residual, name="encoder")(x, mask, segmentation > 0, deterministic=deterministic)
+        predicted = hidden
+        if config.objective == "mlm":
+            predicted = jnp.take_along_axis(hidden, batch["targets_position"][:, :, None], axis=1)
+        logits = PredictionHead(config, name="prediction")(predicted, embeddings.token)
+        next_sentence = NextSentenceHead(config, name="next_sentence")(hidden) if config.next_sentence else None
+        return Outputs(logits, next_sentence)
+
+
+def forward(model: Bert, params: Any, batch: Batch, dropout: Array | None) -> Outputs:
+    """The model's outputs; `dropout` is the key that drops are drawn from, None for no dropout."""
+    if dropout is None:
+        outputs = model.apply({"params": params}, batch, deterministic=True)
+    else:
+        outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": dropout})
+    return cast(Outputs, outputs)
+
+
+def build_model(config: ModelConfig) -> Bert:
+    """The model of a config, with the residual strategy that `model.residual` names."""
+    return Bert(config, STRATEGIES[config.residual])

@@ -1,0 +1,59 @@
+"""What is minimised, and what is reported: every figure is a (sum, weight) pair, so that any cut of a batch adds up."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from mhsh.models.bert import Batch, Outputs
+
+
+class Mean(NamedTuple):
+    """A mean that has not been divided yet."""
+
+    sum: Float[Array, ""]
+    weight: Float[Array, ""]
+
+    def value(self) -> Float[Array, ""]:
+        """sum / weight."""
+        return self.sum / self.weight
+
+
+Means = dict[str, Mean]
+
+
+def loss_weights(batch: Batch) -> dict[str, Float[Array, ""]]:
+    """What each loss of a batch is divided by: real predicted tokens, and real rows. Needs no model, so the global
+    figure is known before any micro-batch runs.
+    """
+    weights = {"token": batch["weights"].sum()}
+    if "next_sentence" in batch:
+        weights["next_sentence"] = batch["row_weights"].sum()
+    return weights
+
+
+def measure(outputs: Outputs, batch: Batch) -> Means:
+    """Token loss (nats) and accuracy; with a next-sentence head, that loss and accuracy too. Losses are fp32."""
+    means = _classification("token", outputs.logits, batch["targets"], batch["weights"])
+    if outputs.next_sentence is not None:
+        means |= _classification("next_sentence", outputs.next_sentence, batch["next_sentence"], batch["row_weights"])
+    return means
+
+
+def total_loss(means: Means, weights: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
+    """The sum of the losses, each divided by its global weight: masked language + next sentence, as BERT's."""
+    return sum((means[f"{name}_loss"].sum / weight for name, weight in weights.items()), start=jnp.zeros(()))
+
+
+def _classification(name: str, logits: Array, labels: Array, weights: Array) -> Means:
+    log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    nats = -jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
+    correct = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+    weight = weights.sum()
+    return {
+        f"{name}_loss": Mean((nats * weights).sum(), weight),
+        f"{name}_accuracy": Mean((correct * weights).sum(), weight),
+    }

@@ -1,0 +1,153 @@
+"""How a sublayer joins the residual stream: one strategy a scheme, all called the same way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from mhsh.config import ModelConfig
+from mhsh.models.layers import layer_norm
+
+SUBLAYERS_PER_LAYER = 2  # attention and feed-forward
+
+
+class Profile(NamedTuple):
+    """What Admin's profiling pass carries from sublayer to sublayer."""
+
+    omega: Float[Array, ""]  # of the next sublayer
+    real: Bool[Array, "B T"]  # False at padding, over which no variance is taken
+
+
+class Stream(NamedTuple):
+    """What one sublayer hands to the next: the residual stream, and the profile in a profiling pass."""
+
+    x: Float[Array, "B T D"]
+    profile: Profile | None
+
+
+Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
+
+
+class Residual(nn.Module):
+    """A residual scheme: `__call__` joins one sublayer f, which includes its dropout, to the stream."""
+
+    config: ModelConfig
+    final_norm: ClassVar[bool] = False  # whether a LayerNorm follows the last layer
+
+    @classmethod
+    def start(cls, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+        """The stream as it enters the first sublayer."""
+        del real
+        return Stream(x, None)
+
+    @classmethod
+    def init_gain(cls, num_layers: int) -> float:
+        """The factor on the initial value, output and feed-forward kernels."""
+        del num_layers
+        return 1.0
+
+
+class PostLN(Residual):
+    """LN(x + f(x)) (Vaswani et al. 2017)."""
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        x = stream.x + sublayer(stream.x).astype(stream.x.dtype)
+        return Stream(layer_norm(self.config, "norm")(x), None)
+
+
+class PreLN(Residual):
+    """x + f(LN(x)), with a LayerNorm after the last layer (Xiong et al. 2020, arXiv 2002.04745)."""
+
+    final_norm: ClassVar[bool] = True
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        return Stream(stream.x + sublayer(layer_norm(self.config, "norm")(stream.x)).astype(stream.x.dtype), None)
+
+
+class Admin(Residual):
+    """LN(omega * x + f(x)), omega [D] trainable, one per sublayer (Liu et al. 2020, arXiv 2004.08249, eq. 5)."""
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        start = closed_form_omega(self.config.admin_omega, SUBLAYERS_PER_LAYER * self.config.num_layers)
+        init = nn.with_logical_partitioning(nn.initializers.constant(start), ("embed",))
+        omega = jnp.asarray(self.param("omega", init, (self.config.embed_dim,)), stream.x.dtype)
+        x = omega * stream.x + sublayer(stream.x).astype(stream.x.dtype)
+        return Stream(layer_norm(self.config, "norm")(x), None)
+
+
+class DeepNorm(Residual):
+    """LN(alpha x + f(x)), alpha = (2L)^1/4, kernels scaled by beta = (8L)^-1/4 (Wang et al. 2022, arXiv 2203.00555, fig. 2)."""
+
+    @classmethod
+    def init_gain(cls, num_layers: int) -> float:
+        return (8.0 * num_layers) ** -0.25
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        alpha = (2.0 * self.config.num_layers) ** 0.25
+        x = alpha * stream.x + sublayer(stream.x).astype(stream.x.dtype)
+        return Stream(layer_norm(self.config, "norm")(x), None)
+
+
+class ReZero(Residual):
+    """x + alpha f(x), alpha a trainable scalar that starts at 0, no LayerNorm (Bachlechner et al. 2020, arXiv 2003.04887)."""
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        init = nn.with_logical_partitioning(nn.initializers.zeros, ())
+        alpha = jnp.asarray(self.param("alpha", init, ()), stream.x.dtype)
+        return Stream(stream.x + alpha * sublayer(stream.x).astype(stream.x.dtype), None)
+
+
+class AdminProfile(Residual):
+    """Admin's profiling pass: the same sum, omega taken from what the sublayers before this one put out.
+
+    omega_1 = 1, omega_{i+1}^2 = Var[omega_i x_{i-1}] + Var[f_i(x_{i-1})] (arXiv 2004.08249, section 4.2), variances over
+    all real elements in fp32. Shares Admin's LayerNorm parameters; each omega is sown in the collection `omega`.
+    """
+
+    @classmethod
+    def start(cls, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+        return Stream(x, Profile(jnp.ones((), jnp.float32), real))
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        profile = stream.profile
+        assert profile is not None, "a profiling pass starts from AdminProfile.start"
+        branch = sublayer(stream.x)
+        shortcut = profile.omega.astype(stream.x.dtype) * stream.x
+        self.sow("omega", "omega", profile.omega)
+        following = jnp.sqrt(real_variance(shortcut, profile.real) + real_variance(branch, profile.real))
+        x = layer_norm(self.config, "norm")(shortcut + branch.astype(stream.x.dtype))
+        return Stream(x, Profile(following, profile.real))
+
+
+STRATEGIES: dict[str, type[Residual]] = {
+    "post_ln": PostLN,
+    "pre_ln": PreLN,
+    "admin": Admin,
+    "deepnorm": DeepNorm,
+    "rezero": ReZero,
+}
+
+
+def closed_form_omega(admin_omega: str, num_sublayers: int) -> float:
+    """omega before any data is seen, n sublayers: `closed_log` sqrt((n+1)/ln(n+1) - 1), for an output change of O(log n);
+    `closed_one` sqrt(n), for O(1) (the two of the authors' admin-torch); `profiled` 1, until the profiling pass sets it.
+    """
+    n = num_sublayers
+    return {"closed_log": math.sqrt((n + 1) / math.log(n + 1) - 1), "closed_one": math.sqrt(n), "profiled": 1.0}[admin_omega]
+
+
+def real_variance(x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
+    """The variance of all elements of the real positions, in fp32."""
+    x = x.astype(jnp.float32)
+    return jnp.var(x, where=jnp.broadcast_to(real[:, :, None], x.shape))

@@ -1,0 +1,56 @@
+"""Long curves made short enough to draw: smoothing, and thinning that keeps every spike and every gap."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+MOST_POINTS = 5000  # drawn of one curve
+SMOOTHING_SHARE = 0.02  # of a curve's rows, averaged into each drawn point where smoothing is on
+
+
+def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
+    """The indices of the rows to draw, ascending, at most `most` of them (4 or more).
+
+    The rule: all of them if they are no more than `most`; else the curve is cut into most // 3 - 1 equal buckets of rows, and each
+    keeps its lowest row, its highest row and its first row that is not finite; the first and the last row always stay.
+    """
+    if len(loss) <= most:
+        return np.arange(len(loss))
+    kept = {0, len(loss) - 1}
+    edges = np.linspace(0, len(loss), max(1, most // 3 - 1) + 1).astype(int)
+    for start, end in itertools.pairwise(edges):
+        bucket = loss[start:end]
+        finite = np.isfinite(bucket)
+        if finite.any():
+            kept.add(start + int(np.nanargmin(bucket)))
+            kept.add(start + int(np.nanargmax(bucket)))
+        if not finite.all():
+            kept.add(start + int(np.argmin(finite)))
+    return np.array(sorted(kept))
+
+
+def smoothing_rows(rows: int) -> int:
+    """How many rows the smoothed curve of a run with `rows` rows averages."""
+    return max(1, round(rows * SMOOTHING_SHARE))
+
+
+def smooth(loss: np.ndarray) -> np.ndarray:
+    """The mean of each row and the `smoothing_rows` - 1 before it (fewer at the start); nan where one of them is not finite."""
+    width = smoothing_rows(len(loss))
+    if width == 1:
+        return loss.copy()
+    starts = np.maximum(np.arange(len(loss)) - width + 1, 0)
+    ends = np.arange(len(loss)) + 1
+    finite = np.isfinite(loss)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, loss, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    means = (sums[ends] - sums[starts]) / (ends - starts)
+    return np.where(counts[ends] - counts[starts] == ends - starts, means, np.nan)
+
+
+def gap_starts(loss: np.ndarray) -> np.ndarray:
+    """The indices of the rows at which the loss stops being finite: the first of each stretch of such rows."""
+    bad = ~np.isfinite(loss)
+    return np.flatnonzero(bad & ~np.concatenate([[False], bad[:-1]]))

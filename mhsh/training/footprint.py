@@ -1,0 +1,79 @@
+"""Bytes per device that a training step needs, told from shapes alone: no array is made and no device is asked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from mhsh.config import Config
+from mhsh.models.bert import build_model, forward
+from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import axis_rules
+from mhsh.training.state import boxed_state, example_batch
+
+
+class Footprint(NamedTuple):
+    """Bytes on one device."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int  # what the forward pass saves for the backward pass of one micro-batch, as the remat policy has it
+
+    @property
+    def total(self) -> int:
+        """The sum; a compiled step needs some scratch memory on top."""
+        return sum(self)
+
+
+def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
+    """The footprint on a mesh of that shape (devices by axis). Activations are counted whole on the `tensor` axis."""
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    boxed = boxed_state(config, model, optimizer)
+    specs = nn.logical_to_mesh(nn.get_partition_spec(boxed), axis_rules(config.model))
+
+    def bytes_of(tree: Any, spec_tree: Any) -> int:
+        parts = jax.tree.map(lambda leaf, spec: _bytes(leaf) // _num_shards(spec, mesh_shape), nn.unbox(tree), spec_tree)
+        return sum(jax.tree.leaves(parts))
+
+    parameters = bytes_of(boxed.params, specs.params)
+    shards = mesh_shape["data"] * mesh_shape["fsdp"]
+    rows = config.train.batch_size // config.train.accumulation_steps // shards
+    return Footprint(parameters, parameters, bytes_of(boxed.opt_state, specs.opt_state), saved_activations(config, rows))
+
+
+def saved_activations(config: Config, rows: int) -> int:
+    """Bytes that the backward pass of `rows` rows finds saved, parameters and inputs left out.
+
+    Read off JAX's own residuals of `jax.vjp`; XLA may fuse some of them away.
+    """
+    model = build_model(config.model)
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), example_batch(config, 1), deterministic=True))
+    saved = 0
+
+    def trace(params: Any, batch: Any, key: jax.Array) -> None:
+        nonlocal saved
+
+        def loss(params: Any) -> jax.Array:
+            return total_loss(measure(forward(model, params, batch, key), batch), loss_weights(batch))
+
+        _, backward = jax.vjp(loss, params)
+        known = {id(leaf) for leaf in jax.tree.leaves((params, batch))}
+        residuals = {id(leaf): leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in known}
+        saved = sum(_bytes(leaf) for leaf in residuals.values())
+
+    jax.eval_shape(trace, nn.unbox(boxed)["params"], example_batch(config, rows), jax.eval_shape(lambda: jax.random.key(0)))
+    return saved
+
+
+def _bytes(leaf: Any) -> int:
+    return math.prod(leaf.shape) * leaf.dtype.itemsize
+
+
+def _num_shards(spec: Any, mesh_shape: dict[str, int]) -> int:
+    axes = [axis for entry in spec if entry for axis in (entry if isinstance(entry, tuple) else (entry,))]
+    return math.prod(mesh_shape[axis] for axis in axes)

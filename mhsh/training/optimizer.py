@@ -1,0 +1,87 @@
+"""AdamW and LAMB with warm-up and decay, through optax, and the table that says which parameters weight decay touches."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import optax
+
+from mhsh.config import OptimizerConfig, TrainConfig
+
+# First match wins, on paths such as encoder/layers/attention/query_kernel; a parameter that no row covers is an error.
+DECAYED_PARAMETERS: tuple[tuple[str, bool], ...] = (
+    (r"(^|/)(omega|alpha)$", False),
+    (r"norm/(scale|bias)$", False),
+    (r"bias$", False),
+    (r"kernel$", True),
+    (r"^embeddings/(token|position|token_type)$", True),
+)
+
+# Parameters below this name are stacked over the layers on axis 0.
+STACKED = "layers"
+
+
+def parameter_path(path: tuple[Any, ...]) -> str:
+    """encoder/layers/... for a key path of jax.tree_util; boxes around a parameter leave no trace in it."""
+    return "/".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
+
+
+def decay_mask(params: Any) -> Any:
+    """A tree of bools: True where weight decay (and LAMB's trust ratio) applies.
+
+    Raises:
+      KeyError: a parameter that DECAYED_PARAMETERS does not cover.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, _: _is_decayed(parameter_path(path)), params)
+
+
+def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
+    """Step -> learning rate: linear from 0 over the warm-up, then linear to 0 at train.num_steps, or constant."""
+    peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
+    end = {"linear": 0.0, "constant": peak}[optimizer.schedule]
+    # Step k (from 0) applies the rate of k + 1, so that the first update is not lost on a rate of zero.
+    schedule = optax.join_schedules(
+        [optax.linear_schedule(0.0, peak, warmup), optax.linear_schedule(peak, end, max(train.num_steps - warmup, 1))], [warmup]
+    )
+    return lambda step: schedule(step + 1)
+
+
+def build_optimizer(optimizer: OptimizerConfig, train: TrainConfig) -> optax.GradientTransformation:
+    """Clipping by global norm, Adam moments, decoupled weight decay, for LAMB the trust ratio, then the learning rate."""
+    chain = [
+        optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
+        optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask),
+    ]
+    if optimizer.clip_norm:
+        chain.insert(0, optax.clip_by_global_norm(optimizer.clip_norm))
+    if optimizer.name == "lamb":
+        chain.append(optax.masked(scale_by_layer_trust_ratio(), decay_mask))
+    return optax.chain(*chain, optax.scale_by_learning_rate(learning_rate(optimizer, train)))
+
+
+def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
+    """LAMB's |w| / |update| (You et al. 2020, arXiv 1904.00962), one ratio a layer.
+
+    A stacked parameter holds all layers in one array; taking one norm of it would tie the layers together.
+    """
+    plain = optax.scale_by_trust_ratio()
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        def scale(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> Any:
+            def one(u: jax.Array, p: jax.Array) -> Any:
+                return plain.update(u, state, p)[0]
+
+            return jax.vmap(one)(update, param) if STACKED in parameter_path(path).split("/") else one(update, param)
+
+        return jax.tree_util.tree_map_with_path(scale, updates, params), state
+
+    return optax.GradientTransformation(plain.init, update)
+
+
+def _is_decayed(path: str) -> bool:
+    for pattern, decayed in DECAYED_PARAMETERS:
+        if re.search(pattern, path):
+            return decayed
+    raise KeyError(f"no row of DECAYED_PARAMETERS covers the parameter {path}; add one")

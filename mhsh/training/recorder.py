@@ -1,0 +1,64 @@
+"""Where a run's figures go: metrics.jsonl and TensorBoard, row by row, and the record of what the run was."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from tensorboardX import SummaryWriter
+
+from mhsh import __version__
+from mhsh.run_folder import RunFolder
+
+RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "tokenizers")
+AXES = ("step", "split", "tokens", "flops", "seconds")
+
+
+class Recorder:
+    """Appends rows to metrics.jsonl and TensorBoard. Opening it at a step drops what was logged after that step."""
+
+    def __init__(self, folder: RunFolder, step: int) -> None:
+        folder.cut_metrics(step)
+        self._folder = folder
+        # purge_step makes TensorBoard forget the events of later steps, which this run will write again.
+        self._events = SummaryWriter(str(folder.tensorboard_path), purge_step=step + 1, write_to_disk=True)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """One logged step of one split."""
+        self._folder.append_metrics(row)
+        for key, value in row.items():
+            if key not in AXES:
+                self._events.add_scalar(f"{row['split']}/{key}", value, row["step"])
+        self._events.flush()
+
+    def close(self) -> None:
+        """Ends the event file."""
+        self._events.close()
+
+
+def environment() -> dict[str, Any]:
+    """What produced the numbers: versions, code revision, devices."""
+    device = jax.devices()[0]
+    versions = {name: importlib.metadata.version(name) for name in RECORDED_PACKAGES}
+    return {
+        "versions": {"mhsh": __version__, "python": platform.python_version(), **versions},
+        "git_revision": git_revision(),
+        "devices": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
+        "processes": jax.process_count(),
+    }
+
+
+def git_revision() -> str | None:
+    """The commit of the code that runs, `+changes` where files differ from it; None outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None  # no git, or no checkout: the version is then the only name the code has
+    return head + ("+changes" if dirty.strip() else "")

@@ -1,0 +1,133 @@
+"""Which logical axis lies on which mesh axis: one table, checked for divisibility, for parameters and batches alike."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from mhsh.config import Config, MeshConfig, ModelConfig
+from mhsh.errors import UserError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+# Logical axis -> mesh axes. `heads` is left out on purpose: see `axis_rules`.
+AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {
+    "batch": BATCH_AXES,
+    "length": None,
+    "activation": None,  # the width of the residual stream: whole on every device
+    "embed": "fsdp",
+    "embed_out": None,
+    "head_dim": None,
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "positions": None,
+    "classes": None,
+    "layers": None,
+}
+
+
+def axis_rules(model: ModelConfig) -> tuple[tuple[str, Any], ...]:
+    """The table for one model: heads go on `tensor` too, except a single head, which is never cut."""
+    return (*AXIS_RULES.items(), ("heads", "tensor" if model.num_heads > 1 else None))
+
+
+def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
+    """Devices by mesh axis, -1 resolved.
+
+    Raises:
+      UserError: the axes do not multiply to the number of devices.
+    """
+    shape = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor}
+    fixed = int(np.prod([size for size in shape.values() if size != -1]))
+    if -1 in shape.values() and num_devices % fixed == 0:
+        shape = {axis: num_devices // fixed if size == -1 else size for axis, size in shape.items()}
+    if -1 in shape.values() or int(np.prod(list(shape.values()))) != num_devices:
+        raise UserError(
+            f"mesh.data x mesh.fsdp x mesh.tensor = {mesh.data} x {mesh.fsdp} x {mesh.tensor} does not make the "
+            f"{num_devices} devices here; set one axis to -1 to take what is left"
+        )
+    return shape
+
+
+def make_mesh(config: Config) -> Mesh:
+    """The mesh over all devices of all processes, after checking that the model and the batch divide over it."""
+    shape = mesh_shape(config.mesh, jax.device_count())
+    check_divisibility(config, shape)
+    return jax.make_mesh(tuple(shape.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def check_divisibility(config: Config, shape: dict[str, int]) -> None:
+    """Raises UserError where an axis of the model, or the rows of a micro-batch, do not divide over the mesh."""
+    model, train = config.model, config.train
+    rows, shards = train.batch_size // train.accumulation_steps, shape["data"] * shape["fsdp"]
+    if rows % shards:
+        raise UserError(
+            f"train.batch_size = {train.batch_size} in train.accumulation_steps = {train.accumulation_steps} gives {rows} rows, "
+            f"which mesh.data x mesh.fsdp = {shape['data']} x {shape['fsdp']} does not divide; make it a multiple of {shards}"
+        )
+    sizes = {
+        ("embed", "model.embed_dim"): model.embed_dim,
+        ("mlp", "model.mlp_dim"): model.mlp_dim,
+        ("vocab", "model.vocab_size"): model.vocab_size,
+        ("heads", "model.num_heads"): model.num_heads,
+    }
+    rules = dict(axis_rules(model))
+    for (axis, field), size in sizes.items():
+        mesh_axis = rules[axis]
+        if mesh_axis and size % shape[mesh_axis]:
+            raise UserError(
+                f"{field} = {size} is not divisible by mesh.{mesh_axis} = {shape[mesh_axis]}; change one of the two "
+                f"(next multiple: {-(-size // shape[mesh_axis]) * shape[mesh_axis]})"
+            )
+
+
+def tree_shardings(boxed: Any, mesh: Mesh, model: ModelConfig) -> Any:
+    """NamedShardings of a tree of parameters (or optimiser state) that still carries its logical axis names."""
+    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, axis_rules(model))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over `data` and `fsdp`; the other axes of a batch are whole."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same on every device: metrics and the step."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def shardings_of(tree: Any) -> Any:
+    """The sharding of every array of a tree, real or abstract."""
+    return jax.tree.map(lambda array: array.sharding, tree)
+
+
+def shapes_of(tree: Any) -> Any:
+    """The shapes and dtypes of a tree of arrays."""
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), tree)
+
+
+def process_rows(mesh: Mesh, batch_size: int) -> slice:
+    """The contiguous rows of the global batch that this process's devices hold."""
+    indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    bounds = sorted({index[0].indices(batch_size)[:2] for index in indices if index is not None})
+    for (_, end), (start, _) in itertools.pairwise(bounds):
+        if start != end:
+            raise UserError(
+                f"the mesh {dict(mesh.shape)} gives this process rows of the batch that do not lie together; "
+                "make mesh.data (or mesh.fsdp) a multiple of the number of processes"
+            )
+    return slice(bounds[0][0], bounds[-1][1])
+
+
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:
+    """This process's rows as its part of the global, sharded batch."""
+    sharding = batch_sharding(mesh)
+    return {
+        key: jax.make_array_from_process_local_data(sharding, rows, (batch_size, *rows.shape[1:])) for key, rows in batch.items()
+    }

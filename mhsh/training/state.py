@@ -1,0 +1,83 @@
+"""The training state: how it looks, where it lies, and how it starts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax.sharding import Mesh
+from jaxtyping import Array, Int32
+
+from mhsh.config import Config
+from mhsh.models.admin import profile_omega, set_omega
+from mhsh.models.bert import Batch, Bert
+from mhsh.training.sharding import axis_rules, batch_sharding, tree_shardings
+
+
+class TrainState(NamedTuple):
+    """All that a step changes. `step` counts the updates applied."""
+
+    params: Any
+    opt_state: Any
+    step: Int32[Array, ""]
+
+
+def example_batch(config: Config, batch_size: int) -> dict[str, np.ndarray]:
+    """A batch of zeros in the shapes and dtypes of the real one: what tracing and compiling need."""
+    rows, length = batch_size, config.data.sequence_length
+    predicted = config.data.max_predictions if config.model.objective == "mlm" else length
+    whole = {"inputs", "inputs_position", "inputs_segmentation"} | ({"token_types"} if config.model.num_token_types else set())
+    batch: dict[str, np.ndarray] = {key: np.zeros((rows, length), np.int32) for key in whole}
+    batch["targets"] = np.zeros((rows, predicted), np.int32)
+    batch["weights"] = np.zeros((rows, predicted), np.float32)
+    if config.model.objective == "mlm":
+        batch["targets_position"] = np.zeros((rows, predicted), np.int32)
+    if config.model.next_sentence:
+        batch["next_sentence"] = np.zeros((rows,), np.int32)
+        batch["row_weights"] = np.zeros((rows,), np.float32)
+    return batch
+
+
+def boxed_state(config: Config, model: Bert, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state's shapes and dtypes with the logical axis names still on them; nothing is allocated."""
+    return jax.eval_shape(lambda: _initial_state(config, model, optimizer))
+
+
+def state_shardings(config: Config, model: Bert, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The NamedSharding of every array of the state."""
+    return tree_shardings(boxed_state(config, model, optimizer), mesh, config.model)
+
+
+def abstract_state(config: Config, model: Bert, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings: what a restore is asked for, and what it is compared with."""
+    shapes = nn.unbox(boxed_state(config, model, optimizer))
+    shardings = state_shardings(config, model, optimizer, mesh)
+    return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings)
+
+
+def create_state(
+    config: Config, model: Bert, optimizer: optax.GradientTransformation, mesh: Mesh, first_batch: Batch
+) -> TrainState:
+    """A fresh state, every array made where it will lie; for profiled Admin, omega is measured on `first_batch`."""
+    shardings = state_shardings(config, model, optimizer, mesh)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
+        state = jax.jit(lambda: nn.unbox(_initial_state(config, model, optimizer)), out_shardings=shardings)()
+        if config.model.residual == "admin" and config.model.admin_omega == "profiled":
+            profile = jax.jit(
+                lambda params, batch: set_omega(params, profile_omega(config.model, params, batch)),
+                in_shardings=(shardings.params, dict.fromkeys(first_batch, batch_sharding(mesh))),
+                out_shardings=shardings.params,
+            )
+            state = state._replace(params=profile(state.params, dict(first_batch)))
+    return state
+
+
+def _initial_state(config: Config, model: Bert, optimizer: optax.GradientTransformation) -> TrainState:
+    """Parameters (boxed with their axis names), the optimiser's zeros, and step 0."""
+    variables = model.init(jax.random.key(config.train.seed), example_batch(config, 1), deterministic=True)
+    params = variables["params"]
+    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))

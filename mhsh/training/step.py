@@ -1,0 +1,94 @@
+"""One optimiser step, and one evaluation step: pure functions, compiled once for a mesh."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+
+from mhsh.config import Config
+from mhsh.models.bert import Batch, Bert, forward
+from mhsh.models.objective import Mean, Means, loss_weights, measure, total_loss
+from mhsh.training.optimizer import learning_rate
+from mhsh.training.sharding import axis_rules, batch_sharding, replicated, shapes_of, shardings_of
+from mhsh.training.state import TrainState, example_batch
+
+
+def train_step(
+    state: TrainState, batch: Batch, *, config: Config, model: Bert, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, Means]:
+    """The state after one update, and the step's figures as (sum, weight) pairs.
+
+    The batch is cut into `train.accumulation_steps` micro-batches; each loss is divided by the weight of the whole batch,
+    so the cut changes nothing but the memory. Dropout is keyed by (train.seed, step, micro-batch).
+    """
+    weights = loss_weights(batch)
+    step_key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
+
+    def loss(params: Any, micro_batch: Batch, key: Array) -> tuple[Float[Array, ""], Means]:
+        means = measure(forward(model, params, micro_batch, key), micro_batch)
+        return total_loss(means, weights), means
+
+    def accumulate(gradients: Any, part: tuple[Array, Batch]) -> tuple[Any, Means]:
+        index, micro_batch = part
+        (_, means), more = jax.value_and_grad(loss, has_aux=True)(state.params, micro_batch, jax.random.fold_in(step_key, index))
+        return jax.tree.map(jnp.add, gradients, more), means
+
+    count = config.train.accumulation_steps
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    gradients, parts = jax.lax.scan(accumulate, zeros, (jnp.arange(count), micro_batches(batch, count)))
+    means: Means = jax.tree.map(functools.partial(jnp.sum, axis=0), parts)
+
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    one = jnp.ones(())
+    means["grad_norm"] = Mean(optax.tree.norm(gradients), one)
+    means["learning_rate"] = Mean(jnp.asarray(learning_rate(config.optimizer, config.train)(state.step), jnp.float32), one)
+    means["tokens"] = Mean((batch["inputs_segmentation"] > 0).sum().astype(jnp.float32), one)
+    return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), means
+
+
+def micro_batches(batch: Batch, count: int) -> dict[str, Array]:
+    """[B, ...] -> [count, B / count, ...], rows dealt out in turn so that each device keeps the rows it holds."""
+    return {key: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1) for key, rows in batch.items()}
+
+
+def eval_step(params: Any, batch: Batch, *, model: Bert) -> Means:
+    """The figures of one batch without dropout."""
+    return measure(forward(model, params, batch, None), batch)
+
+
+def compile_train_step(
+    config: Config, model: Bert, optimizer: optax.GradientTransformation, mesh: Mesh, state: TrainState
+) -> jax.stages.Compiled:
+    """The train step compiled ahead for this mesh, with explicit shardings and the old state's memory given up to the new.
+
+    `state` may be abstract (shapes, dtypes and shardings).
+    """
+    shardings = shardings_of(state)
+    batch = example_batch(config, config.train.batch_size)
+    jitted = jax.jit(
+        functools.partial(train_step, config=config, model=model, optimizer=optimizer),
+        in_shardings=(shardings, dict.fromkeys(batch, batch_sharding(mesh))),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+    )
+    with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
+        return jitted.lower(shapes_of(state), shapes_of(batch)).compile()
+
+
+def compile_eval_step(config: Config, model: Bert, mesh: Mesh, params: Any) -> jax.stages.Compiled:
+    """The evaluation step compiled ahead for this mesh; `params` may be abstract."""
+    batch = example_batch(config, config.train.batch_size)
+    jitted = jax.jit(
+        functools.partial(eval_step, model=model),
+        in_shardings=(shardings_of(params), dict.fromkeys(batch, batch_sharding(mesh))),
+        out_shardings=replicated(mesh),
+    )
+    with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
+        return jitted.lower(shapes_of(params), shapes_of(batch)).compile()
