@@ -148,7 +148,7 @@ class RunFolder:
             value = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(f"{self.path} holds no run: {name} is missing; give the folder that --workdir named") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
         if not isinstance(value, dict):
             raise UserError(f"{path} is damaged: it holds no object")
@@ -158,7 +158,7 @@ class RunFolder:
 def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: brackets nested thousands deep
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not isinstance(row.get("split"), str):
         return None

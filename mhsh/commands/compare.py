@@ -36,10 +36,11 @@ def run(folders: Sequence[str], out: str) -> int:
         print(f"mhsh compare: {problem}", file=sys.stderr)
     if not any(item.drawable for item in comparison.runs):
         raise UserError(f"nothing to draw: none of the {len(folders)} folders named holds a run with a readable loss")
-    print_comparison(comparison, Console(highlight=False))
     pictures = {kind: plots.picture(comparison, kind) for kind in picture_paths}
     outputs.write(page_path, page.render(comparison, pictures["png"]))
     for kind, path in picture_paths.items():
         outputs.write(path, pictures[kind])
+    # Written first: a closed pipe on stdout (mhsh compare ... | head) must not cost the report.
+    print_comparison(comparison, Console(highlight=False))
     print(f"\nReport: {page_path}\nCurves: {', '.join(str(path) for path in picture_paths.values())}")
     return 2 if comparison.problems else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 import grain
@@ -66,7 +66,7 @@ def validation_batches(
     return _batches(stream, -(-num_rows // batch_size), batch_size, rows, finish)
 
 
-def prefetched(steps: grain.MapDataset[Batch], start: int, stop: int) -> Iterator[Batch]:
+def prefetched(steps: grain.MapDataset[Batch], start: int, stop: int) -> grain.DatasetIterator[Batch]:
     """The batches of steps `start` to `stop` - 1 in order, made ahead of time by a thread; an error there is raised here.
 
     Close the iterator (`.close()`) when it is left before its end; its thread ends with it.

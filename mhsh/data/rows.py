@@ -161,14 +161,14 @@ def _plan_pairs(documents: TokenDocuments, room: int, rng: np.random.Generator) 
     return _Pairs(tokens[:, 0], tokens[:, 1], tokens[:, 2], tokens[:, 3], table[:, 4].astype(np.int32))
 
 
-def _fit(bounds: Int64[np.ndarray, " S+1"], start: int, stop: int, room: int) -> int:
+def _fit(bounds: Int64[np.ndarray, " bounds"], start: int, stop: int, room: int) -> int:
     """The end of the longest run of sentences from `start`, before `stop`, of at most `room` tokens in all."""
     # No sentence is empty, so at most `room` of them fit; searching only those keeps this independent of the corpus.
     limit = min(stop, start + room)
     return start + int(bounds[start + 1 : limit + 1].searchsorted(bounds[start] + room, "right"))
 
 
-def _shorten(bounds: Int64[np.ndarray, " S+1"], start: int, middle: int, other: int, room: int) -> int:
+def _shorten(bounds: Int64[np.ndarray, " bounds"], start: int, middle: int, other: int, room: int) -> int:
     """The end of A when it must leave room for the sentence `other`; cut_long_sentences saw to it that one sentence does."""
     return _fit(bounds, start, middle, room - int(bounds[other + 1] - bounds[other]))
 

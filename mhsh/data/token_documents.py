@@ -19,8 +19,10 @@ class TokenDocuments:
     """D documents of S sentences of n tokens in all; a sentence or document without tokens is not among them."""
 
     tokens: Int32[np.ndarray, " n"]
-    sentence_bounds: Int64[np.ndarray, " S+1"]  # sentence s is tokens[sentence_bounds[s] : sentence_bounds[s + 1]]
-    document_bounds: Int64[np.ndarray, " D+1"]  # document d is the sentences document_bounds[d] to document_bounds[d + 1]
+    sentence_bounds: Int64[np.ndarray, " sentence_bounds"]  # sentence s is tokens[sentence_bounds[s] : sentence_bounds[s + 1]]
+    document_bounds: Int64[
+        np.ndarray, " document_bounds"
+    ]  # document d is the sentences document_bounds[d] to document_bounds[d + 1]
 
     @property
     def num_documents(self) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from mhsh.config import ModelConfig
 from mhsh.models.attention import attention_mask
@@ -15,7 +16,7 @@ from mhsh.models.layers import ACTIVATIONS, bias_init, embedding_init, kernel_in
 from mhsh.models.residual import STRATEGIES, Residual
 from mhsh.models.transformer import Encoder
 
-Batch = Mapping[str, Array]
+Batch = Mapping[str, Array | np.ndarray]  # numpy where nothing is compiled yet
 
 
 class Outputs(NamedTuple):
@@ -97,7 +98,7 @@ class Bert(nn.Module):
         targets_position [B,P] with the mlm objective, the only positions that are projected on the vocabulary.
         """
         config = self.config
-        segmentation: Int[Array, "B T"] = batch["inputs_segmentation"]
+        segmentation = jnp.asarray(batch["inputs_segmentation"])
         embeddings = Embeddings(config, name="embeddings")
         x = embeddings(batch, deterministic=deterministic)
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
@@ -105,7 +106,7 @@ class Bert(nn.Module):
         hidden = Encoder(config, self.residual, name="encoder")(x, mask, segmentation > 0, deterministic=deterministic)
         predicted = hidden
         if config.objective == "mlm":
-            predicted = jnp.take_along_axis(hidden, batch["targets_position"][:, :, None], axis=1)
+            predicted = jnp.take_along_axis(hidden, jnp.asarray(batch["targets_position"])[:, :, None], axis=1)
         logits = PredictionHead(config, name="prediction")(predicted, embeddings.token)
         next_sentence = NextSentenceHead(config, name="next_sentence")(hidden) if config.next_sentence else None
         return Outputs(logits, next_sentence)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from mhsh.models.bert import Batch, Outputs
@@ -29,9 +30,9 @@ def loss_weights(batch: Batch) -> dict[str, Float[Array, ""]]:
     """What each loss of a batch is divided by: real predicted tokens, and real rows. Needs no model, so the global
     figure is known before any micro-batch runs.
     """
-    weights = {"token": batch["weights"].sum()}
+    weights = {"token": jnp.sum(batch["weights"])}
     if "next_sentence" in batch:
-        weights["next_sentence"] = batch["row_weights"].sum()
+        weights["next_sentence"] = jnp.sum(batch["row_weights"])
     return weights
 
 
@@ -48,7 +49,8 @@ def total_loss(means: Means, weights: dict[str, Float[Array, ""]]) -> Float[Arra
     return sum((means[f"{name}_loss"].sum / weight for name, weight in weights.items()), start=jnp.zeros(()))
 
 
-def _classification(name: str, logits: Array, labels: Array, weights: Array) -> Means:
+def _classification(name: str, logits: Array, labels: Array | np.ndarray, weights: Array | np.ndarray) -> Means:
+    labels, weights = jnp.asarray(labels), jnp.asarray(weights)
     log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     nats = -jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
     correct = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)

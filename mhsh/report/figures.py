@@ -21,6 +21,7 @@ AXIS_TITLES = {
     "flops": "training FLOPs",
     "seconds": "device seconds of training (compilation excluded)",
 }
+SPLIT_NAMES = {"train": "training", "validation": "validation"}
 _DOTTED_UP_TO = 60  # points of a curve that each get a marker; longer curves get _SPARSE markers
 _SPARSE = 12
 
@@ -105,12 +106,13 @@ def _mark(run: int, split: str, curve: Curve, gaps: np.ndarray) -> Trace:
 def _notes(name: str, split: str, curve: Curve, drawn: int, gaps: np.ndarray) -> list[str]:
     """What was done to a curve before it was drawn, in words."""
     notes = []
+    kind = SPLIT_NAMES[split]
     if drawn < len(curve):
-        notes.append(f"{name}: {drawn:,} of {len(curve):,} {split} rows are drawn; every stretch keeps its lowest and its highest.")
+        notes.append(f"{name}: {drawn:,} of {len(curve):,} {kind} rows are drawn; every stretch keeps its lowest and its highest.")
     if len(gaps):
         steps = ", ".join(f"{step:,.0f}" for step in curve.x["step"][gaps][:5])
         more = f" and {len(gaps) - 5} more" if len(gaps) > 5 else ""
-        notes.append(f"{name}: the {split} loss is not finite from step {steps}{more} on: a gap, marked x at the top edge.")
+        notes.append(f"{name}: the {kind} loss is not finite from step {steps}{more} on: a gap, marked x at the top edge.")
     return notes
 
 
@@ -166,6 +168,7 @@ def _layout(comparison: Comparison) -> go.Layout:
     ]
     return go.Layout(
         template="none",
+        autosize=True,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font=dict(family="system-ui, sans-serif", size=14),

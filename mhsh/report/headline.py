@@ -177,9 +177,7 @@ def _outcome_sentences(summaries: Sequence[Summary]) -> list[str]:
         if item.outcome == summary.ON_PLATEAU
     ]
     if stuck:
-        sentences.append(
-            f"Still on the unigram plateau, that is, not clearly better than token frequencies alone: {', '.join(stuck)}."
-        )
+        sentences.append(f"On the unigram plateau, that is, not clearly better than token frequencies alone: {', '.join(stuck)}.")
     diverged = [item.name for item in measured if item.outcome == summary.DIVERGED]
     if diverged:
         sentences.append(f"Diverged (loss not finite at the end), so not ranked: {', '.join(diverged)}.")

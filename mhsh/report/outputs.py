@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mhsh.errors import UserError
 
-MARK = "mhsh compare"  # stands near the start of everything that is written here
+MARK = "written by mhsh compare"  # stands near the start of every file that is, as its generator or software
 _START = 4096  # bytes that are searched for the mark
 
 

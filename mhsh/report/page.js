@@ -18,12 +18,12 @@
 
   // The lowest and the highest loss in the last half of the shown curves: what a close-up of the end has to hold.
   function endRange(state, visible) {
+    const shown = content.traces.filter(function (trace, index) { return visible[index] && place.data[index].yaxis !== "y2"; });
+    let last = 0;
+    shown.forEach(function (trace) { trace.x[state.axis].forEach(function (x) { if (x > last) last = x; }); });
     const ends = [];
-    content.traces.forEach(function (trace, index) {
-      if (!visible[index] || place.data[index].yaxis === "y2") return;
-      const values = state.smooth ? trace.smooth : trace.loss;
-      const last = Math.max.apply(null, trace.x[state.axis].filter(Number.isFinite));
-      values.forEach(function (value, row) {
+    shown.forEach(function (trace) {
+      (state.smooth ? trace.smooth : trace.loss).forEach(function (value, row) {
         if (value !== null && trace.x[state.axis][row] >= last / 2) ends.push(value);
       });
     });
@@ -61,7 +61,10 @@
     return window.Plotly.update(place, update, layout);
   }
 
-  const settings = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  // plotly 7 offers to upload the figure to its makers' server unless it is told not to.
+  const settings = {
+    responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "", modeBarButtonsToRemove: ["select2d", "lasso2d"],
+  };
   window.Plotly.newPlot(place, content.figure.data, content.figure.layout, settings).then(show).then(function () {
     controls.hidden = false;
     controls.addEventListener("change", show);

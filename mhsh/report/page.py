@@ -15,13 +15,12 @@ from mhsh.report import summary, thinning
 from mhsh.report.cells import COLUMNS
 from mhsh.report.comparison import Comparison
 from mhsh.report.fairness import LedgerRow
-from mhsh.report.figures import Curves, draw_curves
+from mhsh.report.figures import SPLIT_NAMES, Curves, draw_curves
 from mhsh.report.looks import look
 from mhsh.report.outputs import MARK
 from mhsh.report.runs import AXES
 
 _AXIS_NAMES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "device seconds"}
-_SPLIT_NAMES = {"train": "training", "validation": "validation"}
 _EQUAL_WORDS = {True: "equal", False: "differs", None: "not recorded for every run"}
 _NOTHING = ""  # a style element that is empty when the policy looks at it, and that plotly.js fills rule by rule
 
@@ -104,20 +103,23 @@ def _claim(comparison: Comparison) -> str:
 
 def _curves_section(comparison: Comparison, curves: Curves, picture: bytes) -> str:
     notes = [
-        f"Smoothing draws the mean of the last {thinning.SMOOTHING_SHARE:.0%} of a run's training rows up to each row; "
-        "validation is never smoothed. A run's colour, dash and marker belong together.",
+        "Smoothing draws, at each training row, the mean of it and the rows before it, "
+        f"{thinning.SMOOTHING_SHARE:.0%} of the run's rows and at most {thinning.SMOOTHING_MOST}; validation is never smoothed. "
+        "A run is told by its colour, dash and marker together.",
         *curves.notes,
     ]
     switches = (
         _radios("x-axis", "axis", [(axis, _AXIS_NAMES[axis]) for axis in AXES], AXES[0]),
-        _radios("loss", "split", list(_SPLIT_NAMES.items()), curves.split),
+        _radios("loss", "split", list(SPLIT_NAMES.items()), curves.split),
         "<fieldset><legend>drawing</legend>"
         + _box("checkbox", "smooth", "on", "smooth training", True)
         + _box("checkbox", "log-y", "on", "logarithmic loss", False)
         + _box("checkbox", "close", "on", "close-up of the last half", False)
         + "</fieldset>",
         "<fieldset><legend>runs</legend>"
-        + "".join(_box("checkbox", "run", str(i), run.name, True, look(i).swatch) for i, run in enumerate(comparison.runs))
+        + "".join(
+            _box("checkbox", "run", str(i), run.name, True, look(i).swatch) for i, run in enumerate(comparison.runs) if run.drawable
+        )
         + "</fieldset>",
     )
     encoded = base64.b64encode(picture).decode()

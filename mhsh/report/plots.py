@@ -19,7 +19,7 @@ from mhsh.report.outputs import MARK
 
 # The file says who wrote it and not when.
 _METADATA: dict[str, dict[str, Any]] = {"png": {"Software": MARK}, "svg": {"Creator": MARK, "Date": None}}
-_PANELS = (("train", "training loss (thin: every row; thick: smoothed)"), ("validation", "validation loss"))
+_PANELS = (("train", "training loss (thin: as logged; thick: smoothed)"), ("validation", "validation loss"))
 
 
 def picture(comparison: Comparison, kind: str = "png") -> bytes:
@@ -32,15 +32,17 @@ def picture(comparison: Comparison, kind: str = "png") -> bytes:
     panels[0].set_ylabel("loss, nats per token")
     handles, labels = panels[0].get_legend_handles_labels()
     legend = figure.legend(handles, [f"run {i}" for i in range(len(labels))], loc="outside lower center", ncols=2, handlelength=4)
-    for entry, index in zip(legend.get_texts(), labels, strict=True):
+    for entry, label in zip(legend.get_texts(), labels, strict=True):
         # Set afterwards and unparsed: a run's name may hold dollar signs or begin with an underscore.
         entry.set_parse_math(False)
-        entry.set_text(textwrap.fill(comparison.runs[int(index)].name, 60))
+        entry.set_text(textwrap.fill(comparison.runs[int(label)].name, 60))
     return _saved(figure, kind)
 
 
 def _panel(axes: Axes, comparison: Comparison, split: str) -> None:
     for index, run in enumerate(comparison.runs):
+        if not run.drawable:
+            continue
         curve, style = run.curves[split], look(index)
         rows = thinning.thin(curve.loss)
         x, raw = curve.x["step"][rows], curve.loss[rows]

@@ -161,13 +161,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _float(value: float | None) -> float:
+def _float(value: int | float | None) -> float:
     """nan for null, and for everything else that no float holds (infinity, an integer beyond 1e308)."""
     number = _finite(value)
     return math.nan if number is None else number
 
 
-def _finite(value: float | None) -> float | None:
+def _finite(value: int | float | None) -> float | None:
     if value is None or (isinstance(value, int) and value.bit_length() > 1023):
         return None
     return float(value) if math.isfinite(value) else None

@@ -13,7 +13,7 @@ from rich.text import Text
 from mhsh.report.cells import COLUMNS
 from mhsh.report.comparison import Comparison
 
-_MOST_TABLES = 3  # below each other; where that is not enough, a block a run reads better
+_MOST_TABLES = 4  # below each other; where that is not enough, a block a run reads better
 _UNBOUNDED = 10_000  # characters: how wide a table would like to be
 
 
@@ -50,8 +50,8 @@ def _table(comparison: Comparison, columns: Sequence[int]) -> Table:
     """The run's name and then the `columns` of COLUMNS."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for index in (0, *columns):
-        # Two-line headings keep the numbers' columns narrow.
-        table.add_column(COLUMNS[index][0].replace(", ", ",\n"), no_wrap=True)
+        # Headings of several lines keep the numbers' columns narrow.
+        table.add_column(COLUMNS[index][0].replace(" loss", "\nloss").replace(" (", "\n("), no_wrap=True)
     for item in comparison.summaries:
         table.add_row(*(Text(COLUMNS[index][1](item)) for index in (0, *columns)))
     table.add_row()
@@ -63,7 +63,7 @@ def _stacked(comparison: Comparison) -> RenderableType:
     blocks: list[RenderableType] = []
     for item in comparison.summaries:
         grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
         grid.add_column(overflow="fold")
         for heading, cell in COLUMNS[1:]:
             grid.add_row(heading, Text(cell(item), overflow="fold"))

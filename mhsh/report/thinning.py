@@ -8,18 +8,19 @@ import numpy as np
 
 MOST_POINTS = 5000  # drawn of one curve
 SMOOTHING_SHARE = 0.02  # of a curve's rows, averaged into each drawn point where smoothing is on
+SMOOTHING_MOST = 100  # rows; a mean over more would drag the first, steep part of a long curve along
 
 
 def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
-    """The indices of the rows to draw, ascending, at most `most` of them (4 or more).
+    """The indices of the rows to draw, ascending, at most `most` of them (5 or more).
 
-    The rule: all of them if they are no more than `most`; else the curve is cut into most // 3 - 1 equal buckets of rows, and each
-    keeps its lowest row, its highest row and its first row that is not finite; the first and the last row always stay.
+    The rule: all of them if they are no more than `most`; else the curve is cut into (most - 2) // 3 equal buckets of rows, and
+    each keeps its lowest row, its highest row and its first row that is not finite; the first and the last row always stay.
     """
     if len(loss) <= most:
         return np.arange(len(loss))
     kept = {0, len(loss) - 1}
-    edges = np.linspace(0, len(loss), max(1, most // 3 - 1) + 1).astype(int)
+    edges = np.linspace(0, len(loss), max(1, (most - 2) // 3) + 1).astype(int)
     for start, end in itertools.pairwise(edges):
         bucket = loss[start:end]
         finite = np.isfinite(bucket)
@@ -33,7 +34,7 @@ def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
 
 def smoothing_rows(rows: int) -> int:
     """How many rows the smoothed curve of a run with `rows` rows averages."""
-    return max(1, round(rows * SMOOTHING_SHARE))
+    return min(SMOOTHING_MOST, max(1, round(rows * SMOOTHING_SHARE)))
 
 
 def smooth(loss: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if abs(share) >= 0.0005 or share == 0 else f"{100 * share:.1g} %"
 
 
-def count(value: float | None) -> str:
+def count(value: int | float | None) -> str:
     """A count in full up to 99,999, then with a metric suffix: 512,000 is `512k`, 2.1e15 is `2.10P`."""
     if value is None or not math.isfinite(value):
         return NOT_RECORDED
@@ -52,11 +52,12 @@ def _three_digits(value: float) -> str:
     text = f"{value:.3g}"
     if "e" in text:
         return text
-    decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    # Of the rounded value: 0.9996 has the digits of 1.00.
+    decimals = max(0, 2 - math.floor(math.log10(abs(float(text)))))
     return f"{value:.{decimals}f}"
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: int | float | None) -> str:
     """Seconds as `48.2 s`, `3 min 05 s` or `2 h 07 min`."""
     if seconds is None or not math.isfinite(seconds):
         return NOT_RECORDED

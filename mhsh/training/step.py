@@ -49,11 +49,11 @@ def train_step(
     one = jnp.ones(())
     means["grad_norm"] = Mean(optax.tree.norm(gradients), one)
     means["learning_rate"] = Mean(jnp.asarray(learning_rate(config.optimizer, config.train)(state.step), jnp.float32), one)
-    means["tokens"] = Mean((batch["inputs_segmentation"] > 0).sum().astype(jnp.float32), one)
+    means["tokens"] = Mean(jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.float32), one)
     return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), means
 
 
-def micro_batches(batch: Batch, count: int) -> dict[str, Array]:
+def micro_batches(batch: Batch, count: int) -> Batch:
     """[B, ...] -> [count, B / count, ...], rows dealt out in turn so that each device keeps the rows it holds."""
     return {key: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1) for key, rows in batch.items()}
 

@@ -1,0 +1,62 @@
+"""What every test runs under: eight simulated devices, annotated shapes checked at run time."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
+
+import jax
+from jaxtyping import install_import_hook
+
+# beartype checks every annotated shape of mhsh, in tests only.
+_HOOK = install_import_hook("mhsh", "beartype.beartype")
+
+import pytest
+
+from mhsh.config import Config, from_dict
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL_DATA = Path(os.environ.get("MHSH_DATA", ROOT.parent / "shared" / "data"))
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+MakeConfig = Callable[..., Config]
+
+
+def load_fields(task: str, variant: str) -> dict[str, Any]:
+    """The fields of configs/<task>.py:<variant>, as main reads them."""
+    spec = importlib.util.spec_from_file_location(f"configs_{task}", ROOT / "configs" / f"{task}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.get_config(variant).to_dict()
+
+
+@pytest.fixture(scope="session")
+def make_config() -> MakeConfig:
+    """make_config("bert", "2l8h", **{"model.num_layers": 3}): a shipped config with fields overridden."""
+
+    def make(task: str, variant: str, **overrides: Any) -> Config:
+        fields = load_fields(task, variant)
+        for name, value in overrides.items():
+            section, field = name.split(".")
+            assert field in fields[section], name
+            fields[section][field] = value
+        return from_dict(fields)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real corpora; tests that ask for it are marked `realdata`."""
+    if not REAL_DATA.is_dir():
+        pytest.skip(f"no real corpora at {REAL_DATA} (set MHSH_DATA)")
+    return REAL_DATA

@@ -1,0 +1,134 @@
+"""Small configs and made-up English for the tests of the data floor."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhsh.config import Config, from_dict
+
+CONFIG = {
+    "model": dict(
+        objective="mlm",
+        vocab_size=400,
+        max_positions=128,
+        num_token_types=2,
+        next_sentence=True,
+        num_layers=2,
+        num_heads=2,
+        head_dim=8,
+        embed_dim=16,
+        mlp_dim=32,
+        activation="gelu",
+        residual="post_ln",
+        admin_omega="profiled",
+        init="bert",
+        hidden_dropout=0.1,
+        attention_dropout=0.1,
+        embedding_dropout=0.1,
+        layer_norm_epsilon=1e-12,
+        compute_dtype="float32",
+        residual_dtype="float32",
+        remat_policy="none",
+        scan_unroll=1,
+    ),
+    "data": dict(
+        source="stdlib",
+        tokenizer="wordpiece",
+        vocab_path="",
+        lowercase=True,
+        sequence_length=48,
+        max_predictions=8,
+        mask_fraction=0.15,
+        whole_word_masking=False,
+        validation_fraction=0.2,
+        seed=0,
+    ),
+    "optimizer": dict(
+        name="adamw",
+        learning_rate=1e-3,
+        schedule="linear",
+        warmup_steps=0,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-6,
+        weight_decay=0.01,
+        clip_norm=1.0,
+    ),
+    "train": dict(
+        seed=0,
+        num_steps=10,
+        batch_size=8,
+        accumulation_steps=1,
+        log_interval=1,
+        eval_interval=0,
+        eval_batches=0,
+        checkpoint_interval=0,
+        keep_checkpoints=1,
+        keep_every=0,
+    ),
+    "mesh": dict(data=1, fsdp=1, tensor=1),
+}
+CLM = dict(model__objective="clm", model__next_sentence=False, model__num_token_types=0, data__tokenizer="bytes")
+
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture(scope="session")
+def make_config() -> MakeConfig:
+    """Builds CONFIG with some fields replaced: make_config(model__vocab_size=300)."""
+
+    def make(**fields: Any) -> Config:
+        sections: dict[str, dict[str, Any]] = {section: dict(values) for section, values in CONFIG.items()}
+        for name, value in fields.items():
+            section, field = name.split("__")
+            assert field in sections[section]
+            sections[section][field] = value
+        return from_dict(sections)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def clm_fields() -> dict[str, Any]:
+    """The fields of a causal model over bytes."""
+    return dict(CLM)
+
+
+@pytest.fixture(scope="session")
+def english() -> list[str]:
+    """60 documents, whose every sentence names its document: "... in doc17 ..."."""
+    rng = random.Random(7)
+    syllables = "ba re ti lo mun sel da ker fi on ast ul".split()  # noqa: SIM905
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(300)]
+
+    def sentence(document: int) -> str:
+        body = [*rng.choices(words, k=rng.randint(2, 9)), f"in doc{document}", *rng.choices(words, k=rng.randint(1, 3))]
+        return " ".join(body).capitalize() + "."
+
+    def document(number: int) -> str:
+        return "\n".join(" ".join(sentence(number) for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(2, 5)))
+
+    return [document(number) for number in range(60)]
+
+
+@pytest.fixture(scope="session")
+def english_source(english: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The documents of `english` in a file, as a data.source."""
+    path = tmp_path_factory.mktemp("english") / "text.txt"
+    path.write_text("\n\n".join(english) + "\n", encoding="utf-8")
+    return f"text:{path}"
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real corpora beside the repository, or where MHSH_DATA says; skips where it is absent."""
+    folder = Path(os.environ.get("MHSH_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"there are no real corpora at {folder}; set MHSH_DATA to their folder")
+    return folder

@@ -1,0 +1,235 @@
+"""Splits that share no document, fingerprints, unigram entropy, and what is said of text that does not do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mhsh.config import to_dict
+from mhsh.data.corpus import Corpus, check_batch, load_corpus, split_documents, unigram_entropy
+from mhsh.data.tokenizer import SPECIALS
+from mhsh.errors import UserError
+
+LAYOUTS = {
+    "pairs": {},
+    "segments": dict(model__next_sentence=False, model__num_token_types=0),
+    "stream": dict(model__objective="clm", model__next_sentence=False, model__num_token_types=0),
+}
+
+
+def load(config: Any, saved_vocab: Path | None = None) -> Corpus:
+    return load_corpus(config.model, config.data, saved_vocab)
+
+
+def documents_in(corpus: Corpus, rows: dict[str, np.ndarray]) -> set[str]:
+    """The documents whose names (see `english`) appear whole in the rows."""
+    texts = [corpus.tokenizer.decode(row[row >= 5].tolist()) for row in rows["inputs"]]
+    return {name for text in texts for name in re.findall(r"doc\d+(?= )", text)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_validation_shares_nothing_with_training(make_config: Any, english_source: str, english: list[str], layout: str) -> None:
+    config = make_config(**LAYOUTS[layout], data__source=english_source, data__tokenizer="bytes", data__sequence_length=100)
+    corpus = load(config)
+    train, validation = documents_in(corpus, corpus.train), documents_in(corpus, corpus.validation)
+    assert len(validation) == corpus.validation_counts.documents == 12
+    assert len(train) == corpus.train_counts.documents == 48
+    assert train.isdisjoint(validation)
+    assert train | validation == {f"doc{number}" for number in range(len(english))}
+    rows = {name: {tuple(row) for row in rows["inputs"].tolist()} for name, rows in (("t", corpus.train), ("v", corpus.validation))}
+    assert rows["t"].isdisjoint(rows["v"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_documents_are_on_one_side(make_config: Any, english: list[str], tmp_path: Path, seed: int) -> None:
+    (tmp_path / "t.txt").write_text("\n\n".join(english[:10] * 3), encoding="utf-8")
+    source = f"text:{tmp_path}/t.txt"
+    corpus = load(make_config(data__source=source, data__tokenizer="bytes", data__validation_fraction=0.5, data__seed=seed))
+    assert corpus.duplicate_documents == 20
+    train, validation = documents_in(corpus, corpus.train), documents_in(corpus, corpus.validation)
+    assert train.isdisjoint(validation)
+    assert len(train) == len(validation) == 5
+    # Also by itself the split goes by content.
+    config = make_config(data__validation_fraction=0.5, data__seed=seed)
+    parts = split_documents(english[:10] * 3, config.data, 1)
+    assert set(parts[0]).isdisjoint(parts[1])
+
+
+def test_split_hangs_on_seed_and_content_not_on_order(make_config: Any, english: list[str]) -> None:
+    data = make_config().data
+    train, validation = split_documents(english, data, 1)
+    again = split_documents(english[::-1], data, 1)
+    assert (set(again[0]), set(again[1])) == (set(train), set(validation))
+    assert [document for document in english if document in train] == train
+    assert split_documents(english, dataclasses.replace(data, seed=1), 1)[1] != validation
+
+
+@pytest.mark.parametrize(
+    ("fraction", "at_least", "expected"), [(0.0, 1, 1), (0.0, 2, 2), (0.001, 1, 1), (0.25, 1, 15), (0.999, 2, 58)]
+)
+def test_split_sizes(make_config: Any, english: list[str], fraction: float, at_least: int, expected: int) -> None:
+    train, validation = split_documents(english, make_config(data__validation_fraction=fraction).data, at_least)
+    assert len(validation) == expected
+    assert len(train) == 60 - expected
+
+
+def test_tokenizer_is_trained_on_training_documents_only(make_config: Any, english: list[str], tmp_path: Path) -> None:
+    # Characters of one document alone: in the vocabulary just when that document is trained on.
+    marked = [*english, "ωψχ " * 50]
+    (tmp_path / "t.txt").write_text("\n\n".join(marked), encoding="utf-8")
+    sides = {}
+    for seed in range(12):
+        corpus = load(make_config(data__source=f"text:{tmp_path}/t.txt", data__seed=seed))
+        in_vocab = "ω" in corpus.tokenizer.vocab
+        unknown = [(rows["inputs"] == corpus.tokenizer.unk_id).any() for rows in (corpus.train, corpus.validation)]
+        sides[in_vocab] = unknown
+        assert not unknown[0]
+        assert unknown[1] != in_vocab
+    assert set(sides) == {True, False}
+
+
+def test_equal_arguments_equal_corpora(make_config: Any, english_source: str) -> None:
+    config = make_config(data__source=english_source)
+    corpus = load(config)
+    assert re.fullmatch("[0-9a-f]{64}", corpus.fingerprint)
+    assert load(config).fingerprint == corpus.fingerprint
+    fields = [("seed", 1), ("sequence_length", 50), ("validation_fraction", 0.3), ("lowercase", False), ("tokenizer", "bytes")]
+    others = [load(make_config(**{"data__source": english_source, f"data__{name}": value})) for name, value in fields]
+    assert len({corpus.fingerprint, *(other.fingerprint for other in others)}) == 6
+    code = (
+        "import json, sys\nfrom mhsh.config import from_dict\nfrom mhsh.data.corpus import load_corpus\n"
+        "config = from_dict(json.load(sys.stdin))\nprint(load_corpus(config.model, config.data).fingerprint)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(to_dict(config)),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert result.stdout.strip() == corpus.fingerprint
+
+
+def test_saved_vocabulary_wins(make_config: Any, english_source: str, english: list[str], tmp_path: Path) -> None:
+    config = make_config(data__source=english_source)
+    trained = load(config)
+    trained.tokenizer.save(tmp_path / "run.txt")
+    words = sorted({word for text in english for word in re.findall(r"\w+|\.", text.lower())})
+    (tmp_path / "words.txt").write_text("".join(token + "\n" for token in [*SPECIALS, *words]))
+    other = make_config(data__source=english_source, data__vocab_path=str(tmp_path / "words.txt"))
+    assert load(other).tokenizer.vocab == (*SPECIALS, *words)
+    restored = load(other, saved_vocab=tmp_path / "run.txt")
+    assert restored.tokenizer.vocab == trained.tokenizer.vocab
+    assert restored.fingerprint == trained.fingerprint
+    with pytest.raises(UserError, match=r"the run's vocabulary .*gone\.txt is missing"):
+        load(config, saved_vocab=tmp_path / "gone.txt")
+    byte_config = make_config(data__source=english_source, data__tokenizer="bytes")
+    load(byte_config).tokenizer.save(tmp_path / "bytes.txt")
+    assert load(byte_config, saved_vocab=tmp_path / "bytes.txt").fingerprint == load(byte_config).fingerprint
+    with pytest.raises(UserError, match=r"run\.txt is not the vocabulary of data\.tokenizer = 'bytes'"):
+        load(byte_config, saved_vocab=tmp_path / "run.txt")
+
+
+def test_vocabulary_larger_than_the_model(make_config: Any, english_source: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"'bytes' has 261 tokens, more than model\.vocab_size = 260; set model\.vocab_size to 261 or more"
+    ):
+        load(make_config(data__source=english_source, data__tokenizer="bytes", model__vocab_size=260))
+    path = tmp_path / "vocab.txt"
+    path.write_text("".join(token + "\n" for token in [*SPECIALS, *map(str, range(100))]))
+    with pytest.raises(
+        UserError, match=r"vocab\.txt has 105 tokens, more than model\.vocab_size = 50; set model\.vocab_size to 105"
+    ):
+        load(make_config(data__source=english_source, data__vocab_path=str(path), model__vocab_size=50))
+
+
+def test_bytes_have_no_vocab_path(make_config: Any, english_source: str) -> None:
+    with pytest.raises(UserError, match=r"data\.vocab_path = 'v\.txt' is only for data\.tokenizer = 'wordpiece'"):
+        load(make_config(data__source=english_source, data__tokenizer="bytes", data__vocab_path="v.txt"))
+
+
+def test_too_few_documents(make_config: Any, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("One.\nTwo.\n\nOne.\nTwo.\n")
+    source = f"text:{tmp_path}/t.txt"
+    with pytest.raises(UserError, match=r"holds 1 different documents; training and validation need 2 each at least"):
+        load(make_config(data__source=source))
+    with pytest.raises(UserError, match=r"holds 1 different documents; training and validation need 1 each at least"):
+        load(make_config(data__source=source, model__next_sentence=False))
+
+
+def test_text_that_fills_no_row(make_config: Any, clm_fields: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("a\n\nb\n")
+    with pytest.raises(UserError, match=r"the 1 training documents of .* fill no row of data\.sequence_length = 48 tokens"):
+        load(make_config(**clm_fields, data__source=f"text:{tmp_path}/t.txt"))
+
+
+def test_rows_for_one_batch_at_least(make_config: Any, english_source: str) -> None:
+    corpus = load(make_config(data__source=english_source))
+    num_rows = len(corpus.train["inputs"])
+    check_batch(corpus, num_rows)
+    with pytest.raises(UserError, match=rf"train\.batch_size = {num_rows + 1} is more than the {num_rows} training rows"):
+        check_batch(corpus, num_rows + 1)
+
+
+def test_unigram_entropy_by_hand() -> None:
+    # Frequencies 1/2, 1/4, 1/4: 1.5 bits.
+    assert unigram_entropy(np.array([[7, 7], [3, 9]])) == pytest.approx(1.5 * math.log(2), abs=1e-12)
+    assert unigram_entropy(np.array([4, 4, 4])) == 0
+
+
+def test_unigram_entropy_counts_what_is_predicted(make_config: Any, clm_fields: dict[str, Any], tmp_path: Path) -> None:
+    # A text of one letter: a masked model has one thing to predict, a causal one also the [SEP] between documents.
+    (tmp_path / "t.txt").write_text("\n\n".join("a" * length for length in (9, 10, 11, 12)))
+    fields = dict(data__source=f"text:{tmp_path}/t.txt", data__tokenizer="bytes", data__sequence_length=5, data__max_predictions=1)
+    assert load(make_config(**fields)).unigram_entropy == 0
+    causal = load(make_config(**{**clm_fields, **fields}))
+    share = (causal.train["targets"] == causal.tokenizer.sep_id).mean()
+    assert 0 < share < 0.5
+    assert causal.unigram_entropy == pytest.approx(-(share * math.log(share) + (1 - share) * math.log(1 - share)))
+
+
+def test_summary_counts(make_config: Any, english_source: str) -> None:
+    corpus = load(make_config(data__source=english_source, data__sequence_length=20))
+    summary = corpus.summary()
+    assert summary["vocab_size"] == corpus.tokenizer.vocab_size == 400
+    for split, rows in (("train", corpus.train), ("validation", corpus.validation)):
+        real = rows["inputs"] != corpus.tokenizer.pad_id
+        assert summary[split]["rows"] == len(real)
+        assert summary[split]["tokens"] == real.sum()
+        assert summary[split]["padding_fraction"] == pytest.approx(1 - real.mean())
+        assert summary[split]["cut_sentences"] > 0
+        assert summary[split]["empty_documents"] == 0
+
+
+def test_documents_that_the_tokenizer_leaves_nothing_of_are_counted(make_config: Any, english: list[str], tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("\n\n".join([*english, "\u0085", "\u200b"]), encoding="utf-8")
+    corpus = load(make_config(data__source=f"text:{tmp_path}/t.txt"))
+    assert corpus.train_counts.empty_documents + corpus.validation_counts.empty_documents == 2
+    assert corpus.train_counts.documents + corpus.validation_counts.documents == 60
+
+
+@pytest.mark.realdata
+def test_wikipedia_with_the_published_vocabulary(make_config: Any, real_data: Path) -> None:
+    config = make_config(
+        data__source=f"text:{real_data}/wikipedia-en/wiki.valid.txt.xz",
+        data__vocab_path=str(real_data / "vocab" / "bert-base-uncased-vocab.txt"),
+        data__sequence_length=128,
+        model__vocab_size=30522,
+    )
+    corpus = load(config)
+    assert corpus.train_counts.documents + corpus.validation_counts.documents == 65
+    assert corpus.train_counts.padding_fraction < 0.2
+    assert 0.4 < corpus.train["next_sentence"].mean() < 0.6
+    unknown = (corpus.train["inputs"] == corpus.tokenizer.unk_id).sum() / corpus.train_counts.tokens
+    assert unknown < 0.005
+    assert 6 < corpus.unigram_entropy < 8

@@ -1,0 +1,189 @@
+"""How much is masked, by what, and what never is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mhsh.data.masking import MaskingRule, mask_row
+
+V, T, P = 1000, 64, 12
+PAD, UNK, CLS, SEP, MASK = range(5)
+SPECIAL = np.arange(V) < 5
+CONTINUES = np.arange(V) >= 600
+
+
+def rule(**fields: object) -> MaskingRule:
+    plain = MaskingRule(
+        mask_id=MASK,
+        is_maskable=~SPECIAL,
+        ordinary_ids=np.flatnonzero(~SPECIAL).astype(np.int32),
+        is_continuation=None,
+        mask_fraction=0.15,
+        max_predictions=P,
+    )
+    return dataclasses.replace(plain, **fields)
+
+
+def make_row(rng: np.random.Generator, real: int = T) -> dict[str, np.ndarray]:
+    inputs = np.zeros(T, np.int32)
+    inputs[:real] = rng.integers(5, V, real)
+    inputs[0] = CLS
+    inputs[real - 1] = inputs[real // 2] = SEP
+    inputs[real // 3] = UNK
+    return {"inputs": inputs, "token_types": np.zeros(T, np.int32)}
+
+
+def words_of(inputs: np.ndarray) -> list[list[int]]:
+    """The positions of each word, by a plain loop."""
+    words: list[list[int]] = []
+    for position, token in enumerate(inputs.tolist()):
+        if SPECIAL[token]:
+            continue
+        if words and words[-1][-1] == position - 1 and CONTINUES[token]:
+            words[-1].append(position)
+        else:
+            words.append([position])
+    return words
+
+
+def check(row: dict[str, np.ndarray], masked: dict[str, np.ndarray], size: int = P) -> np.ndarray:
+    """What holds for every masked row; returns the chosen positions."""
+    count = int(masked["weights"].sum())
+    assert masked["targets"].shape == masked["targets_position"].shape == masked["weights"].shape == (size,)
+    assert masked["targets"].dtype == masked["targets_position"].dtype == masked["inputs"].dtype == np.int32
+    assert masked["weights"].dtype == np.float32
+    assert masked["weights"].tolist() == [1.0] * count + [0.0] * (size - count)
+    positions = masked["targets_position"][:count]
+    assert (np.diff(positions) > 0).all()
+    assert not masked["targets_position"][count:].any()
+    assert not masked["targets"][count:].any()
+    np.testing.assert_array_equal(masked["targets"][:count], row["inputs"][positions])
+    assert not SPECIAL[row["inputs"][positions]].any()
+    elsewhere = np.ones(T, bool)
+    elsewhere[positions] = False
+    np.testing.assert_array_equal(masked["inputs"][elsewhere], row["inputs"][elsewhere])
+    assert masked["token_types"] is row["token_types"]
+    return positions
+
+
+def test_fifteen_percent_eighty_ten_ten() -> None:
+    rng = np.random.default_rng(0)
+    num_rows, total = 6000, np.zeros(T)
+    replaced = {"mask": 0, "same": 0, "other": 0}
+    drawn: list[int] = []
+    row = make_row(rng)
+    maskable = np.flatnonzero(~SPECIAL[row["inputs"]])
+    for _ in range(num_rows):
+        masked = mask_row(row, rng, rule())
+        positions = check(row, masked)
+        assert len(positions) == round(0.15 * len(maskable)) == 9
+        total[positions] += 1
+        new, old = masked["inputs"][positions], row["inputs"][positions]
+        replaced["mask"] += int((new == MASK).sum())
+        replaced["same"] += int((new == old).sum())
+        others = new[(new != MASK) & (new != old)]
+        replaced["other"] += len(others)
+        drawn += others.tolist()
+    count = sum(replaced.values())
+    assert count == 9 * num_rows
+    same_by_chance = 0.1 / (V - 5)
+    for kind, share in (("mask", 0.8), ("same", 0.1 + same_by_chance), ("other", 0.1 - same_by_chance)):
+        assert abs(replaced[kind] / count - share) < 5 * np.sqrt(share * (1 - share) / count), kind
+    # Every maskable position alike: 9 of n each time, five standard deviations.
+    share = 9 / len(maskable)
+    assert (np.abs(total[maskable] / num_rows - share) < 5 * np.sqrt(share * (1 - share) / num_rows)).all()
+    # Random tokens come from the whole vocabulary but the specials.
+    assert min(drawn) >= 5
+    assert len(set(drawn)) > 0.98 * (V - 5)
+    assert abs(np.mean(drawn) - (V + 4) / 2) < 5 * (V / np.sqrt(12)) / np.sqrt(len(drawn))
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("real", [5, 6, 8, 20, 40, T])
+def test_never_specials_never_padding(real: int, whole_words: bool) -> None:
+    rng = np.random.default_rng(real)
+    used = rule(is_continuation=CONTINUES if whole_words else None)
+    for _ in range(200):
+        row = make_row(rng, real)
+        maskable = int((~SPECIAL[row["inputs"]]).sum())
+        positions = check(row, mask_row(row, rng, used))
+        if whole_words:
+            assert len(positions) >= (1 if any(len(word) <= P for word in words_of(row["inputs"])) else 0)
+        else:
+            assert len(positions) == (max(1, round(0.15 * maskable)) if maskable else 0)
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_max_predictions_is_the_most(size: int, whole_words: bool) -> None:
+    rng = np.random.default_rng(1)
+    used = rule(max_predictions=size, mask_fraction=0.5, is_continuation=CONTINUES if whole_words else None)
+    counts = set()
+    for _ in range(300):
+        row = make_row(rng)
+        counts.add(len(check(row, mask_row(row, rng, used), size)))
+    assert max(counts) == size
+    if not whole_words:
+        assert counts == {size}
+
+
+def test_whole_words_are_never_parted() -> None:
+    rng = np.random.default_rng(2)
+    chosen_words, long_words, chosen, budget = 0, 0, 0, 0
+    for _ in range(2000):
+        row = make_row(rng)
+        words = words_of(row["inputs"])
+        positions = set(check(row, mask_row(row, rng, rule(is_continuation=CONTINUES))).tolist())
+        for word in words:
+            assert positions.isdisjoint(word) or positions.issuperset(word)
+            chosen_words += positions.issuperset(word)
+            long_words += len(word) > 1 and positions.issuperset(word)
+        chosen += len(positions)
+        budget += round(0.15 * sum(map(len, words)))
+        assert len(positions) <= round(0.15 * sum(map(len, words)))
+    assert long_words > 0.1 * chosen_words  # words of several pieces are masked too
+    assert chosen > 0.97 * budget
+
+
+def test_a_word_longer_than_the_budget_is_taken_alone_or_not_at_all() -> None:
+    rng = np.random.default_rng(3)
+    inputs = np.zeros(T, np.int32)
+    inputs[:8] = [CLS, 10, 700, 701, 702, 703, 704, SEP]
+    row = {"inputs": inputs, "token_types": inputs * 0}
+    assert check(row, mask_row(row, rng, rule(is_continuation=CONTINUES))).tolist() == [1, 2, 3, 4, 5, 6]
+    masked = mask_row(row, rng, rule(is_continuation=CONTINUES, max_predictions=5))
+    assert check(row, masked, 5).tolist() == []
+    np.testing.assert_array_equal(masked["inputs"], inputs)
+
+
+def test_a_continuation_after_a_special_is_a_word_of_its_own() -> None:
+    # The second half of a sentence that was cut inside a word: the piece before the [SEP] is not part of that word.
+    inputs = np.zeros(T, np.int32)
+    inputs[:5] = [CLS, 10, SEP, 700, SEP]
+    row = {"inputs": inputs, "token_types": inputs}
+    rng = np.random.default_rng(6)
+    chosen = {tuple(check(row, mask_row(row, rng, rule(is_continuation=CONTINUES))).tolist()) for _ in range(50)}
+    assert chosen == {(1,), (3,)}
+
+
+def test_a_row_without_maskable_tokens_predicts_nothing() -> None:
+    inputs = np.zeros(T, np.int32)
+    inputs[:3] = [CLS, UNK, SEP]
+    row = {"inputs": inputs, "token_types": inputs}
+    for used in (rule(), rule(is_continuation=CONTINUES)):
+        assert check(row, mask_row(row, np.random.default_rng(0), used)).tolist() == []
+
+
+def test_masking_is_a_pure_function() -> None:
+    row = make_row(np.random.default_rng(4))
+    before = row["inputs"].copy()
+    row["inputs"].flags.writeable = False
+    for used in (rule(), rule(is_continuation=CONTINUES)):
+        first, second, other = (mask_row(row, np.random.default_rng(seed), used) for seed in (5, 5, 6))
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
+        assert not np.array_equal(first["targets_position"], other["targets_position"])
+    np.testing.assert_array_equal(row["inputs"], before)

@@ -1,0 +1,67 @@
+"""Real run folders for the tests of reports, written as training writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhsh.config import Config
+from mhsh.report.comparison import Comparison, compare
+from mhsh.report.runs import load_runs
+from mhsh.run_folder import RunFolder
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
+    """Writes a run folder: `train` and `validation` are the losses logged, one a step and one every tenth step."""
+
+    def make(
+        name: str,
+        train: Sequence[float] = (),
+        validation: Sequence[float] = (),
+        *,
+        model: dict[str, Any] | None = None,
+        optimizer: dict[str, Any] | None = None,
+        record: dict[str, Any] | None = None,
+        with_record: bool = True,
+    ) -> Path:
+        changed = {f"model.{field}": value for field, value in (model or {}).items()}
+        changed |= {f"optimizer.{field}": value for field, value in (optimizer or {}).items()}
+        # The heads are those named, not regrouped once more.
+        config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changed)
+        folder = RunFolder.open_for_training(tmp_path / name, config)
+        if with_record:
+            full = {
+                "status": "finished",
+                "parameters": {"encoder": 100_000, "total": 150_000},
+                "data": {"fingerprint": "f00d", "unigram_entropy": 3.0},
+                "versions": {"jax": "0.10.0"},
+                "git_revision": "abc",
+                "compile_seconds": 1.5,
+            }
+            folder.write_run(full | (record or {}))
+        rows = [(step, "train", loss) for step, loss in enumerate(train, 1)]
+        rows += [(10 * number, "validation", loss) for number, loss in enumerate(validation, 1)]
+        for step, split, loss in sorted(rows, key=lambda row: row[:2]):
+            cost = {"tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step}
+            folder.append_metrics({"step": step, "split": split, **cost, "loss": loss})
+        return folder.path
+
+    return make
+
+
+@pytest.fixture
+def four_runs(make_run: MakeRun) -> Comparison:
+    """One good shallow run, a deep one on the plateau, one that diverges, and one whose metrics are cut short."""
+    shallow = make_run("shallow", [4 - 0.06 * i for i in range(30)], [3.4, 2.8, 2.25])
+    stuck = make_run("stuck", [4, 3.2] + [2.98] * 28, [3.0, 2.99, 2.99], model={"num_layers": 16, "num_heads": 1, "mlp_dim": 32})
+    nan = make_run("diverged", [3.5] * 15 + [float("nan")] * 15, [3.4, float("nan"), float("nan")], model={"residual": "rezero"})
+    cut = make_run("cut", [4 - 0.05 * i for i in range(30)], [3.5, 2.9, 2.55], model={"residual": "pre_ln"})
+    metrics = cut / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    return compare(load_runs([shallow, stuck, nan, cut]))

@@ -1,0 +1,34 @@
+"""Tests of the pictures for papers: real files, equal bytes for equal runs, and names that are only text."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from mhsh.report.comparison import Comparison, compare
+from mhsh.report.outputs import MARK
+from mhsh.report.plots import picture
+from mhsh.report.runs import load_runs
+
+
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_equal_runs_make_equal_bytes(four_runs: Comparison, kind: str, start: bytes) -> None:
+    one, other = picture(four_runs, kind), picture(four_runs, kind)
+    assert one == other
+    assert one.startswith(start)
+    assert MARK.encode() in one[:4096]
+
+
+def test_names_are_only_text(make_run) -> None:
+    names = ("_hidden", "$\\frac$", "a" * 150, "<b>&", "\u6f22\u5b57")
+    comparison = compare(
+        load_runs([make_run(name, [3.0, 2.0], record={"data": {"unigram_entropy": 2.5 + len(name)}}) for name in names])
+    )
+    ET.fromstring(picture(comparison, "svg"))
+    assert picture(comparison).startswith(b"\x89PNG")
+
+
+def test_runs_without_rows_or_without_a_finite_loss_can_be_drawn(make_run) -> None:
+    paths = [make_run("none"), make_run("nan", [float("nan")] * 3), make_run("one", [2.0])]
+    assert picture(compare(load_runs(paths))).startswith(b"\x89PNG")

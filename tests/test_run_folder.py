@@ -1,0 +1,211 @@
+"""Tests of the run folder: who may write into it, what damage does to reading, and that nothing written is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mhsh.config import Config
+from mhsh.errors import UserError
+from mhsh.run_folder import Metrics, RunFolder
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def config(make_config: Callable[..., Config]) -> Config:
+    """The config of configs/bert.py:2l8h."""
+    return make_config("bert", "2l8h")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, config: Config) -> RunFolder:
+    """A run of five steps with a validation row after the fourth."""
+    folder = RunFolder.open_for_training(tmp_path / "run", config)
+    for step in range(1, 6):
+        folder.append_metrics({"step": step, "split": "train", "loss": 5.0 - step})
+        if step == 4:
+            folder.append_metrics({"step": step, "split": "validation", "loss": 1.5})
+    return folder
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def metrics_path(folder: RunFolder) -> Path:
+    return folder.path / "metrics.jsonl"
+
+
+def steps(folder: RunFolder) -> list[int]:
+    return [row["step"] for row in folder.read_metrics().rows]
+
+
+def test_a_new_folder_holds_the_config_and_opens_again(tmp_path: Path, config: Config) -> None:
+    path = tmp_path / "some" / "run"
+    assert RunFolder.open_for_training(path, config).read_config() == config
+    before = contents(path)
+    assert RunFolder.open_for_training(path, config).read_config() == config
+    assert contents(path) == before
+
+
+def test_another_config_is_refused_by_field_and_nothing_changes(folder: RunFolder, config: Config) -> None:
+    other = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=16))
+    before = contents(folder.path)
+    with pytest.raises(UserError, match=r"train\.batch_size is 8 there, 16 here"):
+        RunFolder.open_for_training(folder.path, other)
+    assert contents(folder.path) == before
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path, config: Config) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match="is not empty and holds no run"):
+        RunFolder.open_for_training(tmp_path, config)
+    assert contents(tmp_path) == {"thesis.tex": b"mine"}
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, config: Config) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="cannot make the run folder"):
+        RunFolder.open_for_training(tmp_path / "file" / "run", config)
+    with pytest.raises(UserError, match="cannot make the run folder"):
+        RunFolder.open_for_training(tmp_path / "file", config)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {}}', "\x00", "[" * 100_000, '{"model": ' + "1" * 5000 + "}"])
+def test_a_damaged_config_is_an_error(folder: RunFolder, text: str) -> None:
+    (folder.path / "config.json").write_text(text)
+    with pytest.raises(UserError):
+        folder.read_config()
+
+
+def test_missing_files_are_errors_that_name_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(UserError, match=r"config\.json is missing"):
+        folder.read_config()
+    with pytest.raises(UserError, match=r"run\.json is missing"):
+        folder.read_run()
+    assert not folder.has_run_record()
+    metrics = folder.read_metrics()
+    assert metrics.rows == []
+    assert metrics.problem is not None
+    assert "does not exist" in metrics.problem
+
+
+def test_rows_come_back_as_they_were_appended(folder: RunFolder) -> None:
+    metrics = folder.read_metrics()
+    assert metrics.problem is None
+    assert metrics.series("train", "step", "loss") == ([1, 2, 3, 4, 5], [4, 3, 2, 1, 0])
+    assert metrics.series("validation", "step", "loss") == ([4], [1.5])
+    assert metrics.series("train", "step", "grad_norm") == ([], [])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_null_in_the_file_and_nan_again(folder: RunFolder, value: float) -> None:
+    folder.append_metrics({"step": 6, "split": "train", "loss": value})
+    assert json.loads(metrics_path(folder).read_text().splitlines()[-1])["loss"] is None
+    assert math.isnan(folder.read_metrics().series("train", "step", "loss")[1][-1])
+
+
+def test_a_line_cut_short_hides_only_itself(folder: RunFolder) -> None:
+    whole = metrics_path(folder).read_bytes()
+    for length in range(len(whole) - len(whole.splitlines()[-1]), len(whole)):
+        metrics_path(folder).write_bytes(whole[:length])
+        metrics = folder.read_metrics()
+        assert len(metrics.rows) == 5
+        assert metrics.problem is not None
+        assert "cut short in line 6" in metrics.problem
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{", '{"step": "2", "split": "train"}', '{"step": 2}', "\ufffd", "[" * 100_000])
+def test_reading_ends_before_a_damaged_line(folder: RunFolder, line: str) -> None:
+    lines = metrics_path(folder).read_text().splitlines()
+    lines[2] = line
+    metrics_path(folder).write_text("\n".join(lines) + "\n")
+    metrics = folder.read_metrics()
+    assert [row["step"] for row in metrics.rows] == [1, 2]
+    assert metrics.problem is not None
+    assert "line 3 is damaged" in metrics.problem
+
+
+def test_an_empty_file_is_a_problem(folder: RunFolder) -> None:
+    metrics_path(folder).write_text("")
+    assert folder.read_metrics() == Metrics([], f"{metrics_path(folder)} is empty; the run has logged nothing")
+
+
+def test_cutting_drops_later_rows_and_a_half_line(folder: RunFolder) -> None:
+    with open(metrics_path(folder), "a", encoding="utf-8") as file:
+        file.write('{"step": 6, "sp')
+    folder.cut_metrics(4)
+    assert steps(folder) == [1, 2, 3, 4, 4]
+    assert folder.read_metrics().problem is None
+    folder.append_metrics({"step": 5, "split": "train", "loss": 0.5})
+    assert steps(folder) == [1, 2, 3, 4, 4, 5]
+
+
+def test_cutting_where_nothing_is_to_cut_changes_nothing(folder: RunFolder) -> None:
+    before = contents(folder.path)
+    folder.cut_metrics(5)
+    folder.cut_metrics(9)
+    assert contents(folder.path) == before
+    RunFolder(folder.path / "nowhere").cut_metrics(3)
+
+
+def test_cutting_to_the_start_drops_everything(folder: RunFolder) -> None:
+    folder.cut_metrics(0)
+    assert metrics_path(folder).read_bytes() == b""
+
+
+def test_damage_before_the_step_is_refused_and_nothing_changes(folder: RunFolder) -> None:
+    lines = metrics_path(folder).read_bytes().splitlines(keepends=True)
+    lines[2] = b'{"step": 3, "spl\n'
+    metrics_path(folder).write_bytes(b"".join(lines))
+    before = contents(folder.path)
+    with pytest.raises(UserError, match="up to step 2, but the checkpoint is of step 4"):
+        folder.cut_metrics(4)
+    assert contents(folder.path) == before
+
+
+def test_a_record_is_replaced_as_a_whole(folder: RunFolder) -> None:
+    folder.write_run({"status": "running", "omega": None})
+    folder.write_run({"status": "finished"})
+    assert folder.has_run_record()
+    assert folder.read_run() == {"status": "finished"}
+
+
+def test_a_write_that_fails_before_it_starts_leaves_the_old_content(folder: RunFolder) -> None:
+    folder.write_run({"status": "running"})
+    before = contents(folder.path)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        folder.write_run({"loss": math.nan})
+    assert contents(folder.path) == before
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_content_and_no_half_file(folder: RunFolder) -> None:
+    # A process of its own, whose files may not grow beyond 4 KiB: the disk is full in the middle of the write.
+    folder.write_run({"status": "running"})
+    before = contents(folder.path)
+    code = (
+        "import resource, signal, sys; from mhsh.run_folder import RunFolder; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
+        "RunFolder(sys.argv[1]).write_run({'omega': [1.0] * 10_000})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder.path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "File too large" in done.stderr
+    assert contents(folder.path) == before
+
+
+def test_a_target_that_cannot_be_replaced_stays(folder: RunFolder) -> None:
+    (folder.path / "run.json").mkdir()
+    (folder.path / "run.json" / "kept").write_text("mine")
+    before = contents(folder.path)
+    with pytest.raises(OSError, match="directory"):
+        folder.write_run({"status": "finished"})
+    assert contents(folder.path) == before

@@ -1,0 +1,87 @@
+"""The table of axes: what lies where, and what cannot be divided."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from mhsh.config import MeshConfig
+from mhsh.errors import UserError
+from mhsh.models.bert import build_model
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import MESH_AXES, check_divisibility, make_mesh, mesh_shape, process_rows, put_batch
+from mhsh.training.state import state_shardings
+
+
+@pytest.mark.parametrize(
+    ("axes", "devices", "shape"),
+    [((-1, 1, 1), 8, (8, 1, 1)), ((2, -1, 2), 8, (2, 2, 2)), ((2, 2, 2), 8, (2, 2, 2)), ((-1, 1, 1), 1, (1, 1, 1))],
+)
+def test_an_open_axis_takes_what_is_left(axes, devices, shape):
+    assert tuple(mesh_shape(MeshConfig(*axes), devices).values()) == shape
+
+
+@pytest.mark.parametrize(("axes", "devices"), [((3, 1, 1), 8), ((-1, 3, 1), 8), ((2, 2, 1), 8), ((16, 1, 1), 8)])
+def test_a_mesh_that_does_not_make_the_devices_is_refused(axes, devices):
+    with pytest.raises(UserError, match=r"mesh\.data x mesh\.fsdp x mesh\.tensor = .* 8 devices"):
+        mesh_shape(MeshConfig(*axes), devices)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shape", "message"),
+    [
+        ({"train.batch_size": 6}, (4, 1, 1), r"train\.batch_size = 6 .* 4 x 1 does not divide"),
+        ({"train.batch_size": 8, "train.accumulation_steps": 4}, (4, 1, 1), r"gives 2 rows"),
+        ({"model.embed_dim": 60}, (1, 8, 1), r"model\.embed_dim = 60 .* mesh\.fsdp = 8 .*next multiple: 64"),
+        ({"model.vocab_size": 2047}, (1, 1, 2), r"model\.vocab_size = 2047 .* mesh\.tensor = 2"),
+        ({"model.num_heads": 6, "model.heads_per_layer": 6}, (1, 1, 4), r"model\.num_heads = 6 .* mesh\.tensor = 4"),
+    ],
+)
+def test_what_does_not_divide_is_named(make_config, overrides, shape, message):
+    config = make_config("bert", "2l8h", **overrides)
+    with pytest.raises(UserError, match=message):
+        check_divisibility(config, dict(zip(MESH_AXES, shape, strict=True)))
+
+
+def test_where_parameters_lie(make_config):
+    specs = {}
+    for variant in ("2l8h", "16l1h"):
+        config = make_config("bert", variant)
+        mesh = jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+        model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+        params = state_shardings(config, model, optimizer, mesh).params
+        layers = params["encoder"]["layers"]
+        specs[variant] = {
+            "query": layers["attention"]["query_kernel"].spec,
+            "up": layers["feed_forward"]["up_kernel"].spec,
+            "omega": layers["attention_residual"]["omega"].spec,
+            "token": params["embeddings"]["token"].spec,
+        }
+    assert specs["2l8h"]["query"] == PartitionSpec(None, "fsdp", "tensor", None)
+    assert specs["16l1h"]["query"] == PartitionSpec(None, "fsdp", None, None), "a single head is never cut"
+    for spec in specs.values():
+        assert spec["up"] == PartitionSpec(None, "fsdp", "tensor")
+        assert spec["omega"] == PartitionSpec(None, "fsdp")
+        assert spec["token"] == PartitionSpec("tensor", "fsdp")
+
+
+def test_optimizer_moments_lie_with_their_parameters(make_config):
+    config = make_config("bert", "2l8h")
+    mesh = jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    shardings = state_shardings(config, model, optimizer, mesh)
+    moments = next(part for part in jax.tree.leaves(shardings.opt_state, is_leaf=lambda x: hasattr(x, "mu")) if hasattr(part, "mu"))
+    assert moments.mu == shardings.params
+    assert moments.nu == shardings.params
+
+
+def test_a_batch_is_cut_by_rows(make_config):
+    config = make_config("bert", "2l8h", **{"mesh.data": 4, "mesh.fsdp": 2})
+    mesh = make_mesh(config)
+    assert process_rows(mesh, 8) == slice(0, 8)
+    rows = np.arange(8, dtype=np.int32)[:, None] * np.ones((1, 3), np.int32)
+    batch = put_batch({"inputs": rows}, mesh, 8)
+    np.testing.assert_array_equal(np.asarray(batch["inputs"]), rows)
+    assert {shard.data.shape for shard in batch["inputs"].addressable_shards} == {(1, 3)}

@@ -1,0 +1,148 @@
+"""One step: the same on every mesh and under every cut of the batch; figures that say what they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh
+
+from mhsh.config import Config
+from mhsh.models.bert import build_model, forward
+from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import MESH_AXES, put_batch
+from mhsh.training.state import TrainState, create_state
+from mhsh.training.step import compile_eval_step, compile_train_step
+from tests.training.batches import random_batch
+
+NO_DROPOUT = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0, "model.embedding_dropout": 0.0}
+
+
+def mesh_of(data: int, fsdp: int, tensor: int) -> Mesh:
+    devices = jax.devices()[: data * fsdp * tensor]
+    return jax.make_mesh((data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def run_steps(config: Config, mesh: Mesh, count: int = 2) -> tuple[TrainState, list[dict[str, float]]]:
+    """The state after `count` steps on random batches, and each step's figures."""
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    size = config.train.batch_size
+    batches = [random_batch(config, size, seed) for seed in range(count)]
+    state = create_state(config, model, optimizer, mesh, put_batch(batches[0], mesh, size))
+    step = compile_train_step(config, model, optimizer, mesh, state)
+    figures = []
+    for batch in batches:
+        state, means = step(state, put_batch(batch, mesh, size))
+        figures.append({name: float(mean.value()) for name, mean in means.items()})
+    return state, figures
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
+    for path, (a, b) in zip(
+        (path for path, _ in jax.tree_util.tree_leaves_with_path(expected)),
+        zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True),
+        strict=True,
+    ):
+        a, b = np.asarray(a), np.asarray(b)
+        assert np.abs(a - b).max() <= tolerance * max(np.abs(b).max(), 1e-3), jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize("variant", ["2l8h", "16l1h"])
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2)])
+def test_every_mesh_gives_the_same_loss_and_gradients(make_config, variant, shape):
+    # Plain gradient descent, so that the parameters after a step show the gradients themselves.
+    config = make_config("bert", variant, **NO_DROPOUT, **{"train.num_steps": 40})
+    model, size = build_model(config.model), config.train.batch_size
+    optimizer = optax.sgd(0.1)
+    results = []
+    for mesh in (mesh_of(1, 1, 1), mesh_of(*shape)):
+        batch = put_batch(random_batch(config, size), mesh, size)
+        state = create_state(config, model, optimizer, mesh, batch)
+        state, means = compile_train_step(config, model, optimizer, mesh, state)(state, batch)
+        results.append((jax.device_get(state.params), float(means["token_loss"].value()), float(means["grad_norm"].value())))
+    (expected, loss, norm), (actual, sharded_loss, sharded_norm) = results
+    assert sharded_loss == pytest.approx(loss, rel=1e-5)
+    assert sharded_norm == pytest.approx(norm, rel=1e-5)
+    assert_close(actual, expected, 1e-5)
+
+
+@pytest.mark.parametrize("accumulation", [2, 8])
+def test_accumulation_with_unequal_weights_changes_nothing(make_config, accumulation):
+    config = make_config("bert", "4l4h", **NO_DROPOUT)
+    cut = dataclasses.replace(config, train=dataclasses.replace(config.train, accumulation_steps=accumulation))
+    mesh = mesh_of(1, 1, 1)
+    whole_state, whole = run_steps(config, mesh, 1)
+    cut_state, parts = run_steps(cut, mesh, 1)
+    for name, value in whole[0].items():
+        assert parts[0][name] == pytest.approx(value, rel=1e-5), name
+    moments = jax.tree.leaves(jax.device_get(whole_state.opt_state)), jax.tree.leaves(jax.device_get(cut_state.opt_state))
+    assert_close(moments[1], moments[0], 1e-5)
+
+
+def test_the_loss_is_the_mean_over_real_predictions(make_config):
+    config = make_config("bert", "2l8h", **NO_DROPOUT)
+    mesh, size = mesh_of(1, 1, 1), config.train.batch_size
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    batch = random_batch(config, size)
+    state = create_state(config, model, optimizer, mesh, put_batch(batch, mesh, size))
+    logits = np.asarray(forward(model, state.params, batch, None).logits, np.float64)
+    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nats = -np.take_along_axis(log_probabilities, batch["targets"][..., None], -1)[..., 0]
+    means = compile_eval_step(config, model, mesh, state.params)(state.params, put_batch(batch, mesh, size))
+    assert float(means["token_loss"].value()) == pytest.approx(nats[batch["weights"] > 0].mean(), rel=1e-5)
+    assert float(means["token_loss"].weight) == batch["weights"].sum()
+
+
+def test_step_figures_against_plain_gradients(make_config):
+    config = make_config("bert", "2l8h", **NO_DROPOUT)
+    mesh = mesh_of(1, 1, 1)
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    batch = random_batch(config, config.train.batch_size)
+    state = create_state(config, model, optimizer, mesh, put_batch(batch, mesh, config.train.batch_size))
+
+    def loss(params: Any) -> jax.Array:
+        return total_loss(measure(forward(model, params, batch, None), batch), loss_weights(batch))
+
+    gradients = jax.grad(loss)(state.params)
+    _, figures = run_steps(config, mesh, 1)
+    assert figures[0]["grad_norm"] == pytest.approx(float(optax.tree.norm(gradients)), rel=1e-5)
+    assert figures[0]["tokens"] == (batch["inputs_segmentation"] > 0).sum()
+    assert figures[0]["learning_rate"] == pytest.approx(config.optimizer.learning_rate / config.optimizer.warmup_steps)
+
+
+def test_dropout_is_keyed_by_seed_and_step(make_config):
+    config = make_config("bert", "2l8h")
+    other = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=1))
+    mesh = mesh_of(1, 1, 1)
+    first, again, reseeded = (run_steps(each, mesh)[1] for each in (config, config, other))
+    assert first == again
+    assert first[0]["token_loss"] != reseeded[0]["token_loss"]
+
+
+def test_dropout_masks_differ_between_steps_and_layers(make_config):
+    config = make_config("bert", "2l8h", **{"optimizer.learning_rate": 1e-30})
+    mesh, size = mesh_of(1, 1, 1), config.train.batch_size
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    batch = random_batch(config, size)
+    state = create_state(config, model, optimizer, mesh, put_batch(batch, mesh, size))
+    step = compile_train_step(config, model, optimizer, mesh, state)
+    losses = []
+    for _ in range(3):
+        state, means = step(state, put_batch(batch, mesh, size))
+        losses.append(float(means["token_loss"].value()))
+    assert len(set(losses)) == 3
+
+
+def test_the_old_state_is_given_up_to_the_new(make_config):
+    config = make_config("bert", "2l8h", **NO_DROPOUT)
+    mesh, size = mesh_of(1, 1, 1), config.train.batch_size
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    batch = put_batch(random_batch(config, size), mesh, size)
+    old = create_state(config, model, optimizer, mesh, batch)
+    compile_train_step(config, model, optimizer, mesh, old)(old, batch)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old.params))
