@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,17 +27,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the exit status: 0 well, 2 a mistake named in one line, 128 + n stopped by signal n."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
     except UserError as error:
         return _fail(str(error))
+    except BrokenPipeError:
+        # Whoever read our output has gone; what is still buffered must not fail once more on the way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         return _fail(f"the disk is full ({error.filename or 'while writing'}); free some space and run the same command again")
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 141
+        return 128 + signal.SIGINT
 
 
 def _run(arguments: list[str]) -> int:
@@ -48,7 +54,7 @@ def _run(arguments: list[str]) -> int:
     if options.command == "quickstart":
         values["configs"], rest = _quickstart_configs(rest)
     for name in options.config_flags:
-        values[name], rest = _take_config(name, rest)
+        values[name], rest = take_config(name, rest)
     if "config" in options.config_flags and values["config"] is None:
         raise UserError(f"mhsh {options.command} needs --config=FILE.py:VARIANT, for example --config=configs/bert.py:2l8h")
     if rest:
@@ -99,7 +105,7 @@ def _command(commands: Any, name: str, help_text: str, config_flags: Sequence[st
     return parser
 
 
-def _take_config(name: str, arguments: list[str]) -> tuple[Config | None, list[str]]:
+def take_config(name: str, arguments: list[str]) -> tuple[Config | None, list[str]]:
     """The config that `--NAME=...` and its overrides make (None: not given), and the arguments that are left."""
     flag_values = flags.FlagValues()
     argv = ["mhsh", *arguments]
@@ -120,7 +126,7 @@ def _quickstart_configs(arguments: list[str]) -> tuple[dict[str, Config], list[s
     configs: dict[str, Config] = {}
     rest = arguments
     for variant in QUICKSTART_VARIANTS:
-        config, rest = _take_config("config", [f"--config={path}:{variant}", *arguments])
+        config, rest = take_config("config", [f"--config={path}:{variant}", *arguments])
         assert config is not None
         configs[variant] = config
     return configs, rest

@@ -50,14 +50,14 @@ class RunFolder:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
-        if folder._config_path.exists():
+        if folder.has_begun():
             differing = _differences(to_dict(folder.read_config()), to_dict(config))
             if differing:
                 raise UserError(
                     f"{path} holds a run of another config ({'; '.join(differing)}); choose another --workdir, or that run's config"
                 )
-        elif any(folder.path.iterdir()):
-            raise UserError(f"{path} is not empty and holds no run (no config.json); choose another --workdir")
+        elif not folder._config_path.exists() and any(folder.path.iterdir()):
+            raise UserError(f"{path} is not empty and holds no run; choose another --workdir")
         else:
             _write_atomically(folder._config_path, _dump(to_dict(config)))
         return folder
@@ -88,6 +88,11 @@ class RunFolder:
     def read_run(self) -> dict[str, Any]:
         """run.json: versions, devices, mesh, parameter ledger, data fingerprint, omega, status."""
         return self._read_json("run.json")
+
+    def has_begun(self) -> bool:
+        """Whether a run left more than its config here: an attempt that failed before its first step does not count."""
+        traces = [self.path / "run.json", self.path / METRICS_FILE, *self.checkpoints_path.glob("*")]
+        return self._config_path.exists() and any(trace.exists() for trace in traces)
 
     def has_run_record(self) -> bool:
         """Whether run.json exists, that is, whether training got as far as knowing its data and devices."""

@@ -25,6 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 REAL_DATA = Path(os.environ.get("MHSH_DATA", ROOT.parent / "shared" / "data"))
 
 jax.config.update("jax_num_cpu_devices", 8)
+# Many tests compile the same small programs; what XLA made of them is kept between tests and between runs.
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "xla"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 MakeConfig = Callable[..., Config]
 

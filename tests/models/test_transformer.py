@@ -1,0 +1,165 @@
+"""The encoder: scan, unrolled loop and rematerialisation are one function; padding and packing change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mhsh.config import REMAT_POLICIES, RESIDUALS
+from mhsh.models.attention import attention_mask
+from mhsh.models.bert import build_model, forward
+from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.models.residual import STRATEGIES, Stream
+from mhsh.models.transformer import Encoder, EncoderLayer
+
+OUTPUTS, GRADIENTS = 1e-6, 1e-5
+
+SEGMENTS = [[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 0, 0]]
+DROPOUT = dict(hidden_dropout=0.3, attention_dropout=0.3, embedding_dropout=0.3)
+NO_DROPOUT = dict.fromkeys(DROPOUT, 0.0)
+
+
+def outputs_and_gradients(config, params, batch):
+    """Logits and parameter gradients of the loss, with a fixed dropout key."""
+    model = build_model(config)
+
+    def loss(params):
+        outputs = forward(model, params, batch, jax.random.key(5))
+        return total_loss(measure(outputs, batch), loss_weights(batch)), outputs
+
+    gradients, outputs = jax.jit(jax.grad(loss, has_aux=True))(params)
+    return outputs, gradients
+
+
+@pytest.fixture(scope="module", params=[NO_DROPOUT, DROPOUT], ids=["no dropout", "dropout"])
+def scanned(request, tiny, make_batch, random_params):
+    """The plain scan: its config, parameters and batch, and what it gives."""
+    config = tiny(residual="admin", admin_omega="closed_log", **request.param)
+    batch = make_batch(SEGMENTS)
+    params = random_params(config)
+    assert (config.scan_unroll, config.remat_policy) == (1, "none")
+    return config, params, batch, outputs_and_gradients(config, params, batch)
+
+
+VARIANTS = [dict(scan_unroll=3), *(dict(remat_policy=policy) for policy in REMAT_POLICIES if policy != "none")]
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, dict(scan_unroll=2, remat_policy="full")], ids=str)
+def test_scan_equals_unrolled_equals_remat(scanned, error, variant):
+    config, params, batch, (outputs, gradients) = scanned
+    variant_outputs, variant_gradients = outputs_and_gradients(dataclasses.replace(config, **variant), params, batch)
+    assert error(variant_outputs, outputs) < OUTPUTS
+    assert error(variant_gradients, gradients) < GRADIENTS
+
+
+def test_dropout_is_drawn_anew_in_every_layer_and_by_every_key(tiny):
+    """With equal parameters in all layers and dropout as the only thing that differs, a shared mask would show."""
+    config = tiny(residual="rezero", num_layers=2, **DROPOUT)
+    encoder = Encoder(config, STRATEGIES["rezero"])
+    x = jax.random.normal(jax.random.key(0), (2, 8, 12))
+    segments = jnp.asarray(SEGMENTS)
+    mask, real = attention_mask(segments, causal=False), segments > 0
+
+    def zero_share(key):
+        """The feed-forward biases set to one and its kernels to zero: each layer then adds exactly its dropout mask."""
+        params = encoder.init(jax.random.key(1), x, mask, real, deterministic=True)["params"]
+        params = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jnp.ones_like(leaf) if path_ends(path, ("alpha", "down_bias")) else jnp.zeros_like(leaf), params
+        )
+        out = encoder.apply({"params": params}, x, mask, real, deterministic=False, rngs={"dropout": key})
+        return (out - x) * (1 - config.hidden_dropout)  # 0, 1 or 2 masks kept this element
+
+    kept = np.round(np.asarray(jax.jit(zero_share)(jax.random.key(0))))
+    shares = [float((kept == count).mean()) for count in (0, 1, 2)]
+    # Two independent masks that keep 0.7: 0.09, 0.42, 0.49. One shared mask: 0.3, 0, 0.7.
+    np.testing.assert_allclose(shares, [0.09, 0.42, 0.49], atol=0.12)
+    other = np.round(np.asarray(jax.jit(zero_share)(jax.random.key(1))))
+    assert not np.array_equal(kept, other)
+
+
+def path_ends(path, names):
+    """Whether a parameter's own name is one of these."""
+    return any(getattr(key, "key", None) in names for key in path)
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_equals_a_python_loop_over_layers(tiny, random_like, error, residual):
+    config = tiny(residual=residual)
+    strategy = STRATEGIES[residual]
+    encoder, layer = Encoder(config, strategy), EncoderLayer(config, strategy)
+    segments = jnp.asarray(SEGMENTS)
+    mask, real = attention_mask(segments, causal=False), segments > 0
+    x = jax.random.normal(jax.random.key(0), (2, 8, 12))
+    abstract = jax.eval_shape(lambda: encoder.init(jax.random.key(1), x, mask, real, deterministic=True))["params"]
+    params = random_like(abstract)
+
+    out = jax.jit(lambda params: encoder.apply({"params": params}, x, mask, real, deterministic=True))(params)
+
+    one_layer = jax.jit(lambda params, x: layer.apply({"params": params}, Stream(x, None), mask, True)[0].x)
+    expected = x
+    for index in range(config.num_layers):
+        expected = one_layer(jax.tree.map(lambda stacked: stacked[index], params["layers"]), expected)  # noqa: B023
+    if residual == "pre_ln":
+        expected = by_hand_norm(expected, params["final_norm"], config.layer_norm_epsilon)
+    assert error(out, expected) < OUTPUTS
+
+
+def by_hand_norm(x, params, epsilon):
+    """LayerNorm from its definition."""
+    x = np.asarray(x, np.float64)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon) * params["scale"] + params["bias"]
+
+
+@pytest.fixture(scope="module", params=RESIDUALS)
+def padded(request, tiny, make_batch, random_params):
+    """A model of each residual scheme that predicts every position; no branch of it silent."""
+    config = tiny(residual=request.param)
+    batch = make_batch(SEGMENTS, predicted=8) | {"targets_position": np.tile(np.arange(8, dtype=np.int32), (2, 1))}
+    params = random_params(config)
+    model = build_model(config)
+    return jax.jit(lambda batch: forward(model, params, batch, None)), batch
+
+
+def test_what_stands_in_padding_changes_nothing(padded, error):
+    run, batch = padded
+    real = batch["inputs_segmentation"] > 0
+    outputs = run(batch)
+    rng = np.random.default_rng(3)
+    garbage = {
+        key: np.where(real, batch[key], rng.integers(0, high, real.shape)).astype(np.int32)
+        for key, high in (("inputs", 48), ("inputs_position", 16), ("token_types", 2))
+    }
+    changed = run(batch | garbage)
+    assert error(changed.logits[real], outputs.logits[real]) < OUTPUTS
+    assert error(changed.next_sentence, outputs.next_sentence) < OUTPUTS
+    # The garbage was there, and was seen where it stood.
+    assert error(changed.logits[~real], outputs.logits[~real]) > 1e-2
+
+
+def test_more_padding_changes_nothing(padded, error):
+    run, batch = padded
+    real = batch["inputs_segmentation"] > 0
+    outputs = run(batch)
+    wider = {key: np.pad(rows, ((0, 0), (0, 5))) if rows.ndim == 2 else rows for key, rows in batch.items()}
+    wide = run(wider)
+    assert wide.logits.shape[1] == real.shape[1] + 5
+    assert error(wide.logits[:, : real.shape[1]][real], outputs.logits[real]) < OUTPUTS
+    assert error(wide.next_sentence, outputs.next_sentence) < OUTPUTS
+
+
+def test_packed_segments_equal_rows_of_their_own(padded, error):
+    run, batch = padded
+    packed = run(batch).logits[0, :7]  # 1 1 1 2 2 2 2, then padding
+    apart = {key: np.zeros_like(rows) for key, rows in batch.items()}
+    apart["targets_position"] = batch["targets_position"]
+    for row, start, end in ((0, 0, 3), (1, 3, 7)):
+        for key in ("inputs", "inputs_position", "token_types"):
+            apart[key][row, : end - start] = batch[key][0, start:end]
+        apart["inputs_segmentation"][row, : end - start] = 1
+    logits = run(apart).logits
+    assert error(jnp.concatenate([logits[0, :3], logits[1, :4]]), packed) < OUTPUTS

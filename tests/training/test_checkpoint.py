@@ -1,0 +1,121 @@
+"""Checkpoints: what comes back is what went in, and what does not fit is named before anything is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mhsh.config import Config
+from mhsh.errors import UserError
+from mhsh.models.bert import build_model
+from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import put_batch
+from mhsh.training.state import TrainState, abstract_state, create_state
+from tests.training.batches import random_batch
+from tests.training.test_step import mesh_of
+
+
+def fresh(config: Config, shape: tuple[int, int, int] = (1, 1, 1)) -> tuple[TrainState, TrainState]:
+    """A state with no zeros in its moments, and its abstract twin."""
+    mesh = mesh_of(*shape)
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    size = config.train.batch_size
+    state = create_state(config, model, optimizer, mesh, put_batch(random_batch(config, size), mesh, size))
+    state = jax.tree.map(lambda leaf: leaf + 3 if leaf.ndim == 0 else leaf + leaf.size, state)
+    return state, abstract_state(config, model, optimizer, mesh)
+
+
+def saved(config: Config, folder: Path) -> tuple[TrainState, TrainState]:
+    state, abstract = fresh(config)
+    checkpoints = Checkpoints(folder, keep=2, keep_every=0)
+    checkpoints.save(7, state)
+    checkpoints.close()
+    return state, abstract
+
+
+def test_a_state_comes_back_bit_for_bit(make_config, tmp_path):
+    state, abstract = saved(make_config("bert", "2l8h"), tmp_path)
+    restored = Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def test_saved_on_one_device_restored_on_eight(make_config, tmp_path):
+    config = make_config("bert", "2l8h")
+    state, _ = saved(config, tmp_path)
+    _, abstract = fresh(config, (2, 2, 2))
+    restored = Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
+    for a, b, wanted in zip(*map(jax.tree.leaves, (restored, state, abstract)), strict=True):
+        assert a.sharding == wanted.sharding
+        np.testing.assert_array_equal(a, b)
+
+
+def test_parameters_alone(make_config, tmp_path):
+    state, abstract = saved(make_config("bert", "2l8h"), tmp_path)
+    params = Checkpoints(tmp_path, keep=2, keep_every=0).restore_params(7, abstract.params)
+    jax.tree.map(np.testing.assert_array_equal, params, state.params)
+
+
+def test_a_state_changed_after_saving_is_saved_as_it_was(make_config, tmp_path):
+    state, abstract = fresh(make_config("bert", "2l8h"))
+    before = jax.device_get(state)
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=0)
+    checkpoints.save(1, state)
+    jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0, tree), donate_argnums=0)(state)
+    checkpoints.close()
+    restored = Checkpoints(tmp_path, keep=2, keep_every=0).restore(1, abstract)
+    jax.tree.map(np.testing.assert_array_equal, restored, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 3}, r"is float32\[2, .*\] there, float32\[3, .*\] in the config \(and \d+ more\)"),
+        ({"residual": "post_ln"}, r"omega is float32\[2, 64\] there, absent in the config"),
+        ({"next_sentence": False}, r"next_sentence\..* there, absent in the config"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_named_before_it_is_read(make_config, tmp_path, change, message):
+    config = make_config("bert", "2l8h")
+    saved(config, tmp_path)
+    _, abstract = fresh(dataclasses.replace(config, model=dataclasses.replace(config.model, **change)))
+    with pytest.raises(UserError, match=message):
+        Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
+
+
+def test_old_steps_go_and_milestones_stay(make_config, tmp_path):
+    state, _ = fresh(make_config("bert", "2l8h"))
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=4)
+    for step in range(1, 8):
+        checkpoints.save(step, state)
+    checkpoints.close()
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [4, 6, 7]
+
+
+def test_a_step_that_is_not_there(make_config, tmp_path):
+    with pytest.raises(UserError, match="holds no checkpoint; train"):
+        Checkpoints(tmp_path / "none", keep=2, keep_every=0).existing_step(None)
+    saved(make_config("bert", "2l8h"), tmp_path / "some")
+    checkpoints = Checkpoints(tmp_path / "some", keep=2, keep_every=0)
+    assert checkpoints.existing_step(None) == 7
+    with pytest.raises(UserError, match="no checkpoint of step 3; there are 7"):
+        checkpoints.existing_step(3)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax drops its other reads half-way
+def test_an_unreadable_checkpoint_is_named(make_config, tmp_path):
+    _, abstract = saved(make_config("bert", "2l8h"), tmp_path)
+    for path in (tmp_path / "7" / "params").rglob("*"):
+        if path.is_file() and "d" in path.parent.name:
+            path.unlink()
+    with pytest.raises(UserError, match=r"checkpoint .*7 cannot be read"):
+        Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
+    gc.collect()
