@@ -1,0 +1,170 @@
+"""The residual schemes against their formulas, their starting values, and the dtype of the stream."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mhsh.analysis.ledger import parameter_shapes
+from mhsh.config import INITS, RESIDUALS
+from mhsh.models.bert import build_model, forward
+from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, real_variance
+from mhsh.models.transformer import Encoder, EncoderLayer
+
+D = 12
+
+
+def layer_norm(x, params, epsilon=1e-12):
+    """(x - mean) / sqrt(var + epsilon) * scale + bias, over the last axis."""
+    mean = x.mean(axis=-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(axis=-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * params["scale"] + params["bias"]
+
+
+FORMULAS = {
+    "post_ln": lambda x, f, p, num_layers: layer_norm(x + f(x), p["norm"]),
+    "pre_ln": lambda x, f, p, num_layers: x + f(layer_norm(x, p["norm"])),
+    "admin": lambda x, f, p, num_layers: layer_norm(p["omega"] * x + f(x), p["norm"]),
+    "deepnorm": lambda x, f, p, num_layers: layer_norm((2 * num_layers) ** 0.25 * x + f(x), p["norm"]),
+    "rezero": lambda x, f, p, num_layers: x + p["alpha"] * f(x),
+}
+
+
+def test_every_scheme_has_a_formula_here():
+    assert set(FORMULAS) == set(STRATEGIES) == set(RESIDUALS)
+
+
+@pytest.mark.parametrize("num_layers", [1, 24])
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_formula(tiny, random_like, error, residual, num_layers):
+    scheme = STRATEGIES[residual](tiny(residual=residual, num_layers=num_layers))
+    rng = np.random.default_rng(0)
+    x, matrix = rng.standard_normal((2, 5, D)), rng.standard_normal((D, D))
+    stream = Stream(jnp.asarray(x, jnp.float32), None)
+
+    def sublayer(x):
+        return jnp.tanh(x @ jnp.asarray(matrix, jnp.float32))
+
+    params = random_like(jax.eval_shape(lambda: scheme.init(jax.random.key(0), stream, sublayer))["params"])
+    out = scheme.apply({"params": params}, stream, sublayer)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    expected = FORMULAS[residual](x, lambda x: np.tanh(x @ matrix), exact, num_layers)
+    assert out.profile is None
+    assert error(out.x, expected) < 1e-5
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_only_pre_ln_ends_in_a_layer_norm(tiny, residual):
+    encoder = parameter_shapes(tiny(residual=residual))["encoder"]
+    assert ("final_norm" in encoder) == (residual == "pre_ln")
+
+
+def test_rezero_has_no_layer_norm_in_its_layers(tiny):
+    layers = parameter_shapes(tiny(residual="rezero"))["encoder"]["layers"]
+    assert set(layers["attention_residual"]) == set(layers["feed_forward_residual"]) == {"alpha"}
+
+
+def test_rezero_starts_as_the_identity(tiny):
+    encoder = Encoder(tiny(residual="rezero"), STRATEGIES["rezero"])
+    x = jax.random.normal(jax.random.key(0), (2, 4, D))
+    inputs = (x, jnp.ones((2, 1, 4, 4), bool), jnp.ones((2, 4), bool))
+    out, variables = jax.jit(lambda: encoder.init_with_output(jax.random.key(1), *inputs, deterministic=True))()
+    np.testing.assert_array_equal(out, x)
+    assert len(jax.tree.leaves(variables)) > 2
+
+
+# arXiv 2203.00555, figure 2, encoder only: alpha = (2 L)^(1/4), beta = (8 L)^(-1/4).
+@pytest.mark.parametrize(("num_layers", "alpha", "beta"), [(6, 1.8612, 0.37992), (24, 2.6321, 0.26864), (384, 5.2643, 0.13432)])
+def test_deepnorm_constants(tiny, num_layers, alpha, beta):
+    scheme = STRATEGIES["deepnorm"](tiny(residual="deepnorm", num_layers=num_layers))
+    assert scheme.init_gain(num_layers) == pytest.approx(beta, rel=1e-4)
+    # A sublayer that answers with y on an x orthogonal to it: before the LayerNorm their ratio is alpha.
+    x = jnp.array([[[1.0, -1.0, 0.0, 0.0]]])
+    y = jnp.array([[[0.0, 0.0, 1.0, -1.0]]])
+    out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), lambda _: y)
+    assert out.x[0, 0, 0] / out.x[0, 0, 2] == pytest.approx(alpha, rel=1e-4)
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_deepnorm_scales_value_output_and_feed_forward_kernels_and_no_others(tiny, make_batch, fresh, init):
+    batch = make_batch([[1, 1, 1]])
+    plain = fresh(tiny(residual="post_ln", init=init), batch)
+    scaled = fresh(tiny(residual="deepnorm", init=init), batch)
+    beta = (8 * 3) ** -0.25
+    expected = {
+        ("attention", "query_kernel"): 1.0,
+        ("attention", "key_kernel"): 1.0,
+        ("attention", "value_kernel"): beta,
+        ("attention", "out_kernel"): beta,
+        ("feed_forward", "up_kernel"): beta,
+        ("feed_forward", "down_kernel"): beta,
+    }
+    layers, scaled_layers = plain["encoder"].pop("layers"), scaled["encoder"].pop("layers")
+    for (module, name), factor in expected.items():
+        np.testing.assert_allclose(scaled_layers[module][name], factor * layers[module][name], rtol=1e-6, err_msg=name)
+    kernels = {(module, name) for module, params in layers.items() for name in params if name.endswith("kernel")}
+    assert kernels == set(expected)
+    # Embeddings and heads are no part of the scheme.
+    jax.tree.map(np.testing.assert_array_equal, plain, scaled)
+
+
+# 384L1H: 768 sublayers. sqrt(769 / ln 769 - 1) and sqrt(768).
+@pytest.mark.parametrize(("admin_omega", "expected"), [("closed_log", 10.71), ("closed_one", 27.71), ("profiled", 1.0)])
+def test_closed_form_omega_of_384_layers(tiny, admin_omega, expected):
+    assert closed_form_omega(admin_omega, 768) == pytest.approx(expected, abs=0.005)
+
+
+def test_a_fresh_admin_model_holds_the_closed_form(tiny, make_batch, fresh):
+    params = fresh(tiny(residual="admin", admin_omega="closed_log", num_layers=6), make_batch([[1, 1, 1]]))
+    # 12 sublayers: sqrt(13 / ln 13 - 1)
+    for name in ("attention_residual", "feed_forward_residual"):
+        omega = params["encoder"]["layers"][name]["omega"]
+        assert omega.shape == (6, D)
+        np.testing.assert_allclose(omega, 2.01701, rtol=1e-5)
+
+
+def test_real_variance_leaves_padding_out_and_counts_in_fp32():
+    x = np.random.default_rng(0).standard_normal((2, 4, D)).astype(np.float32) + 5
+    real = np.array([[1, 1, 1, 0], [1, 0, 0, 0]], bool)
+    assert real_variance(jnp.asarray(x), jnp.asarray(real)) == pytest.approx(x[real].astype(np.float64).var(), rel=1e-5)
+    rounded = jnp.asarray(x, jnp.bfloat16)
+    expected = np.asarray(rounded, np.float64)[real].var()
+    assert real_variance(rounded, jnp.asarray(real)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("residual_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, random_params, residual, residual_dtype):
+    config = tiny(residual=residual, compute_dtype="bfloat16", residual_dtype=residual_dtype)
+    model, batch, params = build_model(config), make_batch([[1, 1, 1, 0]]), random_params(config)
+    seen = jax.eval_shape(lambda params: captured(model, params, batch), params)
+    assert seen["embeddings"].dtype == seen["encoder"].dtype == residual_dtype
+    assert jax.eval_shape(lambda params: forward(model, params, batch, None).logits, params).dtype == "float32"
+    # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
+    layer = EncoderLayer(config, STRATEGIES[residual])
+    stream, mask = Stream(jnp.zeros((1, 4, D), residual_dtype), None), jnp.ones((1, 1, 4, 4), bool)
+    seen = jax.eval_shape(lambda params: captured(layer, params, stream, mask), one_layer(params))
+    assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"
+    assert seen["attention_residual"].x.dtype == seen["feed_forward_residual"].x.dtype == residual_dtype
+
+
+def one_layer(params):
+    """The parameters of the first layer."""
+    return jax.tree.map(lambda stacked: stacked[0], params["encoder"]["layers"])
+
+
+def captured(module, params, *inputs):
+    """The output of every child of the module, by name."""
+    _, state = module.apply({"params": params}, *inputs, deterministic=True, capture_intermediates=True)
+    return {name: calls["__call__"][0] for name, calls in state["intermediates"].items() if name != "__call__"}
+
+
+@pytest.mark.parametrize(("residual_dtype", "kept"), [("float32", True), ("bfloat16", False)])
+def test_an_fp32_stream_keeps_what_bf16_would_round_away(tiny, residual_dtype, kept):
+    scheme = STRATEGIES["pre_ln"](tiny(residual="pre_ln", compute_dtype="bfloat16", residual_dtype=residual_dtype))
+    x = jnp.full((1, 2, D), 1000.0, residual_dtype)
+    out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), lambda x: jnp.full(x.shape, 0.5, jnp.bfloat16))
+    assert out.x.dtype == residual_dtype
+    assert (np.asarray(out.x, np.float64) == 1000.5).all() == kept
