@@ -20,6 +20,66 @@ VARIANTS = {
 }
 
 
+MODEL = dict(
+    objective="clm",
+    vocab_size=264,  # 256 bytes and 5 special tokens, rounded up to a multiple of 8
+    max_positions=128,
+    num_token_types=0,
+    next_sentence=False,
+    num_layers=6,
+    num_heads=8,
+    head_dim=8,
+    embed_dim=64,
+    mlp_dim=256,
+    activation="gelu_tanh",
+    admin_omega="profiled",
+    init="xavier",
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    embedding_dropout=0.0,
+    layer_norm_epsilon=1e-5,
+    compute_dtype="float32",
+    residual_dtype="float32",
+    remat_policy="none",
+    scan_unroll=1,
+)
+DATA = dict(
+    source="stdlib",
+    tokenizer="bytes",
+    vocab_path="",
+    lowercase=False,
+    sequence_length=128,
+    max_predictions=0,
+    mask_fraction=0.0,
+    whole_word_masking=False,
+    validation_fraction=0.05,
+    seed=0,
+)
+OPTIMIZER = dict(
+    name="adamw",
+    learning_rate=2e-3,
+    schedule="constant",
+    warmup_steps=100,
+    beta1=0.9,
+    beta2=0.98,
+    epsilon=1e-8,
+    weight_decay=0.01,
+    clip_norm=1.0,
+)
+TRAIN = dict(
+    seed=0,
+    num_steps=300,
+    batch_size=8,
+    accumulation_steps=1,
+    log_interval=5,
+    eval_interval=50,
+    eval_batches=16,
+    checkpoint_interval=150,
+    keep_checkpoints=1,
+    keep_every=0,
+)
+
+
 def get_config(variant: str = "6l8h_post_ln") -> ConfigDict:
     """The config of one row of VARIANTS."""
     if variant not in VARIANTS:
@@ -27,66 +87,10 @@ def get_config(variant: str = "6l8h_post_ln") -> ConfigDict:
     heads_per_layer, residual = VARIANTS[variant]
     config = ConfigDict(
         dict(
-            model=dict(
-                objective="clm",
-                vocab_size=264,  # 256 bytes and 5 special tokens, rounded up to a multiple of 8
-                max_positions=128,
-                num_token_types=0,
-                next_sentence=False,
-                num_layers=6,
-                num_heads=8,
-                head_dim=8,
-                embed_dim=64,
-                mlp_dim=256,
-                heads_per_layer=heads_per_layer,
-                activation="gelu_tanh",
-                residual=residual,
-                admin_omega="profiled",
-                init="xavier",
-                hidden_dropout=0.0,
-                attention_dropout=0.0,
-                embedding_dropout=0.0,
-                layer_norm_epsilon=1e-5,
-                compute_dtype="float32",
-                residual_dtype="float32",
-                remat_policy="none",
-                scan_unroll=1,
-            ),
-            data=dict(
-                source="stdlib",
-                tokenizer="bytes",
-                vocab_path="",
-                lowercase=False,
-                sequence_length=128,
-                max_predictions=0,
-                mask_fraction=0.0,
-                whole_word_masking=False,
-                validation_fraction=0.05,
-                seed=0,
-            ),
-            optimizer=dict(
-                name="adamw",
-                learning_rate=1e-3,
-                schedule="constant",
-                warmup_steps=150,
-                beta1=0.9,
-                beta2=0.98,
-                epsilon=1e-8,
-                weight_decay=0.01,
-                clip_norm=1.0,
-            ),
-            train=dict(
-                seed=0,
-                num_steps=500,
-                batch_size=8,
-                accumulation_steps=1,
-                log_interval=5,
-                eval_interval=100,
-                eval_batches=16,
-                checkpoint_interval=250,
-                keep_checkpoints=1,
-                keep_every=0,
-            ),
+            model=dict(MODEL, heads_per_layer=heads_per_layer, residual=residual),
+            data=dict(DATA),
+            optimizer=dict(OPTIMIZER),
+            train=dict(TRAIN),
             mesh=dict(data=-1, fsdp=1, tensor=1),
         )
     )

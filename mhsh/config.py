@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhsh.errors import UserError
@@ -196,7 +196,7 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
     Raises:
       UserError: naming the field, its value and what is allowed.
     """
-    _check_names("", fields, _SECTIONS)
+    _check_names("", fields, list(_SECTIONS))
     sections: dict[str, Any] = {}
     heads_per_layer = 0
     for section, cls in _SECTIONS.items():
@@ -204,9 +204,10 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
         if not isinstance(values, Mapping):
             raise UserError(f"{section} = {values!r} is not a section; allowed: {_names(cls)}")
         values = dict(values)
-        if section == "model":
-            heads_per_layer = _typed("model.heads_per_layer", values.pop("heads_per_layer", 0), "int")
-        _check_names(section + ".", values, {field.name: field for field in dataclasses.fields(cls)})
+        optional = ("heads_per_layer",) if section == "model" else ()
+        _check_names(section + ".", values, [field.name for field in dataclasses.fields(cls)], optional)
+        if optional:
+            heads_per_layer = _typed("model.heads_per_layer", values.get("heads_per_layer", 0), "int")
         sections[section] = cls(
             **{
                 field.name: _typed(f"{section}.{field.name}", values[field.name], str(field.type))
@@ -225,13 +226,14 @@ def _names(cls: type) -> str:
     return ", ".join(field.name for field in dataclasses.fields(cls))
 
 
-def _check_names(prefix: str, given: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
+def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str], optional: Sequence[str] = ()) -> None:
+    known = [*required, *optional]
     for name in given:
-        if name not in allowed:
-            close = difflib.get_close_matches(str(name), list(allowed), n=1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(allowed)}"
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(known)}"
             raise UserError(f"{prefix}{name} = {given[name]!r} is not a field of the config; {hint}")
-    for name in allowed:
+    for name in required:
         if name not in given:
             raise UserError(f"{prefix}{name} is missing from the config; it has no default")
 

@@ -200,9 +200,7 @@ def test_each_dropout_acts_alone_and_only_when_asked(tiny, make_batch, random_pa
 def test_a_dropout_of_zero_needs_no_key_and_does_nothing(tiny, make_batch, random_params):
     config, batch = tiny(), make_batch(SEGMENTS)
     params = random_params(config)
-    jax.tree.map(
-        np.testing.assert_array_equal, run(config, params, batch, jax.random.key(0)), run(config, params, batch)
-    )
+    jax.tree.map(np.testing.assert_array_equal, run(config, params, batch, jax.random.key(0)), run(config, params, batch))
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)

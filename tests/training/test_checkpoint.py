@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,13 +40,17 @@ def saved(config: Config, folder: Path) -> tuple[TrainState, TrainState]:
     return state, abstract
 
 
+def assert_equal(actual: Any, expected: Any) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
 def test_a_state_comes_back_bit_for_bit(make_config, tmp_path):
     state, abstract = saved(make_config("bert", "2l8h"), tmp_path)
     restored = Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
-    assert jax.tree.structure(restored) == jax.tree.structure(state)
-    for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
+    assert_equal(restored, state)
 
 
 def test_saved_on_one_device_restored_on_eight(make_config, tmp_path):
@@ -61,7 +66,7 @@ def test_saved_on_one_device_restored_on_eight(make_config, tmp_path):
 def test_parameters_alone(make_config, tmp_path):
     state, abstract = saved(make_config("bert", "2l8h"), tmp_path)
     params = Checkpoints(tmp_path, keep=2, keep_every=0).restore_params(7, abstract.params)
-    jax.tree.map(np.testing.assert_array_equal, params, state.params)
+    assert_equal(params, state.params)
 
 
 def test_a_state_changed_after_saving_is_saved_as_it_was(make_config, tmp_path):
@@ -72,7 +77,7 @@ def test_a_state_changed_after_saving_is_saved_as_it_was(make_config, tmp_path):
     jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0, tree), donate_argnums=0)(state)
     checkpoints.close()
     restored = Checkpoints(tmp_path, keep=2, keep_every=0).restore(1, abstract)
-    jax.tree.map(np.testing.assert_array_equal, restored, before)
+    assert_equal(restored, before)
 
 
 @pytest.mark.parametrize(

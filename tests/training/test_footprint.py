@@ -1,0 +1,120 @@
+"""The memory a step needs: parameters and optimiser by hand, divided as the mesh says; activations by policy and depth."""
+
+from __future__ import annotations
+
+import pytest
+
+from mhsh.config import RESIDUALS
+from mhsh.training.footprint import footprint, saved_activations
+
+ONE_DEVICE = {"data": 1, "fsdp": 1, "tensor": 1}
+D, F, V, P, L, N, H = 16, 24, 32, 8, 3, 2, 4
+
+
+@pytest.fixture(scope="module")
+def tiny(make_config):
+    """tiny(**overrides): a three-layer Post-LN BERT whose bytes can be counted on paper."""
+    base = {
+        "model.residual": "post_ln",
+        "model.num_layers": L,
+        "model.num_heads": N,
+        "model.heads_per_layer": 0,
+        "model.head_dim": H,
+        "model.embed_dim": D,
+        "model.mlp_dim": F,
+        "model.vocab_size": V,
+        "model.max_positions": P,
+        "data.sequence_length": P,
+        "data.max_predictions": 3,
+        "train.batch_size": 8,
+    }
+    return lambda **overrides: make_config("bert", "2l8h", **base | overrides)
+
+
+def parameter_bytes(fsdp=1, tensor=1, tensor_heads=None):
+    """fp32 bytes on one device: D lies on fsdp; N, F and V on tensor; the second D of a square kernel is whole."""
+    heads = N if tensor_heads is None else tensor_heads
+    d, f, v, n = D // fsdp, F // tensor, V // tensor, heads // tensor
+    attention = 3 * (d * n * H + n * H) + n * H * d + d
+    feed_forward = d * f + f + f * d + d
+    layer = attention + feed_forward + 2 * 2 * d
+    embeddings = v * d + P * d + 2 * d + 2 * d
+    prediction = d * D + d + 2 * d + v
+    next_sentence = d * D + d + d * 2 + 2
+    return 4 * (L * layer + embeddings + prediction + next_sentence)
+
+
+def test_bytes_on_one_device(tiny):
+    """Counted on paper: a layer 552 + 808 + 64 numbers, embeddings 704, prediction 336, next sentence 306."""
+    whole = footprint(tiny(), ONE_DEVICE)
+    assert whole.parameters == whole.gradients == 4 * (3 * (552 + 808 + 64) + 704 + 336 + 306) == parameter_bytes()
+    # Two moments of every parameter, and two int32 counts: Adam's and the schedule's.
+    assert whole.optimizer == 2 * whole.parameters + 8
+    assert whole.total == whole.parameters + whole.gradients + whole.optimizer + whole.activations
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shares"),
+    [
+        ({"fsdp": 2}, {"fsdp": 2}),
+        ({"tensor": 2}, {"tensor": 2}),
+        ({"fsdp": 4, "tensor": 2}, {"fsdp": 4, "tensor": 2}),
+        ({"data": 8}, {}),
+    ],
+    ids=str,
+)
+def test_bytes_are_divided_as_the_mesh_says(tiny, mesh, shares):
+    part = footprint(tiny(), ONE_DEVICE | mesh)
+    assert part.parameters == part.gradients == parameter_bytes(**shares)
+    assert part.optimizer == 2 * part.parameters + 8
+
+
+def test_a_single_head_is_whole_on_every_device(tiny):
+    """N = 1 is not cut on `tensor`, F and V are: as if its heads axis were two long and halved."""
+    part = footprint(tiny(**{"model.num_heads": 1}), ONE_DEVICE | {"tensor": 2})
+    assert part.parameters == parameter_bytes(tensor=2, tensor_heads=2)
+
+
+def test_lamb_holds_no_more_than_adamw(tiny):
+    adamw, lamb = (footprint(tiny(**{"optimizer.name": name}), ONE_DEVICE) for name in ("adamw", "lamb"))
+    assert adamw == lamb
+
+
+def test_activations_are_those_of_one_device_and_one_micro_batch(tiny):
+    whole = footprint(tiny(), ONE_DEVICE).activations
+    assert whole == saved_activations(tiny(), 8)
+    halved = saved_activations(tiny(), 4)
+    assert footprint(tiny(), ONE_DEVICE | {"data": 2}).activations == halved
+    assert footprint(tiny(), ONE_DEVICE | {"fsdp": 2}).activations == halved
+    assert footprint(tiny(**{"train.accumulation_steps": 2}), ONE_DEVICE).activations == halved
+    assert footprint(tiny(), ONE_DEVICE | {"tensor": 2}).activations == whole
+
+
+def test_rematerialisation_saves_less(tiny):
+    saved = {
+        policy: saved_activations(tiny(**{"model.remat_policy": policy, "model.num_layers": 6}), 8)
+        for policy in ("none", "full", "dots", "dots_no_batch")
+    }
+    assert 0 < saved["full"] < saved["dots_no_batch"] < saved["dots"] < saved["none"]
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_activations_are_linear_in_the_layers(tiny, residual):
+    for policy in ("none", "full"):
+        depths = [
+            saved_activations(tiny(**{"model.residual": residual, "model.remat_policy": policy, "model.num_layers": depth}), 8)
+            for depth in (2, 4, 6)
+        ]
+        assert depths[1] - depths[0] == depths[2] - depths[1] > 0
+
+
+def test_full_rematerialisation_keeps_the_stream_between_the_layers(tiny):
+    """What a layer adds is its input [B, T, D] in fp32, and the key of its dropout."""
+    shallow, deep = (saved_activations(tiny(**{"model.remat_policy": "full", "model.num_layers": depth}), 8) for depth in (2, 3))
+    stream = 8 * P * D * 4
+    assert stream <= deep - shallow <= stream + 64
+
+
+def test_bf16_compute_saves_less(tiny):
+    fp32, bf16 = (saved_activations(tiny(**{"model.compute_dtype": dtype}), 8) for dtype in ("float32", "bfloat16"))
+    assert bf16 < fp32

@@ -1,0 +1,255 @@
+"""The optimiser: what decays, the schedule, AdamW and LAMB against optax's own, clipping."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mhsh.analysis.ledger import parameter_shapes
+from mhsh.config import OBJECTIVES, RESIDUALS
+from mhsh.training.optimizer import DECAYED_PARAMETERS, build_optimizer, decay_mask, learning_rate, parameter_path
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def settings(make_config):
+    """settings(name="lamb", num_steps=5): the optimiser's and the training's config, tiny BERT's with fields replaced."""
+    config = make_config("bert", "2l8h", **{"optimizer.warmup_steps": 2, "train.num_steps": 10, "optimizer.learning_rate": 0.1})
+
+    def make(num_steps=10, **fields):
+        return dataclasses.replace(config.optimizer, **fields), dataclasses.replace(config.train, num_steps=num_steps)
+
+    return make
+
+
+SHAPES = {
+    "embeddings": {"token": (16, 8)},
+    "encoder": {
+        "layers": {
+            "attention": {"query_kernel": (4, 8, 2, 3), "query_bias": (4, 2, 3)},
+            "attention_residual": {"omega": (4, 8), "norm": {"scale": (4, 8)}},
+            "feed_forward": {"up_kernel": (4, 8, 6)},
+        }
+    },
+    "prediction": {"kernel": (8, 8), "output_bias": (16,)},
+}
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Some of an Admin model's parameters, four layers stacked, random, their scale growing from layer to layer."""
+    rng = np.random.default_rng(0)
+
+    def leaf(shape):
+        growing = np.arange(1, shape[0] + 1).reshape(-1, *[1] * (len(shape) - 1))
+        return jnp.asarray(0.1 * growing * rng.standard_normal(shape), jnp.float32)
+
+    return jax.tree.map(leaf, SHAPES, is_leaf=lambda shape: isinstance(shape, tuple))
+
+
+def gradients(params, step):
+    """Random gradients of one step."""
+    rng = np.random.default_rng(100 + step)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), jnp.float32), params)
+
+
+def trained(optimizer, params, gradients_of=gradients):
+    """The parameters after STEPS updates."""
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    all_gradients = [gradients_of(params, step) for step in range(STEPS)]
+    for step_gradients in all_gradients:
+        updates, state = update(step_gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def by_path(tree):
+    """{path: leaf} with paths such as encoder/layers/attention/query_kernel."""
+    return {parameter_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+# What decays.
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_the_table_covers_every_parameter(make_config, residual, objective):
+    model = make_config("bert", "2l8h").model
+    model = dataclasses.replace(model, residual=residual, objective=objective, next_sentence=objective == "mlm")
+    mask = by_path(decay_mask(parameter_shapes(model)))
+    assert len(mask) > 20
+    decayed = {path for path, decays in mask.items() if decays}
+    embeddings = {"embeddings/token", "embeddings/position", "embeddings/token_type"}
+    assert decayed == {path for path in mask if path.endswith("kernel")} | embeddings
+    spared = {path.split("/")[-1].split("_")[-1] for path in mask if path not in decayed}
+    extra = {"admin": {"omega"}, "rezero": {"alpha"}}.get(residual, set())
+    assert spared == {"bias", "scale"} | extra
+
+
+def test_every_row_of_the_table_is_needed(make_config):
+    paths = set()
+    for residual in ("admin", "rezero"):
+        paths |= set(by_path(parameter_shapes(dataclasses.replace(make_config("bert", "2l8h").model, residual=residual))))
+    first_rows = {next(i for i, (pattern, _) in enumerate(DECAYED_PARAMETERS) if re.search(pattern, path)) for path in paths}
+    assert first_rows == set(range(len(DECAYED_PARAMETERS)))
+
+
+@pytest.mark.parametrize("path", [("encoder", "layers", "gate"), ("embeddings", "segment"), ("token",)])
+def test_a_parameter_that_no_row_covers_is_an_error(path):
+    tree = jnp.ones(())
+    for name in reversed(path):
+        tree = {name: tree}
+    with pytest.raises(KeyError, match="no row of DECAYED_PARAMETERS covers the parameter " + "/".join(path)):
+        decay_mask(tree)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_without_a_gradient_only_what_decays_moves(settings, params, name):
+    optimizer = build_optimizer(*settings(name=name, weight_decay=0.1))
+    after = by_path(trained(optimizer, params, lambda params, step: jax.tree.map(jnp.zeros_like, params)))
+    mask = by_path(decay_mask(params))
+    for path, before in by_path(params).items():
+        if mask[path]:
+            assert (np.abs(after[path]) < np.abs(before)).all(), path
+        else:
+            np.testing.assert_array_equal(after[path], before, err_msg=path)
+
+
+# The schedule.
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "steps", "expected"),
+    [
+        # {step: rate}: the update of step k is the (k + 1)-th; peak 0.1.
+        ("linear", 4, 14, {0: 0.025, 1: 0.05, 3: 0.1, 4: 0.09, 8: 0.05, 12: 0.01, 13: 0.0, 20: 0.0}),
+        ("constant", 4, 14, {0: 0.025, 2: 0.075, 3: 0.1, 4: 0.1, 13: 0.1, 1000: 0.1}),
+        ("linear", 0, 10, {0: 0.09, 4: 0.05, 8: 0.01, 9: 0.0}),
+        ("constant", 0, 10, {0: 0.1, 9: 0.1}),
+        ("linear", 5, 5, {0: 0.02, 4: 0.1}),
+    ],
+)
+def test_schedule(settings, schedule, warmup, steps, expected):
+    rate = learning_rate(*settings(schedule=schedule, warmup_steps=warmup, num_steps=steps))
+    for step, value in expected.items():
+        assert float(rate(step)) == pytest.approx(value, abs=1e-7), step
+        assert float(rate(jnp.asarray(step))) == pytest.approx(value, abs=1e-7), step
+
+
+def test_the_update_uses_the_rate_of_its_step(settings):
+    """Adam's first update of a constant gradient is the rate itself."""
+    config = settings(schedule="linear", warmup_steps=2, weight_decay=0.0, clip_norm=0.0, beta1=0.0, beta2=0.0, epsilon=1e-12)
+    optimizer = build_optimizer(*config)
+    params = {"kernel": jnp.zeros(3)}
+    state, rates = optimizer.init(params), []
+    for _ in range(5):
+        updates, state = optimizer.update({"kernel": jnp.ones(3)}, state, params)
+        rates.append(-float(updates["kernel"][0]))
+    np.testing.assert_allclose(rates, [float(learning_rate(*config)(step)) for step in range(5)], rtol=1e-6)
+    assert rates[0] == pytest.approx(0.05)
+
+
+# AdamW and LAMB.
+
+
+def test_adamw_is_optax_adamw_with_that_mask(settings, params):
+    config = settings(name="adamw", weight_decay=0.3, clip_norm=0.0)
+    schedule = learning_rate(*config)
+    mask = {path: path.endswith("kernel") or path == "embeddings/token" for path in by_path(params)}
+    reference = optax.adamw(schedule, 0.9, 0.999, 1e-6, weight_decay=0.3, mask=mask)
+    after = by_path(trained(build_optimizer(*config), params))
+    expected = trained(reference, by_path(params), lambda _, step: by_path(gradients(params, step)))
+    for path, leaf in after.items():
+        np.testing.assert_allclose(leaf, expected[path], rtol=1e-6, atol=1e-7, err_msg=path)
+
+
+def test_lamb_treats_every_layer_as_a_parameter_of_its_own(settings, params):
+    """Kernels and tables: optax's LAMB on each layer's slice. Biases, norms and omegas: Adam, with neither decay nor ratio."""
+    config = settings(name="lamb", weight_decay=0.3, clip_norm=0.0)
+    schedule = learning_rate(*config)
+    after = by_path(trained(build_optimizer(*config), params))
+    mask = by_path(decay_mask(params))
+
+    def slices(tree):
+        return {
+            (path, layer): piece
+            for path, leaf in by_path(tree).items()
+            for layer, piece in (enumerate(leaf) if "layers" in path else [(None, leaf)])
+        }
+
+    def expected(optimizer, decayed):
+        def pick(tree):
+            return {str(key): piece for key, piece in slices(tree).items() if mask[key[0]] == decayed}
+
+        return trained(optimizer, pick(params), lambda _, step: pick(gradients(params, step)))
+
+    reference = expected(optax.lamb(schedule, 0.9, 0.999, 1e-6, weight_decay=0.3), True)
+    reference |= expected(optax.adam(schedule, 0.9, 0.999, 1e-6), False)
+    pieces = slices(after)
+    assert len(reference) == len(pieces) == 5 * 4 + 3
+    for key, piece in pieces.items():
+        np.testing.assert_allclose(piece, reference[str(key)], rtol=1e-5, atol=1e-6, err_msg=str(key))
+
+
+def test_lamb_is_not_one_norm_over_the_whole_stack(settings, params):
+    config = settings(name="lamb", weight_decay=0.3, clip_norm=0.0)
+    naive = optax.lamb(learning_rate(*config), 0.9, 0.999, 1e-6, weight_decay=0.3, mask=decay_mask)
+    after, tied = by_path(trained(build_optimizer(*config), params)), by_path(trained(naive, params))
+    path = "encoder/layers/attention/query_kernel"
+    assert np.abs(after[path] - tied[path]).max() > 0.05 * np.abs(after[path]).max()
+    # Where nothing is stacked the two are one.
+    np.testing.assert_allclose(after["embeddings/token"], tied["embeddings/token"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_one_layer_does_not_feel_another(settings, params, name):
+    """Changing one layer's weights and gradients leaves the updates of the others as they were (clipping off)."""
+    optimizer = build_optimizer(*settings(name=name, clip_norm=0.0))
+    path = ("encoder", "layers", "attention", "query_kernel")
+
+    def louder(tree):
+        layers = tree["encoder"]["layers"]
+        attention = layers["attention"] | {path[-1]: layers["attention"][path[-1]].at[2].multiply(100.0)}
+        return tree | {"encoder": tree["encoder"] | {"layers": layers | {"attention": attention}}}
+
+    plain = by_path(trained(optimizer, params))["/".join(path)]
+    changed = by_path(trained(optimizer, louder(params), lambda _, step: louder(gradients(params, step))))["/".join(path)]
+    others = np.array([0, 1, 3])
+    np.testing.assert_allclose(changed[others], plain[others], rtol=1e-6)
+    assert not np.allclose(changed[2], plain[2])
+
+
+# Clipping.
+
+
+def test_gradients_are_clipped_by_their_global_norm(settings, params):
+    clipped, free = (build_optimizer(*settings(clip_norm=norm, epsilon=1.0)) for norm in (0.5, 0.0))
+    assert float(optax.tree.norm(gradients(params, 0))) > 1
+
+    def scaled(params, step):
+        """What clipping should leave, worked out here."""
+        raw = gradients(params, step)
+        length = np.sqrt(sum(float((leaf.astype(jnp.float32) ** 2).sum()) for leaf in jax.tree.leaves(raw)))
+        return jax.tree.map(lambda leaf: leaf * 0.5 / length, raw)
+
+    expected = trained(free, params, scaled)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), trained(clipped, params), expected)
+    without = trained(free, params)
+    assert not np.allclose(by_path(without)["embeddings/token"], by_path(expected)["embeddings/token"], rtol=1e-3)
+
+
+def test_small_gradients_are_left_alone(settings, params):
+    def small(params, step):
+        return jax.tree.map(lambda leaf: 1e-4 * leaf, gradients(params, step))
+
+    assert float(optax.tree.norm(small(params, 0))) < 0.5
+    clipped, free = (trained(build_optimizer(*settings(clip_norm=norm)), params, small) for norm in (0.5, 0.0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), clipped, free)
