@@ -71,7 +71,7 @@ class OptimizerConfig:
 
     name: str
     learning_rate: float
-    schedule: str  # after the warm-up: linear to zero at train.num_steps, or constant
+    schedule: str  # after the warm-up: linear to zero after the last step, or constant
     warmup_steps: int
     beta1: float
     beta2: float

@@ -68,11 +68,13 @@ def train(config: Config, folder: RunFolder) -> int | None:
     folder.write_run(record | {"status": "running"})
     log = Log(config, folder, start)
     stopped_by = None
-    with ProgressDisplay(folder.path.name, start, config.train.num_steps) as display, Interruption() as interruption:
+    batches = contextlib.closing(prefetched(steps, start, config.train.num_steps))
+    display = ProgressDisplay(folder.path.name, start, config.train.num_steps)
+    with batches as iterator, display, Interruption() as interruption:
         if start:
             display.note(f"going on from the checkpoint of step {start}")
         display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
-        for number, batch in enumerate(prefetched(steps, start, config.train.num_steps), start + 1):
+        for number, batch in enumerate(iterator, start + 1):
             state, means = step(state, put_batch(batch, mesh, config.train.batch_size))
             log.finish_previous(display)
             log.begin(number, means)

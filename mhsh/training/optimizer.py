@@ -38,12 +38,12 @@ def decay_mask(params: Any) -> Any:
 
 
 def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
-    """Step -> learning rate: linear from 0 over the warm-up, then linear to 0 at train.num_steps, or constant."""
+    """Step -> learning rate: linear from 0 over the warm-up, then linear towards 0 after the last step, or constant."""
     peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
     end = {"linear": 0.0, "constant": peak}[optimizer.schedule]
-    # Step k (from 0) applies the rate of k + 1, so that the first update is not lost on a rate of zero.
+    # Step k (from 0) applies the rate of k + 1, and the decay ends one step after the last: no update is lost on a rate of zero.
     schedule = optax.join_schedules(
-        [optax.linear_schedule(0.0, peak, warmup), optax.linear_schedule(peak, end, max(train.num_steps - warmup, 1))], [warmup]
+        [optax.linear_schedule(0.0, peak, warmup), optax.linear_schedule(peak, end, train.num_steps - warmup + 1)], [warmup]
     )
     return lambda step: schedule(step + 1)
 

@@ -87,7 +87,7 @@ def fresh() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def random_like() -> Callable[..., Any]:
-    """random_like(shapes): parameters of noise, scales and omegas about 1: none is silent, as biases and alphas are at the start."""
+    """random_like(shapes): parameters of noise, scales and omegas about 1; none is silent, as biases and alphas at first are."""
 
     def make(shapes: Any, seed: int = 1) -> Any:
         rng = np.random.default_rng(seed)
