@@ -92,6 +92,8 @@ TRAIN = dict(
     checkpoint_interval=5_000,
     keep_checkpoints=3,
     keep_every=0,
+    max_skipped_steps=10,
+    hang_seconds=0,
 )
 
 # What the tiny size changes besides its shape: seconds on a CPU instead of weeks on a slice.

@@ -77,6 +77,8 @@ TRAIN = dict(
     checkpoint_interval=150,
     keep_checkpoints=1,
     keep_every=0,
+    max_skipped_steps=10,
+    hang_seconds=0,
 )
 
 

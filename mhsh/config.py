@@ -94,6 +94,8 @@ class TrainConfig:
     checkpoint_interval: int  # 0: only after the last step
     keep_checkpoints: int
     keep_every: int  # checkpoints at multiples of this step are kept for good; 0: none
+    max_skipped_steps: int  # so many steps in a row with a non-finite loss or gradient end the run
+    hang_seconds: int  # a step, evaluation batch or save that takes longer ends the process with its stacks; 0: never
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +143,13 @@ _CHOICES = {
 _AT_LEAST_ONE = {
     "model": ("vocab_size", "max_positions", "num_layers", "num_heads", "head_dim", "embed_dim", "mlp_dim", "scan_unroll"),
     "data": ("sequence_length",),
-    "train": ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints"),
+    "train": ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints", "max_skipped_steps"),
 }
 _AT_LEAST_ZERO = {
     "model": ("num_token_types",),
     "data": ("max_predictions", "seed"),
     "optimizer": ("warmup_steps", "weight_decay", "clip_norm"),
-    "train": ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every"),
+    "train": ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every", "hang_seconds"),
 }
 _POSITIVE = {"model": ("layer_norm_epsilon",), "optimizer": ("learning_rate", "epsilon")}
 _FRACTIONS = {

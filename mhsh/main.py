@@ -71,6 +71,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     train = _command(commands, "train", "train a config into a run folder, or go on with the run that is there", ["config"])
     train.add_argument("--workdir", required=True, metavar="DIR", help="the run folder")
+    cluster = train.add_argument_group("several processes (one command on each)")
+    cluster.add_argument("--distributed", action="store_true", help="join the processes that JAX finds: TPU VMs, GKE, Slurm")
+    cluster.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; with the next two")
+    cluster.add_argument("--num-processes", type=int, metavar="N")
+    cluster.add_argument("--process-id", type=int, metavar="I")
 
     evaluate = _command(commands, "eval", "score a run's checkpoint on its validation rows", [])
     evaluate.add_argument("folder", metavar="RUN")

@@ -94,6 +94,10 @@ class RunFolder:
         traces = [self.path / "run.json", self.path / METRICS_FILE, *self.checkpoints_path.glob("*")]
         return self._config_path.exists() and any(trace.exists() for trace in traces)
 
+    def newest_checkpoint(self) -> int | None:
+        """The newest committed step, by its folder's name alone; None where there is none."""
+        return max((int(path.name) for path in self.checkpoints_path.glob("*") if path.name.isdecimal()), default=None)
+
     def has_run_record(self) -> bool:
         """Whether run.json exists, that is, whether training got as far as knowing its data and devices."""
         return (self.path / "run.json").exists()

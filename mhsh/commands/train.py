@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+import jax
+
 from mhsh.config import Config
 from mhsh.run_folder import RunFolder
+from mhsh.training.cluster import join
 from mhsh.training.loop import train
 
 
-def run(config: Config, workdir: str) -> int:
-    """Trains and says where the results lie; 128 + n after signal n, with the state saved."""
-    folder = RunFolder.open_for_training(workdir, config)
+def run(
+    config: Config,
+    workdir: str,
+    distributed: bool = False,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> int:
+    """Trains and says where the results lie. After SIGTERM with the state saved 75 (EX_TEMPFAIL): requeue the same command;
+    after Ctrl-C 130.
+    """
+    if distributed or coordinator is not None:
+        join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
+    # One process makes the folder; the others find it made when the processes have agreed on the config.
+    folder = RunFolder.open_for_training(workdir, config) if jax.process_index() == 0 else RunFolder(workdir)
     stopped_by = train(config, folder)
     if stopped_by is not None:
         print(f"stopped by signal {stopped_by}, state saved; the same command goes on from here")
-        return 128 + stopped_by
+        return os.EX_TEMPFAIL if stopped_by == signal.SIGTERM else 128 + stopped_by
     print(f"done: {workdir} (mhsh compare {workdir} ... puts it beside others)")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
@@ -38,6 +39,7 @@ class EncoderLayer(nn.Module):
         stream = self.residual(self.config, name="feed_forward_residual")(
             stream, lambda x: feed_forward(x, deterministic=deterministic)
         )
+        self.sow("diagnosis", "finite", jnp.isfinite(stream.x).all())  # kept only where somebody asks for `diagnosis`
         x = nn.with_logical_constraint(stream.x, ("batch", "length", "activation"))
         return Stream(x, stream.profile), None
 
@@ -59,7 +61,7 @@ class Encoder(nn.Module):
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat_policy], prevent_cse=False, static_argnums=(3,))
         layers = nn.scan(
             layer,
-            variable_axes={"params": 0, "omega": 0},
+            variable_axes={"params": 0, "omega": 0, "diagnosis": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=nn.broadcast,
             length=config.num_layers,

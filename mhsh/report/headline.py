@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mhsh.report import fairness, summary, wording
+from mhsh import outcome
+from mhsh.report import fairness, wording
 from mhsh.report.fairness import LedgerRow
 from mhsh.report.runs import Run
 from mhsh.report.summary import Summary
@@ -39,7 +40,7 @@ def write_headline(runs: Sequence[Run], summaries: Sequence[Summary], difference
     task = fairness.different_tasks(drawn)
     worth = (
         _data_sentence(drawn),
-        _amount_sentence([item for item in summaries if item.outcome != summary.NO_METRICS]),
+        _amount_sentence([item for item in summaries if item.outcome != outcome.NO_METRICS]),
         _config_sentence(differences, len(runs)),
         _size_sentence(summaries),
         *_outcome_sentences(summaries),
@@ -56,7 +57,7 @@ def write_headline(runs: Sequence[Run], summaries: Sequence[Summary], difference
 
 def _rank(summaries: Sequence[Summary]) -> _Ranking | None:
     """By final validation loss if every run that is compared has one, else by final training loss if every one has that."""
-    compared = [item for item in summaries if item.outcome not in (summary.NO_METRICS, summary.DIVERGED)]
+    compared = [item for item in summaries if item.outcome not in (outcome.NO_METRICS, outcome.DIVERGED)]
     measures = (
         (VALIDATION, [item.final_validation.loss if item.final_validation else None for item in compared]),
         (TRAINING, [item.final_train for item in compared]),
@@ -169,22 +170,22 @@ def _size_sentence(summaries: Sequence[Summary]) -> str:
 
 
 def _outcome_sentences(summaries: Sequence[Summary]) -> list[str]:
-    measured = [item for item in summaries if item.outcome != summary.NO_METRICS]
+    measured = [item for item in summaries if item.outcome != outcome.NO_METRICS]
     sentences = []
     stuck = [
         f"{item.name} (training loss {wording.loss(item.final_train)}, unigram entropy {wording.loss(item.unigram_entropy)})"
         for item in measured
-        if item.outcome == summary.ON_PLATEAU
+        if item.outcome == outcome.ON_PLATEAU
     ]
     if stuck:
         sentences.append(f"On the unigram plateau, that is, not clearly better than token frequencies alone: {', '.join(stuck)}.")
-    diverged = [item.name for item in measured if item.outcome == summary.DIVERGED]
+    diverged = [item.name for item in measured if item.outcome == outcome.DIVERGED]
     if diverged:
         sentences.append(f"Diverged (loss not finite at the end), so not ranked: {', '.join(diverged)}.")
-    unknown = [item.name for item in measured if item.outcome == summary.NOT_KNOWN]
+    unknown = [item.name for item in measured if item.outcome == outcome.NOT_KNOWN]
     if unknown:
         sentences.append(f"Whether it left the unigram plateau is not known (too little recorded): {', '.join(unknown)}.")
-    if measured and all(item.outcome == summary.LEFT for item in measured):
+    if measured and all(item.outcome == outcome.LEFT for item in measured):
         sentences.append("Every run drawn left the unigram plateau." if len(measured) > 1 else "It left the unigram plateau.")
     return sentences
 

@@ -11,7 +11,8 @@ from importlib import resources
 
 from plotly.offline import get_plotlyjs
 
-from mhsh.report import summary, thinning
+from mhsh import outcome
+from mhsh.report import thinning
 from mhsh.report.cells import COLUMNS
 from mhsh.report.comparison import Comparison
 from mhsh.report.fairness import LedgerRow
@@ -212,8 +213,8 @@ def _problems_section(problems: Sequence[str]) -> str:
 
 def _rules_section() -> str:
     rules = (
-        summary.SMOOTHING_RULE,
-        summary.PLATEAU_RULE,
+        outcome.SMOOTHING_RULE,
+        outcome.PLATEAU_RULE,
         "The heading compares final validation losses where every run that is ranked has one, else final training losses.",
         f"A curve of more than {thinning.MOST_POINTS:,} rows is thinned for drawing, never for the numbers; spikes and gaps stay.",
     )

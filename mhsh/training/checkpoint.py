@@ -1,4 +1,8 @@
-"""Saving and restoring the training state through Orbax, with a manifest that is compared before any array is read."""
+"""Saving and restoring the training state through Orbax, with a manifest that is compared before any array is read.
+
+The manifest holds every array's path, shape, dtype and checksum; a checkpoint whose arrays do not give the checksums again is
+damaged, whatever the file system says.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,15 @@ import jax
 import orbax.checkpoint as ocp
 
 from mhsh.errors import UserError
+from mhsh.training.checksum import as_hex, checksums
 from mhsh.training.state import TrainState
 
 Manifest = dict[str, dict[str, Any]]
+ITEMS = ("params", "opt_state", "manifest")
+
+
+class DamagedCheckpoint(UserError):
+    """A checkpoint that is incomplete, cannot be read, or whose arrays are not what was saved."""
 
 
 class Checkpoints:
@@ -23,38 +33,38 @@ class Checkpoints:
             max_to_keep=keep, keep_period=keep_every or None, enable_async_checkpointing=True, cleanup_tmp_directories=True
         )
         self._folder = folder
-        self._manager = ocp.CheckpointManager(folder.resolve(), item_names=("params", "opt_state", "manifest"), options=options)
+        self._manager = ocp.CheckpointManager(folder.resolve(), item_names=ITEMS, options=options)
 
-    def latest_step(self) -> int | None:
-        """The newest committed step, or None."""
-        return self._manager.latest_step()
+    def steps(self) -> list[int]:
+        """The committed steps, newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
 
     def existing_step(self, step: int | None) -> int:
         """`step` where it is saved, or the newest where it is None. Raises UserError where there is no such checkpoint."""
-        steps = self._manager.all_steps()
+        steps = self.steps()
         if not steps:
             raise UserError(f"{self._folder} holds no checkpoint; train the run first")
         if step is not None and step not in steps:
             raise UserError(f"{self._folder} holds no checkpoint of step {step}; there are {', '.join(map(str, sorted(steps)))}")
-        return max(steps) if step is None else step
+        return steps[0] if step is None else step
 
     def save(self, step: int, state: TrainState) -> None:
         """Copies the state and returns; writing goes on behind. A failure of the write before surfaces here."""
-        params, opt_state = flatten(state.params), flatten((state.opt_state, state.step))
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params),
-                opt_state=ocp.args.StandardSave(opt_state),
-                manifest=ocp.args.JsonSave({"params": manifest(params), "opt_state": manifest(opt_state)}),
-            ),
-        )
+        items = {"params": flatten(state.params), "opt_state": flatten((state.opt_state, state.step))}
+        manifests = {name: manifest(leaves, jax.device_get(checksums(leaves))) for name, leaves in items.items()}
+        saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items()}
+        self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave(manifests), **saved))
+
+    def raise_failed_save(self) -> None:
+        """Raises what went wrong with a save in the background, if anything has by now."""
+        self._manager.check_for_errors()
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """The state of `step`, laid out as `abstract` says.
+        """The state of `step`, laid out as `abstract` says, on whatever mesh that names.
 
         Raises:
-          UserError: the checkpoint's arrays are not those of `abstract`, or cannot be read.
+          DamagedCheckpoint: it cannot be read, or its arrays are not those that were saved.
+          UserError: its arrays are not those of `abstract`: another model.
         """
         params = self._restore_item(step, "params", abstract.params)
         opt_state, saved_step = self._restore_item(step, "opt_state", (abstract.opt_state, abstract.step))
@@ -63,6 +73,20 @@ class Checkpoints:
     def restore_params(self, step: int, abstract: Any) -> Any:
         """The parameters of `step` alone; raises as `restore` does."""
         return self._restore_item(step, "params", abstract)
+
+    def set_aside(self, step: int) -> Path:
+        """Moves a damaged checkpoint out of the way, so that its step can be saved again; returns where it lies now."""
+        aside = self._folder.parent / "damaged_checkpoints" / str(step)
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = aside.with_name(f"{step}.{number}")
+        if jax.process_index() == 0:
+            aside.parent.mkdir(exist_ok=True)
+            (self._folder / str(step)).rename(aside)
+        ocp.multihost.sync_global_processes("mhsh: a damaged checkpoint is set aside")
+        self._manager.reload()
+        return aside
 
     def close(self) -> None:
         """Waits for what is still being written; raises what went wrong with it."""
@@ -73,14 +97,20 @@ class Checkpoints:
         where = self._folder / str(step)
         wanted = flatten(abstract)
         try:
-            saved = self._manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"][item]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"the checkpoint {where} has no readable manifest ({error}); restore an older step") from error
-        compare_manifests(saved, manifest(wanted), where)
+            saved: Manifest = self._manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"][
+                item
+            ]
+            shapes = {path: {"shape": entry["shape"], "dtype": entry["dtype"]} for path, entry in saved.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
+        compare_manifests(shapes, manifest(wanted), where)
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"the checkpoint {where} cannot be read ({error}); restore an older step") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
+        for path, sums in jax.device_get(checksums(restored)).items():
+            if as_hex(sums) != saved[path]["checksum"]:
+                raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
         return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
 
 
@@ -90,9 +120,12 @@ def flatten(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def manifest(leaves: dict[str, Any]) -> Manifest:
-    """{path: {shape, dtype}}."""
-    return {path: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for path, leaf in leaves.items()}
+def manifest(leaves: dict[str, Any], sums: dict[str, Any] | None = None) -> Manifest:
+    """{path: {shape, dtype}} of arrays, real or abstract; with `sums`, their checksums too."""
+    entries: Manifest = {path: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for path, leaf in leaves.items()}
+    if sums is not None:
+        entries = {path: entry | {"checksum": as_hex(sums[path])} for path, entry in entries.items()}
+    return entries
 
 
 def compare_manifests(saved: Manifest, wanted: Manifest, where: Path) -> None:
@@ -109,3 +142,7 @@ def compare_manifests(saved: Manifest, wanted: Manifest, where: Path) -> None:
 
 def _describe(entry: dict[str, Any] | None) -> str:
     return "absent" if entry is None else f"{entry['dtype']}{entry['shape']}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200] or type(error).__name__

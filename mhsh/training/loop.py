@@ -3,185 +3,206 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
-from mhsh.analysis.ledger import PEAK_FLOPS, parameter_counts, row_flops, step_flops
-from mhsh.config import Config
+from mhsh.analysis.ledger import parameter_counts, row_flops, step_flops
+from mhsh.config import Config, to_dict
 from mhsh.data.corpus import Corpus, check_batch, load_corpus
 from mhsh.data.pipeline import prefetched, train_steps, validation_batches
 from mhsh.errors import UserError
 from mhsh.evaluation.validation import evaluate
 from mhsh.models.admin import read_omega
-from mhsh.models.bert import build_model
-from mhsh.models.objective import Means
+from mhsh.models.bert import Bert, build_model
+from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.checkpoint import Checkpoints, DamagedCheckpoint
+from mhsh.training.cluster import StopAgreement, preflight
+from mhsh.training.diagnosis import diagnose, in_words
 from mhsh.training.interruption import Interruption
+from mhsh.training.log import Log
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.progress import ProgressDisplay
-from mhsh.training.recorder import Recorder, environment
+from mhsh.training.recorder import environment
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
 from mhsh.training.step import compile_eval_step, compile_train_step
+from mhsh.training.watchdog import Watchdog
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a run is made of before its first step."""
+
+    config: Config
+    folder: RunFolder
+    checkpoints: Checkpoints
+    mesh: Mesh
+    corpus: Corpus
+    rows: slice  # of the global batch, this process's
+    model: Bert
+    optimizer: optax.GradientTransformationExtraArgs
+
+    def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """This process's rows as its part of the global batch."""
+        return put_batch(batch, self.mesh, self.config.train.batch_size)
 
 
 def train(config: Config, folder: RunFolder) -> int | None:
-    """Trains `config` in `folder`, going on from its newest checkpoint if it has one.
+    """Trains `config` in `folder`, going on from its newest good checkpoint if it has one.
 
     Returns None when the run has reached train.num_steps, or the number of the signal that stopped it; its state is saved then.
 
     Raises:
-      UserError: the data, the mesh or what the folder holds does not fit the config.
+      UserError: the data, the mesh or what the folder holds does not fit the config, or the run has diverged.
     """
-    checkpoints = Checkpoints(folder.checkpoints_path, keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
-    start = checkpoints.latest_step() or 0
-    if start >= config.train.num_steps:
+    if folder.newest_checkpoint() == config.train.num_steps:
         return None  # nothing is left to do
-    mesh = make_mesh(config)
-    corpus = load_corpus(config.model, config.data, folder.vocab_path if folder.vocab_path.exists() else None)
-    check_batch(corpus, config.train.batch_size)
-    rows = process_rows(mesh, config.train.batch_size)
-    steps = train_steps(corpus, config.model, config.data, config.train.batch_size, rows)
-
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    _check_same_data(folder, corpus)
-    if start:
-        state = checkpoints.restore(start, abstract_state(config, model, optimizer, mesh))
-    else:
-        first = put_batch(next(prefetched(steps, 0, 1)), mesh, config.train.batch_size)
-        state = create_state(config, model, optimizer, mesh, first)
+    setup = _prepare(config, folder)
+    display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
+    state, start = _restore_or_create(setup, display)
 
     begin = time.monotonic()
-    step = compile_train_step(config, model, optimizer, mesh, state)
+    step = compile_train_step(config, setup.model, setup.optimizer, setup.mesh, state)
     compile_seconds = time.monotonic() - begin
-    score = _scorer(config, corpus, mesh, rows, compile_eval_step(config, model, mesh, state.params))
+    score = _scorer(setup, compile_eval_step(config, setup.model, setup.mesh, state.params))
+    display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 
-    record = _record(folder, config, corpus, mesh, state, compile_seconds)
-    if not folder.vocab_path.exists():
-        corpus.tokenizer.save(folder.vocab_path)
-    folder.write_run(record | {"status": "running"})
+    record = _record(setup, state, compile_seconds)
+    _write_record(setup, record | {"status": "running"})
     log = Log(config, folder, start)
-    stopped_by = None
-    batches = contextlib.closing(prefetched(steps, start, config.train.num_steps))
-    display = ProgressDisplay(folder.path.name, start, config.train.num_steps)
-    with batches as iterator, display, Interruption() as interruption:
-        if start:
-            display.note(f"going on from the checkpoint of step {start}")
-        display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
-        for number, batch in enumerate(iterator, start + 1):
-            state, means = step(state, put_batch(batch, mesh, config.train.batch_size))
-            log.finish_previous(display)
-            log.begin(number, means)
-            stopping = number == config.train.num_steps or interruption.signal is not None
-            if stopping or _due(number, config.train.eval_interval) or _due(number, config.train.checkpoint_interval):
-                log.finish_previous(display, always=True)
-                with log.clock.paused():
-                    if number == config.train.num_steps or _due(number, config.train.eval_interval):
-                        log.validation(number, score(state.params), display)
-                    if stopping or _due(number, config.train.checkpoint_interval):
-                        checkpoints.save(number, state)
-            if interruption.signal is not None and number < config.train.num_steps:
-                stopped_by = interruption.signal
-                break
-        checkpoints.close()
-        log.close()
-    folder.write_run(record | {"status": "stopped" if stopped_by else "finished"})
+    display.begin(start)
+    with contextlib.ExitStack() as stack:
+        for resource in (display, contextlib.closing(log)):
+            stack.enter_context(resource)
+        stopped_by = _loop(setup, state, start, step, score, log, display, record)
+        setup.checkpoints.close()
+    _write_record(setup, record | {"status": "stopped" if stopped_by else "finished", "outcome": _outcome(setup)})
     return stopped_by
 
 
-class Clock:
-    """Seconds spent training; what runs inside `paused` (evaluation, saving) does not count."""
+def _loop(
+    setup: Setup,
+    state: TrainState,
+    start: int,
+    step: jax.stages.Compiled,
+    score: Callable[[Any, Watchdog], dict[str, float]],
+    log: Log,
+    display: ProgressDisplay,
+    record: dict[str, Any],
+) -> int | None:
+    """Steps `start` + 1 to train.num_steps; returns the number of the signal that ended it early, if one did."""
+    train, checkpoints = setup.config.train, setup.checkpoints
+    steps = train_steps(setup.corpus, setup.config.model, setup.config.data, train.batch_size, setup.rows)
+    agreement, watchdog = StopAgreement(), Watchdog(train.hang_seconds)
+    batches = contextlib.closing(prefetched(steps, start, train.num_steps))
+    with batches as iterator, Interruption() as interruption, watchdog.watching():
+        for number, host_batch in enumerate(iterator, start + 1):
+            batch = setup.put(host_batch)
+            state, report = step(state, batch)
+            checkpoints.raise_failed_save()
+            log.finish_previous(display)
+            log.begin(number, report)
+            last = number == train.num_steps
+            stopped_by = agreement.stops_after(number, interruption.signal)
+            saving = last or stopped_by is not None or _due(number, train.checkpoint_interval)
+            scoring = last or _due(number, train.eval_interval)
+            if saving or scoring:
+                log.finish_previous(display, always=True)
+            if log.skipped_in_a_row >= train.max_skipped_steps:
+                _give_up(setup, state, batch, number, record)
+            with log.clock.paused():
+                if scoring:
+                    log.validation(number, score(state.params, watchdog), display)
+                if saving:
+                    checkpoints.save(number, state)
+            watchdog.alive()
+            if stopped_by is not None and not last:
+                return stopped_by
+    return None
 
-    def __init__(self, seconds: float) -> None:
-        self._start = time.monotonic() - seconds
 
-    def seconds(self) -> float:
-        """Training seconds so far, those before a resume included."""
-        return time.monotonic() - self._start
+def _prepare(config: Config, folder: RunFolder) -> Setup:
+    """Mesh, data and model, after all processes have found that they agree."""
+    mesh = make_mesh(config)
+    corpus = load_corpus(config.model, config.data, folder.vocab_path if folder.vocab_path.exists() else None)
+    check_batch(corpus, config.train.batch_size)
+    _check_same_data(folder, corpus)
+    code = environment()
+    preflight(
+        {
+            "config": hashlib.sha256(json.dumps(to_dict(config)).encode()).hexdigest()[:12],
+            "code": f"{code['versions']['mhsh']} at {code['git_revision']}",
+            "versions": ", ".join(f"{name} {version}" for name, version in code["versions"].items()),
+            "data": corpus.fingerprint[:12],
+            "local devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
+        }
+    )
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    return Setup(config, folder, checkpoints, mesh, corpus, process_rows(mesh, config.train.batch_size), model, optimizer)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops the clock for a while."""
-        begin = time.monotonic()
-        yield
-        self._start += time.monotonic() - begin
+
+def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainState, int]:
+    """The newest good checkpoint and its step, damaged ones set aside; a fresh state and 0 where none was ever saved."""
+    config, checkpoints = setup.config, setup.checkpoints
+    abstract = abstract_state(config, setup.model, setup.optimizer, setup.mesh)
+    steps = checkpoints.steps()
+    for step in steps:
+        try:
+            state = checkpoints.restore(step, abstract)
+        except DamagedCheckpoint as error:
+            display.note(f"{error}; it is set aside as {checkpoints.set_aside(step)}")
+        else:
+            display.note(f"going on from the checkpoint of step {step}")
+            return state, step
+    if steps:
+        raise UserError(f"{setup.folder.path} has no good checkpoint left; start again in another --workdir")
+    dataset = train_steps(setup.corpus, config.model, config.data, config.train.batch_size, setup.rows)
+    with contextlib.closing(prefetched(dataset, 0, 1)) as batches:
+        first = setup.put(next(batches))
+    return create_state(config, setup.model, setup.optimizer, setup.mesh, first), 0
 
 
-class Log:
-    """Rows of figures, each fetched one step late: while the host waits for step n, the device already runs n + 1."""
-
-    def __init__(self, config: Config, folder: RunFolder, start: int) -> None:
-        self._recorder = Recorder(folder, start)
-        rows = [row for row in folder.read_metrics().rows if row["split"] == "train"] if start else []
-        last = rows[-1] if rows else {"tokens": 0, "seconds": 0.0}
-        self._interval, self._flops = config.train.log_interval, step_flops(config)
-        self._peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
-        self._tokens: int = last["tokens"]
-        self._last = (start, self._tokens, last["seconds"])
-        self._pending: tuple[int, Means] | None = None
-        self.clock = Clock(last["seconds"])
-
-    def begin(self, step: int, means: Means) -> None:
-        """Takes the figures of a step that may still be running."""
-        self._pending = (step, means)
-
-    def finish_previous(self, display: ProgressDisplay, *, always: bool = False) -> None:
-        """Waits for the pending step; writes its row where the interval (or `always`) says so."""
-        if self._pending is None:
-            return
-        step, means = self._pending
-        values = {name: float(mean.sum) / float(mean.weight) for name, mean in jax.device_get(means).items()}
-        self._pending = None
-        self._tokens += int(values.pop("tokens"))
-        if not (always or step % self._interval == 0):
-            return
-        seconds = self.clock.seconds()
-        last_step, last_tokens, last_seconds = self._last
-        elapsed = max(seconds - last_seconds, 1e-9)
-        flops_per_second = (step - last_step) * self._flops / elapsed
-        rates = {"tokens_per_second": (self._tokens - last_tokens) / elapsed, "flops_per_second": flops_per_second}
-        if self._peak:
-            rates["mfu"] = flops_per_second / (self._peak * jax.device_count())
-        self._last = (step, self._tokens, seconds)
-        self._write(self._row(step, "train", seconds, values) | rates, display)
-
-    def validation(self, step: int, values: dict[str, float], display: ProgressDisplay) -> None:
-        """Writes a row of validation figures."""
-        self._write(self._row(step, "validation", self._last[2], values), display)
-
-    def close(self) -> None:
-        """Ends the files."""
-        self._recorder.close()
-
-    def _row(self, step: int, split: str, seconds: float, values: dict[str, float]) -> dict[str, Any]:
-        values = {name.removeprefix("token_"): value for name, value in values.items()}
-        return {"step": step, "split": split, "tokens": self._tokens, "flops": step * self._flops, "seconds": seconds} | values
-
-    def _write(self, row: dict[str, Any], display: ProgressDisplay) -> None:
-        if jax.process_index() == 0:
-            self._recorder.write(row)
-            display.show(row)
+def _give_up(setup: Setup, state: TrainState, batch: dict[str, jax.Array], step: int, record: dict[str, Any]) -> None:
+    """Writes the diagnosis to run.json and ends the run; the checkpoints stay as they are."""
+    diagnosis = diagnose(setup.config.model, setup.model, setup.mesh, state.params, batch)
+    setup.checkpoints.close()
+    _write_record(setup, record | {"status": "stopped", "outcome": DIVERGED, "diagnosis": {"step": step, **diagnosis}})
+    raise UserError(
+        f"{setup.folder.path} diverged: {setup.config.train.max_skipped_steps} updates in a row were not finite, to step {step}; "
+        f"{in_words(diagnosis)} (run.json has all); lower optimizer.learning_rate, or try another model.residual"
+    )
 
 
 def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def _scorer(
-    config: Config, corpus: Corpus, mesh: Mesh, rows: slice, step: jax.stages.Compiled
-) -> Callable[[Any], dict[str, float]]:
+def _scorer(setup: Setup, step: jax.stages.Compiled) -> Callable[[Any, Watchdog], dict[str, float]]:
     """Parameters -> validation figures over the first train.eval_batches batches (0: all)."""
-    batches = validation_batches(corpus, config.model, config.data, config.train.batch_size, rows)
-    count = min(config.train.eval_batches or len(batches), len(batches))
-    return lambda params: evaluate(
-        step, params, (put_batch(batch, mesh, config.train.batch_size) for batch in prefetched(batches, 0, count))
-    )
+    train = setup.config.train
+    batches = validation_batches(setup.corpus, setup.config.model, setup.config.data, train.batch_size, setup.rows)
+    count = min(train.eval_batches or len(batches), len(batches))
+
+    def score(params: Any, watchdog: Watchdog) -> dict[str, float]:
+        def watched() -> Any:
+            for batch in prefetched(batches, 0, count):
+                watchdog.alive()
+                yield setup.put(batch)
+
+        return evaluate(step, params, watched())
+
+    return score
 
 
 def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:
@@ -196,23 +217,40 @@ def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:
         )
 
 
-def _record(
-    folder: RunFolder, config: Config, corpus: Corpus, mesh: Mesh, state: TrainState, compile_seconds: float
-) -> dict[str, Any]:
+def _write_record(setup: Setup, record: dict[str, Any]) -> None:
+    """run.json and vocab.txt, by process 0."""
+    if jax.process_index() == 0:
+        if not setup.folder.vocab_path.exists():
+            setup.corpus.tokenizer.save(setup.folder.vocab_path)
+        setup.folder.write_run(record)
+
+
+def _outcome(setup: Setup) -> str:
+    """Left the unigram plateau, on it, or diverged: by the rules of mhsh/outcome.py, over all rows of the run."""
+    metrics = setup.folder.read_metrics()
+    _, losses = metrics.series("train", "step", "loss")
+    _, validation = metrics.series("validation", "step", "loss")
+    return plateau_outcome(smoothed_final(losses), validation[-1] if validation else None, setup.corpus.unigram_entropy)
+
+
+def _record(setup: Setup, state: TrainState, compile_seconds: float) -> dict[str, Any]:
     """run.json: everything about the run that is not a curve. A resumed run keeps the omega it started from."""
+    config, corpus = setup.config, setup.corpus
     omega = None
     if config.model.residual == "admin":
-        if folder.has_run_record():
-            omega = folder.read_run()["omega"]
+        if setup.folder.has_run_record():
+            omega = setup.folder.read_run()["omega"]
         else:
-            omega = np.asarray(jax.device_get(read_omega(state.params))).mean(axis=-1).reshape(-1).tolist()
-    forward = row_flops(config)
+            # All elements of a fresh omega vector are one figure.
+            omega = (
+                np.asarray(jax.device_get(jax.jit(lambda params: read_omega(params)[:, :, 0])(state.params))).reshape(-1).tolist()
+            )
     return {
         **environment(),
         "objective": config.model.objective,
-        "mesh": dict(mesh.shape),
+        "mesh": dict(setup.mesh.shape),
         "parameters": parameter_counts(config.model),
-        "flops_per_token_forward": forward.total / config.data.sequence_length,
+        "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
         "flops_per_step": step_flops(config),
         "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},
         "omega": omega,

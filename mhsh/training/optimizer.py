@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from mhsh.config import OptimizerConfig, TrainConfig
@@ -48,8 +49,11 @@ def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Sched
     return lambda step: schedule(step + 1)
 
 
-def build_optimizer(optimizer: OptimizerConfig, train: TrainConfig) -> optax.GradientTransformation:
-    """Clipping by global norm, Adam moments, decoupled weight decay, for LAMB the trust ratio, then the learning rate."""
+def build_optimizer(optimizer: OptimizerConfig, train: TrainConfig) -> optax.GradientTransformationExtraArgs:
+    """Clipping by global norm, Adam moments, decoupled weight decay, for LAMB the trust ratio, then the learning rate.
+
+    `update` takes the keyword `step`: the rate is that of the step, also after steps that were skipped.
+    """
     chain = [
         optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
         optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask),
@@ -58,7 +62,18 @@ def build_optimizer(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Gra
         chain.insert(0, optax.clip_by_global_norm(optimizer.clip_norm))
     if optimizer.name == "lamb":
         chain.append(optax.masked(scale_by_layer_trust_ratio(), decay_mask))
-    return optax.chain(*chain, optax.scale_by_learning_rate(learning_rate(optimizer, train)))
+    return optax.chain(*chain, scale_by_step_rate(learning_rate(optimizer, train)))
+
+
+def scale_by_step_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
+    """Multiplies by minus the schedule's rate at the keyword argument `step`; keeps no count that could drift from it."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        del params
+        rate = -jnp.asarray(schedule(extra["step"]), jnp.float32)
+        return jax.tree.map(lambda leaf: rate * leaf, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:

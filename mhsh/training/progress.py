@@ -16,8 +16,9 @@ SECONDS_BETWEEN_LINES = 10.0
 class ProgressDisplay:
     """Shows the newest figures of a run; prints every validation, and training figures at most every few seconds."""
 
-    def __init__(self, name: str, start: int, num_steps: int, console: Console | None = None) -> None:
-        self._console = console or Console()
+    def __init__(self, name: str, num_steps: int, *, quiet: bool = False) -> None:
+        """`quiet`: say nothing; of several processes one speaks."""
+        self._console = Console(quiet=quiet)
         self._name, self._num_steps = name, num_steps
         self._last_line = 0.0
         self._bar = Progress(
@@ -29,7 +30,7 @@ class ProgressDisplay:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task(name, total=num_steps, completed=start, figures="")
+        self._task = self._bar.add_task(name, total=num_steps, figures="")
 
     def __enter__(self) -> ProgressDisplay:
         self._bar.start()
@@ -37,6 +38,10 @@ class ProgressDisplay:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bar.stop()
+
+    def begin(self, step: int) -> None:
+        """The step that the run goes on from."""
+        self._bar.update(self._task, completed=step)
 
     def note(self, message: str) -> None:
         """A line that stays."""

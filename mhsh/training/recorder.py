@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -32,7 +33,8 @@ class Recorder:
         """One logged step of one split."""
         self._folder.append_metrics(row)
         for key, value in row.items():
-            if key not in AXES:
+            # A curve has a gap where a number is not finite; metrics.jsonl says why.
+            if key not in AXES and isinstance(value, int | float) and math.isfinite(value):
                 self._events.add_scalar(f"{row['split']}/{key}", value, row["step"])
         self._events.flush()
 

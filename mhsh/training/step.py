@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, UInt32
 
 from mhsh.config import Config
 from mhsh.models.bert import Batch, Bert, forward
 from mhsh.models.objective import Mean, Means, loss_weights, measure, total_loss
+from mhsh.training.checksum import checksum
 from mhsh.training.optimizer import learning_rate
 from mhsh.training.sharding import axis_rules, batch_sharding, replicated, shapes_of, shardings_of
 from mhsh.training.state import TrainState, example_batch
 
 
+class StepReport(NamedTuple):
+    """What a step says of itself."""
+
+    means: Means  # (sum, weight) pairs
+    applied: Bool[Array, ""]  # False: the loss or a gradient was not finite, and parameters and moments stayed as they were
+    batch: UInt32[Array, 2]  # checksum of the global batch
+
+
 def train_step(
-    state: TrainState, batch: Batch, *, config: Config, model: Bert, optimizer: optax.GradientTransformation
-) -> tuple[TrainState, Means]:
-    """The state after one update, and the step's figures as (sum, weight) pairs.
+    state: TrainState, batch: Batch, *, config: Config, model: Bert, optimizer: optax.GradientTransformationExtraArgs
+) -> tuple[TrainState, StepReport]:
+    """The state after one update, and what the step says of itself.
 
     The batch is cut into `train.accumulation_steps` micro-batches; each loss is divided by the weight of the whole batch,
-    so the cut changes nothing but the memory. Dropout is keyed by (train.seed, step, micro-batch).
+    so the cut changes nothing but the memory. Dropout is keyed by (train.seed, step, micro-batch). An update that is not finite
+    is not applied; the step counts all the same, as its batch is used up.
     """
     weights = loss_weights(batch)
     step_key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
@@ -45,17 +55,30 @@ def train_step(
     gradients, parts = jax.lax.scan(accumulate, zeros, (jnp.arange(count), micro_batches(batch, count)))
     means: Means = jax.tree.map(functools.partial(jnp.sum, axis=0), parts)
 
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
+    grad_norm = optax.tree.norm(gradients)
+    applied = jnp.isfinite(grad_norm) & jnp.isfinite(total_loss(means, weights))
+    params, opt_state = jax.tree.map(
+        functools.partial(jnp.where, applied),
+        (optax.apply_updates(state.params, updates), opt_state),
+        (state.params, state.opt_state),
+    )
     one = jnp.ones(())
-    means["grad_norm"] = Mean(optax.tree.norm(gradients), one)
+    means["grad_norm"] = Mean(grad_norm, one)
     means["learning_rate"] = Mean(jnp.asarray(learning_rate(config.optimizer, config.train)(state.step), jnp.float32), one)
     means["tokens"] = Mean(jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.float32), one)
-    return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), means
+    return TrainState(params, opt_state, state.step + 1), StepReport(means, applied, batch_checksum(batch))
 
 
 def micro_batches(batch: Batch, count: int) -> Batch:
     """[B, ...] -> [count, B / count, ...], rows dealt out in turn so that each device keeps the rows it holds."""
     return {key: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1) for key, rows in batch.items()}
+
+
+def batch_checksum(batch: Batch) -> UInt32[Array, 2]:
+    """One checksum of all arrays of a batch, the same on every mesh."""
+    parts = [checksum(jnp.asarray(batch[key])) * jnp.uint32(2 * place + 1) for place, key in enumerate(sorted(batch))]
+    return jnp.sum(jnp.stack(parts), axis=0, dtype=jnp.uint32)
 
 
 def eval_step(params: Any, batch: Batch, *, model: Bert) -> Means:
@@ -64,7 +87,7 @@ def eval_step(params: Any, batch: Batch, *, model: Bert) -> Means:
 
 
 def compile_train_step(
-    config: Config, model: Bert, optimizer: optax.GradientTransformation, mesh: Mesh, state: TrainState
+    config: Config, model: Bert, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, state: TrainState
 ) -> jax.stages.Compiled:
     """The train step compiled ahead for this mesh, with explicit shardings and the old state's memory given up to the new.
 

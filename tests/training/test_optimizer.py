@@ -64,10 +64,10 @@ def gradients(params, step):
 def trained(optimizer, params, gradients_of=gradients):
     """The parameters after STEPS updates."""
     state = optimizer.init(params)
-    update = jax.jit(optimizer.update)
+    update = jax.jit(optax.with_extra_args_support(optimizer).update)
     all_gradients = [gradients_of(params, step) for step in range(STEPS)]
-    for step_gradients in all_gradients:
-        updates, state = update(step_gradients, state, params)
+    for step, step_gradients in enumerate(all_gradients):
+        updates, state = update(step_gradients, state, params, step=step)
         params = optax.apply_updates(params, updates)
     return params
 
@@ -152,8 +152,8 @@ def test_the_update_uses_the_rate_of_its_step(settings):
     optimizer = build_optimizer(*config)
     params = {"kernel": jnp.zeros(3)}
     state, rates = optimizer.init(params), []
-    for _ in range(5):
-        updates, state = optimizer.update({"kernel": jnp.ones(3)}, state, params)
+    for step in range(5):
+        updates, state = optimizer.update({"kernel": jnp.ones(3)}, state, params, step=step)
         rates.append(-float(updates["kernel"][0]))
     np.testing.assert_allclose(rates, [float(learning_rate(*config)(step)) for step in range(5)], **CLOSE)
     assert rates[0] == pytest.approx(0.05)

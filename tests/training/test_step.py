@@ -37,7 +37,7 @@ def run_steps(config: Config, mesh: Mesh, count: int = 2) -> tuple[TrainState, l
     step = compile_train_step(config, model, optimizer, mesh, state)
     figures = []
     for batch in batches:
-        state, means = step(state, put_batch(batch, mesh, size))
+        state, (means, *_) = step(state, put_batch(batch, mesh, size))
         figures.append({name: float(mean.value()) for name, mean in means.items()})
     return state, figures
 
@@ -65,7 +65,7 @@ def test_every_mesh_gives_the_same_loss_and_gradients(make_config, variant, shap
     results = []
     for mesh in (one, many):
         state = jax.device_put(start, state_shardings(config, model, optimizer, mesh))
-        state, means = compile_train_step(config, model, optimizer, mesh, state)(state, put_batch(batch, mesh, size))
+        state, (means, *_) = compile_train_step(config, model, optimizer, mesh, state)(state, put_batch(batch, mesh, size))
         results.append((jax.device_get(state.params), float(means["token_loss"].value()), float(means["grad_norm"].value())))
     (expected, loss, norm), (actual, sharded_loss, sharded_norm) = results
     assert sharded_loss == pytest.approx(loss, rel=1e-5)
@@ -135,7 +135,7 @@ def test_dropout_masks_differ_between_steps_and_layers(make_config):
     step = compile_train_step(config, model, optimizer, mesh, state)
     losses = []
     for _ in range(3):
-        state, means = step(state, put_batch(batch, mesh, size))
+        state, (means, *_) = step(state, put_batch(batch, mesh, size))
         losses.append(float(means["token_loss"].value()))
     assert len(set(losses)) == 3
 

@@ -1,0 +1,47 @@
+"""What became of a run: left the unigram plateau, stayed on it, or diverged; by rules that are written down here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+SMOOTHED_SHARE = 0.1  # of the logged training rows, from the end
+PLATEAU_MARGIN = 0.1  # nats below the unigram entropy
+
+LEFT = "left the unigram plateau"
+ON_PLATEAU = "on the unigram plateau"
+DIVERGED = "diverged"
+NOT_KNOWN = "not known"
+NO_METRICS = "no metrics"
+
+SMOOTHING_RULE = (
+    "The final training loss is the mean over the last 10 % of the logged training rows (at least one row); "
+    "one row there that is not finite makes it not finite."
+)
+PLATEAU_RULE = (
+    "A run has left the unigram plateau if and only if its final training loss is below the unigram entropy of its "
+    f"training text minus {PLATEAU_MARGIN} nats: it then predicts better than token frequencies alone could. "
+    "Without a recorded entropy or training rows it is not known. A run whose final training loss or last validation loss "
+    "is not finite has diverged."
+)
+
+
+def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
+    """The final training loss by SMOOTHING_RULE: the mean of the last ceil(n / 10) of n rows; None where there are none."""
+    if not len(train_loss):
+        return None
+    rows = math.ceil(len(train_loss) * SMOOTHED_SHARE)
+    return float(np.mean(train_loss[-rows:]))
+
+
+def plateau_outcome(final_train: float | None, final_validation: float | None, entropy: float | None) -> str:
+    """Which of LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN, NO_METRICS a run is, by PLATEAU_RULE; all arguments in nats."""
+    if final_train is None and final_validation is None:
+        return NO_METRICS
+    if any(value is not None and not math.isfinite(value) for value in (final_train, final_validation)):
+        return DIVERGED
+    if entropy is None or final_train is None:
+        return NOT_KNOWN
+    return LEFT if final_train < entropy - PLATEAU_MARGIN else ON_PLATEAU

@@ -1,0 +1,96 @@
+"""Several processes as one run: joining them, checking that they agree before they start, and stopping them at one step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import jax
+from orbax.checkpoint import multihost
+
+from mhsh.errors import UserError
+
+REPORT_TIMEOUT_SECONDS = 300
+# A process that is asked to stop at step k names step k + 3. No other can have passed it: the host runs at most one step ahead
+# of the device, and no device finishes step k + 1 before the asked process has begun it, after it wrote its wish down.
+STEPS_TO_STOP = 3
+
+
+def join(*, coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
+    """Joins the processes of a run; must come before anything asks jax for devices.
+
+    All three None: JAX finds them itself (TPU VMs, GKE, Slurm, Open MPI).
+
+    Raises:
+      UserError: the others cannot be found or reached.
+    """
+    try:
+        # With a coordinator named, nothing is to be detected: inside a Slurm job JAX would otherwise hand out devices by task.
+        detection = None if coordinator is None else "deactivate"
+        jax.distributed.initialize(coordinator, num_processes, process_id, cluster_detection_method=detection)
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"cannot join the other processes ({reason}); give --coordinator=HOST:PORT --num-processes=N --process-id=I"
+        ) from error
+
+
+def preflight(facts: Mapping[str, str]) -> None:
+    """Compares the facts of this process with those of process 0: config, code, data, devices.
+
+    Every process must call it. A run of one process has nothing to compare.
+
+    Raises:
+      UserError: naming each process that differs, and in what, or that has not reported in time; on every process.
+    """
+    if jax.process_count() == 1:
+        return
+    client = multihost.get_jax_distributed_client()
+    client.key_value_set(f"mhsh/preflight/{jax.process_index()}", json.dumps(dict(facts)))
+    reports: list[dict[str, str]] = []
+    for process in range(jax.process_count()):
+        try:
+            report = client.blocking_key_value_get(f"mhsh/preflight/{process}", REPORT_TIMEOUT_SECONDS * 1000)
+        except Exception as error:  # jaxlib raises its own runtime errors here, of no public class
+            raise UserError(f"process {process} has not reported within {REPORT_TIMEOUT_SECONDS} s; look at its log") from error
+        reports.append(json.loads(report))
+    differing = [
+        f"process {process} has {name} {report.get(name)}, process 0 has {value}"
+        for process, report in enumerate(reports)
+        for name, value in reports[0].items()
+        if report.get(name) != value
+    ]
+    if differing:
+        raise UserError(f"the processes of this run differ: {'; '.join(differing)}; start all with the same command, code and text")
+
+
+class StopAgreement:
+    """Lets all processes of a run stop after the same step, whichever of them is asked to."""
+
+    def __init__(self) -> None:
+        self._client = multihost.get_jax_distributed_client() if jax.process_count() > 1 else None
+        self._told = False
+
+    def stops_after(self, step: int, requested: int | None) -> int | None:
+        """Asked once a step, in step order: the number of the signal that ends the run with this step, or None to go on.
+
+        `requested` is the signal that this process has received, if any.
+        """
+        if self._client is None:
+            return requested
+        if requested is not None and not self._told:
+            self._told = True
+            wish = f"{step + STEPS_TO_STOP} {requested}"
+            try:
+                self._client.key_value_set("mhsh/stop", wish)
+            except Exception as error:  # the first wish stands; jaxlib has no public class for this
+                if "ALREADY_EXISTS" not in str(error):
+                    raise
+        try:
+            agreed = self._client.key_value_try_get("mhsh/stop")
+        except Exception as error:
+            if "NOT_FOUND" not in str(error):
+                raise
+            return None
+        last, number = (int(part) for part in agreed.split())
+        return number if step >= last else None

@@ -1,0 +1,63 @@
+"""Why a run has stopped learning numbers: where the first non-finite activation is, and how large each layer's gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from mhsh.config import ModelConfig
+from mhsh.models.bert import Batch, Bert, forward
+from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.training.sharding import axis_rules
+
+
+def diagnose(config: ModelConfig, model: Bert, mesh: Mesh, params: Any, batch: Batch) -> dict[str, Any]:
+    """One forward and one backward pass of `batch` without dropout, looked at layer by layer.
+
+    Returns, as plain values for a JSON file: `first_nonfinite_layer` (from 1; None: no layer), `nonfinite_parameters`
+    (paths), `gradient_norm_by_layer` (None where not finite), `loss` (None where not finite).
+    """
+
+    def look(params: Any, batch: Batch) -> tuple[Any, Any, Any]:
+        _, seen = model.apply({"params": params}, batch, deterministic=True, mutable=["diagnosis"])
+
+        def loss(params: Any) -> jax.Array:
+            return total_loss(measure(forward(model, params, batch, None), batch), loss_weights(batch))
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        squares = [
+            jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradients["encoder"]["layers"])
+        ]
+        return seen["diagnosis"]["encoder"]["layers"]["finite"][0], value, jnp.sqrt(sum(squares, start=jnp.zeros(())))
+
+    with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config)):
+        finite, loss, norms = jax.device_get(jax.jit(look)(params, dict(batch)))
+        broken = jax.device_get(jax.jit(lambda tree: jax.tree.map(lambda leaf: ~jnp.isfinite(leaf).all(), tree))(params))
+    layers = np.flatnonzero(~np.asarray(finite))
+    return {
+        "first_nonfinite_layer": int(layers[0]) + 1 if len(layers) else None,
+        "nonfinite_parameters": [
+            jax.tree_util.keystr(path, simple=True, separator="/")
+            for path, bad in jax.tree_util.tree_leaves_with_path(broken)
+            if bad
+        ],
+        "gradient_norm_by_layer": [_finite(norm) for norm in norms],
+        "loss": _finite(loss),
+    }
+
+
+def in_words(diagnosis: dict[str, Any]) -> str:
+    """The diagnosis in half a line."""
+    layer = diagnosis["first_nonfinite_layer"]
+    where = f"first non-finite activations in layer {layer}" if layer is not None else "activations are finite in every layer"
+    norms = [norm for norm in diagnosis["gradient_norm_by_layer"] if norm is not None]
+    return f"{where}; gradient norms by layer " + (f"{min(norms):.3g} to {max(norms):.3g}" if norms else "are not finite")
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None

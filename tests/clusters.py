@@ -1,0 +1,54 @@
+"""Several real processes of one run on this machine, joined over a loopback coordinator."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+
+from tests.conftest import ROOT
+from tests.test_runs import command
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(count: int, arguments: Sequence[str], *, extra: dict[int, Sequence[str]] | None = None) -> list[subprocess.Popen[str]]:
+    """Starts `count` processes with one CPU device each; `extra` arguments go to single processes."""
+    port = free_port()
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    return [
+        subprocess.Popen(
+            command(
+                *arguments,
+                f"--coordinator=127.0.0.1:{port}",
+                f"--num-processes={count}",
+                f"--process-id={index}",
+                *(extra or {}).get(index, ()),
+            ),
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(count)
+    ]
+
+
+def finish(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """(exit status, stdout, stderr) of each; those that are left after the time of a hung run are killed."""
+    results = []
+    for process in processes:
+        try:
+            out, err = process.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        results.append((process.returncode, out, err))
+    return results

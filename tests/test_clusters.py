@@ -1,0 +1,75 @@
+"""Runs of several processes: they equal the run of one, agree before they start, and stop together."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mhsh.run_folder import RunFolder
+from tests.clusters import finish, start
+from tests.test_runs import CONFIG, corpus, final_state, mhsh, rows_without_timings, unbroken, wait_for_step
+
+__all__ = ["corpus", "unbroken"]  # fixtures
+
+TOLERANCE = 1e-5
+
+
+def assert_same_curve(folder: Path, reference: Path) -> None:
+    rows, expected = rows_without_timings(folder), rows_without_timings(reference)
+    assert [(row["step"], row["split"], row.get("batch")) for row in rows] == [
+        (row["step"], row["split"], row.get("batch")) for row in expected
+    ]
+    for row, wanted in zip(rows, expected, strict=True):
+        assert row["loss"] == pytest.approx(wanted["loss"], rel=TOLERANCE)
+        assert row["tokens"] == wanted["tokens"]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_equal_one(unbroken, corpus, tmp_path, count):
+    results = finish(start(count, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]))
+    assert [status for status, _, _ in results] == [0] * count, results
+    assert_same_curve(tmp_path / "run", unbroken)
+    for a, b in zip(final_state(tmp_path / "run"), final_state(unbroken), strict=True):
+        assert np.abs(a - b).max() <= 1e-4 * max(np.abs(b).max(), 1e-3)
+
+
+@pytest.mark.parametrize("back", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_stopped_on_several_gone_on_with_fewer(unbroken, corpus, tmp_path, back):
+    count = 2 * back
+    arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]
+    processes = start(count, arguments)
+    wait_for_step(tmp_path / "run", 4, processes[0])
+    processes[-1].send_signal(signal.SIGTERM)  # one is asked, all stop
+    results = finish(processes)
+    assert [status for status, _, _ in results] == [75] * count, results
+    assert rows_without_timings(tmp_path / "run")[-1]["step"] < 30
+    if back == 1:
+        again = mhsh(*arguments)
+        assert again.returncode == 0, again.stderr
+    else:
+        assert [status for status, _, _ in finish(start(back, arguments))] == [0] * back
+    assert_same_curve(tmp_path / "run", unbroken)
+
+
+def test_a_process_that_differs_is_named_by_all(corpus, tmp_path):
+    arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]
+    results = finish(start(2, arguments, extra={1: ["--config.train.seed=1"]}))
+    for status, _, err in results:
+        assert status == 2
+        assert "process 1 has config" in err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_when_one_freezes_the_other_ends_with_its_stacks(corpus, tmp_path):
+    processes = start(2, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}", "--config.train.hang_seconds=8"])
+    wait_for_step(tmp_path / "run", 2, processes[0])
+    processes[1].send_signal(signal.SIGSTOP)
+    out, err = processes[0].communicate(timeout=120)
+    processes[1].kill()
+    processes[1].communicate()
+    assert processes[0].returncode == 1, out
+    assert "Timeout (0:00:08)!" in err and "loop.py" in err
+    assert RunFolder(tmp_path / "run").read_metrics().rows

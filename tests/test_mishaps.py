@@ -1,0 +1,131 @@
+"""What goes wrong in a run: numbers that are not finite, checkpoints that are damaged, kills at any moment."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mhsh.run_folder import RunFolder
+from tests.conftest import ROOT
+from tests.test_runs import CONFIG, command, corpus, final_state, mhsh, rows_without_timings, unbroken
+
+__all__ = ["corpus", "unbroken"]  # fixtures
+
+
+def test_a_run_that_diverges_says_so(corpus, tmp_path):
+    """At a learning rate of 1e38 the second forward pass overflows; nothing of it reaches parameters or checkpoints."""
+    workdir = tmp_path / "diverging"
+    overrides = ["--config.optimizer.learning_rate=1e38", "--config.model.residual=pre_ln", "--config.optimizer.warmup_steps=0"]
+    done = mhsh("train", *CONFIG, corpus, *overrides, "--config.train.max_skipped_steps=5", f"--workdir={workdir}")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "diverged: 5 updates in a row were not finite" in done.stderr
+    record = RunFolder(workdir).read_run()
+    assert record["status"] == "stopped" and record["outcome"] == "diverged"
+    assert record["diagnosis"]["first_nonfinite_layer"] == 1
+    assert len(record["diagnosis"]["gradient_norm_by_layer"]) == 2
+    skipped = [row for row in rows_without_timings(workdir) if row.get("skipped")]
+    assert len(skipped) == 5 and all(row["loss"] is None and len(row["batch"]) == 16 for row in skipped)
+
+
+def test_plateau_and_success_are_told_apart(unbroken):
+    assert RunFolder(unbroken).read_run()["outcome"] in ("left the unigram plateau", "on the unigram plateau")
+
+
+def copied(run: Path, to: Path) -> Path:
+    """A copy of a finished run without its last checkpoint, as if it had been killed after step 20 was saved."""
+    subprocess.run(["cp", "-r", str(run), str(to)], check=True)
+    subprocess.run(["rm", "-r", str(to / "checkpoints" / "30")], check=True)
+    return to
+
+
+def largest_file(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+DAMAGES = {
+    "a byte flipped": lambda folder: flip(largest_file(folder / "params")),
+    "a byte of a moment flipped": lambda folder: flip(largest_file(folder / "opt_state")),
+    "a file truncated": lambda folder: largest_file(folder / "params").write_bytes(
+        largest_file(folder / "params").read_bytes()[:-99]
+    ),
+    "a file deleted": lambda folder: largest_file(folder / "params").unlink(),
+    "the manifest truncated": lambda folder: (folder / "manifest" / "metadata").write_text('{"params": '),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(unbroken, corpus, tmp_path, damage):
+    workdir = copied(unbroken, tmp_path / "run")
+    DAMAGES[damage](workdir / "checkpoints" / "20")
+    source = RunFolder(unbroken).read_config().data.source
+    done = mhsh("train", *CONFIG, f"--config.data.source={source}", f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    assert f"{workdir}/checkpoints/20" in done.stdout and "set aside" in done.stdout
+    assert "going on from the checkpoint of step 10" in done.stdout
+    assert (workdir / "damaged_checkpoints" / "20").is_dir()
+    assert rows_without_timings(workdir) == rows_without_timings(unbroken)
+    for a, b in zip(final_state(workdir), final_state(unbroken), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def killed_again_and_again(workdir: Path, arguments: list[str], kills: int, seed: int) -> None:
+    """Kills the run `kills` times, each at a random moment after it has logged or begun to save something new."""
+    rng = random.Random(seed)
+    done = 0
+    while done < kills:
+        process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        before = len(RunFolder(workdir).read_metrics().rows)
+        # Let it come as far as a row of its own, then a little further: into a save, an evaluation, or the next steps.
+        while process.poll() is None and len(RunFolder(workdir).read_metrics().rows) <= before - 9:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 8.0))
+        if process.poll() is not None:
+            assert process.returncode == 0, process.communicate()
+            process.communicate()
+            return
+        process.kill()
+        process.communicate()
+        done += 1
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_nothing(corpus, tmp_path):
+    """A checkpoint a step, so that many kills fall into a save; 300 steps are two epochs and more of this corpus."""
+    overrides = ["--config.train.num_steps=300", "--config.train.checkpoint_interval=7", "--config.train.eval_interval=50"]
+    arguments = ["train", *CONFIG, corpus, *overrides]
+    whole = mhsh(*arguments, f"--workdir={tmp_path / 'whole'}")
+    assert whole.returncode == 0, whole.stderr
+    rows = RunFolder(tmp_path / "whole").read_run()["data"]["train"]["rows"]
+    assert rows < 300 * 8, "the run crosses an epoch"
+    killed_again_and_again(tmp_path / "killed", [*arguments, f"--workdir={tmp_path / 'killed'}"], kills=20, seed=0)
+    last = mhsh(*arguments, f"--workdir={tmp_path / 'killed'}")
+    assert last.returncode == 0, last.stderr
+    assert rows_without_timings(tmp_path / "killed") == rows_without_timings(tmp_path / "whole")
+    for a, b in zip(final_state(tmp_path / "killed"), final_state(tmp_path / "whole"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_lost_omega_is_an_error(unbroken, tmp_path):
+    """A manifest without omega is another model, not a damaged one: nothing is filled in."""
+    workdir = copied(unbroken, tmp_path / "run")
+    path = workdir / "checkpoints" / "20" / "manifest" / "metadata"
+    manifest = json.loads(path.read_text())
+    del manifest["params"]["encoder.layers.attention_residual.omega"]
+    path.write_text(json.dumps(manifest))
+    source = RunFolder(unbroken).read_config().data.source
+    done = mhsh("train", *CONFIG, f"--config.data.source={source}", f"--workdir={workdir}")
+    assert done.returncode == 2
+    assert "encoder.layers.attention_residual.omega is absent there" in done.stderr
+    assert (workdir / "checkpoints" / "20").is_dir()
