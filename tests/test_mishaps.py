@@ -54,12 +54,14 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-99])
+
+
 DAMAGES = {
     "a byte flipped": lambda folder: flip(largest_file(folder / "params")),
     "a byte of a moment flipped": lambda folder: flip(largest_file(folder / "opt_state")),
-    "a file truncated": lambda folder: largest_file(folder / "params").write_bytes(
-        largest_file(folder / "params").read_bytes()[:-99]
-    ),
+    "a file truncated": lambda folder: truncate(largest_file(folder / "params")),
     "a file deleted": lambda folder: largest_file(folder / "params").unlink(),
     "the manifest truncated": lambda folder: (folder / "manifest" / "metadata").write_text('{"params": '),
 }
