@@ -82,41 +82,47 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(unbroken, corpus,
         np.testing.assert_array_equal(a, b)
 
 
-def killed_again_and_again(workdir: Path, arguments: list[str], kills: int, seed: int) -> None:
-    """Kills the run `kills` times, each at a random moment after it has logged or begun to save something new."""
-    rng = random.Random(seed)
-    done = 0
-    while done < kills:
-        process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        before = len(RunFolder(workdir).read_metrics().rows)
-        # Let it come as far as a row of its own, then a little further: into a save, an evaluation, or the next steps.
-        while process.poll() is None and len(RunFolder(workdir).read_metrics().rows) <= before - 9:
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0.0, 8.0))
-        if process.poll() is not None:
-            assert process.returncode == 0, process.communicate()
-            process.communicate()
-            return
-        process.kill()
-        process.communicate()
-        done += 1
+def last_step(workdir: Path) -> int:
+    """The last step that metrics.jsonl knows; 0 where it knows none."""
+    return max((row["step"] for row in RunFolder(workdir).read_metrics().rows), default=0)
+
+
+def killed_once(workdir: Path, arguments: list[str], after: float) -> int:
+    """Kills the run `after` seconds after it has logged a step beyond its newest checkpoint; returns the last step logged."""
+    saved = RunFolder(workdir).newest_checkpoint() or 0
+    metrics = workdir / "metrics.jsonl"
+    old = metrics.stat().st_mtime_ns if metrics.exists() else 0
+    process = subprocess.Popen(
+        command(*arguments, f"--workdir={workdir}"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not metrics.exists() or metrics.stat().st_mtime_ns == old or last_step(workdir) <= saved:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    time.sleep(after)
+    assert process.poll() is None, "the run must be long enough for every kill"
+    process.kill()
+    process.communicate()
+    return last_step(workdir)
 
 
 @pytest.mark.slow
 def test_twenty_kills_change_nothing(corpus, tmp_path):
-    """A checkpoint a step, so that many kills fall into a save; 300 steps are two epochs and more of this corpus."""
-    overrides = ["--config.train.num_steps=300", "--config.train.checkpoint_interval=7", "--config.train.eval_interval=50"]
+    """A save every third step, so that many kills fall into one; 600 steps are several epochs of this corpus."""
+    overrides = ["--config.train.num_steps=600", "--config.train.checkpoint_interval=3", "--config.train.eval_interval=50"]
     arguments = ["train", *CONFIG, corpus, *overrides]
     whole = mhsh(*arguments, f"--workdir={tmp_path / 'whole'}")
     assert whole.returncode == 0, whole.stderr
-    rows = RunFolder(tmp_path / "whole").read_run()["data"]["train"]["rows"]
-    assert rows < 300 * 8, "the run crosses an epoch"
-    killed_again_and_again(tmp_path / "killed", [*arguments, f"--workdir={tmp_path / 'killed'}"], kills=20, seed=0)
-    last = mhsh(*arguments, f"--workdir={tmp_path / 'killed'}")
-    assert last.returncode == 0, last.stderr
+    num_rows = RunFolder(tmp_path / "whole").read_run()["data"]["train"]["rows"]
+    rng = random.Random(0)
+    last = [killed_once(tmp_path / "killed", arguments, rng.uniform(0, 0.5)) for _ in range(20)]
+    assert last[-1] * 8 > num_rows, "the kills reach beyond an epoch"
+    assert len(set(last)) > 10, "the kills come at different steps"
+    done = mhsh(*arguments, f"--workdir={tmp_path / 'killed'}")
+    assert done.returncode == 0, done.stderr
     assert rows_without_timings(tmp_path / "killed") == rows_without_timings(tmp_path / "whole")
     for a, b in zip(final_state(tmp_path / "killed"), final_state(tmp_path / "whole"), strict=True):
         np.testing.assert_array_equal(a, b)
+    print("killed after the steps", last)
 
 
 def test_a_lost_omega_is_an_error(unbroken, tmp_path):
