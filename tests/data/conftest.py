@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,12 +121,3 @@ def english_source(english: list[str], tmp_path_factory: pytest.TempPathFactory)
     path = tmp_path_factory.mktemp("english") / "text.txt"
     path.write_text("\n\n".join(english) + "\n", encoding="utf-8")
     return f"text:{path}"
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    """The folder of real corpora beside the repository, or where MHSH_DATA says; skips where it is absent."""
-    folder = Path(os.environ.get("MHSH_DATA", Path(__file__).parents[3] / "shared" / "data"))
-    if not folder.is_dir():
-        pytest.skip(f"there are no real corpora at {folder}; set MHSH_DATA to their folder")
-    return folder
