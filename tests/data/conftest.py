@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mhsh.config import Config, from_dict
+from tests.conftest import load_fields
 
 CONFIG = {
     "model": dict(
@@ -47,30 +48,8 @@ CONFIG = {
         validation_fraction=0.2,
         seed=0,
     ),
-    "optimizer": dict(
-        name="adamw",
-        learning_rate=1e-3,
-        schedule="linear",
-        warmup_steps=0,
-        beta1=0.9,
-        beta2=0.999,
-        epsilon=1e-6,
-        weight_decay=0.01,
-        clip_norm=1.0,
-    ),
-    "train": dict(
-        seed=0,
-        num_steps=10,
-        batch_size=8,
-        accumulation_steps=1,
-        log_interval=1,
-        eval_interval=0,
-        eval_batches=0,
-        checkpoint_interval=0,
-        keep_checkpoints=1,
-        keep_every=0,
-    ),
-    "mesh": dict(data=1, fsdp=1, tensor=1),
+    # What the data floor does not read is as in the shipped tiny config.
+    **{section: load_fields("bert", "2l8h")[section] for section in ("optimizer", "train", "mesh")},
 }
 CLM = dict(model__objective="clm", model__next_sentence=False, model__num_token_types=0, data__tokenizer="bytes")
 
