@@ -87,6 +87,13 @@ def build_parser() -> argparse.ArgumentParser:
     admin = _command(commands, "admin", "run Admin's profiling pass and print omega of every sublayer", ["config"])
     admin.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
+    aot = _command(commands, "aot", "memory, collectives and FLOPs of the step on a TPU slice that is not here", ["config"])
+    aot.add_argument("--topology", required=True, metavar="KIND:LAYOUT", help="v5e:4x4, v4:2x2x1, v5p:2x2x2, v6e:4x4 or local:8")
+    aot.add_argument("--num-slices", type=int, default=1, metavar="N", help="slices of that layout (default: 1)")
+    aot.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device (default: the public figure)")
+    aot.add_argument("--search", action="store_true", help="find the largest train.batch_size that fits")
+    aot.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+
     compare = _command(commands, "compare", "put runs side by side: a table, report.html and curves", [])
     compare.add_argument("folders", nargs="+", metavar="RUN")
     compare.add_argument("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")

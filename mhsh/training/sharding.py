@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mhsh.config import Config, MeshConfig, ModelConfig
@@ -55,11 +57,31 @@ def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
     return shape
 
 
-def make_mesh(config: Config) -> Mesh:
-    """The mesh over all devices of all processes, after checking that the model and the batch divide over it."""
-    shape = mesh_shape(config.mesh, jax.device_count())
+def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh over all devices of all processes (or over `devices`), after checking that the model and the batch divide over it.
+
+    Several slices lie along `data`, or along `fsdp` where `data` is not a multiple of their number: what crosses the slow network
+    between them is then only what these axes exchange.
+
+    Raises:
+      UserError: the axes do not make the devices, something does not divide, or the slices fit on neither axis.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = mesh_shape(config.mesh, len(devices))
     check_divisibility(config, shape)
-    return jax.make_mesh(tuple(shape.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    outer = [axis for axis in BATCH_AXES if shape[axis] % num_slices == 0][:1]
+    if not outer:
+        raise UserError(
+            f"mesh.data = {shape['data']} and mesh.fsdp = {shape['fsdp']}: make one a multiple of the {num_slices} slices"
+        )
+    between = [num_slices if axis in outer else 1 for axis in MESH_AXES]
+    within = [size // across for size, across in zip(shape.values(), between, strict=True)]
+    if num_slices > 1:
+        grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
+    else:
+        grid = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def check_divisibility(config: Config, shape: dict[str, int]) -> None:
