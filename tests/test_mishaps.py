@@ -38,9 +38,9 @@ def test_plateau_and_success_are_told_apart(unbroken):
 
 
 def copied(run: Path, to: Path) -> Path:
-    """A copy of a finished run without its last checkpoint, as if it had been killed after step 20 was saved."""
+    """A copy of a finished run without its last checkpoint, as if it had been killed after step 60 was saved."""
     subprocess.run(["cp", "-r", str(run), str(to)], check=True)
-    subprocess.run(["rm", "-r", str(to / "checkpoints" / "30")], check=True)
+    subprocess.run(["rm", "-r", str(to / "checkpoints" / "90")], check=True)
     return to
 
 
@@ -70,13 +70,13 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(unbroken, corpus, tmp_path, damage):
     workdir = copied(unbroken, tmp_path / "run")
-    DAMAGES[damage](workdir / "checkpoints" / "20")
+    DAMAGES[damage](workdir / "checkpoints" / "60")
     source = RunFolder(unbroken).read_config().data.source
     done = mhsh("train", *CONFIG, f"--config.data.source={source}", f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr
-    assert f"{workdir}/checkpoints/20" in done.stdout and "set aside" in done.stdout
-    assert "going on from the checkpoint of step 10" in done.stdout
-    assert (workdir / "damaged_checkpoints" / "20").is_dir()
+    assert f"{workdir}/checkpoints/60" in done.stdout and "set aside" in done.stdout
+    assert "going on from the checkpoint of step 30" in done.stdout
+    assert (workdir / "damaged_checkpoints" / "60").is_dir()
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
     for a, b in zip(final_state(workdir), final_state(unbroken), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -128,7 +128,7 @@ def test_twenty_kills_change_nothing(corpus, tmp_path):
 def test_a_lost_omega_is_an_error(unbroken, tmp_path):
     """A manifest without omega is another model, not a damaged one: nothing is filled in."""
     workdir = copied(unbroken, tmp_path / "run")
-    path = workdir / "checkpoints" / "20" / "manifest" / "metadata"
+    path = workdir / "checkpoints" / "60" / "manifest" / "metadata"
     manifest = json.loads(path.read_text())
     del manifest["params"]["encoder.layers.attention_residual.omega"]
     path.write_text(json.dumps(manifest))
@@ -136,4 +136,4 @@ def test_a_lost_omega_is_an_error(unbroken, tmp_path):
     done = mhsh("train", *CONFIG, f"--config.data.source={source}", f"--workdir={workdir}")
     assert done.returncode == 2
     assert "encoder.layers.attention_residual.omega is absent there" in done.stderr
-    assert (workdir / "checkpoints" / "20").is_dir()
+    assert (workdir / "checkpoints" / "60").is_dir()

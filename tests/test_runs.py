@@ -29,7 +29,8 @@ CONFIG = [
     "--config=configs/bert.py:2l8h",
     "--config.data.validation_fraction=0.2",
     "--config.model.vocab_size=512",
-    "--config.train.num_steps=30",
+    "--config.train.num_steps=90",  # long enough to be stopped in the middle on a busy machine
+    "--config.train.checkpoint_interval=30",
     "--config.train.eval_batches=0",
 ]
 
@@ -87,13 +88,13 @@ def test_what_a_run_leaves_behind(unbroken):
     assert record["versions"]["jax"] == jax.__version__
     train = [row for row in rows_without_timings(unbroken) if row["split"] == "train"]
     validation = [row for row in rows_without_timings(unbroken) if row["split"] == "validation"]
-    assert [row["step"] for row in train] == list(range(1, 31))
-    assert [row["step"] for row in validation] == [20, 30]
+    assert [row["step"] for row in train] == list(range(1, 91))
+    assert [row["step"] for row in validation] == [20, 40, 60, 80, 90]
     assert train[-1]["loss"] < train[0]["loss"]
     assert abs(train[0]["loss"] - np.log(512)) < 0.3
     assert all(later["tokens"] > row["tokens"] for row, later in itertools.pairwise(train))
     assert any(folder.tensorboard_path.iterdir())
-    assert sorted(int(path.name) for path in folder.checkpoints_path.iterdir()) == [10, 20, 30]
+    assert sorted(int(path.name) for path in folder.checkpoints_path.iterdir()) == [30, 60, 90]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -107,7 +108,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path, number):
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 75}[number], err
     assert "state saved" in out
     assert RunFolder(workdir).read_run()["status"] == "stopped"
-    assert rows_without_timings(workdir)[-1]["step"] < 30
+    assert rows_without_timings(workdir)[-1]["step"] < 90
     again = mhsh(*arguments)
     assert again.returncode == 0 and "going on from the checkpoint of step" in again.stdout, again.stderr
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
@@ -120,11 +121,11 @@ def test_a_killed_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path):
     workdir = tmp_path / "killed"
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
     process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for_step(workdir, 14, process)
+    wait_for_step(workdir, 34, process)
     process.kill()
     process.communicate()
     with open(workdir / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"step": 15, "split": "tr')  # what a kill in mid-write leaves
+        file.write('{"step": 35, "split": "tr')  # what a kill in mid-write leaves
     again = mhsh(*arguments)
     assert again.returncode == 0, again.stderr
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
@@ -155,7 +156,7 @@ def test_other_text_under_the_same_name_is_refused(unbroken, tmp_path):
     text = Path(source).read_text(encoding="utf-8")
     other = tmp_path / "corpus.txt"
     other.write_text(text, encoding="utf-8")
-    arguments = ["train", *CONFIG, f"--config.data.source=text:{other}", f"--workdir={workdir}", "--config.train.num_steps=60"]
+    arguments = ["train", *CONFIG, f"--config.data.source=text:{other}", f"--workdir={workdir}", "--config.train.num_steps=120"]
     process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_step(workdir, 2, process)
     process.terminate()

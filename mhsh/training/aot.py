@@ -253,14 +253,15 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None) ->
 
 
 def _death(status: int, stderr: str) -> str:
-    if status < 0:
-        known = [line for line in stderr.splitlines() if "STACK OVERFLOW" in line or "Check failed" in line]
-        said = f" ({known[0].strip()[:160]})" if known else ""
-        return (
-            f"the compiler (libtpu {_version('libtpu')}) was ended by {signal.Signals(-status).name}{said}; "
-            "try another release of libtpu, another batch, or more memory on this machine"
-        )
-    return f"the compiling process failed: {' '.join(stderr.splitlines()[-1:])[:400]}"
+    versions = f"libtpu {_version('libtpu')}, jaxlib {_version('jaxlib')}"
+    if status > 0:
+        last = " ".join(stderr.splitlines()[-1:])[:300]
+        return f"the compiling process failed ({versions}; where the two do not understand each other, try another libtpu): {last}"
+    known = [line.strip()[:160] for line in stderr.splitlines() if "STACK OVERFLOW" in line or "Check failed" in line]
+    return (
+        f"the compiler ({versions}) was ended by {signal.Signals(-status).name} ({(known + ['it said nothing'])[0]}); "
+        "try another release of libtpu, another batch, or more memory on this machine"
+    )
 
 
 def largest_batch(

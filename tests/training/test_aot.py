@@ -198,7 +198,7 @@ def test_a_compiler_that_dies_is_named(config_of, monkeypatch):
     with pytest.raises(UserError, match=r"ended by SIGSEGV \(\*\*\* SIGSEGV STACK OVERFLOW.*another release of libtpu"):
         measure(config_of("data"), LOCAL)
     Dead.returncode, Dead.stderr = 1, "Traceback\nValueError: odd"
-    with pytest.raises(UserError, match="failed: ValueError: odd"):
+    with pytest.raises(UserError, match=r"failed \(libtpu .*: ValueError: odd"):
         measure(config_of("data"), LOCAL)
 
 
