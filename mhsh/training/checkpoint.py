@@ -1,23 +1,34 @@
 """Saving and restoring the training state through Orbax, with a manifest that is compared before any array is read.
 
-The manifest holds every array's path, shape, dtype and checksum; a checkpoint whose arrays do not give the checksums again is
-damaged, whatever the file system says.
+The manifest holds every array's path, shape, dtype and checksum; a checkpoint whose files are not those that were written, or
+whose arrays do not give the checksums again, is damaged.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 from mhsh.errors import UserError
 from mhsh.training.checksum import as_hex, checksums
+from mhsh.training.cluster import told_by_first
+from mhsh.training.inventory import damage, write_inventory
 from mhsh.training.state import TrainState
 
 Manifest = dict[str, dict[str, Any]]
 ITEMS = ("params", "opt_state", "manifest")
+_FULL = re.compile("No space left on device|Disk quota exceeded")
+
+
+# What a save in the background dies of is raised by `raise_failed_save`, `save` and `close`; Orbax also logs its whole traceback.
+logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "async_checkpointer" in record.pathname))
 
 
 class DamagedCheckpoint(UserError):
@@ -27,13 +38,18 @@ class DamagedCheckpoint(UserError):
 class Checkpoints:
     """The checkpoints of one run: params, opt_state and manifest as separate items, so that params restore alone."""
 
-    def __init__(self, folder: Path, *, keep: int, keep_every: int) -> None:
+    def __init__(self, folder: epath.PathLike, *, keep: int, keep_every: int) -> None:
         """Keeps the newest `keep` steps, and for good every multiple of `keep_every` (0: none)."""
+        self._folder = epath.Path(folder).resolve()
+        self._saving = 0  # the step that is being written
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, keep_period=keep_every or None, enable_async_checkpointing=True, cleanup_tmp_directories=True
+            max_to_keep=keep,
+            keep_period=keep_every or None,
+            enable_async_checkpointing=True,
+            cleanup_tmp_directories=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
         )
-        self._folder = folder
-        self._manager = ocp.CheckpointManager(folder.resolve(), item_names=ITEMS, options=options)
+        self._manager = ocp.CheckpointManager(self._folder, item_names=ITEMS, options=options)
 
     def steps(self) -> list[int]:
         """The committed steps, newest first."""
@@ -49,15 +65,24 @@ class Checkpoints:
         return steps[0] if step is None else step
 
     def save(self, step: int, state: TrainState) -> None:
-        """Copies the state and returns; writing goes on behind. A failure of the write before surfaces here."""
+        """Copies the state and returns; writing goes on behind.
+
+        Raises:
+          UserError: this save, or the one before, has failed; what was saved earlier is whole.
+        """
         items = {"params": flatten(state.params), "opt_state": flatten((state.opt_state, state.step))}
         manifests = {name: manifest(leaves, jax.device_get(checksums(leaves))) for name, leaves in items.items()}
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items()}
-        self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave(manifests), **saved))
+        with self._naming_failures():
+            self._manager.wait_until_finished()  # as Orbax would do; until then the step before is the one whose files are listed
+        self._saving = step
+        with self._naming_failures():
+            self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave(manifests), **saved))
 
     def raise_failed_save(self) -> None:
-        """Raises what went wrong with a save in the background, if anything has by now."""
-        self._manager.check_for_errors()
+        """Raises UserError where a save in the background has failed by now."""
+        with self._naming_failures():
+            self._manager.check_for_errors()
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state of `step`, laid out as `abstract` says, on whatever mesh that names.
@@ -66,15 +91,17 @@ class Checkpoints:
           DamagedCheckpoint: it cannot be read, or its arrays are not those that were saved.
           UserError: its arrays are not those of `abstract`: another model.
         """
+        self._check_files(step)
         params = self._restore_item(step, "params", abstract.params)
         opt_state, saved_step = self._restore_item(step, "opt_state", (abstract.opt_state, abstract.step))
         return TrainState(params, opt_state, saved_step)
 
     def restore_params(self, step: int, abstract: Any) -> Any:
         """The parameters of `step` alone; raises as `restore` does."""
+        self._check_files(step)
         return self._restore_item(step, "params", abstract)
 
-    def set_aside(self, step: int) -> Path:
+    def set_aside(self, step: int) -> epath.Path:
         """Moves a damaged checkpoint out of the way, so that its step can be saved again; returns where it lies now."""
         aside = self._folder.parent / "damaged_checkpoints" / str(step)
         number = 1
@@ -89,9 +116,33 @@ class Checkpoints:
         return aside
 
     def close(self) -> None:
-        """Waits for what is still being written; raises what went wrong with it."""
-        self._manager.wait_until_finished()
+        """Waits for what is still being written; raises UserError where that fails."""
+        with self._naming_failures():
+            self._manager.wait_until_finished()
         self._manager.close()
+
+    @contextlib.contextmanager
+    def _naming_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever the threads of a save died of; Orbax has no class of its own for it
+            reason = "the disk is full" if _FULL.search(str(error)) else _first_line(error)
+            raise UserError(
+                f"the checkpoint of step {self._saving} in {self._folder} could not be saved ({reason}); those before it are "
+                "whole: make room or repair the folder, and run the same command again"
+            ) from error
+
+    def _list_files(self) -> None:
+        """Called by Orbax when all files are written and the checkpoint is not yet committed: they are committed together."""
+        if jax.process_index() == 0:
+            [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]
+            write_inventory(unfinished)
+
+    def _check_files(self, step: int) -> None:
+        where = self._folder / str(step)
+        found = told_by_first(damage(where) if jax.process_index() == 0 else None)
+        if found is not None:
+            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {found}")
 
     def _restore_item(self, step: int, item: str, abstract: Any) -> Any:
         where = self._folder / str(step)
@@ -128,7 +179,7 @@ def manifest(leaves: dict[str, Any], sums: dict[str, Any] | None = None) -> Mani
     return entries
 
 
-def compare_manifests(saved: Manifest, wanted: Manifest, where: Path) -> None:
+def compare_manifests(saved: Manifest, wanted: Manifest, where: epath.Path) -> None:
     """Raises UserError naming the first array that is missing, unexpected, or of another shape or dtype."""
     differences = [
         f"{path} is {_describe(saved.get(path))} there, {_describe(wanted.get(path))} in the config"

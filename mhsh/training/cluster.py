@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from mhsh.errors import UserError
@@ -14,6 +16,7 @@ REPORT_TIMEOUT_SECONDS = 300
 # A process that is asked to stop at step k names step k + 3. No other can have passed it: the host runs at most one step ahead
 # of the device, and no device finishes step k + 1 before the asked process has begun it, after it wrote its wish down.
 STEPS_TO_STOP = 3
+_LONGEST_MESSAGE = 512  # bytes
 
 
 def join(*, coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
@@ -62,6 +65,16 @@ def preflight(facts: Mapping[str, str]) -> None:
     ]
     if differing:
         raise UserError(f"the processes of this run differ: {'; '.join(differing)}; start all with the same command, code and text")
+
+
+def told_by_first(message: str | None) -> str | None:
+    """The message of process 0, on every process; all must call it."""
+    if jax.process_count() == 1:
+        return message
+    text = (message or "").encode()[:_LONGEST_MESSAGE]
+    padded = np.frombuffer(text.ljust(_LONGEST_MESSAGE, b"\0"), np.uint8)
+    told = np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8)
+    return told.tobytes().rstrip(b"\0").decode(errors="replace") or None
 
 
 class StopAgreement:

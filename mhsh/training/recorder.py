@@ -6,12 +6,15 @@ import importlib.metadata
 import math
 import platform
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore[missing-module-attribute] (made at import)
+from tensorboardX.summary import scalar
 
 from mhsh import __version__
 from mhsh.run_folder import RunFolder
@@ -26,8 +29,11 @@ class Recorder:
     def __init__(self, folder: RunFolder, step: int) -> None:
         folder.cut_metrics(step)
         self._folder = folder
-        # purge_step makes TensorBoard forget the events of later steps, which this run will write again.
-        self._events = SummaryWriter(str(folder.tensorboard_path), purge_step=step + 1, write_to_disk=True)
+        folder.tensorboard_path.mkdir(exist_ok=True)
+        # The event file is written from this thread: a SummaryWriter's own would swallow what goes wrong, such as a full disk.
+        self._events = EventsWriter(str(folder.tensorboard_path / "events"))
+        # A session that starts at a step makes TensorBoard forget the events of later steps, which this run will write again.
+        self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START), wall_time=time.time()))
 
     def write(self, row: Mapping[str, Any]) -> None:
         """One logged step of one split."""
@@ -35,7 +41,8 @@ class Recorder:
         for key, value in row.items():
             # A curve has a gap where a number is not finite; metrics.jsonl says why.
             if key not in AXES and isinstance(value, int | float) and math.isfinite(value):
-                self._events.add_scalar(f"{row['split']}/{key}", value, row["step"])
+                summary = scalar(f"{row['split']}/{key}", value)
+                self._events.write_event(Event(step=row["step"], summary=summary, wall_time=time.time()))
         self._events.flush()
 
     def close(self) -> None:

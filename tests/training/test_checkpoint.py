@@ -62,6 +62,20 @@ def test_saved_on_one_device_restored_on_eight(make_config, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 1, 2), (1, 4, 1)])
+def test_saved_on_eight_devices_restored_on_fewer(make_config, tmp_path, shape):
+    config = make_config("bert", "2l8h")
+    state, _ = fresh(config, (2, 2, 2))
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=0)
+    checkpoints.save(7, state)
+    checkpoints.close()
+    _, abstract = fresh(config, shape)
+    restored = Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
+    for a, b, wanted in zip(*map(jax.tree.leaves, (restored, state, abstract)), strict=True):
+        assert a.sharding == wanted.sharding
+        np.testing.assert_array_equal(a, b)
+
+
 def test_parameters_alone(make_config, tmp_path):
     state, abstract = saved(make_config("bert", "2l8h"), tmp_path)
     params = Checkpoints(tmp_path, keep=2, keep_every=0).restore_params(7, abstract.params)
