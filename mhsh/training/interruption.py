@@ -17,14 +17,18 @@ class Interruption:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
-        self._previous = {number: signal.signal(number, self._request) for number in SIGNALS}
+        self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _request(self, number: int, frame: FrameType | None) -> None:
+    def request(self, number: int) -> None:
+        """As if that signal had come; from any thread."""
         self.signal = number
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.request(number)
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)  # the next one is not asked for patience

@@ -30,6 +30,7 @@ from mhsh.training.cluster import StopAgreement, preflight
 from mhsh.training.diagnosis import diagnose, in_words
 from mhsh.training.interruption import Interruption
 from mhsh.training.log import Log
+from mhsh.training.maintenance import MaintenanceWatch
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.progress import ProgressDisplay
 from mhsh.training.recorder import environment
@@ -105,7 +106,7 @@ def _loop(
     steps = train_steps(setup.corpus, setup.config.model, setup.config.data, train.batch_size, setup.rows)
     agreement, watchdog = StopAgreement(), Watchdog(train.hang_seconds)
     batches = contextlib.closing(prefetched(steps, start, train.num_steps))
-    with batches as iterator, Interruption() as interruption, watchdog.watching():
+    with batches as iterator, Interruption() as interruption, MaintenanceWatch(interruption), watchdog.watching():
         for number, host_batch in enumerate(iterator, start + 1):
             batch = setup.put(host_batch)
             state, report = step(state, batch)
