@@ -9,9 +9,10 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from etils import epath
 
 from mhsh.config import Config, from_dict, to_dict
 from mhsh.errors import UserError
@@ -33,21 +34,25 @@ class Metrics:
 
 
 class RunFolder:
-    """One run's folder. Everything written is either appended whole lines or replaced atomically."""
+    """One run's folder, here or in a bucket (gs://). Everything written is either appended whole lines or replaced atomically."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: epath.PathLike) -> None:
+        self.path = epath.Path(path)
 
     @classmethod
-    def open_for_training(cls, path: str | os.PathLike[str], config: Config) -> RunFolder:
+    def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
         """Creates the folder for `config`, or opens it where it holds a run of that very config.
 
         Raises:
           UserError: the folder holds another config's run, or something that is no run, or cannot be written.
         """
         folder = cls(path)
+        if folder.is_remote and not str(folder.path).startswith("gs://"):
+            raise UserError(f"cannot write to {path}: runs go to local folders and to gs:// buckets; choose another --workdir")
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
+        except ImportError as error:
+            raise UserError(f"cannot write to {path}: {error}; pip install 'mhsh[gcs]'") from error
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
         if folder.has_begun():
@@ -56,28 +61,33 @@ class RunFolder:
                 raise UserError(
                     f"{path} holds a run of another config ({'; '.join(differing)}); choose another --workdir, or that run's config"
                 )
-        elif not folder._config_path.exists() and any(folder.path.iterdir()):
+        elif not folder._config_path.exists() and folder.path.exists() and any(folder.path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run; choose another --workdir")
         else:
             _write_atomically(folder._config_path, _dump(to_dict(config)))
         return folder
 
     @property
-    def _config_path(self) -> Path:
+    def is_remote(self) -> bool:
+        """Whether the folder lies in a bucket, whose objects are replaced whole: appending there rewrites the file."""
+        return is_remote(self.path)
+
+    @property
+    def _config_path(self) -> epath.Path:
         return self.path / "config.json"
 
     @property
-    def vocab_path(self) -> Path:
+    def vocab_path(self) -> epath.Path:
         """Where the tokenizer's vocabulary is kept, a token a line."""
         return self.path / "vocab.txt"
 
     @property
-    def checkpoints_path(self) -> Path:
+    def checkpoints_path(self) -> epath.Path:
         """Orbax's folder, a subfolder a saved step."""
         return self.path / "checkpoints"
 
     @property
-    def tensorboard_path(self) -> Path:
+    def tensorboard_path(self) -> epath.Path:
         """Where the TensorBoard event files lie."""
         return self.path / "tensorboard"
 
@@ -106,11 +116,16 @@ class RunFolder:
         """Replaces run.json as a whole."""
         _write_atomically(self.path / "run.json", _dump(record))
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Appends one row (it needs `step` and `split`); a non-finite number is written as null, which is what JSON has for it."""
-        line = json.dumps({key: _finite_or_none(value) for key, value in row.items()}, allow_nan=False)
-        with open(self.path / METRICS_FILE, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+    def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Appends rows (each needs `step` and `split`); a non-finite number is written as null, which is what JSON has for it."""
+        finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
+        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
+        path = self.path / METRICS_FILE
+        if self.is_remote:
+            path.write_text((path.read_text() if path.exists() else "") + lines)
+        else:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(lines)
 
     def read_metrics(self) -> Metrics:
         """All rows up to the first damaged line, which is named in `problem`; a missing file is a problem too."""
@@ -164,6 +179,16 @@ class RunFolder:
         return value
 
 
+def absolute(path: epath.PathLike) -> epath.Path:
+    """The path from the root, links not followed; one in a bucket is so already."""
+    return epath.Path(path if is_remote(path) else os.path.abspath(path))  # noqa: PTH100
+
+
+def is_remote(path: epath.PathLike) -> bool:
+    """Whether a path names a place in a bucket."""
+    return "://" in str(path)
+
+
 def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
@@ -186,8 +211,14 @@ def _dump(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    """The old content or the new, never a half: written beside it, flushed to disk, then renamed over it."""
+def _write_atomically(path: epath.Path, text: str) -> None:
+    """The old content or the new, never a half: written beside it, flushed to disk, then renamed over it.
+
+    An object in a bucket is replaced as a whole anyway.
+    """
+    if is_remote(path):
+        path.write_text(text)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:

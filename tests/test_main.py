@@ -95,7 +95,7 @@ def test_a_vocabulary_without_mask(capsys, tmp_path, corpus):
 
 def test_a_folder_of_another_run_is_left_as_it_is(capsys, tmp_path, make_config):
     folder = RunFolder.open_for_training(tmp_path / "run", make_config("bert", "2l8h"))
-    folder.append_metrics({"step": 1, "split": "train", "loss": 7.0})
+    folder.append_metrics([{"step": 1, "split": "train", "loss": 7.0}])
     before = {path: path.read_bytes() for path in sorted(folder.path.rglob("*")) if path.is_file()}
     line = fails(capsys, "train", TINY, "--config.train.seed=1", f"--workdir={folder.path}")
     assert "train.seed is 0 there, 1 here" in line

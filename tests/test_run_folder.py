@@ -30,14 +30,14 @@ def folder(tmp_path: Path, config: Config) -> RunFolder:
     """A run of five steps with a validation row after the fourth."""
     folder = RunFolder.open_for_training(tmp_path / "run", config)
     for step in range(1, 6):
-        folder.append_metrics({"step": step, "split": "train", "loss": 5.0 - step})
+        folder.append_metrics([{"step": step, "split": "train", "loss": 5.0 - step}])
         if step == 4:
-            folder.append_metrics({"step": step, "split": "validation", "loss": 1.5})
+            folder.append_metrics([{"step": step, "split": "validation", "loss": 1.5}])
     return folder
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+def contents(path: os.PathLike[str]) -> dict[str, bytes]:
+    return {str(file.relative_to(Path(path))): file.read_bytes() for file in Path(path).rglob("*") if file.is_file()}
 
 
 def metrics_path(folder: RunFolder) -> Path:
@@ -109,7 +109,7 @@ def test_rows_come_back_as_they_were_appended(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_null_in_the_file_and_nan_again(folder: RunFolder, value: float) -> None:
-    folder.append_metrics({"step": 6, "split": "train", "loss": value})
+    folder.append_metrics([{"step": 6, "split": "train", "loss": value}])
     assert json.loads(metrics_path(folder).read_text().splitlines()[-1])["loss"] is None
     assert math.isnan(folder.read_metrics().series("train", "step", "loss")[1][-1])
 
@@ -146,7 +146,7 @@ def test_cutting_drops_later_rows_and_a_half_line(folder: RunFolder) -> None:
     folder.cut_metrics(4)
     assert steps(folder) == [1, 2, 3, 4, 4]
     assert folder.read_metrics().problem is None
-    folder.append_metrics({"step": 5, "split": "train", "loss": 0.5})
+    folder.append_metrics([{"step": 5, "split": "train", "loss": 0.5}])
     assert steps(folder) == [1, 2, 3, 4, 4, 5]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 from jaxtyping import Int
 
 from mhsh.config import DataConfig, ModelConfig
@@ -58,7 +58,7 @@ class Corpus:
         }
 
 
-def load_corpus(model: ModelConfig, data: DataConfig, saved_vocab: Path | None = None) -> Corpus:
+def load_corpus(model: ModelConfig, data: DataConfig, saved_vocab: epath.Path | None = None) -> Corpus:
     """Reads data.source and makes the rows of both splits; equal arguments and text give equal corpora, in every process.
 
     The tokenizer is that of `saved_vocab` (the vocab.txt of a run folder) where given, else of data.vocab_path, else trained
@@ -132,7 +132,7 @@ def unigram_entropy(tokens: Int[np.ndarray, ...]) -> float:
     return float(-(frequencies * np.log(frequencies)).sum())
 
 
-def _tokenizer(model: ModelConfig, data: DataConfig, train: list[str], saved_vocab: Path | None) -> Tokenizer:
+def _tokenizer(model: ModelConfig, data: DataConfig, train: list[str], saved_vocab: epath.Path | None) -> Tokenizer:
     if saved_vocab is not None and not saved_vocab.exists():
         raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
     if data.tokenizer == "bytes":
@@ -143,7 +143,7 @@ def _tokenizer(model: ModelConfig, data: DataConfig, train: list[str], saved_voc
             raise UserError(f"{saved_vocab} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy")
         whose = "data.tokenizer = 'bytes'"
     elif saved_vocab is not None or data.vocab_path:
-        path = saved_vocab or Path(data.vocab_path).expanduser()
+        path = saved_vocab or epath.Path(data.vocab_path).expanduser()
         tokenizer = load_wordpiece(path, data.lowercase)
         whose = f"the vocabulary {path}"
     else:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import abc
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import tokenizers
+from etils import epath
 from jaxtyping import Bool, Int32
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
@@ -55,9 +54,9 @@ class Tokenizer(abc.ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text of ids; specials are shown by name."""
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: epath.PathLike) -> None:
         """Writes the vocabulary as a vocab.txt: UTF-8, a token a line, the line's number (from 0) being the id."""
-        Path(path).write_bytes("".join(token + "\n" for token in self.vocab).encode("utf-8"))
+        epath.Path(path).write_bytes("".join(token + "\n" for token in self.vocab).encode("utf-8"))
 
 
 class WordPieceTokenizer(Tokenizer):
@@ -149,7 +148,7 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, lowercase: bool) -> W
     return WordPieceTokenizer(sorted(learnt, key=learnt.__getitem__), lowercase)
 
 
-def load_wordpiece(path: str | os.PathLike[str], lowercase: bool) -> WordPieceTokenizer:
+def load_wordpiece(path: epath.PathLike, lowercase: bool) -> WordPieceTokenizer:
     """The tokenizer of a vocab.txt, such as those published with BERT.
 
     Raises:
@@ -171,10 +170,10 @@ def load_wordpiece(path: str | os.PathLike[str], lowercase: bool) -> WordPieceTo
     return WordPieceTokenizer(tokens, lowercase)
 
 
-def read_vocab(path: str | os.PathLike[str]) -> list[str]:
+def read_vocab(path: epath.PathLike) -> list[str]:
     """The lines of a vocab.txt, by id. Raises UserError where it cannot be read."""
     try:
-        lines = Path(path).read_bytes().decode("utf-8").split("\n")
+        lines = epath.Path(path).read_bytes().decode("utf-8").split("\n")
     except FileNotFoundError:
         raise UserError(
             f"there is no vocabulary at {path}; name a vocab.txt that exists, or empty data.vocab_path to train one"

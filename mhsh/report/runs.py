@@ -7,15 +7,15 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from mhsh.config import Config
 from mhsh.errors import UserError
 from mhsh.report.wording import printable
-from mhsh.run_folder import RunFolder
+from mhsh.run_folder import RunFolder, absolute, is_remote
 
 AXES = ("step", "tokens", "flops", "seconds")
 SPLITS = ("train", "validation")
@@ -37,7 +37,7 @@ class Run:
     """One run folder as a report sees it."""
 
     name: str  # printable, and unlike that of every other run of the report
-    path: Path
+    path: epath.Path
     config: Config
     record: Mapping[str, Any]  # run.json; empty where it is missing or damaged
     curves: Mapping[str, Curve]  # by split; a split without rows is an empty curve
@@ -74,18 +74,19 @@ class Loaded:
 
 def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
     """Opens every folder once, in the order given. Nothing is raised for a bad folder: it gets a line in `refused`."""
-    paths: list[Path] = []
+    paths: list[epath.Path] = []
     refused: list[str] = []
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for folder in folders:
-        # abspath, not resolve: a link's own name is the one the user gave it.
-        path = Path(os.path.abspath(folder))  # noqa: PTH100
-        if path.resolve() in seen:
+        # absolute, not resolved: a link's own name is the one the user gave it.
+        path = absolute(folder)
+        place = str(path) if is_remote(path) else os.path.realpath(path)
+        if place in seen:
             refused.append(f"{folder} is named twice (perhaps through a link); it is drawn once")
             continue
-        seen.add(path.resolve())
+        seen.add(place)
         paths.append(path)
-    opened: list[tuple[Path, Config]] = []
+    opened: list[tuple[epath.Path, Config]] = []
     for path in paths:
         try:
             opened.append((path, _read_config(path)))
@@ -96,7 +97,7 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
     return Loaded(runs, tuple(printable(line) for line in refused))
 
 
-def _read_config(path: Path) -> Config:
+def _read_config(path: epath.Path) -> Config:
     if not path.is_dir():
         raise UserError(f"{path} is no folder; give the folder that --workdir named")
     try:
@@ -107,7 +108,7 @@ def _read_config(path: Path) -> Config:
         raise UserError(f"{path / 'config.json'}: {error}") from error
 
 
-def _load(name: str, path: Path, config: Config) -> Run:
+def _load(name: str, path: epath.Path, config: Config) -> Run:
     folder = RunFolder(path)
     problems: list[str] = []
     record: Mapping[str, Any] = {}
@@ -173,7 +174,7 @@ def _finite(value: int | float | None) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _distinct_names(paths: Sequence[Path]) -> list[str]:
+def _distinct_names(paths: Sequence[epath.Path]) -> list[str]:
     """The shortest ends of the paths that differ: a folder's own name, with as many parents as it takes."""
     depths = [1] * len(paths)
 

@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from mhsh.errors import UserError
+from mhsh.run_folder import absolute
 from mhsh.training.checksum import as_hex, checksums
 from mhsh.training.cluster import told_by_first
 from mhsh.training.inventory import damage, write_inventory
@@ -40,7 +41,7 @@ class Checkpoints:
 
     def __init__(self, folder: epath.PathLike, *, keep: int, keep_every: int) -> None:
         """Keeps the newest `keep` steps, and for good every multiple of `keep_every` (0: none)."""
-        self._folder = epath.Path(folder).resolve()
+        self._folder = absolute(folder)
         self._saving = 0  # the step that is being written
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,

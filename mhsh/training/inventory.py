@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from etils import epath
@@ -21,7 +22,8 @@ def write_inventory(folder: epath.Path) -> None:
 
     Those that lie in `folder` itself are Orbax's record of the save, to which it adds the time when all else is done.
     """
-    files = {str(path.relative_to(folder)): _describe(path) for path in _files(folder)}
+    items = [path for path in folder.iterdir() if path.is_dir()]
+    files = {name: _describe(folder / name) for item in items for name in _files(item)}
     (folder / INVENTORY_FILE).write_text(json.dumps(files, indent=1, sort_keys=True) + "\n")
 
 
@@ -51,9 +53,11 @@ def damage(folder: epath.Path) -> str | None:
     return None
 
 
-def _files(folder: epath.Path) -> list[epath.Path]:
-    items = [path for path in folder.iterdir() if path.is_dir()]
-    return sorted(parent / name for item in items for parent, _, names in item.walk() for name in names)
+def _files(folder: epath.Path) -> Iterator[str]:
+    """The files below a folder, by their path from the folder above it."""
+    for path in folder.iterdir():  # walk() would leave the bucket out of the names
+        below = _files(path) if path.is_dir() else [path.name]
+        yield from (f"{folder.name}/{name}" for name in below)
 
 
 def _describe(path: epath.Path) -> dict[str, Any]:

@@ -78,6 +78,11 @@ class Log:
         """Writes a row of validation figures."""
         self._write(self._row(step, "validation", self._last[2], values), display)
 
+    def flush(self) -> None:
+        """Everything so far is where it belongs."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
     def close(self) -> None:
         """Ends the files."""
         if self._recorder is not None:

@@ -125,6 +125,7 @@ def _loop(
                 if scoring:
                     log.validation(number, score(state.params, watchdog), display)
                 if saving:
+                    log.flush()
                     checkpoints.save(number, state)
             watchdog.alive()
             if stopped_by is not None and not last:

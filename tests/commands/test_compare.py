@@ -27,7 +27,7 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
         folder = RunFolder.open_for_training(tmp_path / "runs" / name, config)
         for step, loss in enumerate(losses, 1):
             cost = {"tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step}
-            folder.append_metrics({"step": step, "split": "train", **cost, "loss": loss})
+            folder.append_metrics([{"step": step, "split": "train", **cost, "loss": loss}])
         return str(folder.path)
 
     return make

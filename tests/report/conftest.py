@@ -49,7 +49,7 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
         rows += [(10 * number, "validation", loss) for number, loss in enumerate(validation, 1)]
         for step, split, loss in sorted(rows, key=lambda row: row[:2]):
             cost = {"tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step}
-            folder.append_metrics({"step": step, "split": split, **cost, "loss": loss})
+            folder.append_metrics([{"step": step, "split": split, **cost, "loss": loss}])
         return folder.path
 
     return make

@@ -1,0 +1,85 @@
+"""A run in a bucket: an emulator of Google Cloud Storage on the loopback interface stands in for Google's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import free_port
+from tests.conftest import ROOT
+from tests.test_runs import CONFIG, command, corpus, rows_without_timings, unbroken
+
+__all__ = ["corpus", "unbroken"]  # fixtures
+
+BUCKET = "runs"
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[str]:
+    """The address of an emulator with one empty bucket."""
+    address = f"http://127.0.0.1:{free_port()}"
+    program = Path(sys.executable).with_name("gcp-storage-emulator")
+    port = address.rpartition(":")[2]
+    arguments = [str(program), "start", "--host=127.0.0.1", f"--port={port}", "--in-memory", f"--default-bucket={BUCKET}"]
+    with open(tmp_path / "emulator.log", "wb") as log, subprocess.Popen(arguments, stdout=log, stderr=log) as server:
+        deadline = time.monotonic() + 60
+        while not answers(f"{address}/storage/v1/b"):
+            assert server.poll() is None and time.monotonic() < deadline, (tmp_path / "emulator.log").read_text()
+            time.sleep(0.1)
+        yield address
+        server.terminate()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def environment(address: str) -> dict[str, str]:
+    """Where gcsfs and TensorStore look for the bucket."""
+    return os.environ | {"STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address}
+
+
+def objects(address: str, prefix: str) -> str:
+    with urllib.request.urlopen(f"{address}/storage/v1/b/{BUCKET}/o?prefix={prefix}", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken, corpus, tmp_path):
+    arguments = command("train", *CONFIG, corpus, f"--workdir=gs://{BUCKET}/here/run")
+    process = subprocess.Popen(
+        arguments, cwd=ROOT, env=environment(bucket), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while "checkpoints/30/commit_success.txt" not in objects(bucket, "here/run/checkpoints/30/commit"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    again = subprocess.run(arguments, cwd=ROOT, env=environment(bucket), capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "going on from the checkpoint of step" in again.stdout
+    local = tmp_path / "run"
+    local.mkdir()
+    for name in ("config.json", "run.json", "metrics.jsonl"):
+        with urllib.request.urlopen(f"{bucket}/{BUCKET}/here/run/{name}", timeout=30) as answer:
+            (local / name).write_bytes(answer.read())
+    assert rows_without_timings(local) == rows_without_timings(unbroken)
+    assert "tensorboard/events" in objects(bucket, "here/run/tensorboard")
+
+
+def test_another_kind_of_bucket_is_refused(corpus):
+    done = subprocess.run(
+        command("train", *CONFIG, corpus, "--workdir=s3://bucket/run"), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "gs:// buckets" in done.stderr
