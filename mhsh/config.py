@@ -9,7 +9,8 @@ from typing import Any
 
 from mhsh.errors import UserError
 
-OBJECTIVES = ("mlm", "clm")
+OBJECTIVES = ("mlm", "clm", "translation")
+POSITIONS = ("learned", "sinusoidal")
 RESIDUALS = ("post_ln", "pre_ln", "admin", "deepnorm", "rezero")
 ADMIN_OMEGAS = ("profiled", "closed_log", "closed_one")
 INITS = ("bert", "xavier")
@@ -17,20 +18,24 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES = ("none", "full", "dots", "dots_no_batch")
 TOKENIZERS = ("wordpiece", "bytes")
-OPTIMIZERS = ("adamw", "lamb")
-SCHEDULES = ("linear", "constant")
+TRANSLATION_TOKENIZERS = ("bpe", "unigram")
+LAYOUTS = ("packed", "bucketed")
+OPTIMIZERS = ("adamw", "lamb", "radam")
+SCHEDULES = ("linear", "constant", "inverse_sqrt")
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The shape and the mathematics of one Transformer; letters as in docs/design.md."""
 
-    objective: str  # mlm: predict masked tokens; clm: predict the next token
+    objective: str  # mlm: predict masked tokens; clm: predict the next token; translation: an encoder and a decoder
     vocab_size: int  # V, rows of the embedding table; at least the tokenizer's vocabulary
-    max_positions: int  # rows of the learned position table
+    max_positions: int  # rows of the position table
+    positions: str  # learned, or the fixed sines of Vaswani et al. 2017
     num_token_types: int  # rows of the token-type table; 0 leaves it out
     next_sentence: bool  # whether the pooler and the next-sentence head exist (mlm only)
-    num_layers: int  # L
+    num_layers: int  # L, of the encoder
+    num_decoder_layers: int  # of the decoder; 0 where there is none (mlm, clm)
     num_heads: int  # N, heads in one layer
     head_dim: int  # H, explicit: N * H need not equal D
     embed_dim: int  # D
@@ -41,6 +46,7 @@ class ModelConfig:
     init: str
     hidden_dropout: float
     attention_dropout: float
+    mlp_dropout: float  # after the activation of the feed-forward sublayer
     embedding_dropout: float
     layer_norm_epsilon: float
     compute_dtype: str
@@ -66,12 +72,28 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TranslationDataConfig:
+    """Which sentence pairs, how they become tokens, and how tokens become rows."""
+
+    source: str  # numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR
+    validation_source: str  # as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part
+    tokenizer: str
+    vocab_path: str  # a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs
+    sequence_length: int  # S = T, tokens in a row of each side; the longest sentence kept, its end mark included
+    layout: str  # packed: several pairs in a row; bucketed: one pair a row, rows of like length together
+    max_length_ratio: float  # pairs whose sides differ more in tokens are left out
+    validation_fraction: float  # share of the pairs held out where validation_source is empty
+    validation_sentences: int  # of the validation pairs, translated and scored at every evaluation; 0: none
+    seed: int  # of held-out pairs and row order
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """The update rule and its schedule."""
 
     name: str
     learning_rate: float
-    schedule: str  # after the warm-up: linear to zero after the last step, or constant
+    schedule: str  # after the warm-up: linear to zero after the last step, constant, or falling as step ** -0.5
     warmup_steps: int
     beta1: float
     beta2: float
@@ -86,7 +108,8 @@ class TrainConfig:
 
     seed: int  # of initialisation and dropout
     num_steps: int
-    batch_size: int  # B, rows of one step over all devices
+    batch_size: int  # B, rows of data.sequence_length of one step over all devices; shorter rows are more by as much
+    label_smoothing: float  # share of the target probability that is spread evenly over the vocabulary
     accumulation_steps: int  # micro-batches that one step is cut into
     log_interval: int
     eval_interval: int  # 0: only after the last step
@@ -112,56 +135,61 @@ class Config:
     """Everything a run is made of; `config.json` is this, and a restore reads nothing else."""
 
     model: ModelConfig
-    data: DataConfig
+    data: DataConfig | TranslationDataConfig  # the latter where model.objective is translation
     optimizer: OptimizerConfig
     train: TrainConfig
     mesh: MeshConfig
 
 
-_SECTIONS: dict[str, type] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-    "mesh": MeshConfig,
-}
+# In this order: the model's objective decides of what kind the data section is.
+_SECTIONS = ("model", "data", "optimizer", "train", "mesh")
+
+# The objectives whose data section is not DataConfig.
+_DATA_SECTIONS: dict[str, type] = {"translation": TranslationDataConfig}
 
 # What a value may be, beyond its type; a field named in none of these tables is checked by type alone.
-_CHOICES = {
-    "model.objective": OBJECTIVES,
-    "model.activation": ACTIVATIONS,
-    "model.residual": RESIDUALS,
-    "model.admin_omega": ADMIN_OMEGAS,
-    "model.init": INITS,
-    "model.compute_dtype": DTYPES,
-    "model.residual_dtype": DTYPES,
-    "model.remat_policy": REMAT_POLICIES,
-    "data.tokenizer": TOKENIZERS,
-    "optimizer.name": OPTIMIZERS,
-    "optimizer.schedule": SCHEDULES,
+_CHOICES: dict[type, dict[str, Sequence[str]]] = {
+    ModelConfig: {
+        "objective": OBJECTIVES,
+        "positions": POSITIONS,
+        "activation": ACTIVATIONS,
+        "residual": RESIDUALS,
+        "admin_omega": ADMIN_OMEGAS,
+        "init": INITS,
+        "compute_dtype": DTYPES,
+        "residual_dtype": DTYPES,
+        "remat_policy": REMAT_POLICIES,
+    },
+    DataConfig: {"tokenizer": TOKENIZERS},
+    TranslationDataConfig: {"tokenizer": TRANSLATION_TOKENIZERS, "layout": LAYOUTS},
+    OptimizerConfig: {"name": OPTIMIZERS, "schedule": SCHEDULES},
 }
 _AT_LEAST_ONE = {
-    "model": ("vocab_size", "max_positions", "num_layers", "num_heads", "head_dim", "embed_dim", "mlp_dim", "scan_unroll"),
-    "data": ("sequence_length",),
-    "train": ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints", "max_skipped_steps"),
+    ModelConfig: ("vocab_size", "max_positions", "num_layers", "num_heads", "head_dim", "embed_dim", "mlp_dim", "scan_unroll"),
+    DataConfig: ("sequence_length",),
+    TranslationDataConfig: ("sequence_length", "max_length_ratio"),
+    TrainConfig: ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints", "max_skipped_steps"),
 }
 _AT_LEAST_ZERO = {
-    "model": ("num_token_types",),
-    "data": ("max_predictions", "seed"),
-    "optimizer": ("warmup_steps", "weight_decay", "clip_norm"),
-    "train": ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every", "hang_seconds"),
+    ModelConfig: ("num_token_types", "num_decoder_layers"),
+    DataConfig: ("max_predictions", "seed"),
+    TranslationDataConfig: ("validation_sentences", "seed"),
+    OptimizerConfig: ("warmup_steps", "weight_decay", "clip_norm"),
+    TrainConfig: ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every", "hang_seconds"),
 }
-_POSITIVE = {"model": ("layer_norm_epsilon",), "optimizer": ("learning_rate", "epsilon")}
+_POSITIVE = {ModelConfig: ("layer_norm_epsilon",), OptimizerConfig: ("learning_rate", "epsilon")}
 _FRACTIONS = {
-    "model": ("hidden_dropout", "attention_dropout", "embedding_dropout"),
-    "data": ("mask_fraction", "validation_fraction"),
-    "optimizer": ("beta1", "beta2"),
+    ModelConfig: ("hidden_dropout", "attention_dropout", "mlp_dropout", "embedding_dropout"),
+    DataConfig: ("mask_fraction", "validation_fraction"),
+    TranslationDataConfig: ("validation_fraction",),
+    OptimizerConfig: ("beta1", "beta2"),
+    TrainConfig: ("label_smoothing",),
 }
-_MESH_AXES = {"mesh": ("data", "fsdp", "tensor")}
+_MESH_AXES = {MeshConfig: ("data", "fsdp", "tensor")}
 
 
 def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
-    """The same heads stacked in depth: L' = L N / n, N' = n, F' = F n / N; H and D unchanged.
+    """The same heads stacked in depth, in both stacks: L' = L N / n, N' = n, F' = F n / N; H and D unchanged.
 
     Source: Liu, Liu and Han, arXiv 2106.09650, section 3 (the shapes of their single-head models).
 
@@ -182,9 +210,15 @@ def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
     return dataclasses.replace(
         model,
         num_layers=model.num_layers * num_heads // n,
+        num_decoder_layers=model.num_decoder_layers * num_heads // n,
         num_heads=n,
         mlp_dim=model.mlp_dim * n // num_heads,
     )
+
+
+def rows_in_batch(config: Config, length: int | None = None) -> int:
+    """B of a batch whose rows have `length` tokens (None: data.sequence_length): every batch has as many places."""
+    return config.train.batch_size * config.data.sequence_length // (length or config.data.sequence_length)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -198,10 +232,11 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
     Raises:
       UserError: naming the field, its value and what is allowed.
     """
-    _check_names("", fields, list(_SECTIONS))
+    _check_names("", fields, _SECTIONS)
     sections: dict[str, Any] = {}
     heads_per_layer = 0
-    for section, cls in _SECTIONS.items():
+    for section in _SECTIONS:
+        cls = _section_class(section, sections)
         values = fields[section]
         if not isinstance(values, Mapping):
             raise UserError(f"{section} = {values!r} is not a section; allowed: {_names(cls)}")
@@ -216,8 +251,8 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
                 for field in dataclasses.fields(cls)
             }
         )
+        _check_values(section, sections[section])
     config = Config(**sections)
-    _check_values(config)
     if heads_per_layer:
         config = dataclasses.replace(config, model=regroup(config.model, heads_per_layer))
     _check_together(config)
@@ -252,23 +287,27 @@ def _typed(name: str, value: Any, kind: str) -> Any:
     return value
 
 
-def _check_values(config: Config) -> None:
-    for name, choices in _CHOICES.items():
-        section, field = name.split(".")
-        _require(config, {section: (field,)}, choices.__contains__, ", ".join(choices))
-    _require(config, _AT_LEAST_ONE, lambda v: v >= 1, "1 or more")
-    _require(config, _AT_LEAST_ZERO, lambda v: v >= 0, "0 or more")
-    _require(config, _POSITIVE, lambda v: v > 0, "more than 0")
-    _require(config, _FRACTIONS, lambda v: 0 <= v < 1, "from 0 to less than 1")
-    _require(config, _MESH_AXES, lambda v: v >= 1 or v == -1, "1 or more, or -1 for the rest")
+def _section_class(section: str, before: Mapping[str, Any]) -> type:
+    if section == "data":
+        return _DATA_SECTIONS.get(before["model"].objective, DataConfig)
+    return {"model": ModelConfig, "optimizer": OptimizerConfig, "train": TrainConfig, "mesh": MeshConfig}[section]
 
 
-def _require(config: Config, fields: Mapping[str, tuple[str, ...]], test: Callable[[Any], bool], allowed: str) -> None:
-    for section, names in fields.items():
-        for name in names:
-            value = getattr(getattr(config, section), name)
-            if not test(value):
-                raise UserError(f"{section}.{name} = {value!r}; allowed: {allowed}")
+def _check_values(section: str, values: Any) -> None:
+    for field, choices in _CHOICES.get(type(values), {}).items():
+        _require(section, values, {type(values): (field,)}, choices.__contains__, ", ".join(choices))
+    _require(section, values, _AT_LEAST_ONE, lambda v: v >= 1, "1 or more")
+    _require(section, values, _AT_LEAST_ZERO, lambda v: v >= 0, "0 or more")
+    _require(section, values, _POSITIVE, lambda v: v > 0, "more than 0")
+    _require(section, values, _FRACTIONS, lambda v: 0 <= v < 1, "from 0 to less than 1")
+    _require(section, values, _MESH_AXES, lambda v: v >= 1 or v == -1, "1 or more, or -1 for the rest")
+
+
+def _require(section: str, values: Any, fields: Mapping[type, tuple[str, ...]], test: Callable[[Any], bool], allowed: str) -> None:
+    for name in fields.get(type(values), ()):
+        value = getattr(values, name)
+        if not test(value):
+            raise UserError(f"{section}.{name} = {value!r}; allowed: {allowed}")
 
 
 def _check_together(config: Config) -> None:
@@ -289,31 +328,61 @@ def _check_together(config: Config) -> None:
             f"optimizer.warmup_steps = {optimizer.warmup_steps} is more than train.num_steps = {train.num_steps}",
         ),
         (
-            model.objective == "clm" and model.next_sentence,
-            "model.next_sentence = True needs model.objective = 'mlm'; a causal model sees no sentence pairs",
+            optimizer.schedule == "inverse_sqrt" and not optimizer.warmup_steps,
+            "optimizer.schedule = 'inverse_sqrt' falls from the end of the warm-up; optimizer.warmup_steps must be 1 or more",
+        ),
+        (
+            model.next_sentence and model.objective != "mlm",
+            f"model.next_sentence = True needs model.objective = 'mlm'; {model.objective!r} sees no sentence pairs",
         ),
         (
             model.next_sentence and model.num_token_types < 2,
             f"model.next_sentence = True needs model.num_token_types of 2 or more, not {model.num_token_types}",
         ),
         (
-            model.objective == "mlm" and data.tokenizer == "bytes" and data.whole_word_masking,
-            "data.whole_word_masking = True needs data.tokenizer = 'wordpiece'; bytes have no words",
-        ),
-        (
-            model.objective == "mlm" and not 1 <= data.max_predictions <= data.sequence_length,
-            f"data.max_predictions = {data.max_predictions}; allowed with model.objective = 'mlm': 1 to "
-            f"data.sequence_length = {data.sequence_length}",
-        ),
-        (
-            model.objective == "mlm" and data.mask_fraction <= 0,
-            f"data.mask_fraction = {data.mask_fraction}; allowed with model.objective = 'mlm': more than 0",
-        ),
-        (
             [mesh.data, mesh.fsdp, mesh.tensor].count(-1) > 1,
             f"mesh = {dataclasses.asdict(mesh)}: only one axis can be -1 (whatever the others leave)",
         ),
+        (
+            (model.num_decoder_layers > 0) != (model.objective == "translation"),
+            f"model.num_decoder_layers = {model.num_decoder_layers}; allowed with model.objective = {model.objective!r}: "
+            + ("1 or more" if model.objective == "translation" else "0"),
+        ),
+        (
+            model.num_token_types and model.objective == "translation",
+            f"model.num_token_types = {model.num_token_types}; allowed with model.objective = 'translation': 0",
+        ),
+        *(_masking_problems(model, data) if isinstance(data, DataConfig) else _translation_problems(data)),
     )
     for wrong, message in problems:
         if wrong:
             raise UserError(message)
+
+
+def _masking_problems(model: ModelConfig, data: DataConfig) -> tuple[tuple[bool, str], ...]:
+    masked = model.objective == "mlm"
+    return (
+        (
+            masked and data.tokenizer == "bytes" and data.whole_word_masking,
+            "data.whole_word_masking = True needs data.tokenizer = 'wordpiece'; bytes have no words",
+        ),
+        (
+            masked and not 1 <= data.max_predictions <= data.sequence_length,
+            f"data.max_predictions = {data.max_predictions}; allowed with model.objective = 'mlm': 1 to "
+            f"data.sequence_length = {data.sequence_length}",
+        ),
+        (
+            masked and data.mask_fraction <= 0,
+            f"data.mask_fraction = {data.mask_fraction}; allowed with model.objective = 'mlm': more than 0",
+        ),
+    )
+
+
+def _translation_problems(data: TranslationDataConfig) -> tuple[tuple[bool, str], ...]:
+    return (
+        (
+            data.layout == "bucketed" and data.sequence_length % 8 != 0,
+            f"data.sequence_length = {data.sequence_length} with data.layout = 'bucketed' must be divisible by 8: the buckets hold "
+            "rows of an eighth, a quarter, a half and the whole of it",
+        ),
+    )

@@ -38,9 +38,9 @@ FIELDS = load_task("bert").get_config("2l8h").to_dict()
 BERT = from_dict(FIELDS)
 
 
-def overridden(overrides: dict[str, Any]) -> dict[str, Any]:
-    """The tiny BERT's fields with some replaced, added, or (`...`) taken out."""
-    fields = copy.deepcopy(FIELDS)
+def overridden(overrides: dict[str, Any], fields: dict[str, Any] = FIELDS) -> dict[str, Any]:
+    """The tiny BERT's fields (or others) with some replaced, added, or (`...`) taken out."""
+    fields = copy.deepcopy(fields)
     for name, value in overrides.items():
         *sections, field = name.split(".")
         where = fields[sections[0]] if sections else fields
@@ -125,11 +125,12 @@ COUNTS = [
     *(f"train.{name}" for name in ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints")),
 ]
 NOT_NEGATIVE = [
-    *("model.num_token_types", "data.max_predictions", "data.seed", "optimizer.warmup_steps"),
+    *("model.num_token_types", "model.num_decoder_layers", "data.max_predictions", "data.seed", "optimizer.warmup_steps"),
     *(f"train.{name}" for name in ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every")),
 ]
 CHOICES = {
-    "model.objective": "mlm, clm",
+    "model.objective": "mlm, clm, translation",
+    "model.positions": "learned, sinusoidal",
     "model.activation": "gelu, gelu_tanh, relu",
     "model.residual": "post_ln, pre_ln, admin, deepnorm, rezero",
     "model.admin_omega": "profiled, closed_log, closed_one",
@@ -138,11 +139,12 @@ CHOICES = {
     "model.residual_dtype": "float32, bfloat16",
     "model.remat_policy": "none, full, dots, dots_no_batch",
     "data.tokenizer": "wordpiece, bytes",
-    "optimizer.name": "adamw, lamb",
-    "optimizer.schedule": "linear, constant",
+    "optimizer.name": "adamw, lamb, radam",
+    "optimizer.schedule": "linear, constant, inverse_sqrt",
 }
 FRACTIONS = [
-    *("model.hidden_dropout", "model.attention_dropout", "model.embedding_dropout"),
+    *("model.hidden_dropout", "model.attention_dropout", "model.mlp_dropout", "model.embedding_dropout"),
+    "train.label_smoothing",
     *("data.mask_fraction", "data.validation_fraction", "optimizer.beta1", "optimizer.beta2"),
 ]
 POSITIVE = ["model.layer_norm_epsilon", "optimizer.learning_rate", "optimizer.epsilon"]
@@ -170,6 +172,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data.mask_fraction": 0.0}, "^data.mask_fraction = 0.0; allowed with model.objective = 'mlm': more than 0$"),
     ({"model.heads_per_layer": 3}, "^model.heads_per_layer = 3 does not divide model.num_heads = 8; allowed: 1, 2, 4, 8$"),
     ({"model.heads_per_layer": 1, "model.mlp_dim": 100}, "width 100 x 1 is not divisible by model.num_heads = 8"),
+    ({"model.num_decoder_layers": 2}, "^model.num_decoder_layers = 2; allowed with model.objective = 'mlm': 0$"),
+    (
+        {"optimizer.schedule": "inverse_sqrt", "optimizer.warmup_steps": 0},
+        "^optimizer.schedule = 'inverse_sqrt' falls from the end",
+    ),
     # Names.
     ({"model.num_layer": 3}, "^model.num_layer = 3 is not a field of the config; did you mean model.num_layers\\?$"),
     ({"model.head_per_layer": 3}, "^model.head_per_layer = 3 is not a field .*; did you mean model.heads_per_layer\\?$"),
@@ -193,6 +200,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.objective": ["mlm"]}, r"^model.objective = \['mlm'\] is of type list; allowed: str$"),
     ({"data.source": 5}, "^data.source = 5 is of type int; allowed: str$"),
 ]
+
+
+TRANSLATION_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model.num_decoder_layers": 0}, "^model.num_decoder_layers = 0; allowed with model.objective = 'translation': 1 or more$"),
+    ({"model.num_token_types": 2}, "^model.num_token_types = 2; allowed with model.objective = 'translation': 0$"),
+    ({"model.next_sentence": True}, "^model.next_sentence = True needs model.objective = 'mlm'; 'translation' sees no"),
+    ({"data.tokenizer": "wordpiece"}, "^data.tokenizer = 'wordpiece'; allowed: bpe, unigram$"),
+    ({"data.layout": "loose"}, "^data.layout = 'loose'; allowed: packed, bucketed$"),
+    (
+        {"data.layout": "bucketed", "data.sequence_length": 60},
+        "^data.sequence_length = 60 with data.layout = 'bucketed' must be div",
+    ),
+    ({"data.max_length_ratio": 0.9}, "^data.max_length_ratio = 0.9; allowed: 1 or more$"),
+    ({"data.max_predictions": 3}, "^data.max_predictions = 3 is not a field of the config; allowed: source, validation_source, "),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"), TRANSLATION_REFUSED, ids=[str(overrides) for overrides, _ in TRANSLATION_REFUSED]
+)
+def test_a_translation_config_has_refusals_of_its_own(overrides, message):
+    with pytest.raises(UserError, match=message):
+        from_dict(overridden(overrides, load_task("translation").get_config("tiny").to_dict()))
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[str(overrides) for overrides, _ in REFUSED])
@@ -248,7 +278,7 @@ def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
     fields = load_task(task).get_config(variant)
     assert fields.is_locked
     config = from_dict(fields.to_dict())
-    assert re.match(f"{config.model.num_layers}l{config.model.num_heads}h", variant)
+    assert re.search(f"(^|_){config.model.num_layers}l{config.model.num_heads}h", variant) or variant in ("small", "tiny")
     again = from_dict(json.loads(json.dumps(to_dict(config))))
     assert again == config
     assert "heads_per_layer" not in to_dict(config)["model"]
@@ -263,18 +293,28 @@ def test_an_unknown_variant_is_refused_with_those_there_are(task):
 
 
 def regrouped_fields(task: str, variant: str) -> dict[str, Any]:
-    """A variant's fields without the three that regrouping changes."""
+    """A variant's fields without the four that regrouping changes."""
     fields = to_dict(from_dict(load_task(task).get_config(variant).to_dict()))
-    for name in ("num_layers", "num_heads", "mlp_dim"):
+    for name in ("num_layers", "num_decoder_layers", "num_heads", "mlp_dim"):
         del fields["model"][name]
     return fields
 
 
-@pytest.mark.parametrize("size", ["base", "large", "tiny"])
-def test_configs_of_one_size_share_every_hyper_parameter(size):
-    variants = [variant for variant, (of_size, _) in load_task("bert").VARIANTS.items() if of_size == size]
-    first, *others = (regrouped_fields("bert", variant) for variant in variants)
-    assert len(others) >= 3
+@pytest.mark.parametrize(
+    ("task", "size"),
+    [
+        ("bert", "base"),
+        ("bert", "large"),
+        ("bert", "tiny"),
+        ("translation", "base"),
+        ("translation", "small"),
+        ("translation", "tiny"),
+    ],
+)
+def test_configs_of_one_size_share_every_hyper_parameter(task, size):
+    variants = [variant for variant, (of_size, _) in load_task(task).VARIANTS.items() if of_size == size]
+    first, *others = (regrouped_fields(task, variant) for variant in variants)
+    assert len(others) >= 2
     for other in others:
         assert other == first
 
@@ -304,7 +344,8 @@ def unread(config_class: type, read: set[tuple[str, str]]) -> list[str]:
     """The section.field names of a config class that no (owner, attribute) reads; only a model is also called `config`."""
     return [
         f"{section}.{field.name}"
-        for section, cls in typing.get_type_hints(config_class).items()
+        for section, annotation in typing.get_type_hints(config_class).items()
+        for cls in typing.get_args(annotation) or (annotation,)
         for field in dataclasses.fields(cls)
         if not any((owner, field.name) in read for owner in ({section, "config"} if section == "model" else {section}))
     ]

@@ -8,33 +8,46 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from mhsh.config import ModelConfig
-from mhsh.models.bert import Batch, Bert
+from mhsh.models.contract import Batch
+from mhsh.models.model import MODELS
 from mhsh.models.residual import AdminProfile
-
-# The order in which the stream meets a layer's sublayers.
-SUBLAYERS = ("attention_residual", "feed_forward_residual")
+from mhsh.models.stack import SUBLAYERS
 
 
-def profile_omega(config: ModelConfig, params: Any, batch: Batch) -> Float[Array, "L 2"]:
-    """omega by layer and sublayer (attention, feed-forward), in one pass in depth order inside the layer scan, dropout off.
+def profile_omega(config: ModelConfig, params: Any, batch: Batch) -> dict[str, Float[Array, "_ _"]]:
+    """omega [L, sublayers] of every stack, sublayers as in SUBLAYERS, in one pass in depth order, dropout off.
 
-    Pure and jittable: on a mesh, the variances are over the global batch. `params` are those of the Admin model.
+    The encoder and then the decoder, each from omega = 1 (arXiv 2004.08249, section 4.2). Pure and jittable: on a mesh, the
+    variances are over the global batch. `params` are those of the Admin model.
     """
-    _, collected = Bert(config, AdminProfile).apply({"params": params}, batch, deterministic=True, mutable=["omega"])
-    layers: Any = collected["omega"]["encoder"]["layers"]
-    return jnp.stack([layers[name]["omega"][0] for name in SUBLAYERS], axis=1)
+    model = MODELS[config.objective](config, AdminProfile)
+    _, collected = model.apply({"params": params}, batch, deterministic=True, mutable=["omega"])
+    stacks: Any = collected["omega"]
+    return {
+        stack: jnp.stack([stacks[stack]["layers"][f"{name}_residual"]["omega"][0] for name in names], axis=1)
+        for stack, names in SUBLAYERS.items()
+        if stack in stacks
+    }
 
 
-def set_omega(params: Any, omega: Float[Array, "L 2"]) -> Any:
+def set_omega(params: Any, omega: dict[str, Float[Array, "_ _"]]) -> Any:
     """`params` with every omega vector [L, D] filled with its sublayer's figure; everything else is shared."""
-    layers = dict(params["encoder"]["layers"])
-    for index, name in enumerate(SUBLAYERS):
-        old = layers[name]["omega"]
-        layers[name] = layers[name] | {"omega": jnp.broadcast_to(omega[:, index, None], old.shape).astype(old.dtype)}
-    return params | {"encoder": params["encoder"] | {"layers": layers}}
+    changed = {}
+    for stack, figures in omega.items():
+        layers = dict(params[stack]["layers"])
+        for index, name in enumerate(SUBLAYERS[stack]):
+            joined = layers[f"{name}_residual"]
+            old = joined["omega"]
+            new = jnp.broadcast_to(figures[:, index, None], old.shape).astype(old.dtype)
+            layers[f"{name}_residual"] = joined | {"omega": new}
+        changed[stack] = params[stack] | {"layers": layers}
+    return params | changed
 
 
-def read_omega(params: Any) -> Float[Array, "L 2 D"]:
-    """The omega vectors of a model, by layer and sublayer."""
-    layers = params["encoder"]["layers"]
-    return jnp.stack([layers[name]["omega"] for name in SUBLAYERS], axis=1)
+def read_omega(params: Any) -> dict[str, Float[Array, "_ _ D"]]:
+    """The omega vectors of a model by stack, layer and sublayer."""
+    return {
+        stack: jnp.stack([params[stack]["layers"][f"{name}_residual"]["omega"] for name in names], axis=1)
+        for stack, names in SUBLAYERS.items()
+        if stack in params
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -9,6 +11,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config import ModelConfig
 from mhsh.models.layers import bias_init, kernel_init
+
+
+class KeysValues(NamedTuple):
+    """What may be looked at, projected and kept: a matrix a head, each as the products with it read it fastest on a CPU."""
+
+    key: Float[Array, "... N H S"]
+    value: Float[Array, "... N S H"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -20,42 +29,106 @@ class MultiHeadAttention(nn.Module):
     config: ModelConfig
     gain: float = 1.0  # DeepNorm's beta, on the value and output kernels
 
-    @nn.compact
+    def setup(self) -> None:
+        config = self.config
+        self.query_kernel, self.query_bias = self._projection("query", 1.0)
+        self.key_kernel, self.key_bias = self._projection("key", 1.0)
+        self.value_kernel, self.value_bias = self._projection("value", self.gain)
+        shape = (config.num_heads, config.head_dim, config.embed_dim)
+        self.out_kernel = self.param("out_kernel", kernel_init(config, ("heads", "head_dim", "embed"), 2, self.gain), shape)
+        self.out_bias = self.param("out_bias", bias_init(("embed",)), (config.embed_dim,))
+
     def __call__(
         self, x: Float[Array, "B T D"], source: Float[Array, "B S D"], mask: Bool[Array, "B 1 T S"], *, deterministic: bool
     ) -> Float[Array, "B T D"]:
         """`x` asks, `source` answers (itself, for self-attention); `mask` is True where a query may look."""
+        return self._attend(x, self._key(source), self._value(source), mask, deterministic=deterministic)
+
+    def remember(self, source: Float[Array, "B S D"]) -> KeysValues:
+        """The keys and values of `source`, for `recall`."""
+        return KeysValues(jnp.einsum("BSNH->BNHS", self._key(source)), jnp.einsum("BSNH->BNSH", self._value(source)))
+
+    def recall(self, x: Float[Array, "B T D"], memory: KeysValues, mask: Bool[Array, "B 1 T S"]) -> Float[Array, "B T D"]:
+        """As `__call__` without dropout, with the `source` that `memory` was made of."""
+        key, value = jnp.einsum("BNHS->BSNH", memory.key), jnp.einsum("BNSH->BSNH", memory.value)
+        return self._attend(x, key, value, mask, deterministic=True)
+
+    def step(
+        self, x: Float[Array, "B K D"], cache: KeysValues, position: Int[Array, ""], seen: Bool[Array, "B K T K"]
+    ) -> tuple[Float[Array, "B K D"], KeysValues]:
+        """Causal self-attention of one new position of K sequences a row, without dropout; returns the cache with it in.
+
+        `cache` has room for S = T*K keys and values, those of the K sequences at one position side by side. `seen[b, k, t, j]` is
+        True where sequence k may look at what sequence j wrote at position t: its own new ones included, as they are written before
+        anything is read. In this order, and without a reshape of the cache, XLA writes in place; else it copies the whole cache.
+        """
+        new, place = self.remember(x), position * x.shape[1]
+        key = jax.lax.dynamic_update_slice_in_dim(cache.key, new.key, place, axis=3)
+        value = jax.lax.dynamic_update_slice_in_dim(cache.value, new.value, place, axis=2)
+        cache = KeysValues(key, value)
+        return self.recall(x, cache, seen.reshape(*seen.shape[:2], -1)[:, None]), cache
+
+    @nn.compact
+    def _attend(
+        self,
+        x: Float[Array, "B T D"],
+        key: Float[Array, "B S N H"],
+        value: Float[Array, "B S N H"],
+        mask: Bool[Array, "B 1 T S"],
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "B T D"]:
         config = self.config
-        dtype = jnp.dtype(config.compute_dtype)
-        query = self._project("query", x, 1.0)
-        key = self._project("key", source, 1.0)
-        value = self._project("value", source, self.gain)
-        scores = jnp.einsum("BTNH,BSNH->BNTS", query * config.head_dim**-0.5, key).astype(jnp.float32)
-        # The most negative finite number instead of -inf: a row that may look nowhere (padding) stays finite.
-        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-        probabilities = jax.nn.softmax(scores, axis=-1).astype(dtype)
+        scores = jnp.einsum("BTNH,BSNH->BNTS", self._query(x), key).astype(jnp.float32)
+        probabilities = self._softmax(jnp.where(mask, scores, _NOWHERE))
         probabilities = nn.Dropout(config.attention_dropout)(probabilities, deterministic=deterministic)
-        context = jnp.einsum("BNTS,BSNH->BTNH", probabilities, value)
-        shape = (config.num_heads, config.head_dim, config.embed_dim)
-        out_kernel = self.param("out_kernel", kernel_init(config, ("heads", "head_dim", "embed"), 2, self.gain), shape)
-        out_bias = self.param("out_bias", bias_init(("embed",)), (config.embed_dim,))
-        out = jnp.einsum("BTNH,NHD->BTD", context, out_kernel.astype(dtype)) + out_bias.astype(dtype)
+        # In this order of the factors: XLA's CPU backend takes three times as long for the other where T is small.
+        out = self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities))
         return nn.Dropout(config.hidden_dropout)(out, deterministic=deterministic)
 
-    def _project(self, name: str, x: Float[Array, "B T D"], gain: float) -> Float[Array, "B T N H"]:
+    def _query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
+        return self._project(x, self.query_kernel, self.query_bias) * self.config.head_dim**-0.5
+
+    def _key(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
+        return self._project(x, self.key_kernel, self.key_bias)
+
+    def _value(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
+        return self._project(x, self.value_kernel, self.value_bias)
+
+    def _softmax(self, scores: Float[Array, "*axes S"]) -> Float[Array, "*axes S"]:
+        return jax.nn.softmax(scores, axis=-1).astype(self.config.compute_dtype)
+
+    def _out(self, context: Float[Array, "B T N H"]) -> Float[Array, "B T D"]:
+        dtype = jnp.dtype(self.config.compute_dtype)
+        return jnp.einsum("BTNH,NHD->BTD", context, self.out_kernel.astype(dtype)) + self.out_bias.astype(dtype)
+
+    def _projection(self, name: str, gain: float) -> tuple[Float[Array, "D N H"], Float[Array, "N H"]]:
         config = self.config
-        dtype = jnp.dtype(config.compute_dtype)
         shape = (config.embed_dim, config.num_heads, config.head_dim)
         kernel = self.param(f"{name}_kernel", kernel_init(config, ("embed", "heads", "head_dim"), 1, gain), shape)
-        bias = self.param(f"{name}_bias", bias_init(("heads", "head_dim")), shape[1:])
+        return kernel, self.param(f"{name}_bias", bias_init(("heads", "head_dim")), shape[1:])
+
+    def _project(
+        self, x: Float[Array, "B T D"], kernel: Float[Array, "D N H"], bias: Float[Array, "N H"]
+    ) -> Float[Array, "B T N H"]:
+        dtype = jnp.dtype(self.config.compute_dtype)
         return jnp.einsum("BTD,DNH->BTNH", x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
+
+
+# The most negative finite number instead of -inf: a row that may look nowhere (padding) stays finite.
+_NOWHERE = float(jnp.finfo(jnp.float32).min)
 
 
 def attention_mask(segmentation: Int[Array, "B T"], *, causal: bool) -> Bool[Array, "B 1 T T"]:
     """True where query t may look at key s: same segment, not padding (segment 0), and s <= t if causal."""
-    same_segment = segmentation[:, :, None] == segmentation[:, None, :]
-    mask = same_segment & (segmentation > 0)[:, None, :]
+    mask = cross_attention_mask(segmentation, segmentation)
     if causal:
         length = segmentation.shape[1]
-        mask = mask & jnp.tril(jnp.ones((length, length), bool))[None]
-    return mask[:, None]
+        mask = mask & jnp.tril(jnp.ones((length, length), bool))[None, None]
+    return mask
+
+
+def cross_attention_mask(segmentation: Int[Array, "B T"], source_segmentation: Int[Array, "B S"]) -> Bool[Array, "B 1 T S"]:
+    """True where query t may look at key s: same segment, not padding (segment 0)."""
+    same_segment = segmentation[:, :, None] == source_segmentation[:, None, :]
+    return (same_segment & (source_segmentation > 0)[:, None, :])[:, None]

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
-
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from mhsh.config import ModelConfig
 from mhsh.models.attention import attention_mask
+from mhsh.models.contract import Batch, Outputs
 from mhsh.models.layers import ACTIVATIONS, bias_init, embedding_init, kernel_init, layer_norm
-from mhsh.models.residual import STRATEGIES, Residual
+from mhsh.models.positions import position_table
+from mhsh.models.residual import Residual
 from mhsh.models.transformer import Encoder
-
-Batch = Mapping[str, Array | np.ndarray]  # numpy where nothing is compiled yet
-
-
-class Outputs(NamedTuple):
-    """What a pre-training model says about a batch; logits are fp32."""
-
-    logits: Float[Array, "B P V"]  # P: the predicted positions (mlm) or all T (clm)
-    next_sentence: Float[Array, "B 2"] | None  # class 1: the second segment really follows the first
 
 
 class Embeddings(nn.Module):
@@ -34,11 +23,11 @@ class Embeddings(nn.Module):
     def setup(self) -> None:
         config = self.config
         init = embedding_init(config, ("vocab", "embed"))
-        # Position and type tables are small and read by every device: only their width is ever sharded.
-        small = embedding_init(config, ("positions", "embed"))
         self.token = self.param("token", init, (config.vocab_size, config.embed_dim))
-        self.position = self.param("position", small, (config.max_positions, config.embed_dim))
+        self.position = position_table(self, "position", config)
         if config.num_token_types:
+            # As the position table: small and read by every device.
+            small = embedding_init(config, ("positions", "embed"))
             self.token_type = self.param("token_type", small, (config.num_token_types, config.embed_dim))
         self.norm = layer_norm(config, "norm")
         self.dropout = nn.Dropout(config.embedding_dropout)
@@ -110,17 +99,3 @@ class Bert(nn.Module):
         logits = PredictionHead(config, name="prediction")(predicted, embeddings.token)
         next_sentence = NextSentenceHead(config, name="next_sentence")(hidden) if config.next_sentence else None
         return Outputs(logits, next_sentence)
-
-
-def forward(model: Bert, params: Any, batch: Batch, dropout: Array | None) -> Outputs:
-    """The model's outputs; `dropout` is the key that drops are drawn from, None for no dropout."""
-    if dropout is None:
-        outputs = model.apply({"params": params}, batch, deterministic=True)
-    else:
-        outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": dropout})
-    return cast(Outputs, outputs)
-
-
-def build_model(config: ModelConfig) -> Bert:
-    """The model of a config, with the residual strategy that `model.residual` names."""
-    return Bert(config, STRATEGIES[config.residual])

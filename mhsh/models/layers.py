@@ -55,7 +55,7 @@ def bias_init(names: Sequence[str]) -> Initializer:
     return nn.with_logical_partitioning(nn.initializers.zeros, tuple(names))
 
 
-def layer_norm(config: ModelConfig, name: str) -> nn.LayerNorm:
+def layer_norm(config: ModelConfig, name: str | None) -> nn.LayerNorm:
     """LayerNorm whose statistics are fp32 whatever comes in, and which returns the residual stream's dtype."""
     return nn.LayerNorm(
         epsilon=config.layer_norm_epsilon,
@@ -69,7 +69,7 @@ def layer_norm(config: ModelConfig, name: str) -> nn.LayerNorm:
 
 
 class FeedForward(nn.Module):
-    """Two projections with an activation between: D -> F -> D (Vaswani et al. 2017, eq. 2), then hidden dropout."""
+    """Two projections, an activation and dropout between: D -> F -> D (Vaswani et al. 2017, eq. 2), then hidden dropout."""
 
     config: ModelConfig
     gain: float = 1.0  # DeepNorm's beta on both kernels
@@ -85,5 +85,6 @@ class FeedForward(nn.Module):
         down_bias = self.param("down_bias", bias_init(("embed",)), (embed_dim,))
         hidden = jnp.einsum("BTD,DF->BTF", x.astype(dtype), up.astype(dtype)) + up_bias.astype(dtype)
         hidden = ACTIVATIONS[config.activation](hidden)
+        hidden = nn.Dropout(config.mlp_dropout, name="mlp_dropout")(hidden, deterministic=deterministic)
         out = jnp.einsum("BTF,FD->BTD", hidden, down.astype(dtype)) + down_bias.astype(dtype)
         return nn.Dropout(config.hidden_dropout)(out, deterministic=deterministic)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mhsh.models.bert import Batch, Outputs
+from mhsh.models.contract import Batch, Outputs
 
 
 class Mean(NamedTuple):
@@ -36,26 +36,37 @@ def loss_weights(batch: Batch) -> dict[str, Float[Array, ""]]:
     return weights
 
 
-def measure(outputs: Outputs, batch: Batch) -> Means:
-    """Token loss (nats) and accuracy; with a next-sentence head, that loss and accuracy too. Losses are fp32."""
-    means = _classification("token", outputs.logits, batch["targets"], batch["weights"])
+def measure(outputs: Outputs, batch: Batch, label_smoothing: float = 0.0) -> Means:
+    """Token loss (nats) and accuracy; with a next-sentence head, that loss and accuracy too. Losses are fp32.
+
+    With `label_smoothing` eps > 0 also the loss against targets that are spread out (Szegedy et al. 2016, section 7):
+    (1 - eps) * (-log p(target)) + eps * mean over V of -log p. In fairseq's the target has 1 - eps in all, here eps / V more.
+    """
+    means = _classification("token", outputs.logits, batch["targets"], batch["weights"], label_smoothing)
     if outputs.next_sentence is not None:
-        means |= _classification("next_sentence", outputs.next_sentence, batch["next_sentence"], batch["row_weights"])
+        means |= _classification("next_sentence", outputs.next_sentence, batch["next_sentence"], batch["row_weights"], 0.0)
     return means
 
 
 def total_loss(means: Means, weights: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
-    """The sum of the losses, each divided by its global weight: masked language + next sentence, as BERT's."""
-    return sum((means[f"{name}_loss"].sum / weight for name, weight in weights.items()), start=jnp.zeros(()))
+    """What is minimised: the sum of the losses, smoothed where they are, each divided by its global weight."""
+    losses = {name: means.get(f"{name}_smoothed_loss", means[f"{name}_loss"]) for name in weights}
+    return sum((losses[name].sum / weight for name, weight in weights.items()), start=jnp.zeros(()))
 
 
-def _classification(name: str, logits: Array, labels: Array | np.ndarray, weights: Array | np.ndarray) -> Means:
+def _classification(
+    name: str, logits: Array, labels: Array | np.ndarray, weights: Array | np.ndarray, label_smoothing: float
+) -> Means:
     labels, weights = jnp.asarray(labels), jnp.asarray(weights)
     log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     nats = -jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
     correct = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
     weight = weights.sum()
-    return {
+    means = {
         f"{name}_loss": Mean((nats * weights).sum(), weight),
         f"{name}_accuracy": Mean((correct * weights).sum(), weight),
     }
+    if label_smoothing:
+        smoothed = (1 - label_smoothing) * nats - label_smoothing * log_probabilities.mean(axis=-1)
+        means[f"{name}_smoothed_loss"] = Mean((smoothed * weights).sum(), weight)
+    return means

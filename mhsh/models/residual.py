@@ -12,8 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from mhsh.config import ModelConfig
 from mhsh.models.layers import layer_norm
-
-SUBLAYERS_PER_LAYER = 2  # attention and feed-forward
+from mhsh.models.stack import Stack
 
 
 class Profile(NamedTuple):
@@ -37,6 +36,7 @@ class Residual(nn.Module):
     """A residual scheme: `__call__` joins one sublayer f, which includes its dropout, to the stream."""
 
     config: ModelConfig
+    stack: Stack  # that the sublayer stands in
     final_norm: ClassVar[bool] = False  # whether a LayerNorm follows the last layer
 
     @classmethod
@@ -46,9 +46,9 @@ class Residual(nn.Module):
         return Stream(x, None)
 
     @classmethod
-    def init_gain(cls, num_layers: int) -> float:
-        """The factor on the initial value, output and feed-forward kernels."""
-        del num_layers
+    def init_gain(cls, stack: Stack) -> float:
+        """The factor on the initial value, output and feed-forward kernels of a stack."""
+        del stack
         return 1.0
 
 
@@ -76,7 +76,7 @@ class Admin(Residual):
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        start = closed_form_omega(self.config.admin_omega, SUBLAYERS_PER_LAYER * self.config.num_layers)
+        start = closed_form_omega(self.config.admin_omega, self.stack.num_sublayers)
         init = nn.with_logical_partitioning(nn.initializers.constant(start), ("embed",))
         omega = jnp.asarray(self.param("omega", init, (self.config.embed_dim,)), stream.x.dtype)
         x = omega * stream.x + sublayer(stream.x).astype(stream.x.dtype)
@@ -84,15 +84,15 @@ class Admin(Residual):
 
 
 class DeepNorm(Residual):
-    """LN(alpha x + f(x)), alpha = (2L)^1/4, kernels scaled by beta = (8L)^-1/4 (Wang et al. 2022, arXiv 2203.00555, fig. 2)."""
+    """LN(alpha x + f(x)), kernels scaled by beta at the start (Wang et al. 2022, arXiv 2203.00555)."""
 
     @classmethod
-    def init_gain(cls, num_layers: int) -> float:
-        return (8.0 * num_layers) ** -0.25
+    def init_gain(cls, stack: Stack) -> float:
+        return deepnorm_constants(stack)[1]
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        alpha = (2.0 * self.config.num_layers) ** 0.25
+        alpha, _ = deepnorm_constants(self.stack)
         x = alpha * stream.x + sublayer(stream.x).astype(stream.x.dtype)
         return Stream(layer_norm(self.config, "norm")(x), None)
 
@@ -145,6 +145,17 @@ def closed_form_omega(admin_omega: str, num_sublayers: int) -> float:
     """
     n = num_sublayers
     return {"closed_log": math.sqrt((n + 1) / math.log(n + 1) - 1), "closed_one": math.sqrt(n), "profiled": 1.0}[admin_omega]
+
+
+def deepnorm_constants(stack: Stack) -> tuple[float, float]:
+    """alpha and beta (arXiv 2203.00555, figure 2): an encoder alone (2N)^1/4, (8N)^-1/4; beside M decoder layers
+    0.81 (N^4 M)^1/16, 0.87 (N^4 M)^-1/16; the decoder (3M)^1/4, (12M)^-1/4.
+    """
+    if stack.decoder_layers:
+        root = (stack.num_layers**4 * stack.decoder_layers) ** 0.0625
+        return 0.81 * root, 0.87 / root
+    n = stack.num_sublayers  # 2N of an encoder, 3M of a decoder
+    return n**0.25, (4 * n) ** -0.25
 
 
 def real_variance(x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:

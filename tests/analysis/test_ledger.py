@@ -10,8 +10,8 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from mhsh.analysis.ledger import PEAK_FLOPS, forward_flops, parameter_counts, parameter_shapes, row_flops, step_flops
-from mhsh.config import RESIDUALS
-from mhsh.models.bert import build_model, forward
+from mhsh.config import RESIDUALS, regroup
+from mhsh.models.model import build_model, forward
 from mhsh.training.state import example_batch
 
 ENCODERS = {"24l16h": 302_309_376, "384l1h": 304_521_216, "12l12h": 85_054_464, "144l1h": 85_662_720}
@@ -47,6 +47,7 @@ def test_every_variant_by_part(make_config, variant):
     counts = parameter_counts(model)
     assert counts == {
         "encoder": model.num_layers * layer_parameters(model),
+        "decoder": 0,
         "omega": model.num_layers * 2 * d,
         "embeddings": (v + model.max_positions + 2) * d + 2 * d,
         # The prediction's dense layer, LayerNorm and output bias; the pooler and its two-way classifier.
@@ -145,8 +146,77 @@ def test_a_step_is_three_forward_passes_of_the_batch(make_config):
 
 def test_the_parts_add_up(make_config):
     flops = row_flops(make_config("bert", "12l12h"))
-    assert flops.encoder == flops.attention_projections + flops.attention_scores + flops.feed_forward
-    assert flops.total == flops.encoder + flops.heads
+    assert flops.layers == flops.attention_projections + flops.attention_scores + flops.feed_forward
+    assert flops.total == flops.layers + flops.heads
+
+
+def transformer_base(make_config, **fields):
+    """Vaswani et al. 2017, table 3, base: 6 and 6 layers of 8 heads, D = 512, F = 2048; a vocabulary of 32,768."""
+    base = make_config("bert", "2l8h").model
+    shape = dict(num_layers=6, num_decoder_layers=6, num_heads=8, head_dim=64, embed_dim=512, mlp_dim=2048, vocab_size=32_768)
+    task = dict(objective="translation", positions="sinusoidal", num_token_types=0, next_sentence=False, residual="post_ln")
+    return dataclasses.replace(base, **(shape | task | fields))
+
+
+def test_parameters_of_transformer_base(make_config):
+    """An attention: 4 (512 x 512 + 512) = 1,050,624. A feed-forward: 512 x 2048 + 2048 + 2048 x 512 + 512 = 2,099,712. A LayerNorm:
+    1,024. An encoder layer has one attention and two norms, 3,152,384; a decoder layer two and three, 4,204,032.
+    """
+    counts = parameter_counts(transformer_base(make_config))
+    assert counts == {
+        "encoder": 6 * 3_152_384,
+        "decoder": 6 * 4_204_032,
+        "omega": 0,
+        "embeddings": 32_768 * 512,
+        "heads": 0,
+        "total": 44_138_496 + 16_777_216,
+    }
+    assert counts["encoder"] + counts["decoder"] == 44_138_496
+
+
+@pytest.mark.parametrize("heads_per_layer", [8, 4, 2, 1])
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_parameters_of_every_grouping_of_an_encoder_and_a_decoder(make_config, heads_per_layer, residual):
+    model = regroup(transformer_base(make_config, residual=residual, positions="learned"), heads_per_layer)
+    layers, d = 6 * 8 // heads_per_layer, 512
+    assert (model.num_layers, model.num_decoder_layers) == (layers, layers)
+    counts = parameter_counts(model)
+    attention = 4 * d * 64 * heads_per_layer + 3 * 64 * heads_per_layer + d
+    norm = {"rezero": 1}.get(residual, 2 * d)
+    final = 2 * d if residual == "pre_ln" else 0
+    assert counts["encoder"] == layers * (layer_parameters(model) - 4 * d + 2 * norm) + final
+    assert counts["decoder"] == layers * (layer_parameters(model) - 4 * d + attention + 3 * norm) + final
+    assert counts["omega"] == (layers * 5 * d if residual == "admin" else 0)
+    assert counts["embeddings"] == (model.vocab_size + 2 * model.max_positions) * d
+
+
+def seq2seq_program_flops(model, source, target):
+    """Forward FLOPs of one row of so many source and target tokens, read off the program."""
+    lengths = {"inputs": source, "inputs_position": source, "inputs_segmentation": source}
+    lengths |= {"decoder_inputs": target, "targets_position": target, "targets_segmentation": target}
+    batch = {key: jax.ShapeDtypeStruct((1, length), "int32") for key, length in lengths.items()}
+    module = build_model(model)
+    jaxpr = jax.make_jaxpr(lambda params, batch: forward(module, params, batch, None))(parameter_shapes(model), batch)
+    return product_flops(jaxpr.jaxpr)
+
+
+@pytest.mark.parametrize("heads_per_layer", [8, 1])
+@pytest.mark.parametrize("fields", [{}, {"num_layers": 2, "head_dim": 5, "residual": "pre_ln"}], ids=str)
+def test_forward_flops_of_an_encoder_and_a_decoder_are_those_of_the_program(make_config, heads_per_layer, fields):
+    model = regroup(transformer_base(make_config, **fields), heads_per_layer)
+    assert forward_flops(model, 7, 11).total == seq2seq_program_flops(model, 7, 11)
+
+
+def test_flops_of_an_encoder_and_a_decoder_by_hand(make_config):
+    """D = 4, two heads of 3, F = 5, V = 7, one encoder and two decoder layers, two source tokens and three target tokens."""
+    shape = dict(num_layers=1, num_decoder_layers=2, num_heads=2, head_dim=3, embed_dim=4, mlp_dim=5, vocab_size=7)
+    assert forward_flops(transformer_base(make_config, **shape), 2, 3) == (
+        # Encoder: 4 projections of 2 tokens. Decoder: 4 and 2 of 3 tokens, and 2 of the 2 source tokens.
+        (4 * 2 + 2 * (6 * 3 + 2 * 2)) * (2 * 4 * 6),
+        (2 * 2 + 2 * (3 * 3 + 3 * 2)) * (2 * 2 * 6),
+        (2 + 2 * 3) * (2 * 2 * 4 * 5),
+        3 * 2 * 4 * 7,
+    )
 
 
 def test_peaks_are_plausible():

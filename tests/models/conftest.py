@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from mhsh.analysis.ledger import parameter_shapes
 from mhsh.config import ModelConfig
-from mhsh.models.bert import build_model
+from mhsh.models.model import build_model
 
 TINY = dict(
     vocab_size=48,
@@ -70,6 +70,42 @@ def make_batch() -> Callable[..., dict[str, np.ndarray]]:
             "next_sentence": rng.integers(0, 2, (rows,)).astype(np.int32),
             "row_weights": np.ones((rows,), np.float32),
         }
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_seq2seq(tiny) -> Callable[..., ModelConfig]:
+    """tiny_seq2seq(num_heads=1): an encoder of two layers and a decoder of three, else as `tiny`."""
+    base = tiny(
+        objective="translation",
+        positions="sinusoidal",
+        num_token_types=0,
+        next_sentence=False,
+        num_layers=2,
+        num_decoder_layers=3,
+        activation="relu",
+        layer_norm_epsilon=1e-5,
+    )
+    return functools.partial(dataclasses.replace, base)
+
+
+@pytest.fixture(scope="session")
+def make_pairs() -> Callable[..., dict[str, np.ndarray]]:
+    """make_pairs([[1, 1, 2, 0]], [[1, 2, 2, 2]]): random sentence pairs in these segments of sources and targets."""
+
+    def make(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, seed: int = 0) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        batch = {}
+        for side, rows in (("inputs", sources), ("targets", targets)):
+            segments = np.array(rows, np.int32)
+            starts = np.array([[np.argmax(row == segment) for segment in row] for row in segments], np.int32)
+            batch[side] = rng.integers(4, 48, segments.shape).astype(np.int32)
+            batch[f"{side}_segmentation"] = segments
+            batch[f"{side}_position"] = np.arange(segments.shape[1], dtype=np.int32)[None] - starts
+        first = batch["targets_position"] == 0
+        batch["decoder_inputs"] = np.where(first, 2, np.roll(batch["targets"], 1, axis=1)).astype(np.int32)
+        return batch | {"weights": (batch["targets_segmentation"] > 0).astype(np.float32)}
 
     return make
 

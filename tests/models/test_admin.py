@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from scipy.special import erf
 
 from mhsh.models.admin import profile_omega, read_omega, set_omega
-from mhsh.models.bert import build_model, forward
+from mhsh.models.model import build_model, forward
 from mhsh.training.sharding import MESH_AXES, axis_rules, batch_sharding, tree_shardings
 
 TOLERANCE = 1e-5
@@ -29,22 +29,37 @@ def profiled(tiny, make_batch, fresh):
     config = tiny(residual="admin", num_layers=6)
     batch = make_batch(SEGMENTS)
     params = fresh(config, batch)
-    return config, params, batch, np.asarray(jax.jit(functools.partial(profile_omega, config))(params, batch))
+    return config, params, batch, profile_under(config)(params, batch)
 
 
-def layer_norm(x, params):
+def profile_under(config):
+    """params, batch -> omega [L, 2] of the encoder, the only stack."""
+    profile = jax.jit(functools.partial(profile_omega, config))
+
+    def encoder(params, batch):
+        (omega,) = profile(params, batch).values()
+        return np.asarray(omega)
+
+    return encoder
+
+
+def layer_norm(x, params, epsilon=1e-12):
     centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-12) * params["scale"] + params["bias"]
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon) * params["scale"] + params["bias"]
 
 
-def attention(params, x, segments):
-    """A sum over heads of softmax(Q K^T / sqrt(H)) V W^O, each row by itself."""
+def attention(params, x, segments, source=None, source_segments=None, causal=False):
+    """A sum over heads of softmax(Q K^T / sqrt(H)) V W^O, each row by itself; self-attention where no source is given."""
+    source, source_segments = (x, segments) if source is None else (source, source_segments)
     out = np.zeros_like(x)
     _, num_heads, head_dim = params["query_kernel"].shape
-    for row, (tokens, segment) in enumerate(zip(x, segments, strict=True)):
-        may_look = (segment[:, None] == segment[None, :]) & (segment[None, :] > 0)
+    for row, segment in enumerate(segments):
+        may_look = (segment[:, None] == source_segments[row][None, :]) & (source_segments[row][None, :] > 0)
+        if causal:
+            may_look &= np.tri(len(segment), dtype=bool)
         for i in range(num_heads):
-            query, key, value = (tokens @ params[f"{name}_kernel"][:, i] for name in ("query", "key", "value"))
+            query = x[row] @ params["query_kernel"][:, i]
+            key, value = (source[row] @ params[f"{name}_kernel"][:, i] for name in ("key", "value"))
             scores = np.where(may_look, query @ key.T / np.sqrt(head_dim), -1e9)
             scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[row] += scores / scores.sum(axis=1, keepdims=True) @ value @ params["out_kernel"][i]
@@ -56,30 +71,68 @@ def feed_forward(params, x):
     return hidden * 0.5 * (1 + erf(hidden / np.sqrt(2))) @ params["down_kernel"]
 
 
-def plain_omega(params, batch, num_layers):
-    """omega_1 = 1; omega_(i+1)^2 = Var[omega_i x_(i-1)] + Var[f_i(x_(i-1))], in numpy and float64; biases start at zero."""
-    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    segments = batch["inputs_segmentation"]
-    real = segments > 0
-    table = params["embeddings"]
-    x = table["token"][batch["inputs"]] + table["position"][batch["inputs_position"]] + table["token_type"][batch["token_types"]]
-    x = layer_norm(x, table["norm"])
+def plain_stack(layers, sublayers, x, real, epsilon=1e-12):
+    """omega_1 = 1; omega_(i+1)^2 = Var[omega_i x_(i-1)] + Var[f_i(x_(i-1))]: omega [L, sublayers], and the stack's output."""
     omega, omegas = 1.0, []
-    for index in range(num_layers):
-        layer = jax.tree.map(lambda stacked: stacked[index], params["encoder"]["layers"])  # noqa: B023
-        for name in ("attention", "feed_forward"):
-            branch = attention(layer[name], x, segments) if name == "attention" else feed_forward(layer[name], x)
+    for index in range(len(layers["feed_forward"]["up_bias"])):
+        layer = jax.tree.map(lambda stacked: stacked[index], layers)  # noqa: B023
+        for name, function in sublayers.items():
+            branch = function(layer[name], x)
             omegas.append(omega)
             following = np.sqrt((omega * x[real]).var() + branch[real].var())
-            x = layer_norm(omega * x + branch, layer[f"{name}_residual"]["norm"])
+            x = layer_norm(omega * x + branch, layer[f"{name}_residual"]["norm"], epsilon)
             omega = following
-    return np.array(omegas).reshape(num_layers, 2)
+    return np.array(omegas).reshape(-1, len(sublayers)), x
+
+
+def plain_omega(params, batch):
+    """omega of a BERT, in numpy and float64; biases start at zero."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    segments = batch["inputs_segmentation"]
+    table = params["embeddings"]
+    x = table["token"][batch["inputs"]] + table["position"][batch["inputs_position"]] + table["token_type"][batch["token_types"]]
+    sublayers = {"attention": lambda p, x: attention(p, x, segments), "feed_forward": feed_forward}
+    return plain_stack(params["encoder"]["layers"], sublayers, layer_norm(x, table["norm"]), segments > 0)[0]
+
+
+def plain_seq2seq_omega(params, batch, config):
+    """omega of the encoder and then of the decoder, which starts again at 1."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    sources, targets = batch["inputs_segmentation"], batch["targets_segmentation"]
+    table = params["embeddings"]
+
+    def embed(side, tokens, positions):
+        return np.sqrt(config.embed_dim) * table["token"][batch[tokens]] + table[f"{side}_position"][batch[positions]]
+
+    encoder, encoded = plain_stack(
+        params["encoder"]["layers"],
+        {"attention": lambda p, x: attention(p, x, sources), "feed_forward": relu_feed_forward},
+        embed("source", "inputs", "inputs_position"),
+        sources > 0,
+        config.layer_norm_epsilon,
+    )
+    decoder, _ = plain_stack(
+        params["decoder"]["layers"],
+        {
+            "self_attention": lambda p, x: attention(p, x, targets, causal=True),
+            "cross_attention": lambda p, x: attention(p, x, targets, encoded, sources),
+            "feed_forward": relu_feed_forward,
+        },
+        embed("target", "decoder_inputs", "targets_position"),
+        targets > 0,
+        config.layer_norm_epsilon,
+    )
+    return {"encoder": encoder, "decoder": decoder}
+
+
+def relu_feed_forward(params, x):
+    return np.maximum(x @ params["up_kernel"], 0) @ params["down_kernel"]
 
 
 def test_equals_a_plain_computation(profiled):
-    config, params, batch, omega = profiled
+    _, params, batch, omega = profiled
     assert (batch["inputs_segmentation"] == 0).any()
-    np.testing.assert_allclose(omega, plain_omega(params, batch, config.num_layers), rtol=TOLERANCE)
+    np.testing.assert_allclose(omega, plain_omega(params, batch), rtol=TOLERANCE)
 
 
 def test_starts_at_one_and_grows_with_depth(profiled):
@@ -97,10 +150,6 @@ def test_padding_counts_for_nothing(profiled):
     np.testing.assert_allclose(changed, omega, rtol=1e-6)
     wider = {key: np.pad(rows, ((0, 0), (0, 4))) if rows.ndim == 2 else rows for key, rows in batch.items()}
     np.testing.assert_allclose(profile_under(config)(params, wider), omega, rtol=1e-6)
-
-
-def profile_under(config):
-    return jax.jit(functools.partial(profile_omega, config))
 
 
 def test_other_tokens_give_another_omega(profiled):
@@ -125,11 +174,12 @@ def test_causal_models_are_profiled_too(tiny, make_batch, fresh):
 
 def test_set_and_read(profiled):
     config, params, _, omega = profiled
-    changed = set_omega(params, jnp.asarray(omega))
-    np.testing.assert_array_equal(read_omega(changed), np.broadcast_to(omega[:, :, None], (6, 2, config.embed_dim)))
+    changed = set_omega(params, {"encoder": jnp.asarray(omega)})
+    assert set(read_omega(changed)) == {"encoder"}
+    np.testing.assert_array_equal(read_omega(changed)["encoder"], np.broadcast_to(omega[:, :, None], (6, 2, config.embed_dim)))
     # Nothing else has moved, and the old tree still holds what it held.
-    assert (np.asarray(read_omega(params)) == 1.0).all()
-    back = set_omega(changed, jnp.ones((6, 2)))
+    assert (np.asarray(read_omega(params)["encoder"]) == 1.0).all()
+    back = set_omega(changed, {"encoder": jnp.ones((6, 2))})
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
@@ -142,9 +192,47 @@ def test_on_eight_devices_it_is_the_same(profiled):
         profile = jax.jit(
             functools.partial(profile_omega, config), in_shardings=(shardings, dict.fromkeys(batch, batch_sharding(mesh)))
         )
-        on_mesh = profile(params, batch)
+        on_mesh = profile(params, batch)["encoder"]
     assert any(len(sharding.device_set) == 8 and not sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings))
     np.testing.assert_allclose(on_mesh, omega, rtol=TOLERANCE)
+
+
+PAIRS = ([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]], [[1, 1, 2, 2, 2], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+
+
+@pytest.fixture(scope="module")
+def translation(tiny_seq2seq, make_pairs, fresh):
+    """A fresh Admin model of an encoder and a decoder, packed and padded pairs, and its profiled omega by stack."""
+    config = tiny_seq2seq(residual="admin", positions="learned")
+    batch = make_pairs(*PAIRS)
+    params = fresh(config, batch)
+    return config, params, batch, jax.jit(functools.partial(profile_omega, config))(params, batch)
+
+
+def test_encoder_and_decoder_each_start_at_one_and_follow_the_recurrence(translation):
+    config, params, batch, omega = translation
+    assert {stack: figures.shape for stack, figures in omega.items()} == {"encoder": (2, 2), "decoder": (3, 3)}
+    expected = plain_seq2seq_omega(params, batch, config)
+    for stack, figures in omega.items():
+        assert figures[0, 0] == 1.0 and (np.diff(np.ravel(figures)) > 0).all()
+        np.testing.assert_allclose(figures, expected[stack], rtol=TOLERANCE)
+
+
+def test_padding_of_either_side_counts_for_nothing(translation):
+    config, params, batch, omega = translation
+    wider = {key: np.pad(rows, ((0, 0), (0, 3)), constant_values=7 if "segm" not in key else 0) for key, rows in batch.items()}
+    garbage = jax.jit(functools.partial(profile_omega, config))(params, wider)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), garbage, omega)
+
+
+def test_set_and_read_by_stack(translation):
+    _, params, _, omega = translation
+    held = read_omega(set_omega(params, omega))
+    assert {stack: vectors.shape for stack, vectors in held.items()} == {"encoder": (2, 2, 12), "decoder": (3, 3, 12)}
+    for stack, figures in omega.items():
+        np.testing.assert_array_equal(held[stack], np.broadcast_to(figures[:, :, None], held[stack].shape))
+    back = set_omega(set_omega(params, omega), jax.tree.map(jnp.ones_like, omega))
+    jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
 DEPTHS = (6, 24, 96)

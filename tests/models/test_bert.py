@@ -14,7 +14,8 @@ from flax import linen as nn
 from mhsh.analysis.ledger import parameter_shapes
 from mhsh.config import RESIDUALS
 from mhsh.models.attention import attention_mask
-from mhsh.models.bert import Embeddings, PredictionHead, build_model, forward
+from mhsh.models.bert import Embeddings, PredictionHead
+from mhsh.models.model import build_model, forward
 from mhsh.models.objective import measure
 from mhsh.models.residual import STRATEGIES
 from mhsh.models.transformer import Encoder
@@ -126,6 +127,22 @@ def test_a_model_without_token_types_has_no_table_of_them_and_reads_none(make_co
     run(config, params, {key: batch[key] for key in ("inputs", "inputs_position", "inputs_segmentation")})
 
 
+def test_sinusoidal_positions_are_added_where_the_table_would_be(tiny, make_batch, random_params, error):
+    """sin(t / 10000^(2i/D)) in column i of the first half, the cosine in column i of the second."""
+    config, batch = tiny(positions="sinusoidal"), make_batch(SEGMENTS)
+    params = random_params(config)
+    assert set(params["embeddings"]) == {"token", "token_type", "norm"}
+    table = np.array(
+        [
+            [(math.sin if column < 6 else math.cos)(t / 10000 ** (2 * (column % 6) / 12)) for column in range(12)]
+            for t in range(config.max_positions)
+        ],
+        np.float32,
+    )
+    learned = params | {"embeddings": params["embeddings"] | {"position": jnp.asarray(table)}}
+    assert error(run(config, params, batch), run(tiny(), learned, batch)) < 1e-6
+
+
 def named_leaves(params):
     """[(path, array)] with paths such as encoder/layers/attention/query_kernel."""
     return [("/".join(key.key for key in path), np.asarray(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
@@ -184,7 +201,7 @@ def test_no_two_layers_and_no_two_heads_start_alike(initialised):
     assert not np.array_equal(query, stacked["encoder/layers/attention/key_kernel"])
 
 
-@pytest.mark.parametrize("site", ["hidden_dropout", "attention_dropout", "embedding_dropout"])
+@pytest.mark.parametrize("site", ["hidden_dropout", "attention_dropout", "mlp_dropout", "embedding_dropout"])
 def test_each_dropout_acts_alone_and_only_when_asked(tiny, make_batch, random_params, error, site):
     config, batch = tiny(**{site: 0.5}), make_batch(SEGMENTS)
     params = random_params(config)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from mhsh.models.bert import Outputs
+from mhsh.models.contract import Outputs
 from mhsh.models.objective import Mean, loss_weights, measure, total_loss
 
 B, P, V = 4, 3, 7
@@ -124,6 +124,32 @@ def test_very_large_logits_stay_finite():
     outputs = Outputs(jnp.array([[[1e30, -1e30, 0.0]]]), None)
     loss = measure(outputs, {"targets": np.zeros((1, 1), np.int32), "weights": np.ones((1, 1), np.float32)})["token_loss"]
     assert loss.value() == 0.0
+
+
+def test_label_smoothing_by_hand():
+    """p = (1/2, 1/4, 1/4), target 1, eps = 0.3: 0.7 ln 4 + 0.3 (ln 2 + 2 ln 4) / 3; and one position without weight."""
+    outputs = Outputs(jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]])), None)
+    batch = {"targets": np.array([[1, 1]], np.int32), "weights": np.array([[1, 0]], np.float32)}
+    means = measure(outputs, batch, 0.3)
+    expected = 0.7 * math.log(4) + 0.3 * (math.log(2) + 2 * math.log(4)) / 3
+    assert means["token_smoothed_loss"].value() == pytest.approx(expected, rel=1e-6)
+    assert means["token_loss"].value() == pytest.approx(math.log(4), rel=1e-6)
+    assert total_loss(means, loss_weights(batch)) == pytest.approx(expected, rel=1e-6)
+    assert set(measure(outputs, batch, 0.0)) == {"token_loss", "token_accuracy"}
+
+
+def test_the_smoothed_loss_is_the_cross_entropy_with_the_spread_targets(case):
+    outputs, batch = case
+    means = measure(outputs, batch, 0.1)
+    spread = 0.9 * np.eye(V)[batch["targets"]] + 0.1 / V
+    nats = -(spread * log_softmax(np.asarray(outputs.logits, np.float64), axis=-1)).sum(axis=-1)
+    assert means["token_smoothed_loss"].sum == pytest.approx((nats * batch["weights"]).sum(), rel=1e-6)
+    assert means["token_smoothed_loss"].weight == batch["weights"].sum()
+    # The next-sentence loss is not smoothed.
+    assert "next_sentence_smoothed_loss" not in means
+    weights = loss_weights(batch)
+    total = means["token_smoothed_loss"].sum / 6 + means["next_sentence_loss"].sum / 3
+    assert total_loss(means, weights) == pytest.approx(float(total), rel=1e-6)
 
 
 def test_a_mean_is_divided_last():

@@ -9,8 +9,9 @@ import pytest
 
 from mhsh.analysis.ledger import parameter_shapes
 from mhsh.config import INITS, RESIDUALS
-from mhsh.models.bert import build_model, forward
-from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, real_variance
+from mhsh.models.model import build_model, forward
+from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, deepnorm_constants, real_variance
+from mhsh.models.stack import Stack, decoder_stack, encoder_stack
 from mhsh.models.transformer import Encoder, EncoderLayer
 
 D = 12
@@ -39,7 +40,8 @@ def test_every_scheme_has_a_formula_here():
 @pytest.mark.parametrize("num_layers", [1, 24])
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_formula(tiny, random_like, error, residual, num_layers):
-    scheme = STRATEGIES[residual](tiny(residual=residual, num_layers=num_layers))
+    config = tiny(residual=residual, num_layers=num_layers)
+    scheme = STRATEGIES[residual](config, encoder_stack(config))
     rng = np.random.default_rng(0)
     x, matrix = rng.standard_normal((2, 5, D)), rng.standard_normal((D, D))
     stream = Stream(jnp.asarray(x, jnp.float32), None)
@@ -75,16 +77,36 @@ def test_rezero_starts_as_the_identity(tiny):
     assert len(jax.tree.leaves(variables)) > 2
 
 
-# arXiv 2203.00555, figure 2, encoder only: alpha = (2 L)^(1/4), beta = (8 L)^(-1/4).
-@pytest.mark.parametrize(("num_layers", "alpha", "beta"), [(6, 1.8612, 0.37992), (24, 2.6321, 0.26864), (384, 5.2643, 0.13432)])
-def test_deepnorm_constants(tiny, num_layers, alpha, beta):
-    scheme = STRATEGIES["deepnorm"](tiny(residual="deepnorm", num_layers=num_layers))
-    assert scheme.init_gain(num_layers) == pytest.approx(beta, rel=1e-4)
+# arXiv 2203.00555, figure 2: (2N)^1/4 and (8N)^-1/4; beside a decoder 0.81 (N^4 M)^1/16 and 0.87 (N^4 M)^-1/16; the decoder
+# (3M)^1/4 and (12M)^-1/4. For 100 and 100 layers the powers are 100^(5/16) = 4.21697, 300^1/4 = 4.16179, 1200^1/4 = 5.88566.
+DEEPNORM = [
+    (Stack("encoder", 6, 0), 1.8612, 0.37992),
+    (Stack("encoder", 24, 0), 2.6321, 0.26864),
+    (Stack("encoder", 384, 0), 5.2643, 0.13432),
+    (Stack("encoder", 100, 100), 3.41574, 0.206309),
+    (Stack("encoder", 16, 1), 1.62, 0.435),
+    (Stack("decoder", 100, 0), 4.16179, 0.169904),
+    (Stack("decoder", 27, 0), 3.0, 0.235702),
+]
+
+
+@pytest.mark.parametrize(("stack", "alpha", "beta"), DEEPNORM)
+def test_deepnorm_constants(tiny, stack, alpha, beta):
+    scheme = STRATEGIES["deepnorm"](tiny(residual="deepnorm"), stack)
+    assert deepnorm_constants(stack) == pytest.approx((alpha, beta), rel=1e-4)
+    assert scheme.init_gain(stack) == pytest.approx(beta, rel=1e-4)
     # A sublayer that answers with y on an x orthogonal to it: before the LayerNorm their ratio is alpha.
     x = jnp.array([[[1.0, -1.0, 0.0, 0.0]]])
     y = jnp.array([[[0.0, 0.0, 1.0, -1.0]]])
     out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), lambda _: y)
     assert out.x[0, 0, 0] / out.x[0, 0, 2] == pytest.approx(alpha, rel=1e-4)
+
+
+def test_a_stack_counts_its_sublayers_and_knows_its_decoder(tiny, tiny_seq2seq):
+    assert encoder_stack(tiny()) == Stack("encoder", 3, 0)
+    assert encoder_stack(tiny_seq2seq()) == Stack("encoder", 2, 3)
+    assert decoder_stack(tiny_seq2seq()) == Stack("decoder", 3, 0)
+    assert [Stack(name, 5, 0).num_sublayers for name in ("encoder", "decoder")] == [10, 15]
 
 
 @pytest.mark.parametrize("init", INITS)
@@ -114,6 +136,27 @@ def test_deepnorm_scales_value_output_and_feed_forward_kernels_and_no_others(tin
 @pytest.mark.parametrize(("admin_omega", "expected"), [("closed_log", 10.71), ("closed_one", 27.71), ("profiled", 1.0)])
 def test_closed_form_omega_of_384_layers(tiny, admin_omega, expected):
     assert closed_form_omega(admin_omega, 768) == pytest.approx(expected, abs=0.005)
+
+
+def test_each_stack_is_scaled_and_starts_by_its_own_depth(tiny_seq2seq, make_pairs, fresh):
+    """Two encoder layers (4 sublayers) and three decoder layers (9)."""
+    batch = make_pairs([[1, 1, 1]], [[1, 1]])
+    plain = fresh(tiny_seq2seq(residual="post_ln"), batch)
+    scaled = fresh(tiny_seq2seq(residual="deepnorm"), batch)
+    admin = fresh(tiny_seq2seq(residual="admin", admin_omega="closed_one"), batch)
+    for stack, beta, attentions, n in (
+        ("encoder", 0.87 * 48**-0.0625, ["attention"], 4),
+        ("decoder", 36**-0.25, ["self_attention", "cross_attention"], 9),
+    ):
+        gains = {(module, f"{name}_kernel"): 1.0 for module in attentions for name in ("query", "key")}
+        gains |= {(module, f"{name}_kernel"): beta for module in attentions for name in ("value", "out")}
+        gains |= {("feed_forward", f"{name}_kernel"): beta for name in ("up", "down")}
+        for (module, name), gain in gains.items():
+            before, after = (tree[stack]["layers"][module][name] for tree in (plain, scaled))
+            np.testing.assert_allclose(after, gain * before, rtol=1e-6, err_msg=f"{stack} {module} {name}")
+        for module in (*attentions, "feed_forward"):
+            np.testing.assert_allclose(admin[stack]["layers"][f"{module}_residual"]["omega"], n**0.5, rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, scaled["embeddings"], plain["embeddings"])
 
 
 def test_a_fresh_admin_model_holds_the_closed_form(tiny, make_batch, fresh):
@@ -163,7 +206,8 @@ def captured(module, params, *inputs):
 
 @pytest.mark.parametrize(("residual_dtype", "kept"), [("float32", True), ("bfloat16", False)])
 def test_an_fp32_stream_keeps_what_bf16_would_round_away(tiny, residual_dtype, kept):
-    scheme = STRATEGIES["pre_ln"](tiny(residual="pre_ln", compute_dtype="bfloat16", residual_dtype=residual_dtype))
+    config = tiny(residual="pre_ln", compute_dtype="bfloat16", residual_dtype=residual_dtype)
+    scheme = STRATEGIES["pre_ln"](config, encoder_stack(config))
     x = jnp.full((1, 2, D), 1000.0, residual_dtype)
     out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), lambda x: jnp.full(x.shape, 0.5, jnp.bfloat16))
     assert out.x.dtype == residual_dtype

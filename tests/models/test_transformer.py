@@ -11,7 +11,7 @@ import pytest
 
 from mhsh.config import REMAT_POLICIES, RESIDUALS
 from mhsh.models.attention import attention_mask
-from mhsh.models.bert import build_model, forward
+from mhsh.models.model import build_model, forward
 from mhsh.models.objective import loss_weights, measure, total_loss
 from mhsh.models.residual import STRATEGIES, Stream
 from mhsh.models.transformer import Encoder, EncoderLayer

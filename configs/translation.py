@@ -1,0 +1,162 @@
+"""Translation with an encoder and a decoder, shallow multi-head against deep single-head: configs/translation.py:VARIANT.
+
+  mhsh train --config=configs/translation.py:tiny --workdir=runs/tiny
+  mhsh prepare --config=configs/translation.py:6l8h --config.data.source=tfds:wmt14_translate/de-en --out=wmt14
+  mhsh train --config=configs/translation.py:48l1h --config.data.source=arrayrecord:wmt14 --workdir=runs/48l1h
+Variants: every way to group Transformer-base's 48 heads a stack (6l8h ... 48l1h); 18 and 100 layers of 8 heads (18l8h, 100l8h); a
+small model for multi30k (small ... small_16l1h); a tiny one for number words (tiny ... tiny_8l1h). All rows of one size share every
+hyper-parameter. The recipe of the base size is that of Admin's authors for WMT'14 (arXiv 2004.08249, and its published scripts).
+Hardware, time and result: docs/translation.md.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from mhsh.errors import UserError
+
+# L is that of either stack.
+SIZES = {
+    "base": dict(num_layers=6, num_decoder_layers=6, num_heads=8, head_dim=64, embed_dim=512, mlp_dim=2048),
+    "18 layers": dict(num_layers=18, num_decoder_layers=18, num_heads=8, head_dim=64, embed_dim=512, mlp_dim=2048),
+    "100 layers": dict(num_layers=100, num_decoder_layers=100, num_heads=8, head_dim=64, embed_dim=512, mlp_dim=2048),
+    "small": dict(num_layers=4, num_decoder_layers=4, num_heads=4, head_dim=32, embed_dim=128, mlp_dim=256),
+    "tiny": dict(num_layers=2, num_decoder_layers=2, num_heads=4, head_dim=32, embed_dim=128, mlp_dim=256),
+}
+
+# variant: (size, heads per layer)
+VARIANTS = {
+    "6l8h": ("base", 8),
+    "12l4h": ("base", 4),
+    "24l2h": ("base", 2),
+    "48l1h": ("base", 1),
+    "18l8h": ("18 layers", 8),
+    "100l8h": ("100 layers", 8),
+    "small": ("small", 4),
+    "small_8l2h": ("small", 2),
+    "small_16l1h": ("small", 1),
+    "tiny": ("tiny", 4),
+    "tiny_4l2h": ("tiny", 2),
+    "tiny_8l1h": ("tiny", 1),
+}
+
+
+MODEL = dict(
+    objective="translation",
+    vocab_size=32768,
+    max_positions=256,
+    positions="sinusoidal",
+    num_token_types=0,
+    next_sentence=False,
+    activation="relu",
+    residual="admin",
+    admin_omega="profiled",
+    init="xavier",
+    hidden_dropout=0.1,
+    attention_dropout=0.1,
+    mlp_dropout=0.1,
+    embedding_dropout=0.1,
+    layer_norm_epsilon=1e-5,
+    compute_dtype="bfloat16",
+    residual_dtype="float32",
+    remat_policy="full",
+    scan_unroll=1,
+)
+DATA = dict(
+    source="tfds:wmt14_translate/de-en",
+    validation_source="tfds:wmt14_translate/de-en:validation",
+    tokenizer="bpe",
+    vocab_path="",
+    sequence_length=256,
+    layout="packed",
+    max_length_ratio=1.5,
+    validation_fraction=0.01,
+    validation_sentences=0,
+    seed=0,
+)
+OPTIMIZER = dict(
+    name="radam",
+    learning_rate=1e-3,
+    schedule="inverse_sqrt",
+    warmup_steps=8_000,
+    beta1=0.9,
+    beta2=0.98,
+    epsilon=1e-8,
+    weight_decay=0.0,
+    clip_norm=0.0,
+)
+TRAIN = dict(
+    seed=0,
+    num_steps=100_000,
+    batch_size=128,  # 32,768 places a side
+    label_smoothing=0.1,
+    accumulation_steps=1,
+    log_interval=100,
+    eval_interval=1_000,
+    eval_batches=0,
+    checkpoint_interval=1_500,
+    keep_checkpoints=10,
+    keep_every=0,
+    max_skipped_steps=10,
+    hang_seconds=0,
+)
+
+# What a size changes besides its shape. Small: the width that works for multi30k's 29,000 pairs (Wu et al. 2021, arXiv 2105.14462,
+# section 4.1), and an hour on two CPU cores. Tiny: minutes on two CPU cores.
+CHANGES = {
+    "small": dict(
+        model=dict(
+            vocab_size=6144,
+            max_positions=128,
+            compute_dtype="float32",
+            remat_policy="none",
+            attention_dropout=0.0,
+            mlp_dropout=0.0,
+        ),
+        data=dict(validation_source="", sequence_length=64, max_length_ratio=3.0, validation_sentences=1_014),
+        optimizer=dict(learning_rate=3e-3, warmup_steps=400),
+        train=dict(num_steps=1_000, batch_size=32, log_interval=10, eval_interval=100, checkpoint_interval=50),
+    ),
+    "tiny": dict(
+        model=dict(
+            vocab_size=400,
+            max_positions=64,
+            compute_dtype="float32",
+            remat_policy="none",
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            mlp_dropout=0.0,
+            embedding_dropout=0.0,
+        ),
+        data=dict(source="numbers", validation_source="", sequence_length=64, max_length_ratio=9.0, validation_sentences=1_000),
+        optimizer=dict(name="adamw", learning_rate=2e-3, schedule="linear", warmup_steps=100, clip_norm=1.0),
+        train=dict(
+            num_steps=400,
+            batch_size=64,
+            label_smoothing=0.0,
+            log_interval=10,
+            eval_interval=100,
+            checkpoint_interval=200,
+            keep_checkpoints=3,
+        ),
+    ),
+}
+
+
+def get_config(variant: str = "6l8h") -> ConfigDict:
+    """The config of one row of VARIANTS."""
+    if variant not in VARIANTS:
+        raise UserError(f"configs/translation.py has no variant {variant!r}; there are {', '.join(VARIANTS)}")
+    size, heads_per_layer = VARIANTS[variant]
+    config = ConfigDict(
+        dict(
+            model=dict(MODEL, **SIZES[size], heads_per_layer=heads_per_layer),
+            data=dict(DATA),
+            optimizer=dict(OPTIMIZER),
+            train=dict(TRAIN),
+            mesh=dict(data=-1, fsdp=1, tensor=1),
+        )
+    )
+    config.update(CHANGES.get(size, {}))
+    config.lock()
+    return config

@@ -1,0 +1,32 @@
+"""The model that a config asks for, and its forward pass."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from jaxtyping import Array
+
+from mhsh.config import ModelConfig
+from mhsh.models.bert import Bert
+from mhsh.models.contract import Batch, Outputs
+from mhsh.models.residual import STRATEGIES
+from mhsh.models.seq2seq import Seq2Seq
+
+Model = Bert | Seq2Seq
+
+# By objective.
+MODELS: dict[str, type[Model]] = {"mlm": Bert, "clm": Bert, "translation": Seq2Seq}
+
+
+def build_model(config: ModelConfig) -> Model:
+    """The model of a config, with the residual strategy that `model.residual` names."""
+    return MODELS[config.objective](config, STRATEGIES[config.residual])
+
+
+def forward(model: Model, params: Any, batch: Batch, dropout: Array | None) -> Outputs:
+    """The model's outputs; `dropout` is the key that drops are drawn from, None for no dropout."""
+    if dropout is None:
+        outputs = model.apply({"params": params}, batch, deterministic=True)
+    else:
+        outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": dropout})
+    return cast(Outputs, outputs)
