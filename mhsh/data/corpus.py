@@ -1,201 +1,79 @@
-"""A config's text as training and validation rows: read, split by document, tokenised, packed, and fingerprinted."""
+"""What a run trains on, of whatever task: the interface, and the fingerprint of its rows."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import grain
 import numpy as np
 from etils import epath
-from jaxtyping import Int
 
-from mhsh.config import DataConfig, ModelConfig
-from mhsh.data import sources
-from mhsh.data.rows import Rows, pack
-from mhsh.data.seeds import DOCUMENT_SPLIT, TRAIN_PAIRS, VALIDATION_PAIRS, derived_seed
-from mhsh.data.sentences import sentences
-from mhsh.data.token_documents import tokenise
-from mhsh.data.tokenizer import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
+from mhsh.data.pipeline import Batch, ProcessRows
+from mhsh.data.rows import Rows
 from mhsh.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitCounts:
-    """What one side of the split holds."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corpus(abc.ABC):
+    """Training and validation rows, and the batches made of them."""
 
-    documents: int  # documents with at least one token
-    empty_documents: int  # documents of which the tokenizer left nothing
-    rows: int  # R
-    tokens: int  # tokens in rows, specials among them, padding not
-    padding_fraction: float  # of the R T places
-    cut_sentences: int  # sentences too long for a row, cut into pieces
-    dropped_tokens: int  # at the end of a clm stream, too few for a row
+    fingerprint: str  # SHA-256, in hex, over the vocabulary and every row of both splits
+    unigram_entropy: float  # see `unigram.unigram_entropy`, of what the training rows ask for
 
+    @property
+    @abc.abstractmethod
+    def num_train_rows(self) -> int:
+        """The rows of one epoch."""
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-    """The rows that a run trains and validates on; see `rows.Rows` for the arrays."""
-
-    tokenizer: Tokenizer
-    train: Rows
-    validation: Rows
-    fingerprint: str  # SHA-256, in hex, over the vocabulary and every array of both splits: name, shape, dtype and bytes
-    unigram_entropy: float  # see `unigram_entropy`, of the training rows
-    duplicate_documents: int  # left out, as an equal document is among the others
-    train_counts: SplitCounts
-    validation_counts: SplitCounts
-
+    @abc.abstractmethod
     def summary(self) -> dict[str, Any]:
-        """The counts as plain numbers, for run.json and for people."""
-        return {
-            "vocab_size": self.tokenizer.vocab_size,
-            "duplicate_documents": self.duplicate_documents,
-            "unigram_entropy": self.unigram_entropy,
-            "train": dataclasses.asdict(self.train_counts),
-            "validation": dataclasses.asdict(self.validation_counts),
-        }
+        """What is in it and what was left out, as plain numbers, for run.json and for people."""
+
+    @abc.abstractmethod
+    def save_vocab(self, folder: epath.PathLike) -> None:
+        """Writes the vocabulary into a run folder, under the name that `run_folder.vocab_file` gives."""
+
+    @abc.abstractmethod
+    def train_steps(self, batch_size: int, rows: ProcessRows | None = None) -> grain.MapDataset[Batch]:
+        """A dataset whose element k is the batch of training step k, for any k: a pure function of (fingerprint, data.seed, k).
+
+        Unless a corpus says otherwise, epochs follow each other without a seam: step k takes the positions k B to k B + B - 1 of
+        an endless stream in which every run of R rows (R: the training rows) is one epoch, in an order of its own.
+
+        Args:
+          batch_size: B, rows of the whole step.
+          rows: which rows of a batch this process makes (None: all); those of all processes, put together, are the whole batch.
+        """
+
+    @abc.abstractmethod
+    def validation_batches(self, batch_size: int, rows: ProcessRows | None = None) -> grain.MapDataset[Batch]:
+        """All validation rows in a fixed order, in batches with the keys of `train_steps`.
+
+        Where a batch would be short, it is filled with rows whose `weights` are all 0: no metric that is weighted by them counts
+        a row twice, and the batch keeps its shape.
+        """
+
+    def check_batch(self, batch_size: int) -> None:
+        """Raises UserError where the training rows do not fill one batch, so that an epoch would end inside a step."""
+        if self.num_train_rows < batch_size:
+            raise UserError(
+                f"train.batch_size = {batch_size} is more than the {self.num_train_rows} training rows of data.source; lower "
+                "train.batch_size or data.sequence_length, or give more text"
+            )
 
 
-def load_corpus(model: ModelConfig, data: DataConfig, saved_vocab: epath.Path | None = None) -> Corpus:
-    """Reads data.source and makes the rows of both splits; equal arguments and text give equal corpora, in every process.
-
-    The tokenizer is that of `saved_vocab` (the vocab.txt of a run folder) where given, else of data.vocab_path, else trained
-    on the training documents alone.
-
-    Raises:
-      UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a split without rows.
-    """
-    documents = sources.documents(data.source)
-    distinct = list(dict.fromkeys(documents))
-    train, validation = split_documents(distinct, data, at_least=2 if model.next_sentence else 1)
-    tokenizer = _tokenizer(model, data, train, saved_vocab)
-    train_rows, train_counts = _rows(train, tokenizer, model, data, "training", TRAIN_PAIRS)
-    validation_rows, validation_counts = _rows(validation, tokenizer, model, data, "validation", VALIDATION_PAIRS)
-    eligible = train_rows["targets"] if model.objective == "clm" else train_rows["inputs"]
-    if model.objective == "mlm":
-        eligible = eligible[~tokenizer.is_special[eligible]]
-    return Corpus(
-        tokenizer=tokenizer,
-        train=train_rows,
-        validation=validation_rows,
-        fingerprint=_fingerprint(tokenizer, {"train": train_rows, "validation": validation_rows}),
-        unigram_entropy=unigram_entropy(eligible),
-        duplicate_documents=len(documents) - len(distinct),
-        train_counts=train_counts,
-        validation_counts=validation_counts,
-    )
-
-
-def check_batch(corpus: Corpus, batch_size: int) -> None:
-    """Raises UserError where the training rows do not fill one batch, so that an epoch would end inside a step."""
-    num_rows = len(corpus.train["inputs"])
-    if num_rows < batch_size:
-        raise UserError(
-            f"train.batch_size = {batch_size} is more than the {num_rows} training rows of data.source; lower train.batch_size "
-            "or data.sequence_length, or give more text"
-        )
-
-
-def split_documents(documents: list[str], data: DataConfig, at_least: int) -> tuple[list[str], list[str]]:
-    """Training and validation documents, each in the order given.
-
-    The side of a document hangs on a hash of its content and data.seed: those with the smallest hashes are held out,
-    round(validation_fraction n) of n documents, but at least `at_least` on either side. So equal documents (which load_corpus
-    leaves out anyway) could not part, and more text moves few documents to the other side.
-    """
-    if len(documents) < 2 * at_least:
-        raise UserError(
-            f"data.source = {data.source!r} holds {len(documents)} different documents; training and validation need "
-            f"{at_least} each at least: give more text, or part it into documents by blank lines"
-        )
-    key = derived_seed(data.seed, DOCUMENT_SPLIT).to_bytes(4, "little")
-    digests = [hashlib.blake2b(document.encode("utf-8"), key=key, digest_size=16).digest() for document in documents]
-    count = round(data.validation_fraction * len(documents))
-    count = min(max(count, at_least), len(documents) - at_least)
-    held_out = set(sorted(digests)[:count])
-    train = [document for document, digest in zip(documents, digests, strict=True) if digest not in held_out]
-    validation = [document for document, digest in zip(documents, digests, strict=True) if digest in held_out]
-    return train, validation
-
-
-def unigram_entropy(tokens: Int[np.ndarray, ...]) -> float:
-    """The entropy -sum p ln p, in nats per token, of the frequencies p of the ids in `tokens`.
-
-    It is the least loss of a model that has learnt frequencies only and predicts every token alike, on the very tokens it is
-    counted on. A corpus counts the tokens that its training rows can ask for: for clm the targets ([SEP] between documents
-    among them), for mlm the inputs that are neither special nor padding.
-    """
-    counts = np.bincount(tokens.reshape(-1))
-    frequencies = counts[counts > 0] / max(1, counts.sum())
-    return float(-(frequencies * np.log(frequencies)).sum())
-
-
-def _tokenizer(model: ModelConfig, data: DataConfig, train: list[str], saved_vocab: epath.Path | None) -> Tokenizer:
-    if saved_vocab is not None and not saved_vocab.exists():
-        raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
-    if data.tokenizer == "bytes":
-        if data.vocab_path:
-            raise UserError(f"data.vocab_path = {data.vocab_path!r} is only for data.tokenizer = 'wordpiece'; empty it for 'bytes'")
-        tokenizer: Tokenizer = ByteTokenizer()
-        if saved_vocab is not None and tuple(read_vocab(saved_vocab)) != tokenizer.vocab:
-            raise UserError(f"{saved_vocab} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy")
-        whose = "data.tokenizer = 'bytes'"
-    elif saved_vocab is not None or data.vocab_path:
-        path = saved_vocab or epath.Path(data.vocab_path).expanduser()
-        tokenizer = load_wordpiece(path, data.lowercase)
-        whose = f"the vocabulary {path}"
-    else:
-        return train_wordpiece(train, model.vocab_size, data.lowercase)
-    if tokenizer.vocab_size > model.vocab_size:
-        raise UserError(
-            f"{whose} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {model.vocab_size}; set "
-            f"model.vocab_size to {tokenizer.vocab_size} or more"
-        )
-    return tokenizer
-
-
-def _rows(
-    documents: list[str], tokenizer: Tokenizer, model: ModelConfig, data: DataConfig, split: str, purpose: int
-) -> tuple[Rows, SplitCounts]:
-    token_documents = tokenise(documents, tokenizer, _lines if model.objective == "clm" else sentences)
-    packing = pack(token_documents, tokenizer, model, data, np.random.default_rng((data.seed, purpose)))
-    real = packing.rows["inputs_segmentation"]
-    if not len(real):
-        raise UserError(
-            f"the {len(documents)} {split} documents of data.source = {data.source!r} fill no row of data.sequence_length = "
-            f"{data.sequence_length} tokens; shorten the rows, give more text, or change data.validation_fraction"
-        )
-    tokens = int(real.sum())
-    return packing.rows, SplitCounts(
-        documents=token_documents.num_documents,
-        empty_documents=len(documents) - token_documents.num_documents,
-        rows=len(real),
-        tokens=tokens,
-        padding_fraction=1 - tokens / real.size,
-        cut_sentences=packing.cut_sentences,
-        dropped_tokens=packing.dropped_tokens,
-    )
-
-
-def _lines(document: str) -> list[str]:
-    """The lines with their ends: a causal model reads the text as it is, and many short texts spread over the cores."""
-    *lines, last = document.split("\n")
-    return [line + "\n" for line in lines] + ([last] if last else [])
-
-
-def _fingerprint(tokenizer: Tokenizer, splits: dict[str, Rows]) -> str:
+def fingerprint_of(vocabulary: Iterable[bytes], splits: Mapping[str, Rows]) -> str:
+    """SHA-256, in hex, over a vocabulary and every array of every split: name, shape, dtype and bytes."""
     digest = hashlib.sha256()
-    _update(digest, [f"vocab {tokenizer.vocab_size}\n".encode(), *(token.encode() + b"\n" for token in tokenizer.vocab)])
+    for part in vocabulary:
+        digest.update(part)
     for split, rows in splits.items():
         for name in sorted(rows):
             values = np.ascontiguousarray(rows[name])
-            header = f"{split}/{name} {values.shape} {values.dtype.str}\n"
-            _update(digest, [header.encode(), values.data])
+            digest.update(f"{split}/{name} {values.shape} {values.dtype.str}\n".encode())
+            digest.update(values.data)
     return digest.hexdigest()
-
-
-def _update(digest: Any, parts: Iterable[Any]) -> None:
-    for part in parts:
-        digest.update(part)

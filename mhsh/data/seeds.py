@@ -10,6 +10,9 @@ VALIDATION_PAIRS = 3
 ROW_ORDER = 4
 MASKING = 5
 VALIDATION_MASKING = 6
+PAIR_SPLIT = 7
+BATCH_ORDER = 8
+NUMBERS = 9
 
 
 def derived_seed(seed: int, purpose: int) -> int:

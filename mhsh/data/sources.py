@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-import glob
-import gzip
 import importlib
-import lzma
 import re
 import sysconfig
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from mhsh.data.files import matching_files, unpacked
 from mhsh.errors import UserError
 
 # Folders of the standard library that hold tests, other people's packages, or (pydoc_data) the topics read as such.
@@ -116,11 +113,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _text_documents(pattern: str) -> list[str]:
-    # Path.glob would refuse absolute patterns.
-    matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
-    paths = sorted(path for path in map(Path, matches) if path.is_file())
-    if not paths:
-        raise UserError(f"data.source = 'text:{pattern}' matches no file; correct the glob (relative to {Path.cwd()})")
+    paths = matching_files(pattern, f"data.source = 'text:{pattern}'")
     found = [document for path in paths for document in _split_documents(_read(path).split("\n"))]
     if not found:
         raise UserError(f"data.source = 'text:{pattern}': the {len(paths)} files it matches hold no text; name files that do")
@@ -142,19 +135,8 @@ def _split_documents(lines: Iterable[str]) -> Iterator[str]:
 
 def _read(path: Path) -> str:
     """The text of one file, unpacked by its suffix; a byte order mark at its start is no part of the text."""
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                content = file.read()
-        elif path.suffix == ".xz":
-            with lzma.open(path) as file:
-                content = file.read()
-        else:
-            content = path.read_bytes()
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged and cannot be unpacked ({error}); fetch it again") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    with unpacked(path) as file:
+        content = file.read()
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mhsh.config import Config
-from mhsh.data.corpus import Corpus, load_corpus
-from mhsh.data.pipeline import prefetched, train_steps, validation_batches
+from mhsh.data.pipeline import prefetched
+from mhsh.data.pretraining import PretrainingCorpus, load_pretraining
 from mhsh.data.seeds import derived_seed
 
 LAYOUTS = {
@@ -24,9 +24,9 @@ B = 7
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def loaded(request: pytest.FixtureRequest, make_config: Any, english_source: str) -> tuple[Config, Corpus]:
+def loaded(request: pytest.FixtureRequest, make_config: Any, english_source: str) -> tuple[Config, PretrainingCorpus]:
     config = make_config(**LAYOUTS[request.param], data__source=english_source)
-    corpus = load_corpus(config.model, config.data)
+    corpus = load_pretraining(config.model, config.data)
     assert len(corpus.train["inputs"]) % B  # else an epoch would end with a step and prove less
     assert len(corpus.validation["inputs"]) % B
     return config, corpus
@@ -49,7 +49,7 @@ def original(batch: dict[str, np.ndarray], config: Config) -> np.ndarray:
     return inputs
 
 
-def test_keys_shapes_and_types(loaded: tuple[Config, Corpus]) -> None:
+def test_keys_shapes_and_types(loaded: tuple[Config, PretrainingCorpus]) -> None:
     config, corpus = loaded
     model, data = config.model, config.data
     places = (B, data.sequence_length)
@@ -62,9 +62,9 @@ def test_keys_shapes_and_types(loaded: tuple[Config, Corpus]) -> None:
         expected["token_types"] = (places, np.int32)
     if model.next_sentence:
         expected |= {"next_sentence": ((B,), np.int32), "row_weights": ((B,), np.float32)}
-    train = train_steps(corpus, model, data, B)[3]
+    train = corpus.train_steps(B)[3]
     assert {name: (values.shape, values.dtype) for name, values in train.items()} == expected
-    for batch in validation_batches(corpus, model, data, B):
+    for batch in corpus.validation_batches(B):
         assert {name: (values.shape, values.dtype) for name, values in batch.items()} == expected
     if model.next_sentence:
         assert (train["row_weights"] == 1).all()
@@ -72,41 +72,41 @@ def test_keys_shapes_and_types(loaded: tuple[Config, Corpus]) -> None:
         assert (train["weights"] == 1).all()
 
 
-def test_a_step_is_a_pure_function(loaded: tuple[Config, Corpus], make_config: Any) -> None:
+def test_a_step_is_a_pure_function(loaded: tuple[Config, PretrainingCorpus], make_config: Any) -> None:
     config, corpus = loaded
-    steps = train_steps(corpus, config.model, config.data, B)
+    steps = corpus.train_steps(B)
     expected = [digest(steps[k]) for k in range(20)]
     assert len(set(expected)) == 20
     assert [digest(steps[k]) for k in (13, 4)] == [expected[13], expected[4]]  # in any order
     assert [digest(batch) for batch in prefetched(steps, 0, 20)] == expected
     assert [digest(batch) for batch in prefetched(steps, 11, 17)] == expected[11:17]  # as a resumed run reads
     assert list(prefetched(steps, 5, 5)) == []
-    reloaded = load_corpus(config.model, config.data)
+    reloaded = load_pretraining(config.model, config.data)
     assert reloaded.fingerprint == corpus.fingerprint
-    again = train_steps(reloaded, config.model, config.data, B)
+    again = reloaded.train_steps(B)
     assert [digest(again[k]) for k in range(20)] == expected
 
 
-def test_far_steps(loaded: tuple[Config, Corpus]) -> None:
-    config, corpus = loaded
-    steps = train_steps(corpus, config.model, config.data, B)
+def test_far_steps(loaded: tuple[Config, PretrainingCorpus]) -> None:
+    _, corpus = loaded
+    steps = corpus.train_steps(B)
     far = 3_000_000
     assert digest(steps[far]) == digest(next(iter(prefetched(steps, far, far + 1))))
     assert digest(steps[far]) != digest(steps[far + 1])
 
 
-def test_another_seed_another_order_and_masking(loaded: tuple[Config, Corpus], make_config: Any) -> None:
+def test_another_seed_another_order_and_masking(loaded: tuple[Config, PretrainingCorpus], make_config: Any) -> None:
     config, corpus = loaded
     other = dataclasses.replace(config.data, seed=config.data.seed + 1)
-    first, second = (train_steps(corpus, config.model, data, B)[0] for data in (config.data, other))
+    first, second = (part.train_steps(B)[0] for part in (corpus, dataclasses.replace(corpus, data=other)))
     assert not np.array_equal(original(first, config), original(second, config))
 
 
-def test_every_row_once_an_epoch(loaded: tuple[Config, Corpus]) -> None:
+def test_every_row_once_an_epoch(loaded: tuple[Config, PretrainingCorpus]) -> None:
     """Also where an epoch ends inside a step: the stream of rows, not of steps, is what repeats."""
     config, corpus = loaded
     num_rows = len(corpus.train["inputs"])
-    steps = train_steps(corpus, config.model, config.data, B)
+    steps = corpus.train_steps(B)
     rows = np.concatenate([original(steps[k], config) for k in range(-(-3 * num_rows // B))])
     everything = Counter(map(bytes, corpus.train["inputs"]))
     epochs = [[bytes(row) for row in rows[epoch * num_rows : (epoch + 1) * num_rows]] for epoch in range(3)]
@@ -118,12 +118,12 @@ def test_every_row_once_an_epoch(loaded: tuple[Config, Corpus]) -> None:
 
 def test_masking_is_drawn_anew_each_epoch_and_hangs_on_the_row(make_config: Any, english_source: str) -> None:
     config = make_config(data__source=english_source, data__mask_fraction=0.3)
-    corpus = load_corpus(config.model, config.data)
+    corpus = load_pretraining(config.model, config.data)
     num_rows = len(corpus.train["inputs"])
     epochs = {}
     # Another batch size shifts every row to another step and place; its masking must not care.
     for size in (num_rows, 5):
-        steps = train_steps(corpus, config.model, config.data, size)
+        steps = corpus.train_steps(size)
         batches = [steps[k] for k in range(-(-2 * num_rows // size))]
         inputs = np.concatenate([batch["inputs"] for batch in batches])
         keys = np.concatenate([original(batch, config) for batch in batches])
@@ -137,21 +137,21 @@ def test_masking_is_drawn_anew_each_epoch_and_hangs_on_the_row(make_config: Any,
 
 
 @pytest.mark.parametrize("slices", [[slice(0, 7)], [slice(0, 3), slice(3, 7)], [slice(n, n + 1) for n in range(7)]])
-def test_slices_of_processes_are_the_batch(loaded: tuple[Config, Corpus], slices: list[slice]) -> None:
-    config, corpus = loaded
-    for make in (train_steps, validation_batches):
-        whole = make(corpus, config.model, config.data, B)
-        parts = [make(corpus, config.model, config.data, B, rows=rows) for rows in slices]
+def test_slices_of_processes_are_the_batch(loaded: tuple[Config, PretrainingCorpus], slices: list[slice]) -> None:
+    _, corpus = loaded
+    for make in (corpus.train_steps, corpus.validation_batches):
+        whole = make(B)
+        parts = [make(B, rows=lambda _, rows=rows: rows) for rows in slices]
         for k in range(min(len(whole), 25)):
             batches = [part[k] for part in parts]
             together = {name: np.concatenate([batch[name] for batch in batches]) for name in whole[k]}
             assert digest(together) == digest(whole[k])
 
 
-def test_validation_is_fixed_and_counts_every_row_once(loaded: tuple[Config, Corpus]) -> None:
+def test_validation_is_fixed_and_counts_every_row_once(loaded: tuple[Config, PretrainingCorpus]) -> None:
     config, corpus = loaded
     rows = corpus.validation["inputs"]
-    batches = validation_batches(corpus, config.model, config.data, B)
+    batches = corpus.validation_batches(B)
     assert len(batches) == -(-len(rows) // B)
     first, second = ([batches[k] for k in range(len(batches))] for _ in range(2))
     assert [digest(batch) for batch in first] == [digest(batch) for batch in second]
@@ -167,17 +167,17 @@ def test_validation_is_fixed_and_counts_every_row_once(loaded: tuple[Config, Cor
     assert (everything["inputs_segmentation"].sum(1) >= 1).all()
 
 
-def test_validation_of_fewer_rows_than_a_batch(loaded: tuple[Config, Corpus]) -> None:
-    config, corpus = loaded
+def test_validation_of_fewer_rows_than_a_batch(loaded: tuple[Config, PretrainingCorpus]) -> None:
+    _, corpus = loaded
     num_rows = len(corpus.validation["inputs"])
-    (batch,) = validation_batches(corpus, config.model, config.data, 3 * num_rows)
+    (batch,) = corpus.validation_batches(3 * num_rows)
     assert len(batch["inputs"]) == 3 * num_rows
     assert (batch["weights"].sum(1) > 0).tolist() == [True] * num_rows + [False] * 2 * num_rows
 
 
-def test_an_iterator_left_early_can_be_closed(loaded: tuple[Config, Corpus]) -> None:
-    config, corpus = loaded
-    batches = prefetched(train_steps(corpus, config.model, config.data, B), 0, 1000)
+def test_an_iterator_left_early_can_be_closed(loaded: tuple[Config, PretrainingCorpus]) -> None:
+    _, corpus = loaded
+    batches = prefetched(corpus.train_steps(B), 0, 1000)
     next(batches)
     batches.close()
     with pytest.raises(ValueError, match="closed"):
@@ -185,6 +185,6 @@ def test_an_iterator_left_early_can_be_closed(loaded: tuple[Config, Corpus]) -> 
 
 
 def test_seeds_differ_by_purpose_and_may_be_large() -> None:
-    seeds = [derived_seed(seed, purpose) for seed in (0, 1, 2**63, 2**100) for purpose in range(1, 7)]
+    seeds = [derived_seed(seed, purpose) for seed in (0, 1, 2**63, 2**100) for purpose in range(1, 10)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from mhsh.config import to_dict
-from mhsh.data.corpus import Corpus, check_batch, load_corpus, split_documents, unigram_entropy
+from mhsh.data.load import load_corpus
+from mhsh.data.pretraining import PretrainingCorpus, load_pretraining, split_documents
 from mhsh.data.tokenizer import SPECIALS
 from mhsh.errors import UserError
 
@@ -26,11 +27,11 @@ LAYOUTS = {
 }
 
 
-def load(config: Any, saved_vocab: Path | None = None) -> Corpus:
-    return load_corpus(config.model, config.data, saved_vocab)
+def load(config: Any, saved_vocab: Path | None = None) -> PretrainingCorpus:
+    return load_pretraining(config.model, config.data, saved_vocab)
 
 
-def documents_in(corpus: Corpus, rows: dict[str, np.ndarray]) -> set[str]:
+def documents_in(corpus: PretrainingCorpus, rows: dict[str, np.ndarray]) -> set[str]:
     """The documents whose names (see `english`) appear whole in the rows."""
     texts = [corpus.tokenizer.decode(row[row >= 5].tolist()) for row in rows["inputs"]]
     return {name for text in texts for name in re.findall(r"doc\d+(?= )", text)}
@@ -106,8 +107,8 @@ def test_equal_arguments_equal_corpora(make_config: Any, english_source: str) ->
     others = [load(make_config(**{"data__source": english_source, f"data__{name}": value})) for name, value in fields]
     assert len({corpus.fingerprint, *(other.fingerprint for other in others)}) == 6
     code = (
-        "import json, sys\nfrom mhsh.config import from_dict\nfrom mhsh.data.corpus import load_corpus\n"
-        "config = from_dict(json.load(sys.stdin))\nprint(load_corpus(config.model, config.data).fingerprint)\n"
+        "import json, sys\nfrom mhsh.config import from_dict\nfrom mhsh.data.load import load_corpus\n"
+        "config = from_dict(json.load(sys.stdin))\nprint(load_corpus(config, None).fingerprint)\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -131,6 +132,8 @@ def test_saved_vocabulary_wins(make_config: Any, english_source: str, english: l
     restored = load(other, saved_vocab=tmp_path / "run.txt")
     assert restored.tokenizer.vocab == trained.tokenizer.vocab
     assert restored.fingerprint == trained.fingerprint
+    trained.save_vocab(tmp_path)
+    assert load_corpus(other, tmp_path).fingerprint == trained.fingerprint
     with pytest.raises(UserError, match=r"the run's vocabulary .*gone\.txt is missing"):
         load(config, saved_vocab=tmp_path / "gone.txt")
     byte_config = make_config(data__source=english_source, data__tokenizer="bytes")
@@ -176,15 +179,9 @@ def test_text_that_fills_no_row(make_config: Any, clm_fields: dict[str, Any], tm
 def test_rows_for_one_batch_at_least(make_config: Any, english_source: str) -> None:
     corpus = load(make_config(data__source=english_source))
     num_rows = len(corpus.train["inputs"])
-    check_batch(corpus, num_rows)
+    corpus.check_batch(num_rows)
     with pytest.raises(UserError, match=rf"train\.batch_size = {num_rows + 1} is more than the {num_rows} training rows"):
-        check_batch(corpus, num_rows + 1)
-
-
-def test_unigram_entropy_by_hand() -> None:
-    # Frequencies 1/2, 1/4, 1/4: 1.5 bits.
-    assert unigram_entropy(np.array([[7, 7], [3, 9]])) == pytest.approx(1.5 * math.log(2), abs=1e-12)
-    assert unigram_entropy(np.array([4, 4, 4])) == 0
+        corpus.check_batch(num_rows + 1)
 
 
 def test_unigram_entropy_counts_what_is_predicted(make_config: Any, clm_fields: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""The corpus that a config asks for, by its objective."""
+
+from __future__ import annotations
+
+from etils import epath
+
+from mhsh.config import Config, TranslationDataConfig
+from mhsh.data import pretraining, translation
+from mhsh.data.corpus import Corpus
+from mhsh.run_folder import vocab_file
+
+
+def load_corpus(config: Config, saved: epath.PathLike | None) -> Corpus:
+    """Reads data.source and makes the rows of both splits; equal configs and text give equal corpora, in every process.
+
+    Args:
+      saved: the run folder that holds the vocabulary of this very run, under the name `vocab_file` gives; None: none is saved
+        yet, and it is that of data.vocab_path, or learnt from the training split alone.
+
+    Raises:
+      UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a split without rows.
+    """
+    saved_vocab = epath.Path(saved) / vocab_file(config) if saved is not None else None
+    if isinstance(config.data, TranslationDataConfig):
+        return translation.load_translation(config.model, config.data, saved_vocab)
+    return pretraining.load_pretraining(config.model, config.data, saved_vocab)

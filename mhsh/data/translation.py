@@ -1,0 +1,240 @@
+"""The corpus of translation: pairs read, cleaned, split, encoded and made into rows, or rows that `mhsh prepare` has made."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+from etils import epath
+from jaxtyping import Int64
+
+from mhsh.config import ModelConfig, TranslationDataConfig
+from mhsh.data import shards
+from mhsh.data.corpus import Corpus, fingerprint_of
+from mhsh.data.pairs import CleaningCounts, Pair, clean, is_held_out, read_pairs, validation_pairs
+from mhsh.data.pipeline import Batch, ProcessRows
+from mhsh.data.rows import Rows
+from mhsh.data.translation_batches import RowsInMemory, RowSource, bucketed_steps, buckets, packed_steps, validation_batches
+from mhsh.data.translation_rows import EncodedPairs, EncodingCounts, encode_pairs, rows_by_length
+from mhsh.data.translation_tokenizer import TranslationTokenizer, fitting_tokenizer, train_tokenizer
+from mhsh.data.unigram import unigram_entropy
+from mhsh.errors import UserError
+from mhsh.run_folder import TOKENIZER_FILE
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The rows of training or of validation."""
+
+    rows: RowSource
+    by_length: dict[int, Int64[np.ndarray, ...]]  # numbers of the rows of each length, the greatest being S = T
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslationCorpus(Corpus):
+    """Rows of sentence pairs; an epoch is each pair once.
+
+    Batches have int32 `inputs`, `inputs_position`, `inputs_segmentation` [B,S], `decoder_inputs`, `targets`, `targets_position`,
+    `targets_segmentation` [B,T], and float32 `weights` [B,T], 1 where there is a target. With data.layout = bucketed a batch has
+    S = T = data.sequence_length / n tokens in B n rows, n one of 8, 4, 2 and 1, so epochs do not run into each other: see
+    `translation_batches.bucketed_steps`.
+    """
+
+    data: TranslationDataConfig
+    tokenizer: TranslationTokenizer
+    train: Split
+    validation: Split
+    counts: Mapping[str, Any]  # what was read, left out and kept, as plain numbers
+
+    @property
+    def num_train_rows(self) -> int:
+        """The rows of one epoch: several pairs each where they are packed, one where they are bucketed."""
+        return len(self.train.rows)
+
+    def summary(self) -> dict[str, Any]:
+        """The counts as plain numbers, for run.json and for people."""
+        return {
+            "vocab_size": self.tokenizer.vocab_size,
+            "vocab_fingerprint": self.tokenizer.fingerprint,
+            "unigram_entropy": self.unigram_entropy,
+            **self.counts,
+        }
+
+    def save_vocab(self, folder: epath.PathLike) -> None:
+        """Writes tokenizer.json."""
+        self.tokenizer.save(epath.Path(folder) / TOKENIZER_FILE)
+
+    def train_steps(self, batch_size: int, rows: ProcessRows | None = None) -> grain.MapDataset[Batch]:
+        """As `Corpus.train_steps`; bucketed epochs leave out the pairs that fill no batch, other ones each time."""
+        train, seed = self.train, self.data.seed
+        if self.data.layout == "packed":
+            return packed_steps(train.rows, train.by_length, batch_size, seed, rows)
+        return bucketed_steps(train.rows, buckets(train.by_length, batch_size), seed, rows)
+
+    def validation_batches(self, batch_size: int, rows: ProcessRows | None = None) -> grain.MapDataset[Batch]:
+        """As `Corpus.validation_batches`."""
+        return validation_batches(self.validation.rows, buckets(self.validation.by_length, batch_size), rows)
+
+    def validation_pairs(self, count: int | None) -> list[Pair]:
+        """The first `count` pairs of the validation rows (None: all), as text again."""
+        found: list[Pair] = []
+        for number in range(len(self.validation.rows)):
+            row = self.validation.rows[number]
+            for segment in range(1, int(row["inputs_segmentation"].max()) + 1):
+                if len(found) == count:
+                    return found
+                sides = (row[side][row[f"{side}_segmentation"] == segment] for side in ("inputs", "targets"))
+                # Every sentence ends with its end mark.
+                found.append(Pair(*(self.tokenizer.decode(side[:-1].tolist()) for side in sides)))
+        return found
+
+    def check_batch(self, batch_size: int) -> None:
+        """As `Corpus.check_batch`; of a bucketed corpus every pair must have a batch that it can be in."""
+        if self.data.layout == "packed":
+            super().check_batch(batch_size)
+            return
+        last = buckets(self.train.by_length, batch_size)[-1]
+        if len(last.rows) < last.batch_size:
+            raise UserError(
+                f"train.batch_size = {batch_size}: the {len(last.rows)} longest training pairs of data.source fill no batch "
+                f"of {last.length} tokens, and would never be learnt; lower train.batch_size or data.sequence_length, "
+                "or give more pairs"
+            )
+
+
+def load_translation(
+    model: ModelConfig, data: TranslationDataConfig, saved_vocab: epath.PathLike | None = None
+) -> TranslationCorpus:
+    """Reads data.source and makes the rows of both splits, or opens the rows that `mhsh prepare` has made of another source.
+
+    The vocabulary is that of `saved_vocab` (the tokenizer.json of a run folder) where given, else of data.vocab_path, else learnt
+    from the training pairs alone. Prepared rows have their own, and no other fits them.
+
+    Raises:
+      UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a split without pairs.
+    """
+    kind, _, folder = data.source.partition(":")
+    if kind == "arrayrecord" and folder:
+        return _prepared(Path(folder).expanduser(), model, data, saved_vocab)
+    cleaning = CleaningCounts()
+    train, validation, in_both = _split(data, cleaning)
+    tokenizer = _tokenizer(model, data, train, saved_vocab)
+    train_encoded, train_counts = _encoded(tokenizer, train, data, "training")
+    validation_encoded, validation_counts = _encoded(tokenizer, validation, data, "validation")
+    splits = {"train": rows_by_length(train_encoded, data), "validation": rows_by_length(validation_encoded, data)}
+    named = {f"{split}/{length}": rows for split, groups in splits.items() for length, rows in groups.items()}
+    return TranslationCorpus(
+        data=data,
+        tokenizer=tokenizer,
+        train=_in_memory(splits["train"]),
+        validation=_in_memory(splits["validation"]),
+        fingerprint=fingerprint_of([tokenizer.fingerprint.encode()], named),
+        unigram_entropy=unigram_entropy(train_encoded.target.tokens),
+        counts={
+            **dataclasses.asdict(cleaning),
+            "in_both_splits": in_both,
+            "train": dataclasses.asdict(train_counts) | _room(splits["train"], train_counts),
+            "validation": dataclasses.asdict(validation_counts) | _room(splits["validation"], validation_counts),
+        },
+    )
+
+
+def _split(data: TranslationDataConfig, cleaning: CleaningCounts) -> tuple[list[Pair], list[Pair], int]:
+    """Training pairs, validation pairs, and how many pairs of the one were left out as they are among the other."""
+    pairs = list(clean(read_pairs(data.source), cleaning))
+    own = validation_pairs(data)
+    if own is None:
+        return [pair for pair in pairs if not is_held_out(pair, data)], [pair for pair in pairs if is_held_out(pair, data)], 0
+    validation = list(clean(own, CleaningCounts()))
+    known = set(validation)
+    train = [pair for pair in pairs if pair not in known]
+    return train, validation, len(pairs) - len(train)
+
+
+def _tokenizer(
+    model: ModelConfig, data: TranslationDataConfig, train: Iterable[Pair], saved_vocab: epath.PathLike | None
+) -> TranslationTokenizer:
+    if saved_vocab is not None and not epath.Path(saved_vocab).exists():
+        raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
+    if saved_vocab is None and not data.vocab_path:
+        return train_tokenizer(data.tokenizer, [text for pair in train for text in pair], model.vocab_size)
+    return fitting_tokenizer(epath.Path(saved_vocab or data.vocab_path).expanduser(), data.tokenizer, model.vocab_size)
+
+
+def _encoded(
+    tokenizer: TranslationTokenizer, pairs: list[Pair], data: TranslationDataConfig, split: str
+) -> tuple[EncodedPairs, EncodingCounts]:
+    encoded, counts = encode_pairs(tokenizer, pairs, data)
+    if not len(encoded):
+        raise UserError(
+            f"data.source = {data.source!r} leaves no {split} pair: of {len(pairs)}, {counts.too_long} are longer than "
+            f"data.sequence_length = {data.sequence_length} and {counts.unlike} differ by more than data.max_length_ratio = "
+            f"{data.max_length_ratio}; give more pairs, or change these, data.validation_source or data.validation_fraction"
+        )
+    return encoded, counts
+
+
+def _in_memory(groups: Mapping[int, Rows]) -> Split:
+    sizes = [len(rows["inputs"]) for rows in groups.values()]
+    starts = np.cumsum([0, *sizes])
+    numbers = {length: np.arange(start, start + size) for length, start, size in zip(groups, starts, sizes, strict=False)}
+    return Split(RowsInMemory(list(groups.values())), numbers)
+
+
+def _room(groups: Mapping[int, Rows], counts: EncodingCounts) -> dict[str, int | float]:
+    """The rows, and which part of their places is padding."""
+    places = sum(rows["inputs"].size for rows in groups.values())
+    return {
+        "rows": sum(len(rows["inputs"]) for rows in groups.values()),
+        "source_padding_fraction": 1 - counts.source_tokens / places,
+        "target_padding_fraction": 1 - counts.target_tokens / places,
+    }
+
+
+def _prepared(
+    folder: Path, model: ModelConfig, data: TranslationDataConfig, saved_vocab: epath.PathLike | None
+) -> TranslationCorpus:
+    """The rows of a folder that `mhsh prepare` wrote, read as they are needed."""
+    for name in ("validation_source", "vocab_path"):
+        if getattr(data, name):
+            raise UserError(
+                f"data.{name} = {getattr(data, name)!r}, but data.source = {data.source!r} has its own, from when it was prepared; "
+                f"empty data.{name}"
+            )
+    train, validation = (shards.open_rows(folder / split) for split in ("train", "validation"))
+    for name in ("layout", "sequence_length"):
+        if train.meta[name] != getattr(data, name):
+            raise UserError(
+                f"{folder} was prepared with data.{name} = {train.meta[name]!r}, not {getattr(data, name)!r}; set it to that, "
+                "or prepare again into another folder"
+            )
+    tokenizer = fitting_tokenizer(folder / TOKENIZER_FILE, data.tokenizer, model.vocab_size)
+    if (
+        saved_vocab is not None
+        and fitting_tokenizer(saved_vocab, data.tokenizer, model.vocab_size).fingerprint != tokenizer.fingerprint
+    ):
+        raise UserError(
+            f"{folder / TOKENIZER_FILE} is not the vocabulary of the run, {saved_vocab}; put back the folder the run began with"
+        )
+    parts = (tokenizer.fingerprint, train.fingerprint, validation.fingerprint)
+    return TranslationCorpus(
+        data=data,
+        tokenizer=tokenizer,
+        train=_stored(train, data),
+        validation=_stored(validation, data),
+        fingerprint=hashlib.sha256(" ".join(parts).encode()).hexdigest(),
+        unigram_entropy=train.meta["unigram_entropy"],
+        counts=train.meta["counts"],
+    )
+
+
+def _stored(rows: shards.StoredRows, data: TranslationDataConfig) -> Split:
+    found: dict[int, list[np.ndarray]] = {data.sequence_length: []}
+    for shapes, numbers in rows.groups:
+        found.setdefault(shapes["inputs"][0], []).append(np.arange(numbers.start, numbers.stop))
+    return Split(rows, {length: np.concatenate([*parts, np.zeros(0, np.int64)]) for length, parts in found.items()})

@@ -1,0 +1,272 @@
+"""Rows of any arrays go through shards unchanged, equal rows give equal bytes, and a damaged shard is named."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mhsh.data.shards import _write_records, finished_shard, open_rows, shard_name, write_index, write_shard
+from mhsh.errors import UserError
+from tests.conftest import ROOT
+
+RNG = np.random.default_rng(3)
+
+
+def rows_of(count: int, length: int = 16) -> dict[str, np.ndarray]:
+    """Rows as a pre-training task would have them: tokens, positions and a number a row."""
+    return {
+        "inputs": RNG.integers(0, 30_000, (count, length)).astype(np.uint16),
+        "inputs_position": np.tile(np.arange(length, dtype=np.int16), (count, 1)),
+        "next_sentence": RNG.integers(0, 2, count).astype(np.int32),
+    }
+
+
+def written(folder: Path, shards: list[list[dict[str, np.ndarray]]], **meta: object) -> str:
+    folder.mkdir()
+    return write_index(folder, [write_shard(folder, k, groups, "job", {}) for k, groups in enumerate(shards)], meta)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def assert_same_row(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert list(a) == list(b)
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+DTYPES = st.sampled_from([np.bool_, np.int8, np.uint16, np.int32, np.int64, np.float32, np.dtype(">i2"), np.dtype(">f8")])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_arrays_come_back_as_they_were(tmp_path_factory, data):
+    counts = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    dtypes = data.draw(st.lists(DTYPES, min_size=1, max_size=3))
+    groups = []
+    for count in counts:
+        shapes = [data.draw(hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3)) for _ in dtypes]
+        groups.append(
+            {
+                f"k{i}": data.draw(hnp.arrays(dtype, (count, *shape)))
+                for i, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True))
+            }
+        )
+    folder = tmp_path_factory.mktemp("rows") / "rows"
+    written(folder, [groups[:2], groups[2:]] if groups[2:] else [groups])
+    stored = open_rows(folder)
+    expected = [
+        {name: values[i].astype(values.dtype.newbyteorder("<")) for name, values in rows.items()}
+        for rows in groups
+        for i in range(len(rows["k0"]))
+    ]
+    assert len(stored) == len(expected)
+    for index, row in enumerate(expected):
+        found = stored[index]
+        assert [found[name].tobytes() for name in row] == [row[name].tobytes() for name in row]
+        assert [found[name].shape for name in row] == [row[name].shape for name in row]
+
+
+def test_groups_tell_the_shapes_without_reading(tmp_path):
+    short, long, more = rows_of(3, 8), rows_of(5, 32), rows_of(2, 32)
+    written(tmp_path / "rows", [[short, long], [rows_of(0, 8), more]], layout="bucketed")
+    stored = open_rows(tmp_path / "rows")
+    assert [(shapes["inputs"], rows) for shapes, rows in stored.groups] == [
+        ((8,), range(3)),
+        ((32,), range(3, 8)),
+        ((32,), range(8, 10)),
+    ]
+    assert stored.meta == {"layout": "bucketed"} and len(stored) == 10
+    for index, (rows, row) in enumerate(
+        [*((short, i) for i in range(3)), *((long, i) for i in range(5)), *((more, i) for i in range(2))]
+    ):
+        assert_same_row(stored[index], {name: values[row] for name, values in rows.items()})
+    with pytest.raises(IndexError):
+        stored[10]
+
+
+def test_equal_rows_give_equal_bytes_and_another_row_another_fingerprint(tmp_path):
+    rows = rows_of(300, 64)
+    fingerprints = {written(tmp_path / name, [[rows], [rows]], split="train") for name in "ab"}
+    assert len(fingerprints) == 1 and tree(tmp_path / "a") == tree(tmp_path / "b")
+    assert sorted(tree(tmp_path / "a")) == ["00000.arrayrecord", "00001.arrayrecord", "index.json"]
+    other = copy.deepcopy(rows)
+    other["inputs"][17, 3] ^= 1
+    assert written(tmp_path / "c", [[rows], [other]], split="train") not in fingerprints
+    assert written(tmp_path / "d", [[rows], [rows]], split="validation") not in fingerprints
+
+
+def test_bytes_do_not_hang_on_other_threads_at_work(tmp_path):
+    """Eight shards written at once, against the same one alone: the writer's own threads and their timing leave no trace."""
+    rows = rows_of(2000, 64)
+    write_shard(tmp_path, 0, [rows], "job", {})
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: write_shard(tmp_path, number, [rows], "job", {}), range(1, 9)))
+    assert len({(tmp_path / shard_name(number)).read_bytes() for number in range(9)}) == 1
+
+
+def test_a_finished_shard_is_kept_only_whole_and_of_the_same_job(tmp_path):
+    shard = write_shard(tmp_path, 4, [rows_of(20)], "job 1", {"tokens": 7})
+    assert finished_shard(tmp_path, 4, "job 1") == (shard, {"tokens": 7})
+    assert finished_shard(tmp_path, 4, "job 2") is None
+    assert finished_shard(tmp_path, 5, "job 1") is None
+    path = tmp_path / shard_name(4)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert finished_shard(tmp_path, 4, "job 1") is None
+    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    assert finished_shard(tmp_path, 4, "job 1") is None
+    path.unlink()
+    assert finished_shard(tmp_path, 4, "job 1") is None
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path):
+    shards = [write_shard(tmp_path, number, [rows_of(5)], "job", {}) for number in range(2)]
+    (tmp_path / ".00002.arrayrecord.0123.tmp").write_bytes(b"half")
+    write_index(tmp_path, shards, {})
+    assert sorted(tree(tmp_path)) == ["00000.arrayrecord", "00001.arrayrecord", "index.json"]
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-99])
+
+
+def flipped(path: Path, at: float = 0.5) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * at)] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def replaced(path: Path) -> None:
+    """Another shard of the same size but with other rows: riegeli files are padded to blocks of 64 KiB."""
+    other = path.parent.parent / "other"
+    written(other, [[rows_of(3)]])
+    path.write_bytes((other / shard_name(0)).read_bytes())
+
+
+@pytest.mark.parametrize("damage", [truncated, replaced, Path.unlink])
+def test_a_shard_that_is_not_the_index_s_is_named_at_opening(tmp_path, damage):
+    written(tmp_path / "rows", [[rows_of(40)], [rows_of(41)]])
+    path = tmp_path / "rows" / shard_name(1)
+    damage(path)
+    with pytest.raises(UserError, match=f"^{path} .*put it back from a copy"):
+        open_rows(tmp_path / "rows")
+
+
+def test_a_flipped_byte_is_named_by_verify_and_by_the_row_it_hits(tmp_path):
+    # Random bytes do not shrink: half of the file is half of the rows.
+    rows = {"inputs": RNG.integers(0, 1 << 16, (400, 4000)).astype(np.uint16)}
+    written(tmp_path / "rows", [[rows], [rows]])
+    path = tmp_path / "rows" / shard_name(1)
+    flipped(path)
+    stored = open_rows(tmp_path / "rows")
+    with pytest.raises(UserError, match=f"^{path} is damaged: its SHA-256"):
+        stored.verify()
+    damaged = []
+    for index in range(len(stored)):
+        try:
+            assert_same_row(stored[index], {"inputs": rows["inputs"][index % 400]})
+        except UserError as error:
+            assert str(error).startswith(f"{path} is damaged (")
+            damaged.append(index)
+    # A block header between chunks may take a neighbour along; no row is ever read wrong.
+    assert damaged and all(400 < index < 800 for index in damaged) and len(damaged) <= 40
+
+
+def test_a_sound_folder_verifies(tmp_path):
+    written(tmp_path / "rows", [[rows_of(40)], [rows_of(41)]])
+    open_rows(tmp_path / "rows").verify()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda path: path.unlink(), "is missing: .* holds no finished rows"),
+        (truncated, "is damaged"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b'"rows": 9', b'"rows": 8')), "its own fingerprint"),
+    ],
+)
+def test_a_damaged_index_is_named(tmp_path, change, complaint):
+    written(tmp_path / "rows", [[rows_of(9)]], counts=dict.fromkeys("abcdefghijk", 1))
+    change(tmp_path / "rows" / "index.json")
+    with pytest.raises(UserError, match=f"^{tmp_path / 'rows' / 'index.json'} .*{complaint}"):
+        open_rows(tmp_path / "rows")
+
+
+def test_shards_of_different_arrays_are_a_defect(tmp_path):
+    shards = [write_shard(tmp_path, 0, [{"a": np.zeros((2, 3), np.int32)}], "job", {})]
+    shards.append(write_shard(tmp_path, 1, [{"a": np.zeros((2, 3), np.int16)}], "job", {}))
+    with pytest.raises(ValueError, match="differ"):
+        write_index(tmp_path, shards, {})
+    with pytest.raises(ValueError, match="differ"):
+        write_shard(tmp_path, 2, [{"a": np.zeros((2, 3), np.int32)}, {"a": np.zeros((2, 3), np.int16)}], "job", {})
+
+
+def test_threads_and_copies_read_the_same_rows(tmp_path):
+    rows = rows_of(500)
+    written(
+        tmp_path / "rows",
+        [[{name: values[:200] for name, values in rows.items()}], [{name: values[200:] for name, values in rows.items()}]],
+    )
+    stored = open_rows(tmp_path / "rows")
+    order = [int(index) for index in RNG.permutation(500)]
+    # A deep copy goes the way that an object takes to another process.
+    for source in (stored, copy.deepcopy(stored)):
+        with ThreadPoolExecutor(8) as pool:
+            for index, row in zip(order, pool.map(source.__getitem__, order), strict=True):
+                assert_same_row(row, {name: values[index] for name, values in rows.items()})
+
+
+def test_a_write_that_fails_is_told_and_leaves_nothing(tmp_path):
+    """In a process that may not write files of more than 100 KB."""
+    code = f"""
+import errno, resource, signal, os
+import numpy as np
+from pathlib import Path
+from mhsh.data import shards
+from mhsh.errors import UserError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+rows = {{"a": np.random.default_rng(0).integers(0, 255, (100, 10_000)).astype(np.uint8)}}
+try:
+    shards.write_shard(Path({str(tmp_path)!r}), 0, [rows], "job", {{}})
+except UserError as error:
+    assert os.strerror(errno.EFBIG) in str(error) and "cannot write" in str(error), error
+    print("told")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "told\n" and not any(tmp_path.iterdir())
+
+
+def test_a_full_device_keeps_its_error_number():
+    """The library reports ENOSPC as text alone; /dev/full is a device that is always full."""
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as error:
+        _write_records(Path("/dev/full"), [{"a": np.zeros((9, 3), np.int32)}], {"a": "<i4"})
+    assert error.value.errno == errno.ENOSPC and error.value.filename == "/dev/full"
+
+
+def test_rows_are_read_lazily(tmp_path):
+    """Opening a folder costs a small part of reading it."""
+    rows = {"inputs": RNG.integers(0, 1 << 16, (4000, 1024)).astype(np.uint16)}
+    written(tmp_path / "rows", [[rows]])
+    start = time.process_time()
+    stored = open_rows(tmp_path / "rows")
+    opening = time.process_time() - start
+    start = time.process_time()
+    for index in range(len(stored)):
+        stored[index]
+    assert opening < 0.2 * (time.process_time() - start)
