@@ -60,7 +60,8 @@ def _run(arguments: list[str]) -> int:
     if rest:
         raise UserError(f"{rest[0]} is not an argument of mhsh {options.command}; see mhsh {options.command} --help")
     # One import a command: `mhsh compare` must not wait for jax.
-    return importlib.import_module(f"mhsh.commands.{options.command}").run(**values)
+    module = "_".join([options.command, values.pop("task", "")]).rstrip("_")
+    return importlib.import_module(f"mhsh.commands.{module}").run(**values)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -93,6 +94,34 @@ def build_parser() -> argparse.ArgumentParser:
     aot.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device (default: the public figure)")
     aot.add_argument("--search", action="store_true", help="find the largest train.batch_size that fits")
     aot.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+
+    prepare = _command(commands, "prepare", "make a config's sentence pairs into packed rows on disk", ["config"])
+    prepare.add_argument("--out", required=True, metavar="DIR", help="where the rows go")
+    prepare.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
+    prepare.add_argument("--runner", default="local", metavar="NAME", help="local (default) or beam")
+    prepare.add_argument("--beam-options", default="", metavar="OPTIONS", help="Beam's pipeline options, in one string")
+    prepare.add_argument("--pairs-per-shard", type=int, default=20_000, metavar="N", help="pairs in a shard (default: 20000)")
+
+    translate = _command(commands, "translate", "translate lines with a run's checkpoint, one line in, one line out", [])
+    translate.add_argument("folder", metavar="RUN")
+    translate.add_argument("--input", dest="source", metavar="FILE", help="UTF-8, plain or .gz (default: standard input)")
+    translate.add_argument("--output", metavar="FILE", help="a new file (default: standard output)")
+    translate.add_argument("--beam", type=int, default=4, metavar="K", help="hypotheses a sentence (default: 4)")
+    translate.add_argument("--length-penalty", type=float, default=0.6, metavar="A", help="score / length ** A (default: 0.6)")
+    translate.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    translate.add_argument(
+        "--average", dest="num_averaged", type=int, default=1, metavar="N", help="average the last N checkpoints (default: 1)"
+    )
+    translate.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="source tokens at once (default: 4096)")
+    translate.add_argument("--overlong", default="error", metavar="WHAT", help="lines that are too long: error (default) or cut")
+
+    score = _command(commands, "score", "score predictions of any system against references", [])
+    tasks = score.add_subparsers(dest="task", metavar="TASK", required=True)
+    translation = _command(tasks, "translation", "BLEU and chrF of lines, by sacreBLEU", [])
+    translation.add_argument("--hypotheses", required=True, metavar="FILE", help="a translation a line, plain or .gz")
+    translation.add_argument("--references", required=True, metavar="FILE", help="the references, line by line")
+    translation.add_argument("--lowercase", action="store_true", help="compare without case")
+    translation.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
     compare = _command(commands, "compare", "put runs side by side: a table, report.html and curves", [])
     compare.add_argument("folders", nargs="+", metavar="RUN")

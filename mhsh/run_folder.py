@@ -1,4 +1,4 @@
-"""What a run leaves behind and how it is read back: config.json, run.json, metrics.jsonl, vocab.txt, tensorboard/, checkpoints/.
+"""What a run leaves behind and how it is read back: config.json, run.json, metrics.jsonl, vocabulary, tensorboard/, checkpoints/.
 
 Nothing here imports jax: reports open run folders on machines without it.
 """
@@ -14,10 +14,12 @@ from typing import Any
 
 from etils import epath
 
-from mhsh.config import Config, from_dict, to_dict
+from mhsh.config import Config, TranslationDataConfig, from_dict, to_dict
 from mhsh.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
+WORDPIECE_FILE = "vocab.txt"  # a token a line
+TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +77,6 @@ class RunFolder:
     @property
     def _config_path(self) -> epath.Path:
         return self.path / "config.json"
-
-    @property
-    def vocab_path(self) -> epath.Path:
-        """Where the tokenizer's vocabulary is kept, a token a line."""
-        return self.path / "vocab.txt"
 
     @property
     def checkpoints_path(self) -> epath.Path:
@@ -177,6 +174,11 @@ class RunFolder:
         if not isinstance(value, dict):
             raise UserError(f"{path} is damaged: it holds no object")
         return value
+
+
+def vocab_file(config: Config) -> str:
+    """The file of a run folder that holds the vocabulary."""
+    return TOKENIZER_FILE if isinstance(config.data, TranslationDataConfig) else WORDPIECE_FILE
 
 
 def absolute(path: epath.PathLike) -> epath.Path:

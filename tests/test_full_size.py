@@ -11,7 +11,7 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from mhsh.models.bert import build_model
+from mhsh.models.model import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES

@@ -96,10 +96,10 @@ def test_a_vocabulary_without_mask(capsys, tmp_path, corpus):
 def test_a_folder_of_another_run_is_left_as_it_is(capsys, tmp_path, make_config):
     folder = RunFolder.open_for_training(tmp_path / "run", make_config("bert", "2l8h"))
     folder.append_metrics([{"step": 1, "split": "train", "loss": 7.0}])
-    before = {path: path.read_bytes() for path in sorted(folder.path.rglob("*")) if path.is_file()}
+    before = {path: path.read_bytes() for path in sorted(Path(folder.path).rglob("*")) if path.is_file()}
     line = fails(capsys, "train", TINY, "--config.train.seed=1", f"--workdir={folder.path}")
     assert "train.seed is 0 there, 1 here" in line
-    assert {path: path.read_bytes() for path in sorted(folder.path.rglob("*")) if path.is_file()} == before
+    assert {path: path.read_bytes() for path in sorted(Path(folder.path).rglob("*")) if path.is_file()} == before
 
 
 def test_eval_of_what_is_no_run(capsys, tmp_path):
@@ -125,7 +125,7 @@ def test_describe_as_json(capsys):
     assert ledgers["against"]["parameters"]["encoder"] == 304_521_216
     assert ledgers["config"]["parameters"]["omega"] == 24 * 2 * 1024
     assert ledgers["config"]["total_heads"] == ledgers["against"]["total_heads"] == 384
-    one, other = (ledgers[name]["flops_encoder_longest"] for name in ("config", "against"))
+    one, other = (ledgers[name]["flops_layers_longest"] for name in ("config", "against"))
     assert one["tokens"] == other["tokens"] == 512
     assert abs(other["per_sequence"] / one["per_sequence"] - 1) < 0.02
 
@@ -140,7 +140,9 @@ def test_admin_prints_omega(capsys, corpus):
     arguments = ["admin", "--config=configs/bert.py:4l4h", corpus, "--config.data.validation_fraction=0.2", "--json"]
     assert main(arguments) == 0
     omega = json.loads(capsys.readouterr().out)
-    in_depth_order = [value for pair in zip(omega["attention"], omega["feed_forward"], strict=True) for value in pair]
+    in_depth_order = [
+        value for pair in zip(omega["encoder"]["attention"], omega["encoder"]["feed_forward"], strict=True) for value in pair
+    ]
     assert in_depth_order[0] == 1 and in_depth_order == sorted(in_depth_order) and len(in_depth_order) == 8
 
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.models.bert import build_model
+from mhsh.models.model import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
@@ -84,7 +84,8 @@ def test_what_a_run_leaves_behind(unbroken):
     record = folder.read_run()
     assert record["status"] == "finished"
     assert record["parameters"]["total"] == sum(record["parameters"][part] for part in ("encoder", "omega", "embeddings", "heads"))
-    assert record["omega"][0] == 1 and record["omega"] == sorted(record["omega"]) and len(record["omega"]) == 4
+    omega = record["omega"]["encoder"]
+    assert omega[0] == 1 and omega == sorted(omega) and len(omega) == 4
     assert record["versions"]["jax"] == jax.__version__
     train = [row for row in rows_without_timings(unbroken) if row["split"] == "train"]
     validation = [row for row in rows_without_timings(unbroken) if row["split"] == "validation"]

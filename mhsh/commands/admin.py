@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -10,11 +11,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.config import Config
-from mhsh.data.corpus import check_batch, load_corpus
-from mhsh.data.pipeline import prefetched, train_steps
+from mhsh.config import Config, rows_in_batch
+from mhsh.data.load import load_corpus
+from mhsh.data.pipeline import prefetched
 from mhsh.models.admin import read_omega
-from mhsh.models.bert import build_model
+from mhsh.models.model import build_model
+from mhsh.models.stack import SUBLAYERS
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import create_state
@@ -24,22 +26,29 @@ def run(config: Config, as_json: bool) -> int:
     """Profiles a fresh model of the config, whatever its residual scheme says, and prints omega in depth order."""
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, residual="admin", admin_omega="profiled"))
     mesh = make_mesh(config)
-    corpus = load_corpus(config.model, config.data)
+    corpus = load_corpus(config, None)
     batch_size = config.train.batch_size
-    check_batch(corpus, batch_size)
-    steps = train_steps(corpus, config.model, config.data, batch_size, process_rows(mesh, batch_size))
+    corpus.check_batch(batch_size)
+    first = next(prefetched(corpus.train_steps(batch_size, functools.partial(process_rows, mesh)), 0, 1))
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    state = create_state(config, model, optimizer, mesh, put_batch(next(prefetched(steps, 0, 1)), mesh, batch_size))
-    omega = np.asarray(jax.device_get(read_omega(state.params)))[:, :, 0]
+    placed = put_batch(first, mesh, rows_in_batch(config, first["inputs"].shape[1]))
+    state = create_state(config, model, optimizer, mesh, placed)
+    found = jax.device_get(read_omega(state.params))
+    omega = {stack: np.asarray(found[stack])[:, :, 0] for stack in SUBLAYERS if stack in found}
     if as_json:
-        print(json.dumps({"attention": omega[:, 0].tolist(), "feed_forward": omega[:, 1].tolist()}))
+        named = {
+            stack: {name: each[:, index].tolist() for index, name in enumerate(SUBLAYERS[stack])} for stack, each in omega.items()
+        }
+        print(json.dumps(named))
     else:
-        _print_table(omega)
+        for stack, each in omega.items():
+            _print_table(stack, each)
     return 0
 
 
-def _print_table(omega: np.ndarray) -> None:
-    table = Table("layer", "attention", "feed-forward", title="omega of Admin's profiling pass")
-    for layer, (attention, feed_forward) in enumerate(omega, 1):
-        table.add_row(str(layer), f"{attention:.4f}", f"{feed_forward:.4f}")
+def _print_table(stack: str, omega: np.ndarray) -> None:
+    names = [name.replace("_", "-") for name in SUBLAYERS[stack]]
+    table = Table("layer", *names, title=f"omega of Admin's profiling pass, {stack}")
+    for layer, figures in enumerate(omega, 1):
+        table.add_row(str(layer), *(f"{figure:.4f}" for figure in figures))
     Console().print(table)

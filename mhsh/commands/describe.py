@@ -9,9 +9,10 @@ import jax
 from rich.console import Console
 from rich.table import Column, Table
 
-from mhsh.analysis.ledger import STEP_OVER_FORWARD, forward_flops, parameter_counts, row_flops
+from mhsh.analysis.ledger import forward_flops, parameter_counts, row_flops, step_flops
 from mhsh.config import Config
-from mhsh.models.residual import SUBLAYERS_PER_LAYER, closed_form_omega
+from mhsh.models.residual import closed_form_omega
+from mhsh.models.stack import decoder_stack, encoder_stack
 from mhsh.training.footprint import footprint
 from mhsh.training.sharding import check_divisibility, mesh_shape
 
@@ -32,19 +33,19 @@ def ledger(config: Config) -> dict[str, Any]:
     shape = mesh_shape(config.mesh, _num_devices(config))
     check_divisibility(config, shape)
     flops = row_flops(config)
-    longest = forward_flops(model, model.max_positions, 0)
+    longest = forward_flops(model, model.max_positions, model.max_positions)
     memory = footprint(config, shape)
-    sublayers = SUBLAYERS_PER_LAYER * model.num_layers
+    stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
     return {
-        "shape": f"{model.num_layers} layers x {model.num_heads} heads",
+        "shape": f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers x {model.num_heads} heads",
         "residual": model.residual,
-        "total_heads": model.num_layers * model.num_heads,
+        "total_heads": sum(stack.num_layers for stack in stacks) * model.num_heads,
         "embed_dim": model.embed_dim,
         "head_dim": model.head_dim,
         "mlp_dim": model.mlp_dim,
         "parameters": parameter_counts(model),
         "sequence_length": data.sequence_length,
-        "flops_encoder_longest": {"tokens": model.max_positions, "per_sequence": longest.encoder},
+        "flops_layers_longest": {"tokens": model.max_positions, "per_sequence": longest.layers},
         "flops_forward": {
             "attention_projections": flops.attention_projections,
             "attention_scores": flops.attention_scores,
@@ -53,12 +54,15 @@ def ledger(config: Config) -> dict[str, Any]:
             "per_sequence": flops.total,
             "per_token": flops.total / data.sequence_length,
         },
-        "flops_step": STEP_OVER_FORWARD * flops.total * train.batch_size,
+        "flops_step": step_flops(config),
         "rows_per_step": train.batch_size,
         "mesh": shape,
         "bytes_per_device": {**memory._asdict(), "total": memory.total},
-        "omega_closed_log": closed_form_omega("closed_log", sublayers),
-        "omega_closed_one": closed_form_omega("closed_one", sublayers),
+        "omega_closed": {
+            f"{stack.name} {rule}": closed_form_omega(rule, stack.num_sublayers)
+            for stack in stacks
+            for rule in ("closed_log", "closed_one")
+        },
     }
 
 
@@ -75,6 +79,8 @@ def _print_table(ledgers: list[dict[str, Any]]) -> None:
         box=None,
         pad_edge=False,
     )
+    has_decoder = any(each["parameters"]["decoder"] for each in ledgers)
+    stacks = ["encoder", "decoder"][: 1 + has_decoder]
     rows: list[tuple[str, str, Any]] = [
         ("shape", "text", "shape"),
         ("residual", "text", "residual"),
@@ -82,12 +88,13 @@ def _print_table(ledgers: list[dict[str, Any]]) -> None:
         ("D / H / F", "text", ("embed_dim", "head_dim", "mlp_dim")),
         ("PARAMETERS", "section", ""),
         ("encoder without omega", "count", ("parameters", "encoder")),
+        *([("decoder without omega", "count", ("parameters", "decoder"))] if has_decoder else []),
         ("omega (Admin)", "count", ("parameters", "omega")),
         ("embeddings", "count", ("parameters", "embeddings")),
         ("heads on top", "count", ("parameters", "heads")),
         ("all", "count", ("parameters", "total")),
-        ("FLOPS, forward, longest sequence", "section", ("flops_encoder_longest", "tokens")),
-        ("encoder", "count", ("flops_encoder_longest", "per_sequence")),
+        ("FLOPS, forward, longest sequence", "section", ("flops_layers_longest", "tokens")),
+        ("layers", "count", ("flops_layers_longest", "per_sequence")),
         ("FLOPS, forward, training row", "section", "sequence_length"),
         ("attention projections", "count", ("flops_forward", "attention_projections")),
         ("attention scores", "count", ("flops_forward", "attention_scores")),
@@ -99,8 +106,8 @@ def _print_table(ledgers: list[dict[str, Any]]) -> None:
         ("MEMORY PER DEVICE", "section", "mesh"),
         *((name, "bytes", ("bytes_per_device", name)) for name in ("parameters", "gradients", "optimizer", "activations", "total")),
         ("OMEGA, closed form", "section", ""),
-        ("output change O(log n)", "number", "omega_closed_log"),
-        ("output change O(1)", "number", "omega_closed_one"),
+        *((f"{stack}, output change O(log n)", "number", ("omega_closed", f"{stack} closed_log")) for stack in stacks),
+        *((f"{stack}, output change O(1)", "number", ("omega_closed", f"{stack} closed_one")) for stack in stacks),
     ]
     for label, kind, key in rows:
         values = [_value(each, kind, key) for each in ledgers]
@@ -113,7 +120,7 @@ def _value(ledger: dict[str, Any], kind: str, key: Any) -> Any:
         return ledger[key] if key else ""
     if kind == "text":
         return " / ".join(str(ledger[name]) for name in key)
-    return ledger[key[0]][key[1]]
+    return ledger[key[0]].get(key[1], 0)  # an encoder alone has no decoder's figures
 
 
 def _cells(label: str, kind: str, values: list[Any]) -> list[str]:

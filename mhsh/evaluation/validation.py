@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from mhsh.models.bert import Batch
+from mhsh.models.contract import Batch
 from mhsh.models.objective import Mean, Means
 
 

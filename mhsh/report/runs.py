@@ -15,7 +15,7 @@ from etils import epath
 from mhsh.config import Config
 from mhsh.errors import UserError
 from mhsh.report.wording import printable
-from mhsh.run_folder import RunFolder, absolute, is_remote
+from mhsh.run_folder import RunFolder, absolute, is_remote, vocab_file
 
 AXES = ("step", "tokens", "flops", "seconds")
 SPLITS = ("train", "validation")
@@ -127,11 +127,12 @@ def _load(name: str, path: epath.Path, config: Config) -> Run:
     if sound and not any(len(curve) for curve in curves.values()):
         problems.append(f"{path / 'metrics.jsonl'} holds no loss of the training or the validation split")
     vocabulary = None
-    if folder.vocab_path.exists():
+    vocab_path = path / vocab_file(config)
+    if vocab_path.exists():
         try:
-            vocabulary = hashlib.sha256(folder.vocab_path.read_bytes()).hexdigest()
+            vocabulary = hashlib.sha256(vocab_path.read_bytes()).hexdigest()
         except OSError as error:
-            problems.append(f"cannot read {folder.vocab_path}: {error.strerror}")
+            problems.append(f"cannot read {vocab_path}: {error.strerror}")
     return Run(name, path, config, record, curves, vocabulary, tuple(printable(line) for line in problems))
 
 

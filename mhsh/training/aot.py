@@ -22,7 +22,7 @@ import mhsh
 from mhsh.analysis.ledger import step_flops
 from mhsh.config import Config, from_dict, to_dict
 from mhsh.errors import UserError
-from mhsh.models.bert import build_model
+from mhsh.models.model import build_model
 from mhsh.training.hlo import read_program
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh

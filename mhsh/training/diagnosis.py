@@ -9,18 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
+from jaxtyping import Array, Float
 
 from mhsh.config import ModelConfig
-from mhsh.models.bert import Batch, Bert, forward
+from mhsh.models.contract import Batch
+from mhsh.models.model import Model, forward
 from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.models.stack import SUBLAYERS
 from mhsh.training.sharding import axis_rules
 
 
-def diagnose(config: ModelConfig, model: Bert, mesh: Mesh, params: Any, batch: Batch) -> dict[str, Any]:
+def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: Batch) -> dict[str, Any]:
     """One forward and one backward pass of `batch` without dropout, looked at layer by layer.
 
-    Returns, as plain values for a JSON file: `first_nonfinite_layer` (from 1; None: no layer), `nonfinite_parameters`
-    (paths), `gradient_norm_by_layer` (None where not finite), `loss` (None where not finite).
+    Returns, as plain values for a JSON file: `first_nonfinite_layer` (such as "encoder 1", from 1; None: no layer),
+    `nonfinite_parameters` (paths), `gradient_norm_by_layer` (by stack; None where not finite), `loss` (None where not finite).
     """
 
     def look(params: Any, batch: Batch) -> tuple[Any, Any, Any]:
@@ -30,23 +33,22 @@ def diagnose(config: ModelConfig, model: Bert, mesh: Mesh, params: Any, batch: B
             return total_loss(measure(forward(model, params, batch, None), batch), loss_weights(batch))
 
         value, gradients = jax.value_and_grad(loss)(params)
-        squares = [
-            jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradients["encoder"]["layers"])
-        ]
-        return seen["diagnosis"]["encoder"]["layers"]["finite"][0], value, jnp.sqrt(sum(squares, start=jnp.zeros(())))
+        finite = {stack: layers["layers"]["finite"][0] for stack, layers in seen["diagnosis"].items()}
+        return finite, value, {stack: _norm_by_layer(gradients[stack]["layers"]) for stack in finite}
 
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config)):
         finite, loss, norms = jax.device_get(jax.jit(look)(params, dict(batch)))
         broken = jax.device_get(jax.jit(lambda tree: jax.tree.map(lambda leaf: ~jnp.isfinite(leaf).all(), tree))(params))
-    layers = np.flatnonzero(~np.asarray(finite))
+    in_depth_order = [stack for stack in SUBLAYERS if stack in finite]
+    first = [f"{stack} {layer + 1}" for stack in in_depth_order for layer in np.flatnonzero(~np.asarray(finite[stack]))[:1]]
     return {
-        "first_nonfinite_layer": int(layers[0]) + 1 if len(layers) else None,
+        "first_nonfinite_layer": first[0] if first else None,
         "nonfinite_parameters": [
             jax.tree_util.keystr(path, simple=True, separator="/")
             for path, bad in jax.tree_util.tree_leaves_with_path(broken)
             if bad
         ],
-        "gradient_norm_by_layer": [_finite(norm) for norm in norms],
+        "gradient_norm_by_layer": {stack: [_finite(norm) for norm in norms[stack]] for stack in in_depth_order},
         "loss": _finite(loss),
     }
 
@@ -55,8 +57,13 @@ def in_words(diagnosis: dict[str, Any]) -> str:
     """The diagnosis in half a line."""
     layer = diagnosis["first_nonfinite_layer"]
     where = f"first non-finite activations in layer {layer}" if layer is not None else "activations are finite in every layer"
-    norms = [norm for norm in diagnosis["gradient_norm_by_layer"] if norm is not None]
+    norms = [norm for stack in diagnosis["gradient_norm_by_layer"].values() for norm in stack if norm is not None]
     return f"{where}; gradient norms by layer " + (f"{min(norms):.3g} to {max(norms):.3g}" if norms else "are not finite")
+
+
+def _norm_by_layer(gradients: Any) -> Float[Array, " L"]:
+    squares = [jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradients)]
+    return jnp.sqrt(sum(squares, start=jnp.zeros(())))
 
 
 def _finite(value: Any) -> float | None:

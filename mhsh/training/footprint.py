@@ -9,7 +9,7 @@ import jax
 from flax import linen as nn
 
 from mhsh.config import Config
-from mhsh.models.bert import build_model, forward
+from mhsh.models.model import build_model, forward
 from mhsh.models.objective import loss_weights, measure, total_loss
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import axis_rules
@@ -59,7 +59,7 @@ def saved_activations(config: Config, rows: int) -> int:
         nonlocal saved
 
         def loss(params: Any) -> jax.Array:
-            return total_loss(measure(forward(model, params, batch, key), batch), loss_weights(batch))
+            return total_loss(measure(forward(model, params, batch, key), batch, config.train.label_smoothing), loss_weights(batch))
 
         _, backward = jax.vjp(loss, params)
         known = {id(leaf) for leaf in jax.tree.leaves((params, batch))}

@@ -43,28 +43,30 @@ class Log:
         """Goes on after step `start`: rows after it are dropped, tokens and seconds up to it are taken over."""
         self._recorder = Recorder(folder, start) if jax.process_index() == 0 else None
         rows = [row for row in folder.read_metrics().rows if row["split"] == "train" and row["step"] <= start]
-        last = rows[-1] if rows else {"tokens": 0, "seconds": 0.0}
-        self._interval, self._flops = config.train.log_interval, step_flops(config)
+        last = rows[-1] if rows else {"tokens": 0, "flops": 0, "seconds": 0.0}
+        self._config, self._interval = config, config.train.log_interval
         self._peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
         self._tokens: int = last["tokens"]
-        self._last = (start, self._tokens, last["seconds"])
-        self._pending: tuple[int, StepReport] | None = None
+        self._flops: int = last["flops"]
+        self._last = (self._flops, self._tokens, last["seconds"])
+        self._pending: tuple[int, int, StepReport] | None = None
         self.clock = Clock(last["seconds"])
         self.skipped_in_a_row = 0
 
-    def begin(self, step: int, report: StepReport) -> None:
-        """Takes the report of a step that may still be running."""
-        self._pending = (step, report)
+    def begin(self, step: int, length: int, report: StepReport) -> None:
+        """Takes the report of a step, over rows of `length` tokens, that may still be running."""
+        self._pending = (step, length, report)
 
     def finish_previous(self, display: ProgressDisplay, *, always: bool = False) -> None:
         """Waits for the pending step; writes its row where the interval, `always` or a skipped update says so."""
         if self._pending is None:
             return
-        step, report = self._pending
+        step, length, report = self._pending
         self._pending = None
         means, applied, batch = jax.device_get(tuple(report))
         values = {name: float(mean.sum) / float(mean.weight) for name, mean in means.items()}
         self._tokens += int(values.pop("tokens"))
+        self._flops += step_flops(self._config, length)
         self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
         if not (always or not applied or step % self._interval == 0):
             return
@@ -72,7 +74,7 @@ class Log:
         if not applied:
             row["skipped"] = True
             display.note(f"step {step}: the loss or a gradient is not finite; the update is not applied (batch {row['batch']})")
-        self._write(row | self._rates(step, row["seconds"]), display)
+        self._write(row | self._rates(row["seconds"]), display)
 
     def validation(self, step: int, values: dict[str, float], display: ProgressDisplay) -> None:
         """Writes a row of validation figures."""
@@ -88,20 +90,20 @@ class Log:
         if self._recorder is not None:
             self._recorder.close()
 
-    def _rates(self, step: int, seconds: float) -> dict[str, float]:
+    def _rates(self, seconds: float) -> dict[str, float]:
         """Tokens and FLOPs a second since the row before; the share of the devices' peak where that is known."""
-        last_step, last_tokens, last_seconds = self._last
+        last_flops, last_tokens, last_seconds = self._last
         elapsed = max(seconds - last_seconds, 1e-9)
-        flops_per_second = (step - last_step) * self._flops / elapsed
+        flops_per_second = (self._flops - last_flops) / elapsed
         rates = {"tokens_per_second": (self._tokens - last_tokens) / elapsed, "flops_per_second": flops_per_second}
         if self._peak:
             rates["mfu"] = flops_per_second / (self._peak * jax.device_count())
-        self._last = (step, self._tokens, seconds)
+        self._last = (self._flops, self._tokens, seconds)
         return rates
 
     def _row(self, step: int, split: str, seconds: float, values: dict[str, float]) -> dict[str, Any]:
         values = {name.removeprefix("token_"): value for name, value in values.items()}
-        return {"step": step, "split": split, "tokens": self._tokens, "flops": step * self._flops, "seconds": seconds} | values
+        return {"step": step, "split": split, "tokens": self._tokens, "flops": self._flops, "seconds": seconds} | values
 
     def _write(self, row: dict[str, Any], display: ProgressDisplay) -> None:
         if self._recorder is not None:

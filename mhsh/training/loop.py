@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -16,15 +17,20 @@ import optax
 from jax.sharding import Mesh
 
 from mhsh.analysis.ledger import parameter_counts, row_flops, step_flops
-from mhsh.config import Config, to_dict
-from mhsh.data.corpus import Corpus, check_batch, load_corpus
-from mhsh.data.pipeline import prefetched, train_steps, validation_batches
+from mhsh.config import Config, TranslationDataConfig, rows_in_batch, to_dict
+from mhsh.data.corpus import Corpus
+from mhsh.data.load import load_corpus
+from mhsh.data.pipeline import ProcessRows, prefetched
+from mhsh.data.translation import TranslationCorpus
 from mhsh.errors import UserError
+from mhsh.evaluation.translation_figures import translation_figures
 from mhsh.evaluation.validation import evaluate
 from mhsh.models.admin import read_omega
-from mhsh.models.bert import Bert, build_model
+from mhsh.models.model import Model, build_model
+from mhsh.models.seq2seq import Seq2Seq
+from mhsh.models.stack import SUBLAYERS
 from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
-from mhsh.run_folder import RunFolder
+from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.cluster import StopAgreement, preflight
 from mhsh.training.diagnosis import diagnose, in_words
@@ -36,7 +42,7 @@ from mhsh.training.progress import ProgressDisplay
 from mhsh.training.recorder import environment
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
-from mhsh.training.step import compile_eval_step, compile_train_step
+from mhsh.training.step import CompiledByLength, compile_eval_step, compile_train_step
 from mhsh.training.watchdog import Watchdog
 
 
@@ -49,13 +55,13 @@ class Setup:
     checkpoints: Checkpoints
     mesh: Mesh
     corpus: Corpus
-    rows: slice  # of the global batch, this process's
-    model: Bert
+    rows: ProcessRows  # of a global batch, this process's
+    model: Model
     optimizer: optax.GradientTransformationExtraArgs
 
     def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's rows as its part of the global batch."""
-        return put_batch(batch, self.mesh, self.config.train.batch_size)
+        return put_batch(batch, self.mesh, rows_in_batch(self.config, batch["inputs"].shape[1]))
 
 
 def train(config: Config, folder: RunFolder) -> int | None:
@@ -73,9 +79,9 @@ def train(config: Config, folder: RunFolder) -> int | None:
     state, start = _restore_or_create(setup, display)
 
     begin = time.monotonic()
-    step = compile_train_step(config, setup.model, setup.optimizer, setup.mesh, state)
+    step, score = _steps(setup)
+    step.prepare(_batch_of(setup, start))
     compile_seconds = time.monotonic() - begin
-    score = _scorer(setup, compile_eval_step(config, setup.model, setup.mesh, state.params))
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 
     record = _record(setup, state, compile_seconds)
@@ -95,7 +101,7 @@ def _loop(
     setup: Setup,
     state: TrainState,
     start: int,
-    step: jax.stages.Compiled,
+    step: CompiledByLength,
     score: Callable[[Any, Watchdog], dict[str, float]],
     log: Log,
     display: ProgressDisplay,
@@ -103,16 +109,19 @@ def _loop(
 ) -> int | None:
     """Steps `start` + 1 to train.num_steps; returns the number of the signal that ended it early, if one did."""
     train, checkpoints = setup.config.train, setup.checkpoints
-    steps = train_steps(setup.corpus, setup.config.model, setup.config.data, train.batch_size, setup.rows)
+    steps = setup.corpus.train_steps(train.batch_size, setup.rows)
     agreement, watchdog = StopAgreement(), Watchdog(train.hang_seconds)
     batches = contextlib.closing(prefetched(steps, start, train.num_steps))
     with batches as iterator, Interruption() as interruption, MaintenanceWatch(interruption), watchdog.watching():
         for number, host_batch in enumerate(iterator, start + 1):
             batch = setup.put(host_batch)
+            if not step.knows(batch):
+                with log.clock.paused():
+                    step.prepare(batch)
             state, report = step(state, batch)
             checkpoints.raise_failed_save()
             log.finish_previous(display)
-            log.begin(number, report)
+            log.begin(number, batch["inputs"].shape[1], report)
             last = number == train.num_steps
             stopped_by = agreement.stops_after(number, interruption.signal)
             saving = last or stopped_by is not None or _due(number, train.checkpoint_interval)
@@ -136,9 +145,14 @@ def _loop(
 def _prepare(config: Config, folder: RunFolder) -> Setup:
     """Mesh, data and model, after all processes have found that they agree."""
     mesh = make_mesh(config)
-    corpus = load_corpus(config.model, config.data, folder.vocab_path if folder.vocab_path.exists() else None)
-    check_batch(corpus, config.train.batch_size)
+    corpus = load_corpus(config, folder.path if (folder.path / vocab_file(config)).exists() else None)
+    corpus.check_batch(config.train.batch_size)
     _check_same_data(folder, corpus)
+    if isinstance(config.data, TranslationDataConfig) and config.data.validation_sentences and jax.process_count() > 1:
+        raise UserError(
+            f"data.validation_sentences = {config.data.validation_sentences} is for a run of one process, this one has "
+            f"{jax.process_count()}; set it to 0, and use mhsh eval afterwards"
+        )
     code = environment()
     preflight(
         {
@@ -151,7 +165,7 @@ def _prepare(config: Config, folder: RunFolder) -> Setup:
     )
     checkpoints = Checkpoints(folder.checkpoints_path, keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    return Setup(config, folder, checkpoints, mesh, corpus, process_rows(mesh, config.train.batch_size), model, optimizer)
+    return Setup(config, folder, checkpoints, mesh, corpus, functools.partial(process_rows, mesh), model, optimizer)
 
 
 def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainState, int]:
@@ -169,10 +183,14 @@ def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainSta
             return state, step
     if steps:
         raise UserError(f"{setup.folder.path} has no good checkpoint left; start again in another --workdir")
-    dataset = train_steps(setup.corpus, config.model, config.data, config.train.batch_size, setup.rows)
-    with contextlib.closing(prefetched(dataset, 0, 1)) as batches:
-        first = setup.put(next(batches))
-    return create_state(config, setup.model, setup.optimizer, setup.mesh, first), 0
+    return create_state(config, setup.model, setup.optimizer, setup.mesh, setup.put(_batch_of(setup, 0))), 0
+
+
+def _batch_of(setup: Setup, step: int) -> dict[str, np.ndarray]:
+    """This process's rows of the batch that follows `step`."""
+    steps = setup.corpus.train_steps(setup.config.train.batch_size, setup.rows)
+    with contextlib.closing(prefetched(steps, step, step + 1)) as batches:
+        return next(batches)
 
 
 def _give_up(setup: Setup, state: TrainState, batch: dict[str, jax.Array], step: int, record: dict[str, Any]) -> None:
@@ -190,11 +208,16 @@ def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def _scorer(setup: Setup, step: jax.stages.Compiled) -> Callable[[Any, Watchdog], dict[str, float]]:
-    """Parameters -> validation figures over the first train.eval_batches batches (0: all)."""
-    train = setup.config.train
-    batches = validation_batches(setup.corpus, setup.config.model, setup.config.data, train.batch_size, setup.rows)
-    count = min(train.eval_batches or len(batches), len(batches))
+def _steps(setup: Setup) -> tuple[CompiledByLength, Callable[[Any, Watchdog], dict[str, float]]]:
+    """The train step, and parameters -> validation figures over the first train.eval_batches batches (0: all)."""
+    config, mesh = setup.config, setup.mesh
+    abstract = abstract_state(config, setup.model, setup.optimizer, mesh)
+    step = CompiledByLength(lambda length: compile_train_step(config, setup.model, setup.optimizer, mesh, abstract, length))
+    scorer = CompiledByLength(lambda length: compile_eval_step(config, setup.model, mesh, abstract.params, length))
+    batches = setup.corpus.validation_batches(config.train.batch_size, setup.rows)
+    count = min(config.train.eval_batches or len(batches), len(batches))
+    wanted = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
+    pairs = setup.corpus.validation_pairs(wanted) if isinstance(setup.corpus, TranslationCorpus) else []
 
     def score(params: Any, watchdog: Watchdog) -> dict[str, float]:
         def watched() -> Any:
@@ -202,9 +225,14 @@ def _scorer(setup: Setup, step: jax.stages.Compiled) -> Callable[[Any, Watchdog]
                 watchdog.alive()
                 yield setup.put(batch)
 
-        return evaluate(step, params, watched())
+        values = evaluate(scorer, params, watched())
+        if pairs:
+            assert isinstance(setup.corpus, TranslationCorpus) and isinstance(setup.model, Seq2Seq)
+            values |= translation_figures(setup.model, params, setup.corpus.tokenizer, pairs, num_hypotheses=1, length_penalty=0.0)
+            watchdog.alive()
+        return values
 
-    return score
+    return step, score
 
 
 def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:
@@ -220,10 +248,10 @@ def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:
 
 
 def _write_record(setup: Setup, record: dict[str, Any]) -> None:
-    """run.json and vocab.txt, by process 0."""
+    """run.json and the vocabulary, by process 0."""
     if jax.process_index() == 0:
-        if not setup.folder.vocab_path.exists():
-            setup.corpus.tokenizer.save(setup.folder.vocab_path)
+        if not (setup.folder.path / vocab_file(setup.config)).exists():
+            setup.corpus.save_vocab(setup.folder.path)
         setup.folder.write_run(record)
 
 
@@ -244,9 +272,8 @@ def _record(setup: Setup, state: TrainState, compile_seconds: float) -> dict[str
             omega = setup.folder.read_run()["omega"]
         else:
             # All elements of a fresh omega vector are one figure.
-            omega = (
-                np.asarray(jax.device_get(jax.jit(lambda params: read_omega(params)[:, :, 0])(state.params))).reshape(-1).tolist()
-            )
+            fresh = jax.jit(lambda params: {stack: each[..., 0] for stack, each in read_omega(params).items()})(state.params)
+            omega = {stack: np.asarray(jax.device_get(fresh[stack])).reshape(-1).tolist() for stack in SUBLAYERS if stack in fresh}
     return {
         **environment(),
         "objective": config.model.objective,

@@ -1,4 +1,4 @@
-"""AdamW and LAMB with warm-up and decay, through optax, and the table that says which parameters weight decay touches."""
+"""AdamW, RAdam and LAMB with warm-up and decay, through optax, and the table that says which parameters weight decay touches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECAYED_PARAMETERS: tuple[tuple[str, bool], ...] = (
     (r"norm/(scale|bias)$", False),
     (r"bias$", False),
     (r"kernel$", True),
-    (r"^embeddings/(token|position|token_type)$", True),
+    (r"^embeddings/(token|position|token_type|source_position|target_position)$", True),
 )
 
 # Parameters below this name are stacked over the layers on axis 0.
@@ -39,8 +39,12 @@ def decay_mask(params: Any) -> Any:
 
 
 def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
-    """Step -> learning rate: linear from 0 over the warm-up, then linear towards 0 after the last step, or constant."""
+    """Step -> learning rate: linear from 0 over the warm-up, then linear towards 0 after the last step, constant, or falling
+    with the inverse square root of the step (Vaswani et al. 2017, section 5.3, from the same peak as the others).
+    """
     peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
+    if optimizer.schedule == "inverse_sqrt":
+        return lambda step: peak * jnp.minimum((step + 1) / warmup, jnp.sqrt(warmup / (step + 1)))
     end = {"linear": 0.0, "constant": peak}[optimizer.schedule]
     # Step k (from 0) applies the rate of k + 1, and the decay ends one step after the last: no update is lost on a rate of zero.
     schedule = optax.join_schedules(
@@ -50,12 +54,14 @@ def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Sched
 
 
 def build_optimizer(optimizer: OptimizerConfig, train: TrainConfig) -> optax.GradientTransformationExtraArgs:
-    """Clipping by global norm, Adam moments, decoupled weight decay, for LAMB the trust ratio, then the learning rate.
+    """Clipping by global norm, Adam moments (for radam rectified: Liu et al. 2020, arXiv 1908.03265), decoupled weight decay,
+    for LAMB the trust ratio, then the learning rate.
 
     `update` takes the keyword `step`: the rate is that of the step, also after steps that were skipped.
     """
+    moments = optax.scale_by_radam if optimizer.name == "radam" else optax.scale_by_adam
     chain = [
-        optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
+        moments(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
         optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask),
     ]
     if optimizer.clip_norm:

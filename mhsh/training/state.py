@@ -12,9 +12,10 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Int32
 
-from mhsh.config import Config
+from mhsh.config import Config, DataConfig, TranslationDataConfig
 from mhsh.models.admin import profile_omega, set_omega
-from mhsh.models.bert import Batch, Bert
+from mhsh.models.contract import Batch
+from mhsh.models.model import Model
 from mhsh.training.sharding import axis_rules, batch_sharding, tree_shardings
 
 
@@ -26,33 +27,40 @@ class TrainState(NamedTuple):
     step: Int32[Array, ""]
 
 
-def example_batch(config: Config, batch_size: int) -> dict[str, np.ndarray]:
-    """A batch of zeros in the shapes and dtypes of the real one: what tracing and compiling need."""
-    rows, length = batch_size, config.data.sequence_length
-    predicted = config.data.max_predictions if config.model.objective == "mlm" else length
-    whole = {"inputs", "inputs_position", "inputs_segmentation"} | ({"token_types"} if config.model.num_token_types else set())
-    batch: dict[str, np.ndarray] = {key: np.zeros((rows, length), np.int32) for key in whole}
+def example_batch(config: Config, rows: int, length: int | None = None) -> dict[str, np.ndarray]:
+    """A batch of zeros in the shapes and dtypes of the real one, `rows` of `length` (None: data.sequence_length) tokens: what
+    tracing and compiling need.
+    """
+    length = length or config.data.sequence_length
+    keys = ["inputs", "inputs_position", "inputs_segmentation"]
+    if config.model.num_token_types:
+        keys.append("token_types")
+    if isinstance(config.data, TranslationDataConfig):
+        keys += ["decoder_inputs", "targets_position", "targets_segmentation"]
+    batch: dict[str, np.ndarray] = {key: np.zeros((rows, length), np.int32) for key in keys}
+    predicted = length
+    if isinstance(config.data, DataConfig) and config.model.objective == "mlm":
+        predicted = config.data.max_predictions
+        batch["targets_position"] = np.zeros((rows, predicted), np.int32)
     batch["targets"] = np.zeros((rows, predicted), np.int32)
     batch["weights"] = np.zeros((rows, predicted), np.float32)
-    if config.model.objective == "mlm":
-        batch["targets_position"] = np.zeros((rows, predicted), np.int32)
     if config.model.next_sentence:
         batch["next_sentence"] = np.zeros((rows,), np.int32)
         batch["row_weights"] = np.zeros((rows,), np.float32)
     return batch
 
 
-def boxed_state(config: Config, model: Bert, optimizer: optax.GradientTransformation) -> TrainState:
+def boxed_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
     """The state's shapes and dtypes with the logical axis names still on them; nothing is allocated."""
     return jax.eval_shape(lambda: _initial_state(config, model, optimizer))
 
 
-def state_shardings(config: Config, model: Bert, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def state_shardings(config: Config, model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The NamedSharding of every array of the state."""
     return tree_shardings(boxed_state(config, model, optimizer), mesh, config.model)
 
 
-def abstract_state(config: Config, model: Bert, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract_state(config: Config, model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings: what a restore is asked for, and what it is compared with."""
     shapes = nn.unbox(boxed_state(config, model, optimizer))
     shardings = state_shardings(config, model, optimizer, mesh)
@@ -60,7 +68,7 @@ def abstract_state(config: Config, model: Bert, optimizer: optax.GradientTransfo
 
 
 def create_state(
-    config: Config, model: Bert, optimizer: optax.GradientTransformation, mesh: Mesh, first_batch: Batch
+    config: Config, model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, first_batch: Batch
 ) -> TrainState:
     """A fresh state, every array made where it will lie; for profiled Admin, omega is measured on `first_batch`."""
     shardings = state_shardings(config, model, optimizer, mesh)
@@ -76,7 +84,7 @@ def create_state(
     return state
 
 
-def _initial_state(config: Config, model: Bert, optimizer: optax.GradientTransformation) -> TrainState:
+def _initial_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
     """Parameters (boxed with their axis names), the optimiser's zeros, and step 0."""
     variables = model.init(jax.random.key(config.train.seed), example_batch(config, 1), deterministic=True)
     params = variables["params"]

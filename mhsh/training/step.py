@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +13,9 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, UInt32
 
-from mhsh.config import Config
-from mhsh.models.bert import Batch, Bert, forward
+from mhsh.config import Config, rows_in_batch
+from mhsh.models.contract import Batch
+from mhsh.models.model import Model, forward
 from mhsh.models.objective import Mean, Means, loss_weights, measure, total_loss
 from mhsh.training.checksum import checksum
 from mhsh.training.optimizer import learning_rate
@@ -30,7 +32,7 @@ class StepReport(NamedTuple):
 
 
 def train_step(
-    state: TrainState, batch: Batch, *, config: Config, model: Bert, optimizer: optax.GradientTransformationExtraArgs
+    state: TrainState, batch: Batch, *, config: Config, model: Model, optimizer: optax.GradientTransformationExtraArgs
 ) -> tuple[TrainState, StepReport]:
     """The state after one update, and what the step says of itself.
 
@@ -42,7 +44,7 @@ def train_step(
     step_key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
 
     def loss(params: Any, micro_batch: Batch, key: Array) -> tuple[Float[Array, ""], Means]:
-        means = measure(forward(model, params, micro_batch, key), micro_batch)
+        means = measure(forward(model, params, micro_batch, key), micro_batch, config.train.label_smoothing)
         return total_loss(means, weights), means
 
     def accumulate(gradients: Any, part: tuple[Array, Batch]) -> tuple[Any, Means]:
@@ -66,8 +68,14 @@ def train_step(
     one = jnp.ones(())
     means["grad_norm"] = Mean(grad_norm, one)
     means["learning_rate"] = Mean(jnp.asarray(learning_rate(config.optimizer, config.train)(state.step), jnp.float32), one)
-    means["tokens"] = Mean(jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.float32), one)
+    means["tokens"] = Mean(real_tokens(batch), one)
     return TrainState(params, opt_state, state.step + 1), StepReport(means, applied, batch_checksum(batch))
+
+
+def real_tokens(batch: Batch) -> Float[Array, ""]:
+    """The tokens of a batch that are no padding; in translation those of both sides."""
+    sides = [batch[key] for key in ("inputs_segmentation", "targets_segmentation") if key in batch]
+    return sum((jnp.sum(side > 0, dtype=jnp.float32) for side in sides), start=jnp.zeros(()))
 
 
 def micro_batches(batch: Batch, count: int) -> Batch:
@@ -81,20 +89,25 @@ def batch_checksum(batch: Batch) -> UInt32[Array, 2]:
     return jnp.sum(jnp.stack(parts), axis=0, dtype=jnp.uint32)
 
 
-def eval_step(params: Any, batch: Batch, *, model: Bert) -> Means:
+def eval_step(params: Any, batch: Batch, *, model: Model) -> Means:
     """The figures of one batch without dropout."""
     return measure(forward(model, params, batch, None), batch)
 
 
 def compile_train_step(
-    config: Config, model: Bert, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, state: TrainState
+    config: Config,
+    model: Model,
+    optimizer: optax.GradientTransformationExtraArgs,
+    mesh: Mesh,
+    state: TrainState,
+    length: int | None = None,
 ) -> jax.stages.Compiled:
     """The train step compiled ahead for this mesh, with explicit shardings and the old state's memory given up to the new.
 
-    `state` may be abstract (shapes, dtypes and shardings).
+    `state` may be abstract (shapes, dtypes and shardings); the batch's rows have `length` tokens, or data.sequence_length.
     """
     shardings = shardings_of(state)
-    batch = example_batch(config, config.train.batch_size)
+    batch = example_batch(config, rows_in_batch(config, length), length)
     jitted = jax.jit(
         functools.partial(train_step, config=config, model=model, optimizer=optimizer),
         in_shardings=(shardings, dict.fromkeys(batch, batch_sharding(mesh))),
@@ -105,9 +118,9 @@ def compile_train_step(
         return jitted.lower(shapes_of(state), shapes_of(batch)).compile()
 
 
-def compile_eval_step(config: Config, model: Bert, mesh: Mesh, params: Any) -> jax.stages.Compiled:
-    """The evaluation step compiled ahead for this mesh; `params` may be abstract."""
-    batch = example_batch(config, config.train.batch_size)
+def compile_eval_step(config: Config, model: Model, mesh: Mesh, params: Any, length: int | None = None) -> jax.stages.Compiled:
+    """The evaluation step compiled ahead for this mesh; `params` may be abstract, `length` as for `compile_train_step`."""
+    batch = example_batch(config, rows_in_batch(config, length), length)
     jitted = jax.jit(
         functools.partial(eval_step, model=model),
         in_shardings=(shardings_of(params), dict.fromkeys(batch, batch_sharding(mesh))),
@@ -115,3 +128,26 @@ def compile_eval_step(config: Config, model: Bert, mesh: Mesh, params: Any) -> j
     )
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         return jitted.lower(shapes_of(params), shapes_of(batch)).compile()
+
+
+class CompiledByLength:
+    """A step (of training, or of evaluation) that is compiled for every length of rows when a batch of it first comes."""
+
+    def __init__(self, compile_step: Callable[[int], jax.stages.Compiled]) -> None:
+        self._compile = compile_step
+        self._steps: dict[int, jax.stages.Compiled] = {}
+
+    def knows(self, batch: Batch) -> bool:
+        """Whether the step for batches like this one is compiled."""
+        return batch["inputs"].shape[1] in self._steps
+
+    def prepare(self, batch: Batch) -> None:
+        """Compiles the step for batches like this one, if need be."""
+        if not self.knows(batch):
+            length = batch["inputs"].shape[1]
+            self._steps[length] = self._compile(length)
+
+    def __call__(self, state_or_params: Any, batch: Batch) -> Any:
+        """Runs the step."""
+        self.prepare(batch)
+        return self._steps[batch["inputs"].shape[1]](state_or_params, batch)

@@ -21,7 +21,13 @@ def random_batch(config: Config, batch_size: int, seed: int = 0) -> dict[str, np
     batch["targets"] = rng.integers(5, config.model.vocab_size, (rows, predicted), dtype=np.int32)
     counts = rng.integers(1, predicted + 1, rows)
     batch["weights"] = (np.arange(predicted) < counts[:, None]).astype(np.float32)
-    if "targets_position" in batch:
+    if "decoder_inputs" in batch:
+        real = rng.integers(1, length + 1, rows)
+        batch["decoder_inputs"] = np.concatenate([np.full((rows, 1), 2, np.int32), batch["targets"][:, :-1]], axis=1)
+        batch["targets_position"] = batch["inputs_position"]
+        batch["targets_segmentation"] = (np.arange(length) < real[:, None]).astype(np.int32)
+        batch["weights"] = batch["targets_segmentation"].astype(np.float32)
+    elif "targets_position" in batch:
         batch["targets_position"] = np.sort(rng.integers(0, real[:, None], (rows, predicted)), axis=1).astype(np.int32)
     if "token_types" in batch:
         batch["token_types"] = (np.arange(length) >= real[:, None] // 2).astype(np.int32)

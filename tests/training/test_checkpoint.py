@@ -12,7 +12,7 @@ import pytest
 
 from mhsh.config import Config
 from mhsh.errors import UserError
-from mhsh.models.bert import build_model
+from mhsh.models.model import build_model
 from mhsh.training.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import put_batch

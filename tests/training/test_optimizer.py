@@ -83,16 +83,22 @@ def by_path(tree):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_the_table_covers_every_parameter(make_config, residual, objective):
-    model = make_config("bert", "2l8h").model
+    if objective == "translation":
+        model = make_config("translation", "tiny", **{"model.positions": "learned"}).model
+        positions = {"embeddings/source_position", "embeddings/target_position"}
+    else:
+        model = make_config("bert", "2l8h").model
+        positions = {"embeddings/position", "embeddings/token_type"}
     model = dataclasses.replace(model, residual=residual, objective=objective, next_sentence=objective == "mlm")
     mask = by_path(decay_mask(parameter_shapes(model)))
     assert len(mask) > 20
     decayed = {path for path, decays in mask.items() if decays}
-    embeddings = {"embeddings/token", "embeddings/position", "embeddings/token_type"}
-    assert decayed == {path for path in mask if path.endswith("kernel")} | embeddings
+    assert decayed == {path for path in mask if path.endswith("kernel")} | {"embeddings/token"} | positions
     spared = {path.split("/")[-1].split("_")[-1] for path in mask if path not in decayed}
     extra = {"admin": {"omega"}, "rezero": {"alpha"}}.get(residual, set())
-    assert spared == {"bias", "scale"} | extra
+    # ReZero has no LayerNorm, and the embeddings of translation have none either.
+    norms = set() if (residual, objective) == ("rezero", "translation") else {"scale"}
+    assert spared == {"bias"} | norms | extra
 
 
 def test_every_row_of_the_table_is_needed(make_config):
@@ -137,6 +143,7 @@ def test_without_a_gradient_only_what_decays_moves(settings, params, name):
         ("linear", 0, 1, {0: 0.05}),
         ("constant", 0, 10, {0: 0.1, 9: 0.1}),
         ("linear", 5, 5, {0: 0.02, 4: 0.1}),
+        ("inverse_sqrt", 4, 1000, {0: 0.025, 1: 0.05, 3: 0.1, 8: 0.1 * 2 / 3, 15: 0.05, 399: 0.01}),
     ],
 )
 def test_schedule(settings, schedule, warmup, steps, expected):
@@ -167,6 +174,15 @@ def test_adamw_is_optax_adamw_with_that_mask(settings, params):
     schedule = learning_rate(*config)
     mask = {path: path.endswith("kernel") or path == "embeddings/token" for path in by_path(params)}
     reference = optax.adamw(schedule, 0.9, 0.999, 1e-6, weight_decay=0.3, mask=mask)
+    after = by_path(trained(build_optimizer(*config), params))
+    expected = trained(reference, by_path(params), lambda _, step: by_path(gradients(params, step)))
+    for path, leaf in after.items():
+        np.testing.assert_allclose(leaf, expected[path], **CLOSE, err_msg=path)
+
+
+def test_radam_is_optax_radam(settings, params):
+    config = settings(name="radam", weight_decay=0.0, clip_norm=0.0)
+    reference = optax.radam(learning_rate(*config), 0.9, 0.999, 1e-6)
     after = by_path(trained(build_optimizer(*config), params))
     expected = trained(reference, by_path(params), lambda _, step: by_path(gradients(params, step)))
     for path, leaf in after.items():

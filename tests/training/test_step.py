@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from mhsh.config import Config
-from mhsh.models.bert import build_model, forward
+from mhsh.models.model import build_model, forward
 from mhsh.models.objective import loss_weights, measure, total_loss
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES, put_batch
@@ -50,12 +50,23 @@ def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
         assert difference <= tolerance * max(np.abs(np.asarray(b)).max(), 1e-3), path
 
 
+TINY_TRANSLATION = {"data.sequence_length": 16, "train.batch_size": 8, "train.label_smoothing": 0.1}
+
+
 @pytest.mark.parametrize(
-    ("variant", "shape"),
-    [("2l8h", (8, 1, 1)), ("2l8h", (1, 4, 2)), ("2l8h", (2, 2, 2)), ("16l1h", (2, 2, 2)), ("16l1h", (1, 8, 1))],
+    ("task", "variant", "shape"),
+    [
+        ("bert", "2l8h", (8, 1, 1)),
+        ("bert", "2l8h", (1, 4, 2)),
+        ("bert", "2l8h", (2, 2, 2)),
+        ("bert", "16l1h", (2, 2, 2)),
+        ("bert", "16l1h", (1, 8, 1)),
+        ("translation", "tiny", (2, 2, 2)),
+        ("translation", "tiny_8l1h", (1, 4, 2)),
+    ],
 )
-def test_every_mesh_gives_the_same_loss_and_gradients(make_config, variant, shape):
-    config = make_config("bert", variant, **NO_DROPOUT)
+def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant, shape):
+    config = make_config(task, variant, **NO_DROPOUT, **(TINY_TRANSLATION if task == "translation" else {}))
     model, size = build_model(config.model), config.train.batch_size
     # Plain gradient descent, so that the parameters after a step show the gradients themselves.
     optimizer = optax.sgd(0.1)

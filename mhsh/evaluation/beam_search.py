@@ -1,0 +1,178 @@
+"""Beam search over an abstract decoding step, jittable; with one hypothesis it is greedy decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
+
+# (tokens [B,K], their position [], seen [B,K,T,K], cache) -> (logits [B,K,V], cache); see `beam_search`.
+Step = Callable[
+    [Int32[Array, "B K"], Int32[Array, ""], Bool[Array, "B K T K"], Any],
+    tuple[Float32[Array, "B K V"], Any],
+]
+
+
+_CHUNK = 128  # continuations of which only the best is looked at, unless it is among the best of all
+
+
+class Decoded(NamedTuple):
+    """The best hypothesis of every sentence."""
+
+    tokens: Int32[Array, "B T"]  # the end mark included, where it was reached; 0 behind
+    lengths: Int32[Array, " B"]  # of the tokens, the end mark included; 0 where nothing was decoded
+    scores: Float32[Array, " B"]  # log-probability / length ** length_penalty; -inf where nothing was decoded
+
+
+class _Live(NamedTuple):
+    """The K unfinished hypotheses of every sentence, best first; all have the same length."""
+
+    tokens: Int32[Array, "B K T"]
+    logprobs: Float32[Array, "B K"]  # -inf where there is no hypothesis: all of them, once a sentence is done
+    slots: Int32[Array, "B K T"]  # under which k each token was given to the step, and so where the cache holds it
+
+
+class _State(NamedTuple):
+    length: Int32[Array, ""]  # of the live hypotheses
+    live: _Live
+    best: Decoded
+    num_finished: Int32[Array, " B"]
+    cache: Any
+
+
+class _Candidates(NamedTuple):
+    """Live hypotheses made longer by one token, best first; C = 2 K."""
+
+    parents: Int32[Array, "B C"]
+    tokens: Int32[Array, "B C"]
+    logprobs: Float32[Array, "B C"]
+
+
+def beam_search(
+    step: Step,
+    cache: Any,
+    limits: Int32[Array, " B"],
+    *,
+    num_hypotheses: int,
+    max_length: int,
+    length_penalty: float,
+    begin: int,
+    end: int,
+    forbidden: Sequence[int],
+) -> Decoded:
+    """The hypothesis of the highest log-probability / length ** length_penalty that a beam of K = num_hypotheses finds.
+
+    The score is fairseq's and Marian's; the length counts the end mark. Of the 2 K best continuations, an end mark among the first
+    K finishes its hypothesis, and the K best others live on (fairseq's rule). A sentence is done when K hypotheses are finished,
+    or when no live one can win any more: log-probabilities only fall, so that none can pass its own / limit ** length_penalty,
+    which is exact for length_penalty >= 0. Of equal candidates the one of the better parent and then of the lower token is taken.
+
+    The cache is never reordered: `step` is told instead what every hypothesis may read of it ("cache indirection" in NVIDIA's
+    FasterTransformer). `seen[b, k, t, j]` is True where hypothesis k of sentence b descends from, or is, what was given to the step
+    as hypothesis j at place t <= position; T is max_length.
+
+    Args:
+      step: the model; it writes the given tokens into its cache, under k and at `position`, and returns the next ones' logits.
+      cache: what the first call of `step` is given; any pytree.
+      limits: the most tokens of every sentence; a hypothesis that has reached it is finished as it is, without an end mark.
+        0 leaves a sentence out.
+      max_length: the largest limit there can be, T.
+      begin, end: the marks' token ids; `forbidden` ids are never produced (their probability is not shared out to the others).
+    """
+    batch_size, beam = limits.shape[0], num_hypotheses
+    blank = jnp.zeros((batch_size, beam, max_length), jnp.int32)
+    exists = (jnp.arange(beam) == 0) & (limits > 0)[:, None]
+    nothing = jnp.full((batch_size,), -jnp.inf, jnp.float32)
+    none = jnp.zeros((batch_size,), jnp.int32)
+    start = _State(
+        jnp.zeros((), jnp.int32),
+        _Live(blank, jnp.where(exists, 0.0, -jnp.inf).astype(jnp.float32), blank),
+        Decoded(blank[:, 0], none, nothing),
+        none,
+        cache,
+    )
+
+    def advance(state: _State) -> _State:
+        position = state.length
+        given, slots = _given(state.live, position, begin)
+        logits, new_cache = step(given, position, _seen(slots, position), state.cache)
+        candidates = _extend(state.live.logprobs, logits, forbidden)
+        length = position + 1
+        tokens = _descend(state.live.tokens, candidates.parents).at[:, :, position].set(candidates.tokens)
+        closed = (candidates.tokens == end) | (length >= limits)[:, None]
+        closed &= (jnp.arange(2 * beam) < beam) & (candidates.logprobs > -jnp.inf)
+        best = _better(state.best, tokens, jnp.where(closed, candidates.logprobs, -jnp.inf), length, length_penalty)
+        num_finished = state.num_finished + jnp.sum(closed, axis=1)
+
+        # top_k keeps the order of equals.
+        logprobs, kept = jax.lax.top_k(jnp.where(candidates.tokens == end, -jnp.inf, candidates.logprobs), beam)
+        attainable = logprobs[:, 0] / limits.astype(jnp.float32) ** length_penalty
+        done = (length >= limits) | (num_finished >= beam) | (best.scores >= attainable)
+        live = _Live(
+            _descend(tokens, kept),
+            jnp.where(done[:, None], -jnp.inf, logprobs),
+            _descend(slots, jnp.take_along_axis(candidates.parents, kept, axis=1)),
+        )
+        return _State(length, live, best, num_finished, new_cache)
+
+    def goes_on(state: _State) -> Bool[Array, ""]:
+        return (state.length < max_length) & jnp.any(state.live.logprobs > -jnp.inf)
+
+    return jax.lax.while_loop(goes_on, advance, start).best
+
+
+def _given(live: _Live, position: Int32[Array, ""], begin: int) -> tuple[Int32[Array, "B K"], Int32[Array, "B K T"]]:
+    """The token that each hypothesis gives to the step at `position`, and its slots with that one noted."""
+    last = jax.lax.dynamic_index_in_dim(live.tokens, jnp.maximum(position - 1, 0), axis=2, keepdims=False)
+    slots = live.slots.at[:, :, position].set(jnp.arange(live.slots.shape[1]))
+    return jnp.where(position == 0, begin, last), slots
+
+
+def _seen(slots: Int32[Array, "B K T"], position: Int32[Array, ""]) -> Bool[Array, "B K T K"]:
+    beam, max_length = slots.shape[1:]
+    return (slots[:, :, :, None] == jnp.arange(beam)) & (jnp.arange(max_length) <= position)[:, None]
+
+
+def _extend(logprobs: Float32[Array, "B K"], logits: Float32[Array, "B K V"], forbidden: Sequence[int]) -> _Candidates:
+    """The 2 K best of all K V continuations."""
+    beam, vocab_size = logits.shape[1:]
+    following = jax.nn.log_softmax(logits, axis=-1)
+    allowed = jnp.ones((vocab_size,), bool).at[jnp.asarray(forbidden, jnp.int32)].set(False)
+    totals = jnp.where(allowed, logprobs[:, :, None] + following, -jnp.inf)
+    padding = -vocab_size % _CHUNK
+    totals = jnp.pad(totals, ((0, 0), (0, 0), (0, padding)), constant_values=-jnp.inf)
+    best, places = _largest(totals.reshape(len(logits), -1, _CHUNK), 2 * beam)
+    return _Candidates(places // (vocab_size + padding), places % (vocab_size + padding), best)
+
+
+def _largest(chunks: Float32[Array, "B chunks size"], count: int) -> tuple[Float32[Array, "B C"], Int32[Array, "B C"]]:
+    """The `count` largest of each row and their places in it, by value and then by place: what top_k gives for the whole row.
+
+    They can only be in the `count` chunks whose largest are the largest, and looking for a maximum is far cheaper than sorting.
+    """
+    size = chunks.shape[2]
+    _, chosen = jax.lax.top_k(chunks.max(axis=2), min(count, chunks.shape[1]))
+    chosen = jnp.sort(chosen, axis=1)  # so that equals keep their order
+    near = jnp.take_along_axis(chunks, chosen[:, :, None], axis=1)
+    best, places = jax.lax.top_k(near.reshape(len(near), -1), count)
+    return best, jnp.take_along_axis(chosen, places // size, axis=1) * size + places % size
+
+
+def _descend(histories: Int32[Array, "B K T"], parents: Int32[Array, "B C"]) -> Int32[Array, "B C T"]:
+    return jnp.take_along_axis(histories, parents[:, :, None], axis=1)
+
+
+def _better(
+    best: Decoded, tokens: Int32[Array, "B C T"], logprobs: Float32[Array, "B C"], length: Int32[Array, ""], length_penalty: float
+) -> Decoded:
+    """The best so far, or the best of those that finish at `length` (-inf: it does not); the shorter of equals."""
+    first = jnp.argmax(logprobs, axis=1)
+    score = jnp.take_along_axis(logprobs, first[:, None], axis=1)[:, 0] / length.astype(jnp.float32) ** length_penalty
+    wins = score > best.scores
+    winner = jnp.take_along_axis(tokens, first[:, None, None], axis=1)[:, 0]
+    return Decoded(
+        jnp.where(wins[:, None], winner, best.tokens), jnp.where(wins, length, best.lengths), jnp.where(wins, score, best.scores)
+    )

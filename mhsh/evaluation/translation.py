@@ -1,0 +1,155 @@
+"""Lines to lines: tokens, batches of sentences of like length, beam search, text again, in the order of the lines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int32
+
+from mhsh.data.pairs import clean_text
+from mhsh.data.translation_tokenizer import BOS_ID, EOS_ID, PAD_ID, TranslationTokenizer
+from mhsh.errors import UserError
+from mhsh.evaluation.beam_search import Decoded, beam_search
+from mhsh.models.contract import Batch
+from mhsh.models.seq2seq import Seq2Seq, decode_step, decoding_params, empty_caches, encode
+
+# Sources are padded to this many tokens times a power of two: a program is compiled for each of these lengths that occurs.
+_SHORTEST = 8
+
+# (the source side of a batch, the most tokens of every row, the largest limit there can be) -> what was found
+Decoder = Callable[[Batch, Int32[np.ndarray, " B"], int], Decoded]
+
+
+@dataclasses.dataclass(frozen=True)
+class Translated:
+    """A translation a line, and how many lines were cut before they were translated."""
+
+    lines: list[str]
+    num_cut: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sentence:
+    line: int  # its place among the lines, from 0
+    tokens: Int32[np.ndarray, " n"]  # the end mark included
+
+
+def length_limit(source_length: int, max_positions: int) -> int:
+    """The most tokens that a sentence of so many is translated to, end mark included: 2 n + 10, as far as positions reach."""
+    return min(2 * source_length + 10, max_positions)
+
+
+def model_decoder(model: Seq2Seq, params: Any, *, num_hypotheses: int, length_penalty: float) -> Decoder:
+    """Beam search with a model, compiled for each shape that comes."""
+    return lambda batch, limits, max_length: jax.device_get(
+        _decode(model, num_hypotheses, length_penalty, max_length, params, batch, jnp.asarray(limits))
+    )
+
+
+def translate_lines(
+    lines: Sequence[str],
+    tokenizer: TranslationTokenizer,
+    decode: Decoder,
+    *,
+    max_positions: int,
+    batch_tokens: int,
+    cut_overlong: bool,
+) -> Translated:
+    """A line for every line, in their order; a line without text gives an empty one.
+
+    Args:
+      decode: as `model_decoder` makes it.
+      max_positions: the longest sentence that the model reads or writes, in tokens, end mark included.
+      batch_tokens: source tokens decoded at once, padding included; a longer sentence is a batch of its own.
+      cut_overlong: longer sentences lose their end, instead of being an error.
+
+    Raises:
+      UserError: a line is too long, or the model's probabilities are not finite.
+    """
+    texts = [clean_text(line) for line in lines]
+    sentences, num_cut = [], 0
+    for line, tokens in enumerate(tokenizer.encode_batch(texts)):
+        if len(tokens) >= max_positions:
+            if not cut_overlong:
+                raise UserError(
+                    f"line {line + 1} has {len(tokens) + 1} tokens with its end mark, more than model.max_positions = "
+                    f"{max_positions}; split it, or translate its beginning with --overlong=cut"
+                )
+            num_cut += 1
+        if len(tokens):
+            sentences.append(_Sentence(line, np.append(tokens[: max_positions - 1], np.int32(EOS_ID))))
+    translations = [""] * len(lines)
+    for members, rows, length in _batches(sentences, max_positions, batch_tokens):
+        limits = np.zeros(rows, np.int32)
+        limits[: len(members)] = [length_limit(len(sentence.tokens), max_positions) for sentence in members]
+        decoded = decode(_source_batch(members, rows, length), limits, length_limit(length, max_positions))
+        for sentence, tokens, count, score in zip(members, decoded.tokens, decoded.lengths, decoded.scores, strict=False):
+            if not np.isfinite(score):
+                raise UserError(
+                    f"the model's probabilities are not finite at line {sentence.line + 1}: its run diverged; try an earlier --step"
+                )
+            # A vocabulary of bytes can spell a line break.
+            translations[sentence.line] = clean_text(tokenizer.decode(tokens[:count].tolist()))
+    return Translated(translations, num_cut)
+
+
+def _batches(
+    sentences: Sequence[_Sentence], max_positions: int, batch_tokens: int
+) -> Iterator[tuple[Sequence[_Sentence], int, int]]:
+    """(the sentences, the batch's rows, its length), longest first; all batches of a length have the same number of rows."""
+    by_length: dict[int, list[_Sentence]] = {}
+    for sentence in sorted(sentences, key=lambda sentence: -len(sentence.tokens)):
+        by_length.setdefault(_padded_length(len(sentence.tokens), max_positions), []).append(sentence)
+    for length, members in by_length.items():
+        # A few sentences alone must not wait for a whole batch of padding.
+        rows = min(max(1, batch_tokens // length), 1 << (len(members) - 1).bit_length())
+        for start in range(0, len(members), rows):
+            yield members[start : start + rows], rows, length
+
+
+def _padded_length(length: int, max_positions: int) -> int:
+    return min(_SHORTEST << max(0, (length - 1) // _SHORTEST).bit_length(), max_positions)
+
+
+def _source_batch(members: Sequence[_Sentence], rows: int, length: int) -> dict[str, np.ndarray]:
+    tokens = np.full((rows, length), PAD_ID, np.int32)
+    segmentation = np.zeros((rows, length), np.int32)
+    for row, sentence in enumerate(members):
+        tokens[row, : len(sentence.tokens)] = sentence.tokens
+        segmentation[row, : len(sentence.tokens)] = 1
+    return {
+        "inputs": tokens,
+        "inputs_position": np.arange(length, dtype=np.int32) * segmentation,
+        "inputs_segmentation": segmentation,
+    }
+
+
+def _decode_batch(
+    model: Seq2Seq,
+    num_hypotheses: int,
+    length_penalty: float,
+    max_length: int,
+    params: Any,
+    batch: Batch,
+    limits: Int32[Array, " B"],
+) -> Decoded:
+    memory, weights = encode(model, params, batch), decoding_params(model.config, params)
+    return beam_search(
+        lambda tokens, position, seen, caches: decode_step(model, weights, tokens, position, seen, caches, memory),
+        empty_caches(model.config, limits.shape[0], num_hypotheses, max_length),
+        limits,
+        num_hypotheses=num_hypotheses,
+        max_length=max_length,
+        length_penalty=length_penalty,
+        begin=BOS_ID,
+        end=EOS_ID,
+        forbidden=(PAD_ID, BOS_ID),
+    )
+
+
+_decode = jax.jit(_decode_batch, static_argnums=(0, 1, 2, 3))

@@ -1,0 +1,122 @@
+"""Whole translation runs in real processes: trained from memory and from prepared rows, gone on with, scored, used to translate."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mhsh.run_folder import RunFolder
+from tests.conftest import ROOT
+from tests.test_runs import command, mhsh, rows_without_timings, wait_for_step
+
+CONFIG = [
+    "--config=configs/translation.py:tiny",
+    "--config.data.source=numbers:1500",
+    "--config.data.validation_sentences=20",
+    "--config.data.sequence_length=32",
+    "--config.train.batch_size=8",
+    "--config.train.num_steps=24",
+    "--config.train.log_interval=1",
+    "--config.train.eval_interval=12",
+    "--config.train.eval_batches=2",
+    "--config.train.checkpoint_interval=6",
+    "--config.optimizer.warmup_steps=4",
+]
+LAYOUTS = ["packed", pytest.param("bucketed", marks=pytest.mark.slow)]
+
+
+def arguments(layout: str) -> list[str]:
+    return ["train", *CONFIG, f"--config.data.layout={layout}"]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The layout, and the folder of an unbroken run."""
+    workdir = tmp_path_factory.mktemp("runs") / request.param
+    done = mhsh(*arguments(request.param), f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    return request.param, workdir
+
+
+def test_what_a_run_leaves_behind(run):
+    _, workdir = run
+    rows = rows_without_timings(workdir)
+    train = [row for row in rows if row["split"] == "train"]
+    validation = [row for row in rows if row["split"] == "validation"]
+    assert [row["step"] for row in train] == list(range(1, 25))
+    assert train[-1]["loss"] < train[0]["loss"]
+    assert [row["step"] for row in validation] == [12, 24]
+    assert all(0 <= row["exact_match"] <= 1 and row["bleu"] >= 0 for row in validation)
+    record = RunFolder(workdir).read_run()
+    assert [record["omega"][stack][0] for stack in ("encoder", "decoder")] == [1.0, 1.0]
+    assert [len(record["omega"][stack]) for stack in ("encoder", "decoder")] == [4, 6]
+    assert (workdir / "tokenizer.json").exists() and not (workdir / "vocab.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
+    layout, unbroken = run
+    workdir = tmp_path / "stopped"
+    process = subprocess.Popen(
+        command(*arguments(layout), f"--workdir={workdir}"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for_step(workdir, 7, process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode in (75, 0), (out, err)  # 0: it was at its end already
+    assert mhsh(*arguments(layout), f"--workdir={workdir}").returncode == 0
+    assert rows_without_timings(workdir) == rows_without_timings(unbroken)
+
+
+def test_eval_gives_the_loss_that_training_logged(run):
+    _, workdir = run
+    done = mhsh("eval", str(workdir))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["step"] == 24
+    assert {"loss", "accuracy", "bleu", "chrf", "exact_match"} <= set(figures)
+
+
+def test_translate_gives_a_line_for_a_line(run, tmp_path):
+    _, workdir = run
+    source = tmp_path / "source.en"
+    source.write_text("seven\n\nnine hundred and twelve\nthe third of March nineteen eighty-seven\n", encoding="utf-8")
+    done = mhsh("translate", str(workdir), f"--input={source}", f"--output={tmp_path / 'out.de'}", "--average=3", "--beam=2")
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "out.de").read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 5 and lines[1] == "" and lines[4] == ""
+    scored = mhsh("score", "translation", f"--hypotheses={tmp_path / 'out.de'}", f"--references={source}", "--json")
+    assert scored.returncode == 0, scored.stderr
+    assert json.loads(scored.stdout)["num_lines"] == 4
+
+
+@pytest.mark.slow
+def test_prepared_rows_train_like_those_in_memory(run, tmp_path):
+    layout, unbroken = run
+    prepared = mhsh("prepare", *CONFIG, f"--config.data.layout={layout}", f"--out={tmp_path / 'rows'}", "--workers=2")
+    assert prepared.returncode == 0, prepared.stderr
+    workdir = tmp_path / "run"
+    done = mhsh(*arguments(layout), f"--config.data.source=arrayrecord:{tmp_path / 'rows'}", f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    rows, expected = rows_without_timings(workdir), rows_without_timings(unbroken)
+    assert [row["loss"] for row in rows] == [row["loss"] for row in expected]
+
+
+def test_another_vocabulary_than_the_checkpoints_is_refused(run, tmp_path):
+    _, workdir = run
+    source = tmp_path / "source.en"
+    source.write_text("seven\n", encoding="utf-8")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("config.json", "run.json", "tokenizer.json"):
+        (other / name).write_bytes((workdir / name).read_bytes())
+    vocabulary = json.loads((other / "tokenizer.json").read_text())
+    vocabulary["model"]["merges"] = vocabulary["model"]["merges"][:-1]
+    (other / "tokenizer.json").write_text(json.dumps(vocabulary))
+    done = mhsh("translate", str(other), f"--input={source}")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "tokenizer.json" in done.stderr
