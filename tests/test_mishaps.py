@@ -71,7 +71,11 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+# Whole runs are dear: every kind of damage to a file is also in tests/training/test_inventory.py.
+IN_EVERY_RUN = ("a byte flipped", "a file deleted")
+
+
+@pytest.mark.parametrize("damage", [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow) for name in DAMAGES])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(unbroken, corpus, tmp_path, damage):
     workdir = copied(unbroken, tmp_path / "run")
     DAMAGES[damage](workdir / "checkpoints" / "60")

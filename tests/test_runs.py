@@ -98,7 +98,7 @@ def test_what_a_run_leaves_behind(unbroken):
     assert sorted(int(path.name) for path in folder.checkpoints_path.iterdir()) == [30, 60, 90]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_stopped_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path, number):
     workdir = tmp_path / "stopped"
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]

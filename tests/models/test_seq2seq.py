@@ -122,7 +122,11 @@ def test_equals_loops_over_layers_and_heads(tiny_seq2seq, make_pairs, random_par
     assert error(gradients, expected_gradients) < TOLERANCE
 
 
-@pytest.mark.parametrize("variant", [dict(scan_unroll=2), dict(remat_policy="full"), dict(remat_policy="dots_no_batch")], ids=str)
+@pytest.mark.parametrize(
+    "variant",
+    [dict(scan_unroll=2), dict(remat_policy="full"), pytest.param(dict(remat_policy="dots_no_batch"), marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.parametrize("dropout", [{}, DROPOUT], ids=["no dropout", "dropout"])
 def test_scan_equals_unrolled_equals_remat(tiny_seq2seq, make_pairs, random_params, error, variant, dropout):
     config, batch = tiny_seq2seq(residual="admin", **dropout), make_pairs(*PACKED)
@@ -288,7 +292,7 @@ def test_each_dropout_acts_alone_and_only_when_asked(tiny_seq2seq, make_pairs, r
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)
-@pytest.mark.parametrize("heads_per_layer", [2, 1])
+@pytest.mark.parametrize("heads_per_layer", [pytest.param(2, marks=pytest.mark.slow), 1])
 def test_every_scheme_and_grouping_trains(tiny_seq2seq, make_pairs, fresh, residual, heads_per_layer):
     config = regroup(tiny_seq2seq(residual=residual, **dict.fromkeys(DROPOUT, 0.1)), heads_per_layer)
     batch, model, optimizer = make_pairs(*PACKED), build_model(config), optax.adam(3e-3)
