@@ -131,7 +131,7 @@ CHANGES = {
         data=dict(source="numbers", validation_source="", sequence_length=64, max_length_ratio=9.0, validation_sentences=1_000),
         optimizer=dict(name="adamw", learning_rate=2e-3, schedule="linear", warmup_steps=100, clip_norm=1.0),
         train=dict(
-            num_steps=400,
+            num_steps=300,
             batch_size=64,
             label_smoothing=0.0,
             log_interval=10,
