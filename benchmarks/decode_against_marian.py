@@ -16,6 +16,7 @@ look at the CPU seconds as well, which hardly hang on the load. OMP_WAIT_POLICY=
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -30,17 +31,15 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
 from flax import linen as nn
 
-from mhsh.config import ModelConfig
-from mhsh.evaluation.beam_search import Decoded, beam_search
-from mhsh.evaluation.translation import _batches, _Sentence, _source_batch, length_limit
+from configs.translation import get_config
+from mhsh.config_reading import from_dict
+from mhsh.evaluation.translation import Decoder, Sentence, length_limit, model_decoder, sentence_batches, source_batch
 from mhsh.models.model import build_model
-from mhsh.models.seq2seq import decode_step, decoding_params, empty_caches, encode
 
 LAYERS, HEADS, HEAD_DIM, WIDTH, MLP_DIM, VOCAB_SIZE, MAX_POSITIONS = 6, 8, 64, 512, 2048, 32_000, 512
 PAD, BEGIN, END = 0, 2, 3
@@ -125,73 +124,36 @@ def random_sources(generator: np.random.Generator, lengths: Sequence[int]) -> li
     return [np.append(generator.integers(END + 1, VOCAB_SIZE, length - 1), END).astype(np.int32) for length in lengths]
 
 
-def mhsh_search() -> Callable[..., Decoded]:
-    """Our Transformer-base and its search: (batch, limits, max_length) -> what was found, compiled for each shape that comes."""
-    config = ModelConfig(
-        objective="translation",
-        vocab_size=VOCAB_SIZE,
-        max_positions=MAX_POSITIONS,
-        positions="sinusoidal",
-        num_token_types=0,
-        next_sentence=False,
-        num_layers=LAYERS,
-        num_decoder_layers=LAYERS,
-        num_heads=HEADS,
-        head_dim=HEAD_DIM,
-        embed_dim=WIDTH,
-        mlp_dim=MLP_DIM,
-        activation="relu",
-        residual="post_ln",
-        admin_omega="profiled",
-        init="xavier",
-        hidden_dropout=0.1,
-        attention_dropout=0.1,
-        mlp_dropout=0.1,
-        embedding_dropout=0.1,
-        layer_norm_epsilon=1e-5,
-        compute_dtype="float32",
-        residual_dtype="float32",
-        remat_policy="none",
-        scan_unroll=1,
-    )
+def mhsh_search() -> Decoder:
+    """Our Transformer-base and its search."""
+    base = from_dict(get_config("6l8h").to_dict()).model
+    precise = dict(compute_dtype="float32", residual="post_ln", remat_policy="none")
+    config = dataclasses.replace(base, vocab_size=VOCAB_SIZE, max_positions=MAX_POSITIONS, **precise)
+    assert (config.num_layers, config.num_decoder_layers, config.num_heads, config.head_dim) == (LAYERS, LAYERS, HEADS, HEAD_DIM)
+    assert (config.embed_dim, config.mlp_dim) == (WIDTH, MLP_DIM)
     model: Any = build_model(config)
     example = np.ones((1, 8), np.int32)
     keys = ("inputs", "decoder_inputs", "targets")
     batch = {f"{key}{suffix}": example for key in keys for suffix in ("", "_position", "_segmentation")}
     params = nn.unbox(jax.jit(lambda: model.init(jax.random.key(0), batch, deterministic=True))())["params"]
 
-    @partial(jax.jit, static_argnums=3)
-    def search(params: Any, batch: dict[str, np.ndarray], limits: jax.Array, max_length: int) -> Decoded:
-        memory, weights = encode(model, params, batch), decoding_params(config, params)
-        return beam_search(
-            lambda tokens, position, seen, caches: decode_step(model, weights, tokens, position, seen, caches, memory),
-            empty_caches(config, len(limits), BEAM, max_length),
-            limits,
-            num_hypotheses=BEAM,
-            max_length=max_length,
-            length_penalty=LENGTH_PENALTY,
-            begin=BEGIN,
-            end=END,
-            forbidden=(PAD, BEGIN, END),
-        )
-
-    return lambda batch, limits, max_length: jax.device_get(search(params, batch, jnp.asarray(limits, jnp.int32), max_length))
+    return model_decoder(model, params, num_hypotheses=BEAM, length_penalty=LENGTH_PENALTY, forbidden=(PAD, BEGIN, END))
 
 
-def mhsh_batch(search: Callable[..., Decoded], sources: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
+def mhsh_batch(search: Decoder, sources: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
     """All at once."""
-    members = [_Sentence(line, tokens) for line, tokens in enumerate(sources)]
-    decoded = search(_source_batch(members, len(members), max(map(len, sources))), lengths, max(lengths))
+    members = [Sentence(line, tokens) for line, tokens in enumerate(sources)]
+    decoded = search(source_batch(members, len(members), max(map(len, sources))), np.array(lengths, np.int32), max(lengths))
     return [tokens[:count] for tokens, count in zip(decoded.tokens, decoded.lengths, strict=True)]
 
 
-def mhsh_file(search: Callable[..., Decoded], sources: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
+def mhsh_file(search: Decoder, sources: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
     """In the batches of `mhsh translate`, with its room for targets."""
     found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sources)
-    for members, rows, length in _batches([_Sentence(*each) for each in enumerate(sources)], MAX_POSITIONS, BATCH_TOKENS):
+    for members, rows, length in sentence_batches([Sentence(*each) for each in enumerate(sources)], MAX_POSITIONS, BATCH_TOKENS):
         limits = np.zeros(rows, np.int32)
         limits[: len(members)] = [lengths[sentence.line] for sentence in members]
-        decoded = search(_source_batch(members, rows, length), limits, length_limit(length, MAX_POSITIONS))
+        decoded = search(source_batch(members, rows, length), limits, length_limit(length, MAX_POSITIONS))
         for sentence, tokens, count in zip(members, decoded.tokens, decoded.lengths, strict=False):
             found[sentence.line] = tokens[:count]
     return found

@@ -1,7 +1,8 @@
 """BERT pre-training, shallow multi-head against deep single-head: configs/bert.py:VARIANT.
 
-  mhsh train --config=configs/bert.py:24l16h --workdir=runs/24l16h --config.data.source='text:corpus/*.txt.xz' \\
-      --config.data.vocab_path=vocab.txt
+  mhsh prepare --config=configs/bert.py:24l16h --config.data.source='text:corpus/*.txt.xz' --config.data.vocab_path=vocab.txt \\
+      --out=prepared
+  mhsh train --config=configs/bert.py:24l16h --config.data.source=arrayrecord:prepared --workdir=runs/24l16h
 Variants: every way to group BERT-base's 144 heads (12l12h ... 144l1h), BERT-large's 384 (24l16h ... 384l1h), and a tiny
 model's 16 (2l8h ... 16l1h). All rows of one size share every hyper-parameter; only the grouping of the heads differs.
 Hardware, time and result: none of the full-size rows has been trained to the end yet; docs/performance.md says what was run.
@@ -47,6 +48,7 @@ MODEL = dict(
     num_token_types=2,
     next_sentence=True,
     num_decoder_layers=0,
+    num_classes=0,
     activation="gelu",
     residual="admin",
     admin_omega="profiled",
@@ -86,6 +88,7 @@ OPTIMIZER = dict(
 )
 TRAIN = dict(
     seed=0,
+    start_from="",
     num_steps=1_000_000,
     batch_size=256,
     label_smoothing=0.0,

@@ -28,6 +28,7 @@ MODEL = dict(
     num_token_types=0,
     next_sentence=False,
     num_decoder_layers=0,
+    num_classes=0,
     num_layers=6,
     num_heads=8,
     head_dim=8,
@@ -71,6 +72,7 @@ OPTIMIZER = dict(
 )
 TRAIN = dict(
     seed=0,
+    start_from="",
     num_steps=300,
     batch_size=8,
     label_smoothing=0.0,

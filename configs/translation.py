@@ -48,6 +48,7 @@ MODEL = dict(
     positions="sinusoidal",
     num_token_types=0,
     next_sentence=False,
+    num_classes=0,
     activation="relu",
     residual="admin",
     admin_omega="profiled",
@@ -87,6 +88,7 @@ OPTIMIZER = dict(
 )
 TRAIN = dict(
     seed=0,
+    start_from="",
     num_steps=100_000,
     batch_size=128,  # 32,768 places a side
     label_smoothing=0.1,
@@ -115,7 +117,7 @@ CHANGES = {
         ),
         data=dict(validation_source="", sequence_length=64, max_length_ratio=3.0, validation_sentences=1_014),
         optimizer=dict(learning_rate=3e-3, warmup_steps=400),
-        train=dict(num_steps=1_000, batch_size=32, log_interval=10, eval_interval=100, checkpoint_interval=50),
+        train=dict(num_steps=3_000, batch_size=32, log_interval=20, eval_interval=500, checkpoint_interval=100),
     ),
     "tiny": dict(
         model=dict(

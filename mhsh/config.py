@@ -1,15 +1,13 @@
-"""What a run is: frozen dataclasses, their validation, and `regroup`, which trades heads against depth."""
+"""What a run is: frozen dataclasses, and `regroup`, which trades heads against depth."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhsh.errors import UserError
 
-OBJECTIVES = ("mlm", "clm", "translation")
+OBJECTIVES = ("mlm", "clm", "translation", "classification", "span")
 POSITIONS = ("learned", "sinusoidal")
 RESIDUALS = ("post_ln", "pre_ln", "admin", "deepnorm", "rezero")
 ADMIN_OMEGAS = ("profiled", "closed_log", "closed_one")
@@ -28,14 +26,17 @@ SCHEDULES = ("linear", "constant", "inverse_sqrt")
 class ModelConfig:
     """The shape and the mathematics of one Transformer; letters as in docs/design.md."""
 
-    objective: str  # mlm: predict masked tokens; clm: predict the next token; translation: an encoder and a decoder
+    # mlm: predict masked tokens; clm: predict the next token; translation: an encoder and a decoder; classification: a class or a
+    # number for a row; span: where in a row the answer starts and ends
+    objective: str
     vocab_size: int  # V, rows of the embedding table; at least the tokenizer's vocabulary
     max_positions: int  # rows of the position table
     positions: str  # learned, or the fixed sines of Vaswani et al. 2017
     num_token_types: int  # rows of the token-type table; 0 leaves it out
     next_sentence: bool  # whether the pooler and the next-sentence head exist (mlm only)
+    num_classes: int  # of the classification; 1: a regression; 0 with every other objective
     num_layers: int  # L, of the encoder
-    num_decoder_layers: int  # of the decoder; 0 where there is none (mlm, clm)
+    num_decoder_layers: int  # of the decoder; 0 where there is none (all but translation)
     num_heads: int  # N, heads in one layer
     head_dim: int  # H, explicit: N * H need not equal D
     embed_dim: int  # D
@@ -59,7 +60,7 @@ class ModelConfig:
 class DataConfig:
     """Which text, how it becomes tokens, and how tokens become rows."""
 
-    source: str  # stdlib, or text:GLOB (.txt, .gz, .xz)
+    source: str  # stdlib, text:GLOB (plain, .gz, .xz), tfds:NAME, or arrayrecord:DIR
     tokenizer: str
     vocab_path: str  # a vocab.txt to load; empty: trained on the source's training documents
     lowercase: bool
@@ -88,6 +89,37 @@ class TranslationDataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClassificationDataConfig:
+    """Which of GLUE's tasks, and how its examples become rows."""
+
+    task: str  # cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli
+    source: str  # tsv:DIR, with the original files in a folder a task, or tfds:NAME, such as tfds:glue/cola
+    vocab_path: str  # the WordPiece vocabulary that the encoder was pre-trained with
+    lowercase: bool
+    sequence_length: int  # T; where the texts do not fit, the longer one is cut
+    seed: int  # of row order
+
+    tokenizer = "wordpiece"  # no choice, and no field
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanDataConfig:
+    """Which questions, and how a question and a part of its context become a row."""
+
+    source: str  # json:FILE, in SQuAD's form
+    validation_source: str  # as source; empty: articles of `source` held out by validation_fraction
+    validation_fraction: float  # share of the articles held out where validation_source is empty
+    vocab_path: str  # the WordPiece vocabulary that the encoder was pre-trained with
+    lowercase: bool
+    sequence_length: int  # T
+    stride: int  # tokens of context from one window's start to the next one's
+    max_question_length: int  # tokens; longer questions are cut
+    seed: int  # of held-out articles and row order
+
+    tokenizer = "wordpiece"  # no choice, and no field
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """The update rule and its schedule."""
 
@@ -107,6 +139,7 @@ class TrainConfig:
     """How long, how much at once, and what is written when."""
 
     seed: int  # of initialisation and dropout
+    start_from: str  # a run folder whose parameters training starts from, but for heads that it lacks; empty: fresh ones
     num_steps: int
     batch_size: int  # B, rows of data.sequence_length of one step over all devices; shorter rows are more by as much
     label_smoothing: float  # share of the target probability that is spread evenly over the vocabulary
@@ -130,62 +163,18 @@ class MeshConfig:
     tensor: int
 
 
+AnyDataConfig = DataConfig | TranslationDataConfig | ClassificationDataConfig | SpanDataConfig
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything a run is made of; `config.json` is this, and a restore reads nothing else."""
 
     model: ModelConfig
-    data: DataConfig | TranslationDataConfig  # the latter where model.objective is translation
+    data: AnyDataConfig  # of the kind that model.objective asks for
     optimizer: OptimizerConfig
     train: TrainConfig
     mesh: MeshConfig
-
-
-# In this order: the model's objective decides of what kind the data section is.
-_SECTIONS = ("model", "data", "optimizer", "train", "mesh")
-
-# The objectives whose data section is not DataConfig.
-_DATA_SECTIONS: dict[str, type] = {"translation": TranslationDataConfig}
-
-# What a value may be, beyond its type; a field named in none of these tables is checked by type alone.
-_CHOICES: dict[type, dict[str, Sequence[str]]] = {
-    ModelConfig: {
-        "objective": OBJECTIVES,
-        "positions": POSITIONS,
-        "activation": ACTIVATIONS,
-        "residual": RESIDUALS,
-        "admin_omega": ADMIN_OMEGAS,
-        "init": INITS,
-        "compute_dtype": DTYPES,
-        "residual_dtype": DTYPES,
-        "remat_policy": REMAT_POLICIES,
-    },
-    DataConfig: {"tokenizer": TOKENIZERS},
-    TranslationDataConfig: {"tokenizer": TRANSLATION_TOKENIZERS, "layout": LAYOUTS},
-    OptimizerConfig: {"name": OPTIMIZERS, "schedule": SCHEDULES},
-}
-_AT_LEAST_ONE = {
-    ModelConfig: ("vocab_size", "max_positions", "num_layers", "num_heads", "head_dim", "embed_dim", "mlp_dim", "scan_unroll"),
-    DataConfig: ("sequence_length",),
-    TranslationDataConfig: ("sequence_length", "max_length_ratio"),
-    TrainConfig: ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints", "max_skipped_steps"),
-}
-_AT_LEAST_ZERO = {
-    ModelConfig: ("num_token_types", "num_decoder_layers"),
-    DataConfig: ("max_predictions", "seed"),
-    TranslationDataConfig: ("validation_sentences", "seed"),
-    OptimizerConfig: ("warmup_steps", "weight_decay", "clip_norm"),
-    TrainConfig: ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every", "hang_seconds"),
-}
-_POSITIVE = {ModelConfig: ("layer_norm_epsilon",), OptimizerConfig: ("learning_rate", "epsilon")}
-_FRACTIONS = {
-    ModelConfig: ("hidden_dropout", "attention_dropout", "mlp_dropout", "embedding_dropout"),
-    DataConfig: ("mask_fraction", "validation_fraction"),
-    TranslationDataConfig: ("validation_fraction",),
-    OptimizerConfig: ("beta1", "beta2"),
-    TrainConfig: ("label_smoothing",),
-}
-_MESH_AXES = {MeshConfig: ("data", "fsdp", "tensor")}
 
 
 def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
@@ -224,165 +213,3 @@ def rows_in_batch(config: Config, length: int | None = None) -> int:
 def to_dict(config: Config) -> dict[str, Any]:
     """The plain nested dictionary that `config.json` holds."""
     return dataclasses.asdict(config)
-
-
-def from_dict(fields: Mapping[str, Any]) -> Config:
-    """Builds and validates a Config; `model.heads_per_layer`, where given and not 0, regroups the model on the way.
-
-    Raises:
-      UserError: naming the field, its value and what is allowed.
-    """
-    _check_names("", fields, _SECTIONS)
-    sections: dict[str, Any] = {}
-    heads_per_layer = 0
-    for section in _SECTIONS:
-        cls = _section_class(section, sections)
-        values = fields[section]
-        if not isinstance(values, Mapping):
-            raise UserError(f"{section} = {values!r} is not a section; allowed: {_names(cls)}")
-        values = dict(values)
-        optional = ("heads_per_layer",) if section == "model" else ()
-        _check_names(section + ".", values, [field.name for field in dataclasses.fields(cls)], optional)
-        if optional:
-            heads_per_layer = _typed("model.heads_per_layer", values.get("heads_per_layer", 0), "int")
-        sections[section] = cls(
-            **{
-                field.name: _typed(f"{section}.{field.name}", values[field.name], str(field.type))
-                for field in dataclasses.fields(cls)
-            }
-        )
-        _check_values(section, sections[section])
-    config = Config(**sections)
-    if heads_per_layer:
-        config = dataclasses.replace(config, model=regroup(config.model, heads_per_layer))
-    _check_together(config)
-    return config
-
-
-def _names(cls: type) -> str:
-    return ", ".join(field.name for field in dataclasses.fields(cls))
-
-
-def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str], optional: Sequence[str] = ()) -> None:
-    known = [*required, *optional]
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(known)}"
-            raise UserError(f"{prefix}{name} = {given[name]!r} is not a field of the config; {hint}")
-    for name in required:
-        if name not in given:
-            raise UserError(f"{prefix}{name} is missing from the config; it has no default")
-
-
-def _typed(name: str, value: Any, kind: str) -> Any:
-    """`value` as the annotated type; a whole number may stand where a float is wanted, nothing else is converted."""
-    if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    actual = type(value).__name__
-    if actual != kind:
-        raise UserError(f"{name} = {value!r} is of type {actual}; allowed: {kind}")
-    if kind == "float" and not abs(value) < float("inf"):
-        raise UserError(f"{name} = {value!r} is not a finite number")
-    return value
-
-
-def _section_class(section: str, before: Mapping[str, Any]) -> type:
-    if section == "data":
-        return _DATA_SECTIONS.get(before["model"].objective, DataConfig)
-    return {"model": ModelConfig, "optimizer": OptimizerConfig, "train": TrainConfig, "mesh": MeshConfig}[section]
-
-
-def _check_values(section: str, values: Any) -> None:
-    for field, choices in _CHOICES.get(type(values), {}).items():
-        _require(section, values, {type(values): (field,)}, choices.__contains__, ", ".join(choices))
-    _require(section, values, _AT_LEAST_ONE, lambda v: v >= 1, "1 or more")
-    _require(section, values, _AT_LEAST_ZERO, lambda v: v >= 0, "0 or more")
-    _require(section, values, _POSITIVE, lambda v: v > 0, "more than 0")
-    _require(section, values, _FRACTIONS, lambda v: 0 <= v < 1, "from 0 to less than 1")
-    _require(section, values, _MESH_AXES, lambda v: v >= 1 or v == -1, "1 or more, or -1 for the rest")
-
-
-def _require(section: str, values: Any, fields: Mapping[type, tuple[str, ...]], test: Callable[[Any], bool], allowed: str) -> None:
-    for name in fields.get(type(values), ()):
-        value = getattr(values, name)
-        if not test(value):
-            raise UserError(f"{section}.{name} = {value!r}; allowed: {allowed}")
-
-
-def _check_together(config: Config) -> None:
-    """What single fields cannot tell: combinations that could not train."""
-    model, data, optimizer, train, mesh = config.model, config.data, config.optimizer, config.train, config.mesh
-    problems = (
-        (
-            data.sequence_length > model.max_positions,
-            f"data.sequence_length = {data.sequence_length} is longer than model.max_positions = {model.max_positions}; "
-            "shorten the sequence or raise model.max_positions",
-        ),
-        (
-            train.batch_size % train.accumulation_steps,
-            f"train.batch_size = {train.batch_size} is not divisible by train.accumulation_steps = {train.accumulation_steps}",
-        ),
-        (
-            optimizer.warmup_steps > train.num_steps,
-            f"optimizer.warmup_steps = {optimizer.warmup_steps} is more than train.num_steps = {train.num_steps}",
-        ),
-        (
-            optimizer.schedule == "inverse_sqrt" and not optimizer.warmup_steps,
-            "optimizer.schedule = 'inverse_sqrt' falls from the end of the warm-up; optimizer.warmup_steps must be 1 or more",
-        ),
-        (
-            model.next_sentence and model.objective != "mlm",
-            f"model.next_sentence = True needs model.objective = 'mlm'; {model.objective!r} sees no sentence pairs",
-        ),
-        (
-            model.next_sentence and model.num_token_types < 2,
-            f"model.next_sentence = True needs model.num_token_types of 2 or more, not {model.num_token_types}",
-        ),
-        (
-            [mesh.data, mesh.fsdp, mesh.tensor].count(-1) > 1,
-            f"mesh = {dataclasses.asdict(mesh)}: only one axis can be -1 (whatever the others leave)",
-        ),
-        (
-            (model.num_decoder_layers > 0) != (model.objective == "translation"),
-            f"model.num_decoder_layers = {model.num_decoder_layers}; allowed with model.objective = {model.objective!r}: "
-            + ("1 or more" if model.objective == "translation" else "0"),
-        ),
-        (
-            model.num_token_types and model.objective == "translation",
-            f"model.num_token_types = {model.num_token_types}; allowed with model.objective = 'translation': 0",
-        ),
-        *(_masking_problems(model, data) if isinstance(data, DataConfig) else _translation_problems(data)),
-    )
-    for wrong, message in problems:
-        if wrong:
-            raise UserError(message)
-
-
-def _masking_problems(model: ModelConfig, data: DataConfig) -> tuple[tuple[bool, str], ...]:
-    masked = model.objective == "mlm"
-    return (
-        (
-            masked and data.tokenizer == "bytes" and data.whole_word_masking,
-            "data.whole_word_masking = True needs data.tokenizer = 'wordpiece'; bytes have no words",
-        ),
-        (
-            masked and not 1 <= data.max_predictions <= data.sequence_length,
-            f"data.max_predictions = {data.max_predictions}; allowed with model.objective = 'mlm': 1 to "
-            f"data.sequence_length = {data.sequence_length}",
-        ),
-        (
-            masked and data.mask_fraction <= 0,
-            f"data.mask_fraction = {data.mask_fraction}; allowed with model.objective = 'mlm': more than 0",
-        ),
-    )
-
-
-def _translation_problems(data: TranslationDataConfig) -> tuple[tuple[bool, str], ...]:
-    return (
-        (
-            data.layout == "bucketed" and data.sequence_length % 8 != 0,
-            f"data.sequence_length = {data.sequence_length} with data.layout = 'bucketed' must be divisible by 8: the buckets hold "
-            "rows of an eighth, a quarter, a half and the whole of it",
-        ),
-    )

@@ -16,7 +16,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from mhsh import __version__
-from mhsh.config import Config, from_dict
+from mhsh.config import Config
+from mhsh.config_reading import from_dict
 from mhsh.errors import UserError
 
 USAGE_ERROR = 2
@@ -53,6 +54,8 @@ def _run(arguments: list[str]) -> int:
     values: dict[str, Any] = {key: value for key, value in vars(options).items() if key not in ("command", "config_flags")}
     if options.command == "quickstart":
         values["configs"], rest = _quickstart_configs(rest)
+    for name, parameter in values.pop("partial_flags", {}).items():
+        values[parameter], rest = take_fields(name, rest)
     for name in options.config_flags:
         values[name], rest = take_config(name, rest)
     if "config" in options.config_flags and values["config"] is None:
@@ -60,7 +63,7 @@ def _run(arguments: list[str]) -> int:
     if rest:
         raise UserError(f"{rest[0]} is not an argument of mhsh {options.command}; see mhsh {options.command} --help")
     # One import a command: `mhsh compare` must not wait for jax.
-    module = "_".join([options.command, values.pop("task", "")]).rstrip("_")
+    module = "_".join([values.pop("module", options.command), values.pop("task", "")]).rstrip("_")
     return importlib.import_module(f"mhsh.commands.{module}").run(**values)
 
 
@@ -69,67 +72,153 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mhsh", description="Train shallow multi-head Transformers against their deep twins.")
     parser.add_argument("--version", action="version", version=f"mhsh {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for add_command in _COMMANDS:
+        add_command(commands)
+    return parser
 
-    train = _command(commands, "train", "train a config into a run folder, or go on with the run that is there", ["config"])
-    train.add_argument("--workdir", required=True, metavar="DIR", help="the run folder")
-    cluster = train.add_argument_group("several processes (one command on each)")
+
+def _train(commands: Any) -> None:
+    command = _command(commands, "train", "train a config into a run folder, or go on with the run that is there", ["config"])
+    command.add_argument("--workdir", required=True, metavar="DIR", help="the run folder")
+    cluster = command.add_argument_group("several processes (one command on each)")
     cluster.add_argument("--distributed", action="store_true", help="join the processes that JAX finds: TPU VMs, GKE, Slurm")
     cluster.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; with the next two")
     cluster.add_argument("--num-processes", type=int, metavar="N")
     cluster.add_argument("--process-id", type=int, metavar="I")
 
-    evaluate = _command(commands, "eval", "score a run's checkpoint on its validation rows", [])
-    evaluate.add_argument("folder", metavar="RUN")
-    evaluate.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
 
-    describe = _command(commands, "describe", "shapes, parameters, FLOPs and memory of one or two configs", ["config", "against"])
-    describe.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+def _eval(commands: Any) -> None:
+    command = _command(commands, "eval", "score a run's checkpoint on its validation rows", [])
+    command.add_argument("folder", metavar="RUN")
+    command.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
 
-    admin = _command(commands, "admin", "run Admin's profiling pass and print omega of every sublayer", ["config"])
-    admin.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
-    aot = _command(commands, "aot", "memory, collectives and FLOPs of the step on a TPU slice that is not here", ["config"])
-    aot.add_argument("--topology", required=True, metavar="KIND:LAYOUT", help="v5e:4x4, v4:2x2x1, v5p:2x2x2, v6e:4x4 or local:8")
-    aot.add_argument("--num-slices", type=int, default=1, metavar="N", help="slices of that layout (default: 1)")
-    aot.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device (default: the public figure)")
-    aot.add_argument("--search", action="store_true", help="find the largest train.batch_size that fits")
-    aot.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+def _describe(commands: Any) -> None:
+    command = _command(commands, "describe", "shapes, parameters, FLOPs and memory of one or two configs", ["config", "against"])
+    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
-    prepare = _command(commands, "prepare", "make a config's sentence pairs into packed rows on disk", ["config"])
-    prepare.add_argument("--out", required=True, metavar="DIR", help="where the rows go")
-    prepare.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
-    prepare.add_argument("--runner", default="local", metavar="NAME", help="local (default) or beam")
-    prepare.add_argument("--beam-options", default="", metavar="OPTIONS", help="Beam's pipeline options, in one string")
-    prepare.add_argument("--pairs-per-shard", type=int, default=20_000, metavar="N", help="pairs in a shard (default: 20000)")
 
-    translate = _command(commands, "translate", "translate lines with a run's checkpoint, one line in, one line out", [])
-    translate.add_argument("folder", metavar="RUN")
-    translate.add_argument("--input", dest="source", metavar="FILE", help="UTF-8, plain or .gz (default: standard input)")
-    translate.add_argument("--output", metavar="FILE", help="a new file (default: standard output)")
-    translate.add_argument("--beam", type=int, default=4, metavar="K", help="hypotheses a sentence (default: 4)")
-    translate.add_argument("--length-penalty", type=float, default=0.6, metavar="A", help="score / length ** A (default: 0.6)")
-    translate.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
-    translate.add_argument(
+def _admin(commands: Any) -> None:
+    command = _command(commands, "admin", "run Admin's profiling pass and print omega of every sublayer", ["config"])
+    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+
+
+def _aot(commands: Any) -> None:
+    command = _command(commands, "aot", "memory, collectives and FLOPs of the step on a TPU slice that is not here", ["config"])
+    command.add_argument(
+        "--topology", required=True, metavar="KIND:LAYOUT", help="v5e:4x4, v4:2x2x1, v5p:2x2x2, v6e:4x4 or local:8"
+    )
+    command.add_argument("--num-slices", type=int, default=1, metavar="N", help="slices of that layout (default: 1)")
+    command.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device (default: the public figure)")
+    command.add_argument("--search", action="store_true", help="find the largest train.batch_size that fits")
+    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+
+
+def _prepare(commands: Any) -> None:
+    command = _command(commands, "prepare", "make a config's sentence pairs or documents into packed rows on disk", ["config"])
+    command.add_argument("--out", required=True, metavar="DIR", help="where the rows go")
+    command.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
+    command.add_argument("--runner", default="local", metavar="NAME", help="local (default) or beam")
+    command.add_argument("--beam-options", default="", metavar="OPTIONS", help="Beam's pipeline options, in one string")
+    command.add_argument(
+        "--per-shard", type=int, metavar="N", help="sentence pairs (default: 20000) or documents (default: 1000) in a shard"
+    )
+
+
+def _finetune(commands: Any) -> None:
+    command = _command(commands, "finetune", "train a pre-trained run's model on a task, with several seeds", ["config"])
+    # The config is whole with the run's fields only.
+    command.set_defaults(config_flags=[], partial_flags={"config": "fields"})
+    command.add_argument("folder", metavar="RUN", help="the pre-trained run")
+    command.add_argument("--workdir", required=True, metavar="DIR", help="where a run folder a seed goes")
+    command.add_argument("--seeds", default="0", metavar="K,...", help="of heads, dropout (default: 0)")
+    command.add_argument("--fresh", action="store_true", help="take RUN's shape and vocabulary, not its parameters")
+
+
+def _predict(commands: Any) -> None:
+    command = _command(commands, "predict", "answer a task's examples with a fine-tuned run, in the task's own form", [])
+    command.add_argument("folder", metavar="RUN")
+    command.add_argument("--input", dest="source", required=True, metavar="FILE", help="GLUE's TSV or SQuAD's JSON, plain or .gz")
+    command.add_argument("--output", required=True, metavar="FILE", help="a new file: GLUE's TSV, or JSON of answers by id")
+    command.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    command.add_argument(
+        "--null-threshold", type=float, default=0.0, metavar="X", help="SQuAD 2.0: how much better no answer must be (default: 0)"
+    )
+    command.add_argument("--details", metavar="FILE", help="SQuAD: a new file for the n-best answers and what X is held against")
+
+
+def _translate(commands: Any) -> None:
+    command = _command(commands, "translate", "translate lines with a run's checkpoint, one line in, one line out", [])
+    command.add_argument("folder", metavar="RUN")
+    command.add_argument("--input", dest="source", metavar="FILE", help="UTF-8, plain or .gz (default: standard input)")
+    command.add_argument("--output", metavar="FILE", help="a new file (default: standard output)")
+    command.add_argument("--beam", type=int, default=4, metavar="K", help="hypotheses a sentence (default: 4)")
+    command.add_argument("--length-penalty", type=float, default=0.6, metavar="A", help="score / length ** A (default: 0.6)")
+    command.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    command.add_argument(
         "--average", dest="num_averaged", type=int, default=1, metavar="N", help="average the last N checkpoints (default: 1)"
     )
-    translate.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="source tokens at once (default: 4096)")
-    translate.add_argument("--overlong", default="error", metavar="WHAT", help="lines that are too long: error (default) or cut")
+    command.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="source tokens at once (default: 4096)")
+    command.add_argument("--overlong", default="error", metavar="WHAT", help="lines that are too long: error (default) or cut")
 
+
+def _score(commands: Any) -> None:
     score = _command(commands, "score", "score predictions of any system against references", [])
     tasks = score.add_subparsers(dest="task", metavar="TASK", required=True)
-    translation = _command(tasks, "translation", "BLEU and chrF of lines, by sacreBLEU", [])
-    translation.add_argument("--hypotheses", required=True, metavar="FILE", help="a translation a line, plain or .gz")
-    translation.add_argument("--references", required=True, metavar="FILE", help="the references, line by line")
-    translation.add_argument("--lowercase", action="store_true", help="compare without case")
-    translation.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+    command = _command(tasks, "translation", "BLEU and chrF of lines, by sacreBLEU", [])
+    command.add_argument("--hypotheses", required=True, metavar="FILE", help="a translation a line, plain or .gz")
+    command.add_argument("--references", required=True, metavar="FILE", help="the references, line by line")
+    command.add_argument("--lowercase", action="store_true", help="compare without case")
+    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+    _score_glue(tasks)
+    _score_squad(tasks)
 
-    compare = _command(commands, "compare", "put runs side by side: a table, report.html and curves", [])
-    compare.add_argument("folders", nargs="+", metavar="RUN")
-    compare.add_argument("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
 
-    quickstart = _command(commands, "quickstart", "train the small comparison and write its report", [])
-    quickstart.add_argument("--workdir", default="runs/quickstart", metavar="DIR", help="where the runs go")
-    return parser
+def _score_glue(tasks: Any) -> None:
+    command = _command(tasks, "glue", "the metrics of one GLUE task, as JSON", [])
+    names = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli"
+    command.add_argument("--task", dest="glue_task", required=True, metavar="T", help=names)
+    command.add_argument("--labels", required=True, metavar="FILE", help="the task's original TSV with labels, plain or .gz")
+    command.add_argument("--predictions", required=True, metavar="FILE", help="index<TAB>prediction, as one hands them in to GLUE")
+
+
+def _score_squad(tasks: Any) -> None:
+    command = _command(tasks, "squad", "exact match and F1 of SQuAD 1.1 or 2.0, as JSON", [])
+    command.add_argument("--data", required=True, metavar="FILE", help="SQuAD's JSON with answers, plain or .gz")
+    command.add_argument("--predictions", required=True, metavar="FILE", help="JSON: the answer of each question's id")
+    command.add_argument("--na-probabilities", metavar="FILE", help="JSON: each id's no-answer probability (2.0 only)")
+
+
+def _import(commands: Any) -> None:
+    command = _command(commands, "import", "make a run folder of a Hugging Face BERT checkpoint", ["config"])
+    command.epilog = f"{command.epilog}\n--task=configs/glue.py:cola (or squad.py) over it, for a checkpoint that was fine-tuned"
+    command.add_argument("source", metavar="SRC", help="a folder with config.json and safetensors, or the .safetensors file in it")
+    command.add_argument("--out", required=True, metavar="RUN", help="the run folder, new")
+    command.add_argument(
+        "--fresh-heads",
+        action="store_true",
+        help="take the body alone (embeddings, encoder, pooler); put the config's heads on it, fresh",
+    )
+    command.set_defaults(module="import_checkpoint", partial_flags={"task": "task_fields"})  # `import` is no module's name
+
+
+def _export(commands: Any) -> None:
+    command = _command(commands, "export", "write a run's checkpoint as a BERT that transformers loads", [])
+    command.add_argument("folder", metavar="RUN")
+    command.add_argument("--out", required=True, metavar="DIR", help="where it goes, new")
+    command.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    command.set_defaults(module="export_checkpoint")
+
+
+def _compare(commands: Any) -> None:
+    command = _command(commands, "compare", "put runs side by side: a table, report.html and curves", [])
+    command.add_argument("folders", nargs="+", metavar="RUN")
+    command.add_argument("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
+
+
+def _quickstart(commands: Any) -> None:
+    command = _command(commands, "quickstart", "train the small comparison and write its report", [])
+    command.add_argument("--workdir", default="runs/quickstart", metavar="DIR", help="where the runs go")
 
 
 def _command(commands: Any, name: str, help_text: str, config_flags: Sequence[str]) -> argparse.ArgumentParser:
@@ -146,15 +235,40 @@ def _command(commands: Any, name: str, help_text: str, config_flags: Sequence[st
     return parser
 
 
+# In the order of `mhsh --help`.
+_COMMANDS = (
+    _train,
+    _eval,
+    _describe,
+    _admin,
+    _aot,
+    _prepare,
+    _finetune,
+    _predict,
+    _translate,
+    _score,
+    _import,
+    _export,
+    _compare,
+    _quickstart,
+)
+
+
 def take_config(name: str, arguments: list[str]) -> tuple[Config | None, list[str]]:
     """The config that `--NAME=...` and its overrides make (None: not given), and the arguments that are left."""
+    fields, left = take_fields(name, arguments)
+    return (None if fields is None else from_dict(fields)), left
+
+
+def take_fields(name: str, arguments: list[str]) -> tuple[dict[str, Any] | None, list[str]]:
+    """The fields of that config, unchecked."""
     flag_values = flags.FlagValues()
     argv = ["mhsh", *arguments]
     config_flags.DEFINE_config_file(name, flag_values=flag_values, sys_argv=argv)
     try:
         left = flag_values(argv, known_only=True)[1:]
         fields = flag_values[name].value
-        return (None if fields is None else from_dict(fields.to_dict())), left
+        return (None if fields is None else fields.to_dict()), left
     except (flags.Error, AttributeError, KeyError) as error:
         raise UserError(f"--{name}: {error.args[0] if error.args else error}") from error
     except OSError as error:

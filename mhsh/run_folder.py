@@ -14,7 +14,8 @@ from typing import Any
 
 from etils import epath
 
-from mhsh.config import Config, TranslationDataConfig, from_dict, to_dict
+from mhsh.config import Config, TranslationDataConfig, to_dict
+from mhsh.config_reading import from_saved
 from mhsh.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
@@ -90,7 +91,7 @@ class RunFolder:
 
     def read_config(self) -> Config:
         """The resolved config. Raises UserError where it is missing, unreadable or invalid."""
-        return from_dict(self._read_json("config.json"))
+        return from_saved(self._read_json("config.json"))
 
     def read_run(self) -> dict[str, Any]:
         """run.json: versions, devices, mesh, parameter ledger, data fingerprint, omega, status."""

@@ -17,8 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mhsh.config import Config, ModelConfig, from_dict, regroup, to_dict
+from mhsh.commands.finetune import fine_tuning_config
+from mhsh.config import Config, ModelConfig, regroup, to_dict
+from mhsh.config_reading import from_dict
+from mhsh.data.glue import find_task
 from mhsh.errors import UserError
+from mhsh.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -33,7 +37,10 @@ def load_task(task: str) -> Any:
     return module
 
 
-EVERY_VARIANT = [(task, variant) for task in TASKS for variant in load_task(task).VARIANTS]
+# Their configs are whole with the model of a pre-trained run only.
+FINE_TUNING = ("glue", "squad")
+EVERY_VARIANT = [(task, variant) for task in TASKS if task not in FINE_TUNING for variant in load_task(task).VARIANTS]
+EVERY_FINE_TUNING = [(task, variant) for task in FINE_TUNING for variant in load_task(task).VARIANTS]
 FIELDS = load_task("bert").get_config("2l8h").to_dict()
 BERT = from_dict(FIELDS)
 
@@ -129,7 +136,7 @@ NOT_NEGATIVE = [
     *(f"train.{name}" for name in ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every")),
 ]
 CHOICES = {
-    "model.objective": "mlm, clm, translation",
+    "model.objective": "mlm, clm, translation, classification, span",
     "model.positions": "learned, sinusoidal",
     "model.activation": "gelu, gelu_tanh, relu",
     "model.residual": "post_ln, pre_ln, admin, deepnorm, rezero",
@@ -180,7 +187,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # Names.
     ({"model.num_layer": 3}, "^model.num_layer = 3 is not a field of the config; did you mean model.num_layers\\?$"),
     ({"model.head_per_layer": 3}, "^model.head_per_layer = 3 is not a field .*; did you mean model.heads_per_layer\\?$"),
-    ({"train.qqq": 1}, "^train.qqq = 1 is not a field of the config; allowed: seed, num_steps, "),
+    ({"train.qqq": 1}, "^train.qqq = 1 is not a field of the config; allowed: seed, start_from, num_steps, "),
     ({"optimiser": {}}, "^optimiser = {} is not a field of the config; did you mean optimizer\\?$"),
     ({"train.seed": ...}, "^train.seed is missing from the config; it has no default$"),
     ({"mesh": ...}, "^mesh is missing from the config; it has no default$"),
@@ -282,6 +289,46 @@ def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
     again = from_dict(json.loads(json.dumps(to_dict(config))))
     assert again == config
     assert "heads_per_layer" not in to_dict(config)["model"]
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "message"),
+    [
+        ("glue", {"model.num_classes": 0}, "^model.num_classes = 0; allowed with model.objective = 'classification': 1 or more$"),
+        ("squad", {"model.num_classes": 2}, "^model.num_classes = 2; allowed with model.objective = 'span': 0$"),
+        ("glue", {"train.eval_batches": 3}, "^train.eval_batches = 3; allowed with model.objective = 'classification': 0, all"),
+        ("squad", {"train.label_smoothing": 0.1}, "^train.label_smoothing = 0.1; allowed with model.objective = 'span': 0$"),
+        (
+            "squad",
+            {"data.stride": 400},
+            "^data.stride = 400; allowed with .*: up to 317, or some of the context would",
+        ),
+        ("squad", {"data.stride": 0}, "^data.stride = 0; allowed: 1 or more$"),
+    ],
+)
+def test_what_no_fine_tuning_can_be(task, overrides, message, tmp_path):
+    run = RunFolder.open_for_training(tmp_path / "run", from_dict(load_task("bert").get_config("12l12h").to_dict()))
+    fields = overridden(overrides, load_task(task).get_config().to_dict())
+    with pytest.raises(UserError, match=message):
+        fine_tuning_config(run, fields, seed=0, fresh=True)
+
+
+@pytest.mark.parametrize(("task", "variant"), EVERY_FINE_TUNING)
+def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, tmp_path):
+    there = from_dict(load_task("bert").get_config("12l12h").to_dict())
+    run = RunFolder.open_for_training(tmp_path / "run", there)
+    fields = load_task(task).get_config(variant)
+    assert fields.is_locked
+    config = fine_tuning_config(run, fields.to_dict(), seed=3, fresh=False)
+    assert (config.train.seed, config.train.start_from) == (3, str(tmp_path / "run"))
+    assert config.data.vocab_path == str(tmp_path / "run" / "vocab.txt")
+    head = dict(objective=config.model.objective, num_classes=config.model.num_classes, next_sentence=False)
+    assert config.model == dataclasses.replace(there.model, **head)
+    assert fine_tuning_config(run, fields.to_dict(), seed=3, fresh=True).train.start_from == ""
+    if task == "glue":
+        assert (
+            config.model.num_classes == find_task(variant).num_classes == len(find_task(variant).label_names) or variant == "stsb"
+        )
 
 
 @pytest.mark.parametrize("task", TASKS)

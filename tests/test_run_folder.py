@@ -49,6 +49,18 @@ def steps(folder: RunFolder) -> list[int]:
     return [row["step"] for row in folder.read_metrics().rows]
 
 
+def test_a_config_that_is_older_than_a_field_is_read_as_what_it_meant(folder, config):
+    path = folder.path / "config.json"
+    fields = json.loads(path.read_text())
+    del fields["model"]["num_classes"], fields["train"]["start_from"]
+    path.write_text(json.dumps(fields))
+    assert folder.read_config() == config
+    del fields["model"]["num_layers"]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match=r"model\.num_layers is missing"):
+        folder.read_config()
+
+
 def test_a_new_folder_holds_the_config_and_opens_again(tmp_path: Path, config: Config) -> None:
     path = tmp_path / "some" / "run"
     assert RunFolder.open_for_training(path, config).read_config() == config

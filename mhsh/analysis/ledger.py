@@ -54,14 +54,23 @@ def forward_flops(model: ModelConfig, length: int, predicted: int) -> Flops:
     """
     if model.num_decoder_layers:
         return _seq2seq_flops(model, length, predicted)
-    d, layers = model.embed_dim, model.num_layers
-    pooler = 2 * d * d + 2 * d * 2 if model.next_sentence else 0
+    layers = model.num_layers
     return Flops(
         attention_projections=layers * length * 4 * _projection(model),
         attention_scores=layers * length * length * _scores(model),
         feed_forward=layers * length * _feed_forward(model),
-        heads=predicted * (2 * d * d + 2 * d * model.vocab_size) + pooler,
+        heads=_bert_heads(model, length, predicted),
     )
+
+
+def _bert_heads(model: ModelConfig, length: int, predicted: int) -> int:
+    d = model.embed_dim
+    pooler = 2 * d * d
+    if model.objective == "classification":
+        return pooler + 2 * d * model.num_classes
+    if model.objective == "span":
+        return length * 2 * d * 2
+    return predicted * (2 * d * d + 2 * d * model.vocab_size) + (pooler + 2 * d * 2 if model.next_sentence else 0)
 
 
 def _seq2seq_flops(model: ModelConfig, source: int, target: int) -> Flops:

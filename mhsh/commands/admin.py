@@ -11,12 +11,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.config import Config, rows_in_batch
+from mhsh.config import Config
 from mhsh.data.load import load_corpus
 from mhsh.data.pipeline import prefetched
 from mhsh.models.admin import read_omega
 from mhsh.models.model import build_model
-from mhsh.models.stack import SUBLAYERS
+from mhsh.models.stack import SUBLAYERS, in_stack_order
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import create_state
@@ -31,10 +31,9 @@ def run(config: Config, as_json: bool) -> int:
     corpus.check_batch(batch_size)
     first = next(prefetched(corpus.train_steps(batch_size, functools.partial(process_rows, mesh)), 0, 1))
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    placed = put_batch(first, mesh, rows_in_batch(config, first["inputs"].shape[1]))
-    state = create_state(config, model, optimizer, mesh, placed)
-    found = jax.device_get(read_omega(state.params))
-    omega = {stack: np.asarray(found[stack])[:, :, 0] for stack in SUBLAYERS if stack in found}
+    state = create_state(config, model, optimizer, mesh, put_batch(config, first, mesh))
+    found = in_stack_order(jax.device_get(read_omega(state.params)))
+    omega = {stack: np.asarray(each)[:, :, 0] for stack, each in found.items()}
     if as_json:
         named = {
             stack: {name: each[:, index].tolist() for index, name in enumerate(SUBLAYERS[stack])} for stack, each in omega.items()

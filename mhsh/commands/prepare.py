@@ -1,4 +1,4 @@
-"""mhsh prepare: a config's sentence pairs as packed rows on disk, for data.source = arrayrecord:DIR."""
+"""mhsh prepare: a config's sentence pairs or documents as packed rows on disk, for data.source = arrayrecord:DIR."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mhsh.config import Config
-from mhsh.data.prepare_translation import prepare
+from mhsh.config import Config, DataConfig, TranslationDataConfig
+from mhsh.data.prepare import Preparation, prepare
+from mhsh.data.prepare_pretraining import PretrainingPreparation
+from mhsh.data.prepare_translation import TranslationPreparation
 from mhsh.data.workers import run_chunks, run_chunks_on_beam
 from mhsh.errors import UserError
 
 _SECONDS_BETWEEN_LINES = 5
 
 
-def run(config: Config, out: str, workers: int, runner: str, beam_options: str, pairs_per_shard: int) -> int:
-    """Prepares the rows, goes on with them, or verifies them where they are finished; prints the summary."""
+def run(config: Config, out: str, workers: int, runner: str, beam_options: str, per_shard: int | None) -> int:
+    """Prepares the rows, goes on with them, or verifies them where they are finished; prints the summary.
+
+    Args:
+      per_shard: pairs or documents in a shard; None: as many as the task has where nobody says otherwise.
+    """
     if runner not in ("local", "beam"):
         raise UserError(f"--runner={runner} is not known; allowed: local, beam")
     if beam_options and runner != "beam":
@@ -26,10 +32,25 @@ def run(config: Config, out: str, workers: int, runner: str, beam_options: str, 
         raise UserError(f"--workers={workers} must be 1 or more")
     start = time.monotonic()
     run_all = _on_beam(beam_options) if runner == "beam" else functools.partial(_locally, workers)
-    summary = prepare(config, Path(out), pairs_per_shard, run_all, _say)
-    _print_summary(summary)
+    task = _task(config)
+    summary = prepare(task, Path(out), task.items_per_shard if per_shard is None else per_shard, run_all, _say)
+    for line in task.describe(summary):
+        _say(line)
     _say(f"{out} is finished ({time.monotonic() - start:.1f} s); train from it with --config.data.source=arrayrecord:{out}")
     return 0
+
+
+def _task(config: Config) -> Preparation[Any]:
+    match config.data:
+        case TranslationDataConfig():
+            return TranslationPreparation(config)
+        case DataConfig():
+            return PretrainingPreparation(config)
+        case _:
+            raise UserError(
+                "mhsh prepare makes rows for pre-training and translation; those of model.objective = "
+                f"{config.model.objective!r} are made when training starts"
+            )
 
 
 def _locally(workers: int, work: Callable[[int], None], chunks: range) -> None:
@@ -47,20 +68,6 @@ def _locally(workers: int, work: Callable[[int], None], chunks: range) -> None:
 
 def _on_beam(options: str) -> Callable[[Callable[[int], None], range], None]:
     return lambda work, chunks: run_chunks_on_beam(work, chunks, options)
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    _say(
-        f"pairs read {summary['read']:,}: {summary['empty']:,} empty, {summary['duplicates']:,} duplicates, "
-        f"{summary['in_both_splits']:,} left to validation"
-    )
-    for split in ("train", "validation"):
-        counts = summary[split]
-        _say(
-            f"{split}: {counts['pairs']:,} pairs ({counts['too_long']:,} too long and {counts['unlike']:,} too unlike left out), "
-            f"{counts['source_tokens']:,} source and {counts['target_tokens']:,} target tokens in {counts['rows']:,} rows, "
-            f"{counts['source_padding_fraction']:.1%} and {counts['target_padding_fraction']:.1%} padding"
-        )
 
 
 def _say(line: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from mhsh.data.files import read_lines
 from mhsh.errors import UserError
 from mhsh.evaluation.bleu import TranslationScores, score_translations
-from mhsh.evaluation.lines import read_lines
 
 
 def run(hypotheses: str, references: str, lowercase: bool, as_json: bool) -> int:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
-import jax
-import optax
-
-from mhsh.config import Config, MeshConfig
+from mhsh.config import Config
+from mhsh.data.files import read_lines
 from mhsh.data.translation_tokenizer import TranslationTokenizer, load_tokenizer
 from mhsh.errors import UserError
-from mhsh.evaluation.lines import read_lines
 from mhsh.evaluation.translation import model_decoder, translate_lines
-from mhsh.models.model import build_model
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.checkpoint_average import average, newest_steps
-from mhsh.training.sharding import make_mesh
-from mhsh.training.state import abstract_state
+from mhsh.training.restored import restored_model
 
 
 def run(
@@ -54,7 +45,8 @@ def run(
         raise UserError(f"{folder} is a run of model.objective = {config.model.objective!r}; mhsh translate needs 'translation'")
     tokenizer = _tokenizer(run_folder, config)
     lines = read_lines(source)
-    model, params = _restored(run_folder, config, step, num_averaged)
+    model, params = restored_model(run_folder, config, step, num_averaged)
+    assert isinstance(model, Seq2Seq)
     translated = translate_lines(
         lines,
         tokenizer,
@@ -93,11 +85,6 @@ def _tokenizer(folder: RunFolder, config: Config) -> TranslationTokenizer:
     """The run's vocabulary, after checking that it is the one that the model was trained with."""
     path = folder.path / vocab_file(config)
     tokenizer = load_tokenizer(path)
-    if tokenizer.vocab_size > config.model.vocab_size:
-        raise UserError(
-            f"{path} has {tokenizer.vocab_size} tokens, the model model.vocab_size = {config.model.vocab_size}; "
-            "put the run's own vocabulary back"
-        )
     recorded = folder.read_run()["data"]["vocab_fingerprint"]
     if tokenizer.fingerprint != recorded:
         raise UserError(
@@ -105,18 +92,6 @@ def _tokenizer(folder: RunFolder, config: Config) -> TranslationTokenizer:
             "put the run's own back"
         )
     return tokenizer
-
-
-def _restored(folder: RunFolder, config: Config, step: int | None, num_averaged: int) -> tuple[Seq2Seq, Any]:
-    """The model and its parameters, on one device, whatever mesh they were trained on."""
-    checkpoints = Checkpoints(folder.checkpoints_path, keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
-    steps = newest_steps(checkpoints, num_averaged, step)
-    config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
-    model = build_model(config.model)
-    assert isinstance(model, Seq2Seq)
-    # Whatever the optimiser, the parameters are the same.
-    abstract = abstract_state(config, model, optax.identity(), make_mesh(config, jax.devices()[:1])).params
-    return model, average(checkpoints, steps, abstract)
 
 
 def _write(content: bytes, output: str | None) -> None:

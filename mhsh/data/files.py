@@ -1,4 +1,4 @@
-"""Text files, plain or packed: found by a glob, opened by their suffix, and what is said of those that cannot be read."""
+"""Text files, plain or packed: found by a glob, opened by their suffix, read line by line, and what is said of bad ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import glob
 import gzip
 import lzma
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
@@ -49,3 +50,35 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
         raise UserError(f"{path} is damaged and cannot be unpacked ({error}); fetch it again") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a plain, .gz or .xz file, read as they are asked for.
+
+    Only "\n" ends a line, and is no part of it; a byte order mark at the start of the text is none either.
+
+    Raises:
+      UserError: the file cannot be read, or a line (which is named) is not UTF-8.
+    """
+    with unpacked(path) as file:
+        yield from _decoded(file, str(path))
+
+
+def read_lines(path: str | None) -> list[str]:
+    """All lines of a plain, .gz or .xz file, or of standard input where `path` is None, as `text_lines` gives them.
+
+    A carriage return at the end of a line is left out.
+    """
+    lines = _decoded(sys.stdin.buffer, "standard input") if path is None else text_lines(Path(path))
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _decoded(raw: Iterable[bytes], name: str) -> Iterator[str]:
+    for number, line in enumerate(raw, 1):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name} line {number} is not UTF-8: {error.reason} at byte {error.start} of the line; convert it to UTF-8"
+            ) from error
+        yield (text.removeprefix("\ufeff") if number == 1 else text).removesuffix("\n")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from etils import epath
 
-from mhsh.config import Config, TranslationDataConfig
-from mhsh.data import pretraining, translation
+from mhsh.config import ClassificationDataConfig, Config, DataConfig, SpanDataConfig, TranslationDataConfig
+from mhsh.data import classification, pretraining, spans, translation
 from mhsh.data.corpus import Corpus
 from mhsh.run_folder import vocab_file
 
@@ -21,6 +21,12 @@ def load_corpus(config: Config, saved: epath.PathLike | None) -> Corpus:
       UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a split without rows.
     """
     saved_vocab = epath.Path(saved) / vocab_file(config) if saved is not None else None
-    if isinstance(config.data, TranslationDataConfig):
-        return translation.load_translation(config.model, config.data, saved_vocab)
-    return pretraining.load_pretraining(config.model, config.data, saved_vocab)
+    match config.data:
+        case TranslationDataConfig():
+            return translation.load_translation(config.model, config.data, saved_vocab)
+        case ClassificationDataConfig():
+            return classification.load_classification(config.model, config.data, saved_vocab)
+        case SpanDataConfig():
+            return spans.load_spans(config.model, config.data, saved_vocab)
+        case DataConfig():
+            return pretraining.load_pretraining(config.model, config.data, saved_vocab)

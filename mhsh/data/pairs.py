@@ -1,20 +1,20 @@
-"""Where sentence pairs come from, and what is done to them before anything is learnt: `read_pairs`, `clean`, `is_held_out`."""
+"""Where sentence pairs come from, and what is done to them before anything is learnt: `read_pairs`, `clean`, `split_pairs`."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from mhsh.config import TranslationDataConfig
 from mhsh.data import numbers
-from mhsh.data.files import matching_files, unpacked
-from mhsh.data.seeds import PAIR_SPLIT, derived_seed
+from mhsh.data.files import matching_files, text_lines
+from mhsh.data.seeds import PAIR_SPLIT
+from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, is_held_out
 from mhsh.errors import UserError
 
 # Control characters (category Cc) that are not white space: they are no text. The others are blanks, and become one.
@@ -30,11 +30,12 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass
 class CleaningCounts:
-    """What `clean` saw and left out, counted as it goes."""
+    """What `clean` and `split_pairs` saw and left out of data.source, counted as they go."""
 
     read: int = 0
     empty: int = 0  # pairs with nothing on either side
     duplicates: int = 0  # pairs equal to one before, on both sides
+    in_both_splits: int = 0  # pairs left out of training, as validation has them
 
 
 def read_pairs(source: str) -> Iterator[Pair]:
@@ -70,7 +71,7 @@ def read_pairs(source: str) -> Iterator[Pair]:
 def validation_pairs(data: TranslationDataConfig) -> Iterator[Pair] | None:
     """The pairs that validation has of its own: data.validation_source, or the held-out numbers of `numbers`.
 
-    None: there are none, and those of data.source that `is_held_out` says are held out.
+    None: there are none, and data.validation_fraction of those of data.source is held out.
     """
     if data.validation_source:
         return read_pairs(data.validation_source)
@@ -113,19 +114,44 @@ def pair_digest(pair: Pair) -> bytes:
     return hashlib.blake2b(f"{pair.source}\n{pair.target}".encode(), digest_size=16).digest()
 
 
-def is_held_out(pair: Pair, data: TranslationDataConfig) -> bool:
-    """Whether a cleaned pair is for validation, by a hash of its source sentence and data.seed.
+def split_pairs(
+    pairs: Iterable[Pair], own: Iterable[Pair] | None, data: TranslationDataConfig, counts: CleaningCounts
+) -> Iterator[tuple[str, Pair]]:
+    """The split of every pair that is left, and the pair, cleaned: those of validation first where it has its own.
 
-    So translations of one sentence stay together, and no pair hangs on what other pairs there are: data.validation_fraction of
-    them is held out by chance, not by count.
+    Then no pair of theirs is left in training. Otherwise pairs are held out by their source sentence (see `splits.is_held_out`), so
+    that translations of one sentence stay together.
+
+    Args:
+      pairs: those of data.source, as `read_pairs` gives them.
+      own: `validation_pairs`.
+      counts: is added to, pair by pair.
     """
-    digest = hashlib.blake2b(pair.source.encode("utf-8"), key=_split_key(data.seed), digest_size=8).digest()
-    return int.from_bytes(digest, "little") < data.validation_fraction * 2**64
+    held_out: set[bytes] = set()
+    for pair in clean(own or (), CleaningCounts()):
+        held_out.add(pair_digest(pair))
+        yield VALIDATION, pair
+    for pair in clean(pairs, counts):
+        if own is None:
+            chosen = is_held_out(pair.source, data.validation_fraction, data.seed, PAIR_SPLIT)
+            yield VALIDATION if chosen else TRAIN, pair
+        elif pair_digest(pair) in held_out:
+            counts.in_both_splits += 1
+        else:
+            yield TRAIN, pair
 
 
-@functools.cache
-def _split_key(seed: int) -> bytes:
-    return derived_seed(seed, PAIR_SPLIT).to_bytes(4, "little")
+def check_split(sizes: Mapping[str, int], data: TranslationDataConfig, counts: CleaningCounts) -> None:
+    """Raises UserError where a split has no pairs; `sizes` has those of each."""
+    for split in SPLITS:
+        if sizes[split]:
+            continue
+        if split == VALIDATION and data.validation_source:
+            raise UserError(f"data.validation_source = {data.validation_source!r} holds no sentence pairs; name one that does")
+        raise UserError(
+            f"data.source = {data.source!r} leaves no pairs for {split} ({counts.read} read, {counts.empty} empty, "
+            f"{counts.duplicates} duplicates); give more text, or change data.validation_fraction or data.validation_source"
+        )
 
 
 def _number_pairs(source: str, count: str) -> Iterator[Pair]:
@@ -151,23 +177,10 @@ def _text_pairs(source: str, source_glob: str, target_glob: str) -> Iterator[Pai
 
 def _file_pairs(source: Path, target: Path) -> Iterator[Pair]:
     counts = [0, 0]
-    for lines in itertools.zip_longest(_lines(source), _lines(target)):
+    for lines in itertools.zip_longest(text_lines(source), text_lines(target)):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
         if None not in lines:
             yield Pair(*lines)
     source_count, target_count = counts
     if source_count != target_count:
         raise UserError(f"{source} has {source_count} lines, {target} {target_count}; line n must translate line n")
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file without their ends; a byte order mark at its start is no part of the text."""
-    with unpacked(path) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path} is not UTF-8: {error.reason} at byte {error.start} of line {number}; convert it to UTF-8"
-                ) from error
-            yield (text.removeprefix("\ufeff") if number == 1 else text).removesuffix("\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -12,12 +13,40 @@ from mhsh.data.token_documents import TokenDocuments, cut_long_sentences
 from mhsh.data.tokenizer import Tokenizer
 from mhsh.errors import UserError
 
-# Arrays that share their first axis R, the rows: inputs, inputs_position, inputs_segmentation [R,T]; token_types [R,T] where
-# the model has them; next_sentence [R] where it has that head; targets [R,T] for clm. All int32.
+# Arrays that share their first axis R, the rows. Those of pre-training have nothing in them that follows from the rest:
+#   tokens: ids [R,T] of mlm, padding among them, or [R,T+1] of clm; uint16 where every id fits, else int32;
+#   ends [R,2] int32, mlm: the tokens of [CLS] A [SEP], and of the whole row;
+#   next_sentence [R] int32, with that head.
+# `full_rows` makes of them what a model reads.
 Rows = dict[str, np.ndarray]
 
 # Rows gathered at once: bounds the int64 index arrays of a large corpus.
 _ROWS_AT_ONCE = 16384
+
+
+@runtime_checkable
+class RowTable(Protocol):
+    """Rows of equal shapes, in memory or on disk."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, numbers: Int64[np.ndarray, " n"]) -> Rows:
+        """The arrays of these rows, in the order asked for."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayTable:
+    """A RowTable in memory."""
+
+    rows: Rows
+
+    def __len__(self) -> int:
+        return len(next(iter(self.rows.values())))
+
+    def take(self, numbers: Int64[np.ndarray, " n"]) -> Rows:
+        """As `RowTable.take`."""
+        return {name: values[numbers] for name, values in self.rows.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +87,10 @@ def split_limit(model: ModelConfig, data: DataConfig) -> int:
 def pack(
     documents: TokenDocuments, tokenizer: Tokenizer, model: ModelConfig, data: DataConfig, rng: np.random.Generator
 ) -> Packing:
-    """Rows in one of three layouts, none of which repeats or invents a token; `inputs_segmentation` is 1 for tokens, 0 for padding.
+    """Rows in one of three layouts, none of which repeats or invents a token.
 
     mlm with next_sentence: [CLS] A [SEP] B [SEP], A and B runs of whole sentences; `next_sentence` is 1 where B follows A in
-      its document, 0 where B comes from another document. `token_types` is 0 up to the first [SEP], then 1, and 0 in padding.
+      its document, 0 where B comes from another document.
       Source: Devlin et al., arXiv 1810.04805, appendix A.2; unlike their script, rows are never truncated.
     mlm: [CLS] sentences [SEP], as many whole sentences of one document as fit (DOC-SENTENCES of Liu et al., arXiv 1907.11692).
     clm: all documents in one stream, [SEP] after each; row r predicts tokens r T + 1 to r T + T of it from those one before,
@@ -74,37 +103,59 @@ def pack(
     Raises:
       UserError: rows too short for their specials, or random sentences wanted of a single document.
     """
+    length = data.sequence_length
     if model.objective == "clm":
-        rows, dropped = _stream_rows(documents, tokenizer, data.sequence_length)
-        cut = 0
-    else:
-        pieces, cut = cut_long_sentences(documents, split_limit(model, data))
-        dropped = 0
-        if model.next_sentence:
-            rows = _gather(pieces, _plan_pairs(pieces, data.sequence_length - 3, rng), tokenizer, data.sequence_length)
-        else:
-            rows = _gather(pieces, _plan_segments(pieces, data.sequence_length - 2), tokenizer, data.sequence_length)
-            del rows["next_sentence"]
-    if model.num_token_types == 0:
-        rows.pop("token_types", None)
-    elif "token_types" not in rows:
-        rows["token_types"] = np.zeros_like(rows["inputs"])
-    return Packing(rows, cut, dropped)
+        rows, dropped = _stream_rows(documents, tokenizer, length)
+        return Packing(rows, 0, dropped)
+    pieces, cut = cut_long_sentences(documents, split_limit(model, data))
+    pairs = _plan_pairs(pieces, length - 3, rng) if model.next_sentence else _plan_segments(pieces, length - 2)
+    rows = _gather(pieces, pairs, tokenizer, length)
+    if model.next_sentence:
+        rows["next_sentence"] = pairs.is_next
+    return Packing(rows, cut, 0)
+
+
+def full_rows(rows: Rows, model: ModelConfig) -> Rows:
+    """The arrays of the batch contract that hang on the rows alone, all int32: for a batch, or for as many rows as there are.
+
+    Returns:
+      inputs, inputs_position, inputs_segmentation [R,T], the latter two 0 in padding, segmentation 1 elsewhere; token_types [R,T]
+      where the model has them: 0 up to the first [SEP], then 1, and 0 in padding; next_sentence [R] where the rows have it; targets
+      [R,T] for clm.
+    """
+    tokens = rows["tokens"].astype(np.int32)
+    if model.objective == "clm":
+        shape = (len(tokens), tokens.shape[1] - 1)
+        full = {
+            "inputs": np.ascontiguousarray(tokens[:, :-1]),
+            "inputs_position": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
+            "inputs_segmentation": np.ones(shape, np.int32),
+            "targets": np.ascontiguousarray(tokens[:, 1:]),
+        }
+        return full | ({"token_types": np.zeros(shape, np.int32)} if model.num_token_types else {})
+    column = np.arange(tokens.shape[1], dtype=np.int32)
+    first_end, end = rows["ends"][:, :1], rows["ends"][:, 1:]
+    real = (column < end).astype(np.int32)
+    full = {"inputs": tokens, "inputs_position": column * real, "inputs_segmentation": real}
+    if model.num_token_types:
+        full["token_types"] = (column >= first_end) * real
+    if "next_sentence" in rows:
+        full["next_sentence"] = rows["next_sentence"]
+    return full
+
+
+def _token_dtype(tokenizer: Tokenizer) -> np.dtype:
+    return np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32)
 
 
 def _stream_rows(documents: TokenDocuments, tokenizer: Tokenizer, length: int) -> tuple[Rows, int]:
     ends = documents.sentence_bounds[documents.document_bounds[1:]]
-    stream = np.insert(documents.tokens, ends, np.int32(tokenizer.sep_id))
+    stream = np.insert(documents.tokens, ends, np.int32(tokenizer.sep_id)).astype(_token_dtype(tokenizer))
     num_rows = max(0, len(stream) - 1) // length
     used = num_rows * length
-    shape = (num_rows, length)
-    rows = {
-        "inputs": stream[:used].reshape(shape),  # inputs and targets are views of the one stream
-        "inputs_position": np.tile(np.arange(length, dtype=np.int32), (num_rows, 1)),
-        "inputs_segmentation": np.ones(shape, np.int32),
-        "targets": stream[1 : used + 1].reshape(shape) if num_rows else np.zeros(shape, np.int32),
-    }
-    return rows, len(stream) - used - (1 if num_rows else 0)
+    # Row r ends with the token that row r + 1 begins with.
+    inputs, last = stream[:used].reshape(num_rows, length), stream[1 : used + 1].reshape(num_rows, length)[:, -1:]
+    return {"tokens": np.concatenate([inputs, last], axis=1)}, len(stream) - used - (1 if num_rows else 0)
 
 
 def _plan_segments(documents: TokenDocuments, room: int) -> _Pairs:
@@ -176,8 +227,7 @@ def _shorten(bounds: Int64[np.ndarray, " bounds"], start: int, middle: int, othe
 def _gather(documents: TokenDocuments, pairs: _Pairs, tokenizer: Tokenizer, length: int) -> Rows:
     """The rows that the spans describe: [CLS] A [SEP], and B [SEP] after it where B is not empty."""
     num_rows = len(pairs.a_start)
-    shape = (num_rows, length)
-    rows = {name: np.zeros(shape, np.int32) for name in ("inputs", "inputs_position", "inputs_segmentation", "token_types")}
+    rows = {"tokens": np.empty((num_rows, length), _token_dtype(tokenizer)), "ends": np.empty((num_rows, 2), np.int32)}
     column = np.arange(length)
     for first in range(0, num_rows, _ROWS_AT_ONCE):
         block = slice(first, min(first + _ROWS_AT_ONCE, num_rows))
@@ -190,10 +240,6 @@ def _gather(documents: TokenDocuments, pairs: _Pairs, tokenizer: Tokenizer, leng
         tokens = documents.tokens[np.clip(source, 0, len(documents.tokens) - 1)]
         tokens = np.where((column == a_end) | (column == b_end), tokenizer.sep_id, tokens)
         tokens[:, 0] = tokenizer.cls_id
-        real = column <= b_end
-        rows["inputs"][block] = np.where(real, tokens, tokenizer.pad_id)
-        rows["inputs_position"][block] = np.where(real, column, 0)
-        rows["inputs_segmentation"][block] = real
-        rows["token_types"][block] = real & (column > a_end)
-    rows["next_sentence"] = pairs.is_next
+        rows["tokens"][block] = np.where(column <= b_end, tokens, tokenizer.pad_id)
+        rows["ends"][block] = np.concatenate([a_end, b_end], axis=1) + 1
     return rows

@@ -13,6 +13,7 @@ VALIDATION_MASKING = 6
 PAIR_SPLIT = 7
 BATCH_ORDER = 8
 NUMBERS = 9
+ARTICLE_SPLIT = 10
 
 
 def derived_seed(seed: int, purpose: int) -> int:

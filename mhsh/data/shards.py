@@ -8,29 +8,37 @@ a note `00000.json` beside each finished shard says of what job it is; the index
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import errno
 import hashlib
+import itertools
 import json
 import os
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from jaxtyping import Integer
 
 from mhsh.errors import UserError
 
 INDEX_FILE = "index.json"
 _FORMAT = 1
-# One record a chunk, so that a row is read without its neighbours. zstd at its quickest: a fifth of the bytes, read three quarters
-# as fast as plain ones from memory, faster from most disks (docs/preparation.md). One thread a writer, as workers are many already.
-_WRITER_OPTIONS = "group_size:1,zstd:1,max_parallelism:1"
-_READER_OPTIONS = {"max_parallelism": "0"}
+# One record a chunk, so that a row is read without its neighbours. One thread a writer, as workers are many already.
+_WRITER_OPTIONS = "group_size:1,max_parallelism:1"
+_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+# What is read at once: little more than a row, as the bytes behind it are those of a row that nobody has asked for.
+_READ_BYTES = 1 << 11
+
+# How records are packed; docs/preparation.md has what either costs. zstd, at its quickest, is for rows whose arrays repeat each
+# other.
+ZSTD, PLAIN = "zstd:1", "uncompressed"
 
 Row = dict[str, np.ndarray]
 Rows = Mapping[str, np.ndarray]  # arrays of equal length R on their first axis, a row of each making a row
@@ -60,13 +68,14 @@ class Shard:
         return sum(group.rows for group in self.groups)
 
 
-def write_shard(folder: Path, number: int, groups: Sequence[Rows], job: str, note: Mapping[str, Any]) -> Shard:
+def write_shard(folder: Path, number: int, groups: Sequence[Rows], packing: str, job: str, note: Mapping[str, Any]) -> Shard:
     """Writes shard `number` of `folder`; afterwards it is there whole, with its note, or (after a kill) is to be written again.
 
     Equal rows give equal bytes. Several processes may write different shards, and even the same, at the same time.
 
     Args:
       groups: the rows; the groups have the same arrays and dtypes, and may differ in shapes. Groups without rows are left out.
+      packing: ZSTD or PLAIN.
       job: what `finished_shard` must be asked with to accept it: the identity of all that its bytes hang on.
       note: numbers about it, kept until the index is written.
     """
@@ -74,7 +83,7 @@ def write_shard(folder: Path, number: int, groups: Sequence[Rows], job: str, not
     fields = {name: _stored_as(values) for name, values in groups[0].items()}
     kept = [rows for rows in groups if _num_rows(rows)]
     with replacing(path) as temporary:
-        _write_records(temporary, kept, fields)
+        _write_records(temporary, kept, fields, packing)
         with open(temporary, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         shard = Shard(
@@ -153,7 +162,11 @@ def open_rows(folder: str | os.PathLike[str]) -> StoredRows:
 
 
 class StoredRows:
-    """Random access to the rows of a folder: `len(rows)`, `rows[index]`. Threads may share it, and it may go to other processes."""
+    """Random access to the rows of a folder: `len(rows)`, `rows[index]`, `rows.take(numbers)`.
+
+    Threads may share it, and it may go to other processes. A file is opened when its first row is read, and stays open, at about 50
+    bytes a row, which the library keeps of where the rows lie.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -164,38 +177,82 @@ class StoredRows:
         for shard in self.shards:
             _check_cheaply(folder / shard.name, shard)
         groups = [group for shard in self.shards for group in shard.groups]
-        self._ends = np.cumsum([group.rows for group in groups])
+        self._ends = list(itertools.accumulate(group.rows for group in groups))
         self._layouts = [_layout(shard.fields, group.shapes) for shard in self.shards for group in shard.groups]
-        filled = [shard for shard in self.shards if shard.rows]
-        # With its bounds given, a file is opened when its first row is read. An empty list is not allowed there.
-        self._shard_ends = np.cumsum([shard.rows for shard in filled])
-        self._paths = [folder / shard.name for shard in filled]
-        paths = [f"{folder / shard.name}[0:{shard.rows}]" for shard in filled]
-        self._records = ArrayRecordDataSource(paths, _READER_OPTIONS) if paths else None
+        self._shard_ends = np.cumsum([shard.rows for shard in self.shards])
+        self._shard_starts = self._shard_ends - [shard.rows for shard in self.shards]
+        self._readers = _Readers([folder / shard.name for shard in self.shards])
         self.groups: list[tuple[dict[str, tuple[int, ...]], range]] = [
-            (group.shapes, range(int(end) - group.rows, int(end))) for group, end in zip(groups, self._ends, strict=True)
+            (group.shapes, range(end - group.rows, end)) for group, end in zip(groups, self._ends, strict=True)
         ]  # the shapes of a row, and the indices of the rows that have them
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> Row:
         """The arrays of row `index`, 0 <= index < len, read-only. Raises UserError, with the shard's name, where it is damaged."""
-        if not 0 <= index < len(self) or self._records is None:
+        if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        try:
-            record = self._records[index]
-        except (RuntimeError, ValueError, OSError) as error:
-            path = self._paths[int(np.searchsorted(self._shard_ends, index, "right"))]
-            raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from error
-        layout = self._layouts[int(np.searchsorted(self._ends, index, "right"))]
+        (record,) = self._records(np.array([index]))
+        layout = self._layouts[bisect.bisect_right(self._ends, index)]
         return {name: np.frombuffer(record, dtype, count, offset).reshape(shape) for name, dtype, count, offset, shape in layout}
+
+    def take(self, numbers: Integer[np.ndarray, " n"]) -> dict[str, np.ndarray]:
+        """The rows of these numbers, which have the same shapes, put together. Raises as `rows[index]` does."""
+        layout = self._layouts[0]
+        if any(other != layout for other in self._layouts):
+            raise ValueError(f"the rows of {self.folder} differ in their shapes, and cannot be put together")
+        size = sum(count * dtype.itemsize for _, dtype, count, _, _ in layout)
+        table = np.frombuffer(b"".join(self._records(numbers)), np.uint8).reshape(len(numbers), size)
+        return {
+            name: np.ascontiguousarray(table[:, offset : offset + count * dtype.itemsize]).view(dtype).reshape(len(numbers), *shape)
+            for name, dtype, count, offset, shape in layout
+        }
+
+    def _records(self, numbers: Integer[np.ndarray, " n"]) -> list[bytes]:
+        shards = np.searchsorted(self._shard_ends, numbers, "right")
+        places = numbers - self._shard_starts[shards]
+        found: list[bytes] = []
+        reads = {shard: self._readers[shard].read for shard in set(shards.tolist())}
+        for shard, place in zip(shards.tolist(), places.tolist(), strict=True):
+            try:
+                # A range, as reading a list of places takes time in proportion to the file's rows.
+                (record,) = reads[shard](place, place + 1)
+            except (RuntimeError, ValueError, OSError) as error:
+                raise UserError(f"{self.folder / self.shards[shard].name} is damaged ({error}); {_REMEDY}") from error
+            found.append(record)
+        return found
 
     def verify(self) -> None:
         """Reads every byte of every shard. Raises UserError, naming the first shard whose SHA-256 is not the index's."""
         for shard in self.shards:
             if not _is_whole(self.folder / shard.name, shard):
                 raise UserError(f"{self.folder / shard.name} is damaged: its SHA-256 is not that of the index; {_REMEDY}")
+
+
+class _Readers:
+    """The readers of some files by their number, each opened when it is first asked for; in another process, opened anew."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._readers: list[ArrayRecordReader | None] = [None] * len(paths)
+        self._lock = threading.Lock()
+
+    def __getitem__(self, number: int) -> ArrayRecordReader:
+        reader = self._readers[number]
+        if reader is None:
+            with self._lock:
+                reader = self._readers[number]
+                if reader is None:
+                    reader = self._readers[number] = _reader(self._paths[number])
+        return reader
+
+    def __reduce__(self) -> tuple[type[_Readers], tuple[Sequence[Path]]]:
+        return _Readers, (self._paths,)
+
+
+def _reader(path: Path) -> ArrayRecordReader:
+    return ArrayRecordReader(str(path), _READER_OPTIONS, file_reader_buffer_size=_READ_BYTES)
 
 
 _REMEDY = "put it back from a copy, or prepare into another folder"
@@ -246,9 +303,9 @@ def _note_path(folder: Path, number: int) -> Path:
     return (folder / shard_name(number)).with_suffix(".json")
 
 
-def _write_records(path: Path, groups: Sequence[Rows], fields: Mapping[str, str]) -> None:
+def _write_records(path: Path, groups: Sequence[Rows], fields: Mapping[str, str], packing: str) -> None:
     try:
-        writer = ArrayRecordWriter(str(path), _WRITER_OPTIONS)
+        writer = ArrayRecordWriter(str(path), f"{_WRITER_OPTIONS},{packing}")
         for record in _records(groups, fields):
             writer.write(record)
         writer.close()
@@ -324,7 +381,7 @@ def _check_cheaply(path: Path, shard: Shard) -> None:
     if size != shard.size:
         raise UserError(f"{path} is damaged: {size} bytes, where the index says {shard.size}; {_REMEDY}")
     try:
-        reader = ArrayRecordReader(str(path), "readahead_buffer_size:0,max_parallelism:0", file_reader_buffer_size=1 << 15)
+        reader = _reader(path)
         rows = reader.num_records()
         reader.close()
     except RuntimeError as error:

@@ -1,16 +1,17 @@
-"""Where text comes from: `documents(source)` reads the documents of `stdlib` or of `text:GLOB`."""
+"""Where text comes from: `documents(source)` reads the documents of `stdlib`, `text:GLOB` or `tfds:NAME`, one after the other."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mhsh.data.files import matching_files, unpacked
+from mhsh.data.files import matching_files, text_lines
 from mhsh.errors import UserError
 
 # Folders of the standard library that hold tests, other people's packages, or (pydoc_data) the topics read as such.
@@ -22,23 +23,34 @@ _RULER = re.compile(r"[^\w\s]*")
 _BLANKS = " \t\r\v\f"
 
 
-def documents(source: str) -> list[str]:
-    """The documents of a source, in a fixed order; each is a string of paragraphs, one a line (`"\\n"` between them).
+def documents(source: str) -> Iterator[str]:
+    """The documents of a source, in a fixed order, read as they are asked for; each is a string of paragraphs, one a line.
+
+    Paragraphs have `"\\n"` between them, no blanks around them, and are not empty.
 
     Sources:
       stdlib: the running Python's own reference manual and the docstrings of its standard library, about 2 MB of English.
         Its files are parsed, never imported. The text is that of the Python version, so two versions give two data sets.
       text:GLOB: plain, .gz and .xz files in sorted order, UTF-8, lines ended by "\\n" only. A blank line ends a document.
+      tfds:NAME: the feature "text" of a data set that TFDS has prepared, such as tfds:wikipedia/20230601.en; a document a record.
 
     Raises:
-      UserError: no such source; a glob without files; files that hold no text, are not UTF-8, or are damaged.
+      UserError: no such source; a glob without files; files that hold no text, are not UTF-8, or are damaged. What is wrong in
+        the middle of a file is found when the reading gets there.
     """
-    kind, _, pattern = source.partition(":")
+    kind, _, rest = source.partition(":")
     if source == "stdlib":
-        return [*_manual_topics(), *_module_docstrings(Path(sysconfig.get_path("stdlib")))]
-    if kind == "text" and pattern:
-        return _text_documents(pattern)
-    raise UserError(f"data.source = {source!r} is not a source; allowed: stdlib, text:GLOB (for example text:corpus/*.txt.xz)")
+        return itertools.chain(_manual_topics(), _module_docstrings(Path(sysconfig.get_path("stdlib"))))
+    if kind == "text" and rest:
+        return _text_documents(rest)
+    if kind == "tfds" and rest:
+        from mhsh.data import tfds_source  # the library behind it is an extra
+
+        return _joined(tfds_source.read_texts(rest))
+    raise UserError(
+        f"data.source = {source!r} is not a source; allowed: stdlib, text:GLOB (for example text:corpus/*.txt.xz), tfds:NAME, "
+        "arrayrecord:DIR"
+    )
 
 
 def _manual_topics() -> Iterator[str]:
@@ -51,17 +63,17 @@ def _manual_topics() -> Iterator[str]:
         yield "\n".join(_paragraphs(topics[name]))
 
 
-def _module_docstrings(folder: Path) -> list[str]:
+def _module_docstrings(folder: Path) -> Iterator[str]:
     """A document for every module below `folder` that has docstrings: all of them, in the order of the file."""
-    found = []
+    found = False
     for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
         if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1]):
             texts = [line for docstring in _docstrings(path) for line in _paragraphs(docstring)]
             if texts:
-                found.append("\n".join(texts))
+                found = True
+                yield "\n".join(texts)
     if not found:
         raise UserError(f"data.source = 'stdlib': there are no Python sources under {folder}; use another source")
-    return found
 
 
 def _docstrings(path: Path) -> Iterator[str]:
@@ -112,15 +124,18 @@ def _paragraphs(text: str) -> list[str]:
     return lines
 
 
-def _text_documents(pattern: str) -> list[str]:
+def _text_documents(pattern: str) -> Iterator[str]:
     paths = matching_files(pattern, f"data.source = 'text:{pattern}'")
-    found = [document for path in paths for document in _split_documents(_read(path).split("\n"))]
+    found = False
+    for path in paths:
+        for document in _documents_of_lines(text_lines(path)):
+            found = True
+            yield document
     if not found:
         raise UserError(f"data.source = 'text:{pattern}': the {len(paths)} files it matches hold no text; name files that do")
-    return found
 
 
-def _split_documents(lines: Iterable[str]) -> Iterator[str]:
+def _documents_of_lines(lines: Iterable[str]) -> Iterator[str]:
     """Documents out of lines: a blank line ends one, and blanks around a line are not text."""
     paragraphs: list[str] = []
     for line in (line.strip(_BLANKS) for line in lines):
@@ -133,12 +148,8 @@ def _split_documents(lines: Iterable[str]) -> Iterator[str]:
         yield "\n".join(paragraphs)
 
 
-def _read(path: Path) -> str:
-    """The text of one file, unpacked by its suffix; a byte order mark at its start is no part of the text."""
-    with unpacked(path) as file:
-        content = file.read()
-    try:
-        return content.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        where = "of its unpacked text" if path.suffix in (".gz", ".xz") else "of the file"
-        raise UserError(f"{path} is not UTF-8: {error.reason} at byte {error.start} {where}; convert it to UTF-8") from error
+def _joined(texts: Iterable[str]) -> Iterator[str]:
+    """A document of every text, its blank lines left out."""
+    for text in texts:
+        lines = (line.strip(_BLANKS) for line in text.split("\n"))
+        yield "\n".join(line for line in lines if line)

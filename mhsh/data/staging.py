@@ -1,90 +1,102 @@
-"""Sentence pairs in numbered text files: what is left of a source once it is cleaned and split, so that workers can share it.
+"""A source in numbered text files: what is left of it once it is cleaned and split, so that workers can share it.
 
-A chunk is a file of `source<TAB>target` lines, such as train-00012.tsv; `staged.json`, written last, names them all with their
-hashes. Cleaned sentences have neither tabs nor line ends in them.
+A chunk is a file such as train-00012.txt with so many items (sentence pairs, documents) as text; `staged.json`, written last, names
+them all with their hashes.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
-import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhsh.config import TranslationDataConfig
-from mhsh.data.pairs import CleaningCounts, Pair, clean, is_held_out, pair_digest, read_pairs, validation_pairs
 from mhsh.data.shards import write_json
+from mhsh.data.splits import SPLITS
 from mhsh.errors import UserError
 
-TRAIN, VALIDATION = SPLITS = ("train", "validation")
 _STAGED_FILE = "staged.json"
+
+Texts = tuple[str, ...]  # an item as it stands in the source: the sides of a pair, or a document
+
+
+class Source(abc.ABC):
+    """What there is to stage, of one task."""
+
+    @property
+    @abc.abstractmethod
+    def least_items(self) -> int:
+        """The items that a chunk must have at least; fewer at the end of a split go to the chunk before."""
+
+    @abc.abstractmethod
+    def streams(self) -> Sequence[Iterable[Texts]]:
+        """All items, in a fixed order, read as they are asked for. Raises UserError for whatever is wrong with the source."""
+
+    @abc.abstractmethod
+    def new_counts(self) -> Any:
+        """A dataclass of numbers for `split` to count in."""
+
+    @abc.abstractmethod
+    def split(self, streams: Sequence[Iterable[Texts]], counts: Any) -> Iterator[tuple[str, str]]:
+        """The split of every item that is left, and its text in a chunk, which `staging` only puts together."""
+
+    @abc.abstractmethod
+    def check(self, sizes: Mapping[str, int], counts: Any) -> None:
+        """Raises UserError where a split has too few items; `sizes` has those of each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """One file of pairs."""
+    """One file of items."""
 
     split: str
     number: int  # in its split, from 0
-    pairs: int
+    items: int
     sha256: str
 
     @property
     def name(self) -> str:
         """The file's name."""
-        return f"{self.split}-{self.number:05d}.tsv"
+        return f"{self.split}-{self.number:05d}.txt"
 
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
-    """All chunks of a source, and what became of its pairs."""
+    """All chunks of a source, and what became of its items."""
 
     source: str  # its fingerprint
     chunks: tuple[Chunk, ...]  # of training, then of validation, each in order
     counts: dict[str, int]  # read and left out
 
 
-def source_fingerprint(data: TranslationDataConfig) -> str:
-    """SHA-256, in hex, over every pair of data.source and of the validation pairs it goes with, as they stand there."""
+def source_fingerprint(source: Source) -> str:
+    """SHA-256, in hex, over every item as it stands in the source."""
     digest = hashlib.sha256()
-    for pairs in (validation_pairs(data), read_pairs(data.source)):
-        for pair in pairs or ():
-            _add(digest, pair)
+    for stream in source.streams():
+        deque(_hashed(stream, digest), maxlen=0)
     return digest.hexdigest()
 
 
-def stage(data: TranslationDataConfig, folder: Path, pairs_per_chunk: int) -> Staged:
-    """Reads, cleans and splits the source, and writes the chunks into the empty `folder`; the pairs are never in memory together.
-
-    Deduplication remembers about 100 bytes a pair.
+def stage(source: Source, folder: Path, items_per_chunk: int) -> Staged:
+    """Reads and splits the source, and writes the chunks into the empty `folder`; no more than a chunk of each split is in memory.
 
     Raises:
-      UserError: whatever is wrong with the source, or a split without pairs.
+      UserError: whatever is wrong with the source, or a split with too few items.
     """
     digest = hashlib.sha256()
-    counts, in_both_splits = CleaningCounts(), 0
-    files = {split: _ChunkFiles(folder, split, pairs_per_chunk) for split in SPLITS}
-    own = validation_pairs(data)
-    held_out: set[bytes] = set()
-    for pair in clean(_hashed(own or (), digest), CleaningCounts()):
-        held_out.add(pair_digest(pair))
-        files[VALIDATION].add(pair)
-    for pair in clean(_hashed(read_pairs(data.source), digest), counts):
-        if held_out and pair_digest(pair) in held_out:
-            in_both_splits += 1
-        elif own is None and is_held_out(pair, data):
-            files[VALIDATION].add(pair)
-        else:
-            files[TRAIN].add(pair)
+    counts = source.new_counts()
+    files = {split: _ChunkFiles(folder, split, items_per_chunk, source.least_items) for split in SPLITS}
+    for split, text in source.split([_hashed(stream, digest) for stream in source.streams()], counts):
+        files[split].add(text)
     for split in SPLITS:
         files[split].close()
-    if not files[TRAIN].chunks or not files[VALIDATION].chunks:
-        raise UserError(_without_pairs(data, TRAIN if not files[TRAIN].chunks else VALIDATION, counts))
-    chunks = (*files[TRAIN].chunks, *files[VALIDATION].chunks)
-    staged = Staged(digest.hexdigest(), chunks, dataclasses.asdict(counts) | {"in_both_splits": in_both_splits})
+    source.check({split: sum(chunk.items for chunk in files[split].chunks) for split in SPLITS}, counts)
+    chunks = tuple(chunk for split in SPLITS for chunk in files[split].chunks)
+    staged = Staged(digest.hexdigest(), chunks, dataclasses.asdict(counts))
     write_json(folder / _STAGED_FILE, dataclasses.asdict(staged))
     return staged
 
@@ -99,8 +111,8 @@ def read_staged(folder: Path) -> Staged | None:
     return Staged(content["source"], tuple(Chunk(**chunk) for chunk in content["chunks"]), content["counts"])
 
 
-def read_chunk(folder: Path, chunk: Chunk) -> list[Pair]:
-    """The pairs of a chunk. Raises UserError where it is not as it was written."""
+def read_chunk(folder: Path, chunk: Chunk) -> str:
+    """The texts of a chunk's items, one after the other. Raises UserError where it is not as it was written."""
     path = folder / chunk.name
     try:
         content = path.read_bytes()
@@ -108,56 +120,39 @@ def read_chunk(folder: Path, chunk: Chunk) -> list[Pair]:
         raise UserError(f"cannot read {path} ({error.strerror}); delete {folder} and run the same command again") from error
     if hashlib.sha256(content).hexdigest() != chunk.sha256:
         raise UserError(f"{path} is damaged; delete {folder} and run the same command again")
-    return [Pair(*line.split("\t")) for line in content.decode("utf-8").split("\n")[:-1]]
-
-
-def read_texts(folder: Path, chunks: Iterable[Chunk]) -> Iterator[str]:
-    """The sentences of both languages, pair by pair, a chunk in memory at a time."""
-    return itertools.chain.from_iterable(itertools.chain.from_iterable(read_chunk(folder, chunk)) for chunk in chunks)
+    return content.decode("utf-8")
 
 
 class _ChunkFiles:
-    """The chunks of one split, each written when its pairs are together."""
+    """The chunks of one split, each written when its items are together."""
 
-    def __init__(self, folder: Path, split: str, pairs_per_chunk: int) -> None:
-        self.folder, self.split, self.pairs_per_chunk = folder, split, pairs_per_chunk
+    def __init__(self, folder: Path, split: str, items_per_chunk: int, least_items: int) -> None:
+        self.folder, self.split, self.items_per_chunk, self.least_items = folder, split, items_per_chunk, least_items
         self.chunks: list[Chunk] = []
-        self._lines: list[str] = []
+        self._texts: list[str] = []
 
-    def add(self, pair: Pair) -> None:
-        self._lines.append(f"{pair.source}\t{pair.target}\n")
-        if len(self._lines) == self.pairs_per_chunk:
-            self._write()
+    def add(self, text: str) -> None:
+        self._texts.append(text)
+        # Written once it is sure that those left are enough for a chunk of their own.
+        if len(self._texts) == self.items_per_chunk + self.least_items:
+            self._write(self.items_per_chunk)
 
     def close(self) -> None:
-        """Writes the last chunk, which may be shorter."""
-        if self._lines:
-            self._write()
+        """Writes the last chunk, of `least_items` at least, and fewer than that more than the others."""
+        if self._texts:
+            self._write(len(self._texts))
 
-    def _write(self) -> None:
-        content = "".join(self._lines).encode()
-        chunk = Chunk(self.split, len(self.chunks), len(self._lines), hashlib.sha256(content).hexdigest())
+    def _write(self, count: int) -> None:
+        content = "".join(self._texts[:count]).encode()
+        chunk = Chunk(self.split, len(self.chunks), count, hashlib.sha256(content).hexdigest())
         (self.folder / chunk.name).write_bytes(content)
         self.chunks.append(chunk)
-        self._lines = []
+        del self._texts[:count]
 
 
-def _hashed(pairs: Iterable[Pair], digest: Any) -> Iterator[Pair]:
-    for pair in pairs:
-        _add(digest, pair)
-        yield pair
-
-
-def _add(digest: Any, pair: Pair) -> None:
-    # A length before each text, as texts that are not cleaned yet may hold any separator.
-    source, target = pair.source.encode(), pair.target.encode()
-    digest.update(b"%d %d " % (len(source), len(target)) + source + target)
-
-
-def _without_pairs(data: TranslationDataConfig, split: str, counts: CleaningCounts) -> str:
-    if split == VALIDATION and data.validation_source:
-        return f"data.validation_source = {data.validation_source!r} holds no sentence pairs; name one that does"
-    return (
-        f"data.source = {data.source!r} leaves no pairs for {split} ({counts.read} read, {counts.empty} empty, {counts.duplicates} "
-        "duplicates); give more text, or change data.validation_fraction or data.validation_source"
-    )
+def _hashed(stream: Iterable[Texts], digest: Any) -> Iterator[Texts]:
+    for item in stream:
+        # A length before each text, as texts that are not cleaned yet may hold any separator.
+        encoded = [text.encode() for text in item]
+        digest.update(b"".join(b"%d " % len(text) for text in encoded) + b"".join(encoded))
+        yield item

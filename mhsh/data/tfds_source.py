@@ -1,4 +1,4 @@
-"""Sentence pairs of a translation data set that TFDS has prepared on this machine; nothing is downloaded or prepared here."""
+"""Sentence pairs, or texts, of a data set that TFDS has prepared on this machine; nothing is downloaded or prepared here."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from mhsh.errors import UserError
 _SOURCE_LANGUAGE = "en"
 _DEFAULT_SPLIT = "train"
 _NAME = re.compile(
-    r"(?P<dataset>[\w/-]+(?::\d[\w.]*)?)"  # wmt14_translate/de-en, perhaps with a version: :1.0.0
+    r"(?P<dataset>[\w/.-]+(?::\d[\w.]*)?)"  # wmt14_translate/de-en, wikipedia/20230601.en, perhaps with a version: :1.0.0
     r"(?::(?P<split>[a-z_]\w*(?:\[[^\]]*\])?))?"  # validation, or a slice such as train[:1000]
     r"(?::(?P<direction>[a-z_]+-[a-z_]+))?"  # en-de
 )
+_TEXT = "text"
 # Records read at once: enough that opening and seeking cost little, few enough to stay small in memory.
 _RECORDS_AT_ONCE = 1024
 
@@ -42,20 +43,44 @@ def read_pairs(name: str) -> Iterator[Pair]:
       UserError: TFDS or TensorFlow is not installed, the data set is not prepared here or is no translation, no such split or
         language, or (in the middle) a sentence that is not UTF-8.
     """
+    wanted, builder = _opened(name)
+    source, target = _languages(name, wanted.direction, [*builder.info.features])
+    for number, record in enumerate(_records(name, builder, wanted.split)):
+        yield Pair(_text(name, number, record[source]), _text(name, number, record[target]))
+
+
+def read_texts(name: str) -> Iterator[str]:
+    """The feature "text" of every record of one split, in the order of its files.
+
+    Args:
+      name: DATASET[:SPLIT], as for `read_pairs`, such as wikipedia/20230601.en or wikipedia/20230601.en:train[:1%].
+
+    Raises:
+      UserError: as `read_pairs`, or the data set has no such feature.
+    """
+    wanted, builder = _opened(name)
+    if wanted.direction is not None:
+        raise UserError(f"tfds:{name}: {wanted.direction} is for sentence pairs; write tfds:DATASET[:SPLIT]")
+    if _TEXT not in builder.info.features:
+        raise UserError(f"tfds:{name} has {', '.join(builder.info.features)}, but not {_TEXT!r}; name a data set that has it")
+    for number, record in enumerate(_records(name, builder, wanted.split)):
+        yield _text(name, number, record[_TEXT])
+
+
+def _opened(name: str) -> tuple[_Wanted, Any]:
     wanted = _parse(name)
     builder = _builder(wanted.dataset)
     if wanted.split.partition("[")[0] not in builder.info.splits:
         raise UserError(f"tfds:{name}: there is no split {wanted.split!r}; allowed: {', '.join(builder.info.splits)}")
-    source, target = _languages(name, wanted.direction, [*builder.info.features])
-    return _pairs(name, _records(name, builder, wanted.split), source, target)
+    return wanted, builder
 
 
 def _parse(name: str) -> _Wanted:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
-            f"tfds:{name} is no name of a data set; write DATASET[:SPLIT[:SOURCE-TARGET]], for example tfds:wmt14_translate/de-en "
-            "or tfds:wmt14_translate/de-en:validation:en-de"
+            f"tfds:{name} is no name of a data set; write DATASET[:SPLIT[:SOURCE-TARGET]], for example tfds:wmt14_translate/de-en, "
+            "tfds:wmt14_translate/de-en:validation:en-de or tfds:wikipedia/20230601.en:train[:10%]"
         )
     return _Wanted(match["dataset"], match["split"] or _DEFAULT_SPLIT, match["direction"])
 
@@ -116,11 +141,10 @@ def _tensorflow_records(name: str, builder: Any, split: str) -> Iterator[dict[st
     return iter(tfds.as_numpy(builder.as_dataset(split=split, read_config=in_order, shuffle_files=False)))
 
 
-def _pairs(name: str, records: Iterator[dict[str, Any]], source: str, target: str) -> Iterator[Pair]:
-    for number, record in enumerate(records):
-        try:
-            yield Pair(record[source].decode("utf-8"), record[target].decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"tfds:{name}: pair {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data set anew"
-            ) from error
+def _text(name: str, number: int, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"tfds:{name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data set anew"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import hashlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -24,7 +25,9 @@ _MOST_CHARACTERS = 1000
 class Tokenizer(abc.ABC):
     """A vocabulary of V tokens with the five specials, and the mapping of text to ids."""
 
-    def __init__(self, vocab: Sequence[str]) -> None:
+    def __init__(self, vocab: Sequence[str], rules: str) -> None:
+        """`rules` names all that decides how text becomes ids beside the vocabulary."""
+        self._rules = rules
         self.vocab: tuple[str, ...] = tuple(vocab)  # the token of every id
         ids = {token: number for number, token in enumerate(self.vocab)}
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIALS)
@@ -33,6 +36,11 @@ class Tokenizer(abc.ABC):
     def vocab_size(self) -> int:
         """V, the number of tokens; ids run from 0 to V - 1."""
         return len(self.vocab)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, over everything that decides how text becomes ids."""
+        return hashlib.sha256("\n".join((self._rules, *self.vocab)).encode("utf-8")).hexdigest()
 
     @property
     def is_special(self) -> Bool[np.ndarray, " V"]:
@@ -67,7 +75,7 @@ class WordPieceTokenizer(Tokenizer):
 
     def __init__(self, vocab: Sequence[str], lowercase: bool) -> None:
         """`lowercase` also strips accents, as in BERT's uncased models."""
-        super().__init__(vocab)
+        super().__init__(vocab, f"wordpiece lowercase={lowercase}")
         model = models.WordPiece(
             vocab={token: number for number, token in enumerate(self.vocab)},
             unk_token=UNK,
@@ -86,6 +94,11 @@ class WordPieceTokenizer(Tokenizer):
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
+    def encode_with_spans(self, texts: Sequence[str]) -> list[tuple[Int32[np.ndarray, " n"], Int32[np.ndarray, "n 2"]]]:
+        """The ids of each text, and of every token the characters start to stop - 1 of the text that it stands for."""
+        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+        return [(np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2)) for encoding in encodings]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The tokens, a space between words; spaces of the original text are not known any more."""
         return " ".join(self.vocab[number] for number in ids).replace(" " + _CONTINUATION, "")
@@ -95,7 +108,7 @@ class ByteTokenizer(Tokenizer):
     """The 256 bytes of UTF-8 as tokens: ids 0 to 4 are the specials, byte b has id 5 + b."""
 
     def __init__(self) -> None:
-        super().__init__((*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))))
+        super().__init__((*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))), "bytes")
 
     @property
     def is_continuation(self) -> Bool[np.ndarray, " V"]:
@@ -113,12 +126,15 @@ class ByteTokenizer(Tokenizer):
         return b"".join(parts).decode("utf-8", errors="replace")
 
 
-def train_wordpiece(texts: Sequence[str], vocab_size: int, lowercase: bool) -> WordPieceTokenizer:
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> WordPieceTokenizer:
     """A WordPiece vocabulary of at most `vocab_size` tokens learnt from `texts`; the same texts give the same vocabulary.
 
     The library's trainer merges the most frequent pairs. It numbers the single characters in an order that changes from
     process to process, and pairs of equal count are merged by number; so the characters are numbered here, and handed to it
     as given. Order of the result: specials, characters, ## characters, then pieces as they were merged.
+
+    Args:
+      texts: gone through twice, one by one; memory grows with their different words only.
 
     Raises:
       UserError: `vocab_size` has no room for the characters alone.
@@ -143,7 +159,7 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, lowercase: bool) -> W
         show_progress=False,
     )
     encoder = _encoder(models.WordPiece(unk_token=UNK), lowercase)
-    encoder.train_from_iterator(texts, trainer, length=len(texts))
+    encoder.train_from_iterator(texts, trainer)
     learnt = encoder.get_vocab(with_added_tokens=True)
     return WordPieceTokenizer(sorted(learnt, key=learnt.__getitem__), lowercase)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,17 @@ from etils import epath
 from jaxtyping import Int64
 
 from mhsh.config import ModelConfig, TranslationDataConfig
-from mhsh.data import shards
 from mhsh.data.corpus import Corpus, fingerprint_of
-from mhsh.data.pairs import CleaningCounts, Pair, clean, is_held_out, read_pairs, validation_pairs
+from mhsh.data.pairs import CleaningCounts, Pair, check_split, read_pairs, split_pairs, validation_pairs
 from mhsh.data.pipeline import Batch, ProcessRows
+from mhsh.data.prepared import open_prepared, prepared_folder
 from mhsh.data.rows import Rows
+from mhsh.data.shards import StoredRows
+from mhsh.data.splits import SPLITS, TRAIN, VALIDATION
 from mhsh.data.translation_batches import RowsInMemory, RowSource, bucketed_steps, buckets, packed_steps, validation_batches
-from mhsh.data.translation_rows import EncodedPairs, EncodingCounts, encode_pairs, rows_by_length
+from mhsh.data.translation_rows import encode_rows, split_counts
 from mhsh.data.translation_tokenizer import TranslationTokenizer, fitting_tokenizer, train_tokenizer
-from mhsh.data.unigram import unigram_entropy
+from mhsh.data.unigram import entropy_of_counts
 from mhsh.errors import UserError
 from mhsh.run_folder import TOKENIZER_FILE
 
@@ -118,42 +120,27 @@ def load_translation(
     Raises:
       UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a split without pairs.
     """
-    kind, _, folder = data.source.partition(":")
-    if kind == "arrayrecord" and folder:
-        return _prepared(Path(folder).expanduser(), model, data, saved_vocab)
+    folder = prepared_folder(data)
+    if folder is not None:
+        return _prepared(folder, model, data, saved_vocab)
     cleaning = CleaningCounts()
-    train, validation, in_both = _split(data, cleaning)
-    tokenizer = _tokenizer(model, data, train, saved_vocab)
-    train_encoded, train_counts = _encoded(tokenizer, train, data, "training")
-    validation_encoded, validation_counts = _encoded(tokenizer, validation, data, "validation")
-    splits = {"train": rows_by_length(train_encoded, data), "validation": rows_by_length(validation_encoded, data)}
-    named = {f"{split}/{length}": rows for split, groups in splits.items() for length, rows in groups.items()}
+    pairs: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    for split, pair in split_pairs(read_pairs(data.source), validation_pairs(data), data, cleaning):
+        pairs[split].append(pair)
+    check_split({split: len(found) for split, found in pairs.items()}, data, cleaning)
+    tokenizer = _tokenizer(model, data, pairs[TRAIN], saved_vocab)
+    encoded = {split: encode_rows(tokenizer, pairs[split], data) for split in SPLITS}
+    counts = {split: split_counts(sums, data, split) for split, (_, sums) in encoded.items()}
+    named = {f"{split}/{length}": rows for split, (groups, _) in encoded.items() for length, rows in groups.items()}
     return TranslationCorpus(
         data=data,
         tokenizer=tokenizer,
-        train=_in_memory(splits["train"]),
-        validation=_in_memory(splits["validation"]),
+        train=_in_memory(encoded[TRAIN][0]),
+        validation=_in_memory(encoded[VALIDATION][0]),
         fingerprint=fingerprint_of([tokenizer.fingerprint.encode()], named),
-        unigram_entropy=unigram_entropy(train_encoded.target.tokens),
-        counts={
-            **dataclasses.asdict(cleaning),
-            "in_both_splits": in_both,
-            "train": dataclasses.asdict(train_counts) | _room(splits["train"], train_counts),
-            "validation": dataclasses.asdict(validation_counts) | _room(splits["validation"], validation_counts),
-        },
+        unigram_entropy=entropy_of_counts(encoded[TRAIN][1]["target_counts"]),
+        counts=dataclasses.asdict(cleaning) | counts,
     )
-
-
-def _split(data: TranslationDataConfig, cleaning: CleaningCounts) -> tuple[list[Pair], list[Pair], int]:
-    """Training pairs, validation pairs, and how many pairs of the one were left out as they are among the other."""
-    pairs = list(clean(read_pairs(data.source), cleaning))
-    own = validation_pairs(data)
-    if own is None:
-        return [pair for pair in pairs if not is_held_out(pair, data)], [pair for pair in pairs if is_held_out(pair, data)], 0
-    validation = list(clean(own, CleaningCounts()))
-    known = set(validation)
-    train = [pair for pair in pairs if pair not in known]
-    return train, validation, len(pairs) - len(train)
 
 
 def _tokenizer(
@@ -166,19 +153,6 @@ def _tokenizer(
     return fitting_tokenizer(epath.Path(saved_vocab or data.vocab_path).expanduser(), data.tokenizer, model.vocab_size)
 
 
-def _encoded(
-    tokenizer: TranslationTokenizer, pairs: list[Pair], data: TranslationDataConfig, split: str
-) -> tuple[EncodedPairs, EncodingCounts]:
-    encoded, counts = encode_pairs(tokenizer, pairs, data)
-    if not len(encoded):
-        raise UserError(
-            f"data.source = {data.source!r} leaves no {split} pair: of {len(pairs)}, {counts.too_long} are longer than "
-            f"data.sequence_length = {data.sequence_length} and {counts.unlike} differ by more than data.max_length_ratio = "
-            f"{data.max_length_ratio}; give more pairs, or change these, data.validation_source or data.validation_fraction"
-        )
-    return encoded, counts
-
-
 def _in_memory(groups: Mapping[int, Rows]) -> Split:
     sizes = [len(rows["inputs"]) for rows in groups.values()]
     starts = np.cumsum([0, *sizes])
@@ -186,54 +160,24 @@ def _in_memory(groups: Mapping[int, Rows]) -> Split:
     return Split(RowsInMemory(list(groups.values())), numbers)
 
 
-def _room(groups: Mapping[int, Rows], counts: EncodingCounts) -> dict[str, int | float]:
-    """The rows, and which part of their places is padding."""
-    places = sum(rows["inputs"].size for rows in groups.values())
-    return {
-        "rows": sum(len(rows["inputs"]) for rows in groups.values()),
-        "source_padding_fraction": 1 - counts.source_tokens / places,
-        "target_padding_fraction": 1 - counts.target_tokens / places,
-    }
-
-
 def _prepared(
     folder: Path, model: ModelConfig, data: TranslationDataConfig, saved_vocab: epath.PathLike | None
 ) -> TranslationCorpus:
-    """The rows of a folder that `mhsh prepare` wrote, read as they are needed."""
-    for name in ("validation_source", "vocab_path"):
-        if getattr(data, name):
-            raise UserError(
-                f"data.{name} = {getattr(data, name)!r}, but data.source = {data.source!r} has its own, from when it was prepared; "
-                f"empty data.{name}"
-            )
-    train, validation = (shards.open_rows(folder / split) for split in ("train", "validation"))
-    for name in ("layout", "sequence_length"):
-        if train.meta[name] != getattr(data, name):
-            raise UserError(
-                f"{folder} was prepared with data.{name} = {train.meta[name]!r}, not {getattr(data, name)!r}; set it to that, "
-                "or prepare again into another folder"
-            )
-    tokenizer = fitting_tokenizer(folder / TOKENIZER_FILE, data.tokenizer, model.vocab_size)
-    if (
-        saved_vocab is not None
-        and fitting_tokenizer(saved_vocab, data.tokenizer, model.vocab_size).fingerprint != tokenizer.fingerprint
-    ):
-        raise UserError(
-            f"{folder / TOKENIZER_FILE} is not the vocabulary of the run, {saved_vocab}; put back the folder the run began with"
-        )
-    parts = (tokenizer.fingerprint, train.fingerprint, validation.fingerprint)
+    wanted = {"model.objective": model.objective, "data.layout": data.layout, "data.sequence_length": data.sequence_length}
+    load = functools.partial(fitting_tokenizer, kind=data.tokenizer, vocab_size=model.vocab_size)
+    prepared = open_prepared(folder, data, wanted, load, TOKENIZER_FILE, saved_vocab)
     return TranslationCorpus(
         data=data,
-        tokenizer=tokenizer,
-        train=_stored(train, data),
-        validation=_stored(validation, data),
-        fingerprint=hashlib.sha256(" ".join(parts).encode()).hexdigest(),
-        unigram_entropy=train.meta["unigram_entropy"],
-        counts=train.meta["counts"],
+        tokenizer=prepared.tokenizer,
+        train=_stored(prepared.train, data),
+        validation=_stored(prepared.validation, data),
+        fingerprint=prepared.fingerprint,
+        unigram_entropy=prepared.train.meta["unigram_entropy"],
+        counts=prepared.train.meta["counts"],
     )
 
 
-def _stored(rows: shards.StoredRows, data: TranslationDataConfig) -> Split:
+def _stored(rows: StoredRows, data: TranslationDataConfig) -> Split:
     found: dict[int, list[np.ndarray]] = {data.sequence_length: []}
     for shapes, numbers in rows.groups:
         found.setdefault(shapes["inputs"][0], []).append(np.arange(numbers.start, numbers.stop))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
@@ -12,6 +13,7 @@ from mhsh.config import TranslationDataConfig
 from mhsh.data.pairs import Pair
 from mhsh.data.rows import Rows
 from mhsh.data.translation_tokenizer import BOS_ID, EOS_ID, TranslationTokenizer
+from mhsh.errors import UserError
 
 # Texts handed to the tokenizer at once: enough to keep its threads busy, few enough that its objects stay small.
 _PAIRS_AT_ONCE = 4096
@@ -57,6 +59,34 @@ class EncodingCounts:
     unlike: int  # left out, as the sides differ by more than data.max_length_ratio
     source_tokens: int  # of the pairs kept, end marks among them
     target_tokens: int
+
+
+def encode_rows(
+    tokenizer: TranslationTokenizer, pairs: Iterable[Pair], data: TranslationDataConfig
+) -> tuple[dict[int, Rows], dict[str, Any]]:
+    """The rows of a run of pairs by their length, and sums that those of other runs are added to.
+
+    The sums are those of EncodingCounts, `rows`, the `places` of either side, and `target_counts`: how often each id is a target.
+    """
+    encoded, counts = encode_pairs(tokenizer, pairs, data)
+    groups = rows_by_length(encoded, data)
+    return groups, dataclasses.asdict(counts) | {
+        "rows": sum(len(rows["inputs"]) for rows in groups.values()),
+        "places": sum(rows["inputs"].size for rows in groups.values()),
+        "target_counts": np.bincount(encoded.target.tokens, minlength=tokenizer.vocab_size),
+    }
+
+
+def split_counts(sums: Mapping[str, Any], data: TranslationDataConfig, split: str) -> dict[str, Any]:
+    """The sums of a split as plain numbers, and which part of its places is padding. Raises UserError where it has no pairs."""
+    if not sums["pairs"]:
+        raise UserError(
+            f"data.source = {data.source!r} leaves no pair for {split}: {sums['too_long']} are longer than data.sequence_length = "
+            f"{data.sequence_length} and {sums['unlike']} differ by more than data.max_length_ratio = {data.max_length_ratio}; "
+            "give more pairs, or change these, data.validation_source or data.validation_fraction"
+        )
+    plain = {name: int(value) for name, value in sums.items() if name not in ("places", "target_counts")}
+    return plain | {f"{side}_padding_fraction": 1 - plain[f"{side}_tokens"] / int(sums["places"]) for side in ("source", "target")}
 
 
 def encode_pairs(

@@ -16,6 +16,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -141,6 +142,8 @@ class _Worker:
         process = context.Process(target=_serve, args=(work, theirs), daemon=True)
         # Ctrl-C reaches all processes of a terminal; the parent alone decides what becomes of it. A blocked signal stays blocked in
         # the new process, from its first moment.
+        # (multiprocessing's own helper unblocks it when it starts, so that has to happen before.)
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()

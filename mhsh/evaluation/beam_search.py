@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -53,11 +54,12 @@ class _Candidates(NamedTuple):
 
 def beam_search(
     step: Step,
+    grow: Callable[[Any, int], Any],
     cache: Any,
     limits: Int32[Array, " B"],
     *,
     num_hypotheses: int,
-    max_length: int,
+    stages: Sequence[int],
     length_penalty: float,
     begin: int,
     end: int,
@@ -72,17 +74,19 @@ def beam_search(
 
     The cache is never reordered: `step` is told instead what every hypothesis may read of it ("cache indirection" in NVIDIA's
     FasterTransformer). `seen[b, k, t, j]` is True where hypothesis k of sentence b descends from, or is, what was given to the step
-    as hypothesis j at place t <= position; T is max_length.
+    as hypothesis j at place t <= position, T being what the cache has room for: it grows in `stages`, so that short sentences do
+    not read the room of long ones at every step. Every stage is a loop of its own in the compiled program.
 
     Args:
       step: the model; it writes the given tokens into its cache, under k and at `position`, and returns the next ones' logits.
-      cache: what the first call of `step` is given; any pytree.
+      grow: the cache with room for so many places, what is in it kept.
+      cache: a cache without room; any pytree.
       limits: the most tokens of every sentence; a hypothesis that has reached it is finished as it is, without an end mark.
         0 leaves a sentence out.
-      max_length: the largest limit there can be, T.
+      stages: the places that the cache has room for, one after the other, rising; the last is the largest limit there can be.
       begin, end: the marks' token ids; `forbidden` ids are never produced (their probability is not shared out to the others).
     """
-    batch_size, beam = limits.shape[0], num_hypotheses
+    batch_size, beam, max_length = limits.shape[0], num_hypotheses, stages[-1]
     blank = jnp.zeros((batch_size, beam, max_length), jnp.int32)
     exists = (jnp.arange(beam) == 0) & (limits > 0)[:, None]
     nothing = jnp.full((batch_size,), -jnp.inf, jnp.float32)
@@ -95,10 +99,10 @@ def beam_search(
         cache,
     )
 
-    def advance(state: _State) -> _State:
+    def advance(room: int, state: _State) -> _State:
         position = state.length
         given, slots = _given(state.live, position, begin)
-        logits, new_cache = step(given, position, _seen(slots, position), state.cache)
+        logits, new_cache = step(given, position, _seen(slots[:, :, :room], position), state.cache)
         candidates = _extend(state.live.logprobs, logits, forbidden)
         length = position + 1
         tokens = _descend(state.live.tokens, candidates.parents).at[:, :, position].set(candidates.tokens)
@@ -118,10 +122,14 @@ def beam_search(
         )
         return _State(length, live, best, num_finished, new_cache)
 
-    def goes_on(state: _State) -> Bool[Array, ""]:
-        return (state.length < max_length) & jnp.any(state.live.logprobs > -jnp.inf)
+    def goes_on(room: int, state: _State) -> Bool[Array, ""]:
+        return (state.length < room) & jnp.any(state.live.logprobs > -jnp.inf)
 
-    return jax.lax.while_loop(goes_on, advance, start).best
+    state = start
+    for room in stages:
+        state = state._replace(cache=grow(state.cache, room))
+        state = jax.lax.while_loop(functools.partial(goes_on, room), functools.partial(advance, room), state)
+    return state.best
 
 
 def _given(live: _Live, position: Int32[Array, ""], begin: int) -> tuple[Int32[Array, "B K"], Int32[Array, "B K T"]]:
@@ -137,28 +145,27 @@ def _seen(slots: Int32[Array, "B K T"], position: Int32[Array, ""]) -> Bool[Arra
 
 
 def _extend(logprobs: Float32[Array, "B K"], logits: Float32[Array, "B K V"], forbidden: Sequence[int]) -> _Candidates:
-    """The 2 K best of all K V continuations."""
-    beam, vocab_size = logits.shape[1:]
-    following = jax.nn.log_softmax(logits, axis=-1)
-    allowed = jnp.ones((vocab_size,), bool).at[jnp.asarray(forbidden, jnp.int32)].set(False)
-    totals = jnp.where(allowed, logprobs[:, :, None] + following, -jnp.inf)
-    padding = -vocab_size % _CHUNK
-    totals = jnp.pad(totals, ((0, 0), (0, 0), (0, padding)), constant_values=-jnp.inf)
-    best, places = _largest(totals.reshape(len(logits), -1, _CHUNK), 2 * beam)
-    return _Candidates(places // (vocab_size + padding), places % (vocab_size + padding), best)
+    """The 2 K best of all K V continuations, by value and then by place.
 
-
-def _largest(chunks: Float32[Array, "B chunks size"], count: int) -> tuple[Float32[Array, "B C"], Int32[Array, "B C"]]:
-    """The `count` largest of each row and their places in it, by value and then by place: what top_k gives for the whole row.
-
-    They can only be in the `count` chunks whose largest are the largest, and looking for a maximum is far cheaper than sorting.
+    They can only be in the 2 K chunks of the vocabulary whose largest are the largest, and looking for a maximum is far cheaper
+    than sorting, or than writing K V sums: what a hypothesis has so far is added to the chunks' maxima, and to the chunks chosen.
     """
-    size = chunks.shape[2]
-    _, chosen = jax.lax.top_k(chunks.max(axis=2), min(count, chunks.shape[1]))
+    batch_size, beam, vocab_size = logits.shape
+    allowed = jnp.ones((vocab_size,), bool).at[jnp.asarray(forbidden, jnp.int32)].set(False)
+    before = (logprobs - jax.nn.logsumexp(logits, axis=-1))[:, :, None]
+    count, padding = 2 * beam, -vocab_size % _CHUNK
+    # At most `padding` of a chunk are no tokens.
+    following = jnp.pad(jnp.where(allowed, logits, -jnp.inf), ((0, 0), (0, 0), (0, padding)), constant_values=-jnp.inf)
+    chunks = following.reshape(batch_size, -1, _CHUNK)
+    per_hypothesis = chunks.shape[1] // beam
+    largest = before + chunks.max(axis=2).reshape(batch_size, beam, per_hypothesis)
+    _, chosen = jax.lax.top_k(largest.reshape(batch_size, -1), min(count, chunks.shape[1]))
     chosen = jnp.sort(chosen, axis=1)  # so that equals keep their order
     near = jnp.take_along_axis(chunks, chosen[:, :, None], axis=1)
-    best, places = jax.lax.top_k(near.reshape(len(near), -1), count)
-    return best, jnp.take_along_axis(chosen, places // size, axis=1) * size + places % size
+    near += jnp.take_along_axis(before, (chosen // per_hypothesis)[:, :, None], axis=1)
+    best, places = jax.lax.top_k(near.reshape(batch_size, -1), count)
+    places = jnp.take_along_axis(chosen, places // _CHUNK, axis=1) * _CHUNK + places % _CHUNK
+    return _Candidates(places // (vocab_size + padding), places % (vocab_size + padding), best)
 
 
 def _descend(histories: Int32[Array, "B K T"], parents: Int32[Array, "B C"]) -> Int32[Array, "B C T"]:

@@ -16,7 +16,7 @@ from mhsh.data.translation_tokenizer import BOS_ID, EOS_ID, PAD_ID, TranslationT
 from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded, beam_search
 from mhsh.models.contract import Batch
-from mhsh.models.seq2seq import Seq2Seq, decode_step, decoding_params, empty_caches, encode
+from mhsh.models.seq2seq import Seq2Seq, decode_step, decoding_params, empty_caches, encode, grown_caches
 
 # Sources are padded to this many tokens times a power of two: a program is compiled for each of these lengths that occurs.
 _SHORTEST = 8
@@ -34,7 +34,9 @@ class Translated:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sentence:
+class Sentence:
+    """What is translated of a line."""
+
     line: int  # its place among the lines, from 0
     tokens: Int32[np.ndarray, " n"]  # the end mark included
 
@@ -44,10 +46,19 @@ def length_limit(source_length: int, max_positions: int) -> int:
     return min(2 * source_length + 10, max_positions)
 
 
-def model_decoder(model: Seq2Seq, params: Any, *, num_hypotheses: int, length_penalty: float) -> Decoder:
-    """Beam search with a model, compiled for each shape that comes."""
+def stages_to(max_length: int) -> list[int]:
+    """The room of the decoder's cache: a quarter and a half of it before the whole. A translation is about as long as its source,
+    and so ends about halfway to the limit.
+    """
+    return sorted({-(-max_length // 4), -(-max_length // 2), max_length})
+
+
+def model_decoder(
+    model: Seq2Seq, params: Any, *, num_hypotheses: int, length_penalty: float, forbidden: tuple[int, ...] = (PAD_ID, BOS_ID)
+) -> Decoder:
+    """Beam search with a model, compiled for each shape that comes; `forbidden` tokens are never produced."""
     return lambda batch, limits, max_length: jax.device_get(
-        _decode(model, num_hypotheses, length_penalty, max_length, params, batch, jnp.asarray(limits))
+        _decode(model, num_hypotheses, length_penalty, forbidden, max_length, params, batch, jnp.asarray(limits))
     )
 
 
@@ -82,12 +93,12 @@ def translate_lines(
                 )
             num_cut += 1
         if len(tokens):
-            sentences.append(_Sentence(line, np.append(tokens[: max_positions - 1], np.int32(EOS_ID))))
+            sentences.append(Sentence(line, np.append(tokens[: max_positions - 1], np.int32(EOS_ID))))
     translations = [""] * len(lines)
-    for members, rows, length in _batches(sentences, max_positions, batch_tokens):
+    for members, rows, length in sentence_batches(sentences, max_positions, batch_tokens):
         limits = np.zeros(rows, np.int32)
         limits[: len(members)] = [length_limit(len(sentence.tokens), max_positions) for sentence in members]
-        decoded = decode(_source_batch(members, rows, length), limits, length_limit(length, max_positions))
+        decoded = decode(source_batch(members, rows, length), limits, length_limit(length, max_positions))
         for sentence, tokens, count, score in zip(members, decoded.tokens, decoded.lengths, decoded.scores, strict=False):
             if not np.isfinite(score):
                 raise UserError(
@@ -98,11 +109,11 @@ def translate_lines(
     return Translated(translations, num_cut)
 
 
-def _batches(
-    sentences: Sequence[_Sentence], max_positions: int, batch_tokens: int
-) -> Iterator[tuple[Sequence[_Sentence], int, int]]:
+def sentence_batches(
+    sentences: Sequence[Sentence], max_positions: int, batch_tokens: int
+) -> Iterator[tuple[Sequence[Sentence], int, int]]:
     """(the sentences, the batch's rows, its length), longest first; all batches of a length have the same number of rows."""
-    by_length: dict[int, list[_Sentence]] = {}
+    by_length: dict[int, list[Sentence]] = {}
     for sentence in sorted(sentences, key=lambda sentence: -len(sentence.tokens)):
         by_length.setdefault(_padded_length(len(sentence.tokens), max_positions), []).append(sentence)
     for length, members in by_length.items():
@@ -116,7 +127,8 @@ def _padded_length(length: int, max_positions: int) -> int:
     return min(_SHORTEST << max(0, (length - 1) // _SHORTEST).bit_length(), max_positions)
 
 
-def _source_batch(members: Sequence[_Sentence], rows: int, length: int) -> dict[str, np.ndarray]:
+def source_batch(members: Sequence[Sentence], rows: int, length: int) -> dict[str, np.ndarray]:
+    """The source side of a batch: the sentences, then rows of padding up to `rows`, all of `length` places."""
     tokens = np.full((rows, length), PAD_ID, np.int32)
     segmentation = np.zeros((rows, length), np.int32)
     for row, sentence in enumerate(members):
@@ -133,6 +145,7 @@ def _decode_batch(
     model: Seq2Seq,
     num_hypotheses: int,
     length_penalty: float,
+    forbidden: tuple[int, ...],
     max_length: int,
     params: Any,
     batch: Batch,
@@ -141,15 +154,16 @@ def _decode_batch(
     memory, weights = encode(model, params, batch), decoding_params(model.config, params)
     return beam_search(
         lambda tokens, position, seen, caches: decode_step(model, weights, tokens, position, seen, caches, memory),
-        empty_caches(model.config, limits.shape[0], num_hypotheses, max_length),
+        lambda caches, length: grown_caches(caches, num_hypotheses, length),
+        empty_caches(model.config, limits.shape[0], num_hypotheses, 0),
         limits,
         num_hypotheses=num_hypotheses,
-        max_length=max_length,
+        stages=stages_to(max_length),
         length_penalty=length_penalty,
         begin=BOS_ID,
         end=EOS_ID,
-        forbidden=(PAD_ID, BOS_ID),
+        forbidden=forbidden,
     )
 
 
-_decode = jax.jit(_decode_batch, static_argnums=(0, 1, 2, 3))
+_decode = jax.jit(_decode_batch, static_argnums=(0, 1, 2, 3, 4))

@@ -1,4 +1,4 @@
-"""Scoring a pre-training model on held-out rows."""
+"""The figures that are sums over held-out rows, and the logits of all these rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
+from jaxtyping import Array, Float
 
 from mhsh.models.contract import Batch
 from mhsh.models.objective import Mean, Means
@@ -13,9 +15,20 @@ from mhsh.models.objective import Mean, Means
 
 def evaluate(step: Callable[[Any, Batch], Means], params: Any, batches: Iterable[Batch]) -> dict[str, float]:
     """The figures of `step` over all batches together, each sum divided by its weight once, at the end."""
+    return _divided(jax.device_get(step(params, batch)) for batch in batches)
+
+
+def evaluate_rows(
+    step: Callable[[Any, Batch], tuple[Means, Array]], params: Any, batches: Iterable[Batch], num_rows: int
+) -> tuple[dict[str, float], Float[np.ndarray, "rows ..."]]:
+    """As `evaluate`, and the logits of the first `num_rows` rows; what follows fills the last batch."""
+    parts: list[tuple[Means, np.ndarray]] = [jax.device_get(step(params, batch)) for batch in batches]
+    return _divided(means for means, _ in parts), np.concatenate([logits for _, logits in parts])[:num_rows]
+
+
+def _divided(parts: Iterable[dict[str, Mean]]) -> dict[str, float]:
     totals: dict[str, tuple[float, float]] = {}
-    for batch in batches:
-        means: dict[str, Mean] = jax.device_get(step(params, batch))
+    for means in parts:
         for name, mean in means.items():
             total, weight = totals.get(name, (0.0, 0.0))
             totals[name] = (total + float(mean.sum), weight + float(mean.weight))

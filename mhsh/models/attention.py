@@ -80,7 +80,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B T D"]:
         config = self.config
         scores = jnp.einsum("BTNH,BSNH->BNTS", self._query(x), key).astype(jnp.float32)
-        probabilities = self._softmax(jnp.where(mask, scores, _NOWHERE))
+        probabilities = self._softmax(jnp.where(mask, scores, NOWHERE))
         probabilities = nn.Dropout(config.attention_dropout)(probabilities, deterministic=deterministic)
         # In this order of the factors: XLA's CPU backend takes three times as long for the other where T is small.
         out = self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities))
@@ -116,7 +116,7 @@ class MultiHeadAttention(nn.Module):
 
 
 # The most negative finite number instead of -inf: a row that may look nowhere (padding) stays finite.
-_NOWHERE = float(jnp.finfo(jnp.float32).min)
+NOWHERE = float(jnp.finfo(jnp.float32).min)
 
 
 def attention_mask(segmentation: Int[Array, "B T"], *, causal: bool) -> Bool[Array, "B 1 T T"]:

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018) with masked-language and next-sentence heads; under a causal mask, a language model."""
+"""BERT (Devlin et al. 2018) with the heads of its pre-training and fine-tuning; under a causal mask, a language model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from mhsh.config import ModelConfig
-from mhsh.models.attention import attention_mask
+from mhsh.models.attention import NOWHERE, attention_mask
 from mhsh.models.contract import Batch, Outputs
 from mhsh.models.layers import ACTIVATIONS, bias_init, embedding_init, kernel_init, layer_norm
 from mhsh.models.positions import position_table
@@ -57,22 +57,31 @@ class PredictionHead(nn.Module):
         return logits + output_bias
 
 
-class NextSentenceHead(nn.Module):
-    """The pooler (dense and tanh over the first token) and a two-way classifier."""
+class Pooler(nn.Module):
+    """Dense and tanh over the first token: what BERT says of a row as a whole."""
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B 2"]:
-        config = self.config
-        dtype = jnp.dtype(config.compute_dtype)
-        width = config.embed_dim
-        pooler = self.param("pooler_kernel", kernel_init(config, ("embed", "embed_out"), 1), (width, width))
-        pooler_bias = self.param("pooler_bias", bias_init(("embed",)), (width,))
-        kernel = self.param("kernel", kernel_init(config, ("embed", "classes"), 1), (width, 2))
-        bias = self.param("bias", bias_init(("classes",)), (2,))
-        pooled = jnp.tanh(jnp.einsum("BD,DE->BE", hidden[:, 0].astype(dtype), pooler.astype(dtype)) + pooler_bias.astype(dtype))
-        return jnp.einsum("BD,DC->BC", pooled.astype(jnp.float32), kernel) + bias
+    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:
+        dtype, width = jnp.dtype(self.config.compute_dtype), self.config.embed_dim
+        kernel = self.param("kernel", kernel_init(self.config, ("embed", "embed_out"), 1), (width, width))
+        bias = self.param("bias", bias_init(("embed",)), (width,))
+        return jnp.tanh(jnp.einsum("BD,DE->BE", hidden[:, 0].astype(dtype), kernel.astype(dtype)) + bias.astype(dtype))
+
+
+class Classifier(nn.Module):
+    """A linear map on C classes, in fp32: of a row that was pooled, or of every token."""
+
+    config: ModelConfig
+    num_classes: int  # C
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows C"]:
+        shape = (self.config.embed_dim, self.num_classes)
+        kernel = self.param("kernel", kernel_init(self.config, ("embed", "classes"), 1), shape)
+        bias = self.param("bias", bias_init(("classes",)), (self.num_classes,))
+        return jnp.einsum("...D,DC->...C", features.astype(jnp.float32), kernel) + bias
 
 
 class Bert(nn.Module):
@@ -85,6 +94,7 @@ class Bert(nn.Module):
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         """Batch: inputs, inputs_position, inputs_segmentation [B,T]; token_types [B,T] where the model has types;
         targets_position [B,P] with the mlm objective, the only positions that are projected on the vocabulary.
+        Logits: [B,P,V] (mlm), [B,T,V] (clm), [B,C] (classification), [B,2,T] (span: where the answer starts, and ends).
         """
         config = self.config
         segmentation = jnp.asarray(batch["inputs_segmentation"])
@@ -93,9 +103,19 @@ class Bert(nn.Module):
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
         mask = attention_mask(segmentation, causal=config.objective == "clm")
         hidden = Encoder(config, self.residual, name="encoder")(x, mask, segmentation > 0, deterministic=deterministic)
+        if config.objective == "classification":
+            features = Pooler(config, name="pooler")(hidden)
+            features = nn.Dropout(config.hidden_dropout)(features, deterministic=deterministic)
+            return Outputs(Classifier(config, config.num_classes, name="classification")(features), None)
+        if config.objective == "span":
+            ends = jnp.einsum("BTE->BET", Classifier(config, 2, name="span")(hidden))
+            # The softmax of an end is over the row's positions, and padding is none of them.
+            return Outputs(jnp.where((segmentation > 0)[:, None], ends, NOWHERE), None)
         predicted = hidden
         if config.objective == "mlm":
             predicted = jnp.take_along_axis(hidden, jnp.asarray(batch["targets_position"])[:, :, None], axis=1)
         logits = PredictionHead(config, name="prediction")(predicted, embeddings.token)
-        next_sentence = NextSentenceHead(config, name="next_sentence")(hidden) if config.next_sentence else None
+        next_sentence = None
+        if config.next_sentence:
+            next_sentence = Classifier(config, 2, name="next_sentence")(Pooler(config, name="pooler")(hidden))
         return Outputs(logits, next_sentence)

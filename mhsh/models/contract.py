@@ -14,5 +14,7 @@ Batch = Mapping[str, Array | np.ndarray]  # numpy where nothing is compiled yet
 class Outputs(NamedTuple):
     """What a model says about a batch; logits are fp32."""
 
-    logits: Float[Array, "B P V"]  # P: the predicted positions (mlm), or all T (clm, translation)
+    # [B,P,V] at the predicted positions (mlm) or at all of them (clm, translation); [B,C] of a row (classification); [B,2,T] of the
+    # first and the last token of an answer (span)
+    logits: Float[Array, "B *predicted V"]
     next_sentence: Float[Array, "B 2"] | None  # class 1: the second segment really follows the first

@@ -15,7 +15,7 @@ from mhsh.models.seq2seq import Seq2Seq
 Model = Bert | Seq2Seq
 
 # By objective.
-MODELS: dict[str, type[Model]] = {"mlm": Bert, "clm": Bert, "translation": Seq2Seq}
+MODELS: dict[str, type[Model]] = {"mlm": Bert, "clm": Bert, "classification": Bert, "span": Bert, "translation": Seq2Seq}
 
 
 def build_model(config: ModelConfig) -> Model:

@@ -108,6 +108,17 @@ def empty_caches(config: ModelConfig, batch_size: int, num_hypotheses: int, max_
     return (KeysValues(key, value),) * config.num_decoder_layers
 
 
+def grown_caches(caches: tuple[KeysValues, ...], num_hypotheses: int, max_length: int) -> tuple[KeysValues, ...]:
+    """The same keys and values with room for T = max_length positions, which is no less than there was."""
+    places = max_length * num_hypotheses - caches[0].key.shape[3]
+    return tuple(
+        KeysValues(
+            jnp.pad(cache.key, ((0, 0), (0, 0), (0, 0), (0, places))), jnp.pad(cache.value, ((0, 0), (0, 0), (0, places), (0, 0)))
+        )
+        for cache in caches
+    )
+
+
 def decoding_params(config: ModelConfig, params: Any) -> Any:
     """The parameters as `decode_step` takes them: the decoder's layers apart. To be made once, not in every step."""
     decoder = params["decoder"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
 
 from mhsh.config import ModelConfig
 
@@ -12,6 +14,14 @@ SUBLAYERS = {
     "encoder": ("attention", "feed_forward"),
     "decoder": ("self_attention", "cross_attention", "feed_forward"),
 }
+
+
+Value = TypeVar("Value")
+
+
+def in_stack_order(by_stack: Mapping[str, Value]) -> dict[str, Value]:
+    """The same, the encoder before the decoder: a pytree's dictionaries come back from jax in the order of their names."""
+    return {stack: by_stack[stack] for stack in SUBLAYERS if stack in by_stack}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,8 @@ import jax
 
 import mhsh
 from mhsh.analysis.ledger import step_flops
-from mhsh.config import Config, from_dict, to_dict
+from mhsh.config import Config, to_dict
+from mhsh.config_reading import from_dict
 from mhsh.errors import UserError
 from mhsh.models.model import build_model
 from mhsh.training.hlo import read_program

@@ -16,8 +16,9 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from mhsh.config import TrainConfig
 from mhsh.errors import UserError
-from mhsh.run_folder import absolute
+from mhsh.run_folder import RunFolder, absolute
 from mhsh.training.checksum import as_hex, checksums
 from mhsh.training.cluster import told_by_first
 from mhsh.training.inventory import damage, write_inventory
@@ -51,6 +52,11 @@ class Checkpoints:
             async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
         )
         self._manager = ocp.CheckpointManager(self._folder, item_names=ITEMS, options=options)
+
+    @classmethod
+    def of_run(cls, folder: RunFolder, train: TrainConfig) -> Checkpoints:
+        """Those of a run, kept as its config says."""
+        return cls(folder.checkpoints_path, keep=train.keep_checkpoints, keep_every=train.keep_every)
 
     def steps(self) -> list[int]:
         """The committed steps, newest first."""

@@ -15,7 +15,7 @@ from mhsh.config import ModelConfig
 from mhsh.models.contract import Batch
 from mhsh.models.model import Model, forward
 from mhsh.models.objective import loss_weights, measure, total_loss
-from mhsh.models.stack import SUBLAYERS
+from mhsh.models.stack import in_stack_order
 from mhsh.training.sharding import axis_rules
 
 
@@ -39,8 +39,9 @@ def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: 
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config)):
         finite, loss, norms = jax.device_get(jax.jit(look)(params, dict(batch)))
         broken = jax.device_get(jax.jit(lambda tree: jax.tree.map(lambda leaf: ~jnp.isfinite(leaf).all(), tree))(params))
-    in_depth_order = [stack for stack in SUBLAYERS if stack in finite]
-    first = [f"{stack} {layer + 1}" for stack in in_depth_order for layer in np.flatnonzero(~np.asarray(finite[stack]))[:1]]
+    first = [
+        f"{stack} {layer + 1}" for stack, each in in_stack_order(finite).items() for layer in np.flatnonzero(~np.asarray(each))[:1]
+    ]
     return {
         "first_nonfinite_layer": first[0] if first else None,
         "nonfinite_parameters": [
@@ -48,7 +49,7 @@ def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: 
             for path, bad in jax.tree_util.tree_leaves_with_path(broken)
             if bad
         ],
-        "gradient_norm_by_layer": {stack: [_finite(norm) for norm in norms[stack]] for stack in in_depth_order},
+        "gradient_norm_by_layer": {stack: [_finite(norm) for norm in each] for stack, each in in_stack_order(norms).items()},
         "loss": _finite(loss),
     }
 

@@ -102,7 +102,7 @@ class Log:
         return rates
 
     def _row(self, step: int, split: str, seconds: float, values: dict[str, float]) -> dict[str, Any]:
-        values = {name.removeprefix("token_"): value for name, value in values.items()}
+        values = {name.removeprefix("target_"): value for name, value in values.items()}
         return {"step": step, "split": split, "tokens": self._tokens, "flops": self._flops, "seconds": seconds} | values
 
     def _write(self, row: dict[str, Any], display: ProgressDisplay) -> None:

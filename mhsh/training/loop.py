@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,18 +16,14 @@ import optax
 from jax.sharding import Mesh
 
 from mhsh.analysis.ledger import parameter_counts, row_flops, step_flops
-from mhsh.config import Config, TranslationDataConfig, rows_in_batch, to_dict
+from mhsh.config import Config, TranslationDataConfig, to_dict
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.data.pipeline import ProcessRows, prefetched
-from mhsh.data.translation import TranslationCorpus
 from mhsh.errors import UserError
-from mhsh.evaluation.translation_figures import translation_figures
-from mhsh.evaluation.validation import evaluate
 from mhsh.models.admin import read_omega
 from mhsh.models.model import Model, build_model
-from mhsh.models.seq2seq import Seq2Seq
-from mhsh.models.stack import SUBLAYERS
+from mhsh.models.stack import in_stack_order
 from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoint import Checkpoints, DamagedCheckpoint
@@ -40,9 +35,11 @@ from mhsh.training.maintenance import MaintenanceWatch
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.progress import ProgressDisplay
 from mhsh.training.recorder import environment
+from mhsh.training.scoring import Decoding, Scorer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
+from mhsh.training.start import started_from
 from mhsh.training.state import TrainState, abstract_state, create_state
-from mhsh.training.step import CompiledByLength, compile_eval_step, compile_train_step
+from mhsh.training.step import CompiledByLength, compile_train_step
 from mhsh.training.watchdog import Watchdog
 
 
@@ -61,7 +58,7 @@ class Setup:
 
     def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's rows as its part of the global batch."""
-        return put_batch(batch, self.mesh, rows_in_batch(self.config, batch["inputs"].shape[1]))
+        return put_batch(self.config, batch, self.mesh)
 
 
 def train(config: Config, folder: RunFolder) -> int | None:
@@ -76,22 +73,22 @@ def train(config: Config, folder: RunFolder) -> int | None:
         return None  # nothing is left to do
     setup = _prepare(config, folder)
     display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
-    state, start = _restore_or_create(setup, display)
+    state, start, started = _restore_or_create(setup, display)
 
     begin = time.monotonic()
-    step, score = _steps(setup)
+    step, scorer = _compiled(setup)
     step.prepare(_batch_of(setup, start))
     compile_seconds = time.monotonic() - begin
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 
-    record = _record(setup, state, compile_seconds)
+    record = _record(setup, state, compile_seconds) | {"started_from": started}
     _write_record(setup, record | {"status": "running"})
     log = Log(config, folder, start)
     display.begin(start)
     with contextlib.ExitStack() as stack:
         for resource in (display, contextlib.closing(log)):
             stack.enter_context(resource)
-        stopped_by = _loop(setup, state, start, step, score, log, display, record)
+        stopped_by = _loop(setup, state, start, step, scorer, log, display, record)
         setup.checkpoints.close()
     _write_record(setup, record | {"status": "stopped" if stopped_by else "finished", "outcome": _outcome(setup)})
     return stopped_by
@@ -102,7 +99,7 @@ def _loop(
     state: TrainState,
     start: int,
     step: CompiledByLength,
-    score: Callable[[Any, Watchdog], dict[str, float]],
+    scorer: Scorer,
     log: Log,
     display: ProgressDisplay,
     record: dict[str, Any],
@@ -110,6 +107,7 @@ def _loop(
     """Steps `start` + 1 to train.num_steps; returns the number of the signal that ended it early, if one did."""
     train, checkpoints = setup.config.train, setup.checkpoints
     steps = setup.corpus.train_steps(train.batch_size, setup.rows)
+    num_eval_batches = min(train.eval_batches or scorer.num_batches, scorer.num_batches)
     agreement, watchdog = StopAgreement(), Watchdog(train.hang_seconds)
     batches = contextlib.closing(prefetched(steps, start, train.num_steps))
     with batches as iterator, Interruption() as interruption, MaintenanceWatch(interruption), watchdog.watching():
@@ -132,7 +130,7 @@ def _loop(
                 _give_up(setup, state, batch, number, record)
             with log.clock.paused():
                 if scoring:
-                    log.validation(number, score(state.params, watchdog), display)
+                    log.validation(number, scorer(state.params, num_eval_batches, watchdog.alive), display)
                 if saving:
                     log.flush()
                     checkpoints.save(number, state)
@@ -145,14 +143,14 @@ def _loop(
 def _prepare(config: Config, folder: RunFolder) -> Setup:
     """Mesh, data and model, after all processes have found that they agree."""
     mesh = make_mesh(config)
-    corpus = load_corpus(config, folder.path if (folder.path / vocab_file(config)).exists() else None)
-    corpus.check_batch(config.train.batch_size)
-    _check_same_data(folder, corpus)
     if isinstance(config.data, TranslationDataConfig) and config.data.validation_sentences and jax.process_count() > 1:
         raise UserError(
             f"data.validation_sentences = {config.data.validation_sentences} is for a run of one process, this one has "
             f"{jax.process_count()}; set it to 0, and use mhsh eval afterwards"
         )
+    corpus = load_corpus(config, folder.path if (folder.path / vocab_file(config)).exists() else None)
+    corpus.check_batch(config.train.batch_size)
+    _check_same_data(folder, corpus)
     code = environment()
     preflight(
         {
@@ -163,13 +161,15 @@ def _prepare(config: Config, folder: RunFolder) -> Setup:
             "local devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
         }
     )
-    checkpoints = Checkpoints(folder.checkpoints_path, keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
+    checkpoints = Checkpoints.of_run(folder, config.train)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     return Setup(config, folder, checkpoints, mesh, corpus, functools.partial(process_rows, mesh), model, optimizer)
 
 
-def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainState, int]:
-    """The newest good checkpoint and its step, damaged ones set aside; a fresh state and 0 where none was ever saved."""
+def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainState, int, dict[str, Any] | None]:
+    """The newest good checkpoint and its step, damaged ones set aside; where none was ever saved, a fresh state, or one that starts
+    from another run, and 0. And of what other run it started, as `started_from` says it (None: of none).
+    """
     config, checkpoints = setup.config, setup.checkpoints
     abstract = abstract_state(config, setup.model, setup.optimizer, setup.mesh)
     steps = checkpoints.steps()
@@ -180,10 +180,19 @@ def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainSta
             display.note(f"{error}; it is set aside as {checkpoints.set_aside(step)}")
         else:
             display.note(f"going on from the checkpoint of step {step}")
-            return state, step
+            # An imported checkpoint has no record yet.
+            return state, step, setup.folder.read_run().get("started_from") if setup.folder.has_run_record() else None
     if steps:
         raise UserError(f"{setup.folder.path} has no good checkpoint left; start again in another --workdir")
-    return create_state(config, setup.model, setup.optimizer, setup.mesh, setup.put(_batch_of(setup, 0))), 0
+    state = create_state(config, setup.model, setup.optimizer, setup.mesh, setup.put(_batch_of(setup, 0)))
+    if not config.train.start_from:
+        return state, 0, None
+    params, report = started_from(config, state.params, setup.mesh)
+    display.note(
+        f"starts from step {report['step']} of {report['folder']}: {', '.join(report['taken'])}"
+        + "".join(f"; {name}: {', '.join(report[name])}" for name in ("fresh", "left") if report[name])
+    )
+    return state._replace(params=params), 0, report
 
 
 def _batch_of(setup: Setup, step: int) -> dict[str, np.ndarray]:
@@ -208,31 +217,14 @@ def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def _steps(setup: Setup) -> tuple[CompiledByLength, Callable[[Any, Watchdog], dict[str, float]]]:
-    """The train step, and parameters -> validation figures over the first train.eval_batches batches (0: all)."""
+def _compiled(setup: Setup) -> tuple[CompiledByLength, Scorer]:
+    """The train step, and what scores parameters on the validation rows."""
     config, mesh = setup.config, setup.mesh
     abstract = abstract_state(config, setup.model, setup.optimizer, mesh)
     step = CompiledByLength(lambda length: compile_train_step(config, setup.model, setup.optimizer, mesh, abstract, length))
-    scorer = CompiledByLength(lambda length: compile_eval_step(config, setup.model, mesh, abstract.params, length))
-    batches = setup.corpus.validation_batches(config.train.batch_size, setup.rows)
-    count = min(config.train.eval_batches or len(batches), len(batches))
     wanted = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
-    pairs = setup.corpus.validation_pairs(wanted) if isinstance(setup.corpus, TranslationCorpus) else []
-
-    def score(params: Any, watchdog: Watchdog) -> dict[str, float]:
-        def watched() -> Any:
-            for batch in prefetched(batches, 0, count):
-                watchdog.alive()
-                yield setup.put(batch)
-
-        values = evaluate(scorer, params, watched())
-        if pairs:
-            assert isinstance(setup.corpus, TranslationCorpus) and isinstance(setup.model, Seq2Seq)
-            values |= translation_figures(setup.model, params, setup.corpus.tokenizer, pairs, num_hypotheses=1, length_penalty=0.0)
-            watchdog.alive()
-        return values
-
-    return step, score
+    decoding = Decoding(num_sentences=wanted, num_hypotheses=1, length_penalty=0.0)
+    return step, Scorer(config, setup.model, mesh, setup.corpus, setup.rows, abstract.params, decoding)
 
 
 def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:
@@ -273,7 +265,7 @@ def _record(setup: Setup, state: TrainState, compile_seconds: float) -> dict[str
         else:
             # All elements of a fresh omega vector are one figure.
             fresh = jax.jit(lambda params: {stack: each[..., 0] for stack, each in read_omega(params).items()})(state.params)
-            omega = {stack: np.asarray(jax.device_get(fresh[stack])).reshape(-1).tolist() for stack in SUBLAYERS if stack in fresh}
+            omega = {stack: np.asarray(each).reshape(-1).tolist() for stack, each in in_stack_order(jax.device_get(fresh)).items()}
     return {
         **environment(),
         "objective": config.model.objective,

@@ -38,12 +38,16 @@ def example_batch(config: Config, rows: int, length: int | None = None) -> dict[
     if isinstance(config.data, TranslationDataConfig):
         keys += ["decoder_inputs", "targets_position", "targets_segmentation"]
     batch: dict[str, np.ndarray] = {key: np.zeros((rows, length), np.int32) for key in keys}
-    predicted = length
+    targets = (rows, length)
     if isinstance(config.data, DataConfig) and config.model.objective == "mlm":
-        predicted = config.data.max_predictions
-        batch["targets_position"] = np.zeros((rows, predicted), np.int32)
-    batch["targets"] = np.zeros((rows, predicted), np.int32)
-    batch["weights"] = np.zeros((rows, predicted), np.float32)
+        targets = (rows, config.data.max_predictions)
+        batch["targets_position"] = np.zeros(targets, np.int32)
+    elif config.model.objective == "classification":
+        targets = (rows,)
+    elif config.model.objective == "span":
+        targets = (rows, 2)
+    batch["targets"] = np.zeros(targets, np.float32 if config.model.num_classes == 1 else np.int32)
+    batch["weights"] = np.zeros(targets, np.float32)
     if config.model.next_sentence:
         batch["next_sentence"] = np.zeros((rows,), np.int32)
         batch["row_weights"] = np.zeros((rows,), np.float32)
@@ -74,7 +78,9 @@ def create_state(
     shardings = state_shardings(config, model, optimizer, mesh)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         state = jax.jit(lambda: nn.unbox(_initial_state(config, model, optimizer)), out_shardings=shardings)()
-        if config.model.residual == "admin" and config.model.admin_omega == "profiled":
+        profiled = config.model.residual == "admin" and config.model.admin_omega == "profiled"
+        # Parameters of another run bring their omega with them.
+        if profiled and not config.train.start_from:
             profile = jax.jit(
                 lambda params, batch: set_omega(params, profile_omega(config.model, params, batch)),
                 in_shardings=(shardings.params, dict.fromkeys(first_batch, batch_sharding(mesh))),

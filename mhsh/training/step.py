@@ -94,6 +94,12 @@ def eval_step(params: Any, batch: Batch, *, model: Model) -> Means:
     return measure(forward(model, params, batch, None), batch)
 
 
+def predict_step(params: Any, batch: Batch, *, model: Model) -> tuple[Means, Float[Array, "B ..."]]:
+    """As `eval_step`, and the logits of every row."""
+    outputs = forward(model, params, batch, None)
+    return measure(outputs, batch), outputs.logits
+
+
 def compile_train_step(
     config: Config,
     model: Model,
@@ -118,11 +124,13 @@ def compile_train_step(
         return jitted.lower(shapes_of(state), shapes_of(batch)).compile()
 
 
-def compile_eval_step(config: Config, model: Model, mesh: Mesh, params: Any, length: int | None = None) -> jax.stages.Compiled:
-    """The evaluation step compiled ahead for this mesh; `params` may be abstract, `length` as for `compile_train_step`."""
+def compile_eval_step(
+    step: Callable[..., Any], config: Config, model: Model, mesh: Mesh, params: Any, length: int | None = None
+) -> jax.stages.Compiled:
+    """`eval_step` or `predict_step` compiled ahead for this mesh; `params` may be abstract, `length` as above."""
     batch = example_batch(config, rows_in_batch(config, length), length)
     jitted = jax.jit(
-        functools.partial(eval_step, model=model),
+        functools.partial(step, model=model),
         in_shardings=(shardings_of(params), dict.fromkeys(batch, batch_sharding(mesh))),
         out_shardings=replicated(mesh),
     )

@@ -152,14 +152,12 @@ def test_impossible_values(trained, tmp_path, changed, message):
 def test_a_vocabulary_that_does_not_match(copied, tmp_path):
     source = written(tmp_path / "source", LINES)
     texts = ["the quick brown fox jumps over the lazy dog while pigs are flying", "etwas ganz anderes als alles vorher Gesagte"] * 3
-    train_tokenizer("bpe", texts, 300).save(copied / "tokenizer.json")
-    with pytest.raises(
-        UserError, match=r"tokenizer\.json is not the vocabulary of this run \(fingerprint .*; put the run's own back"
-    ):
-        run(str(copied), **options(source=source))
-    train_tokenizer("bpe", texts, 330).save(copied / "tokenizer.json")
-    with pytest.raises(UserError, match=r"tokenizer\.json has 3\d\d tokens, the model model\.vocab_size = 320"):
-        run(str(copied), **options(source=source))
+    for size in (300, 330):  # fewer tokens than the model has embeddings for, and more
+        train_tokenizer("bpe", texts, size).save(copied / "tokenizer.json")
+        with pytest.raises(
+            UserError, match=r"tokenizer\.json is not the vocabulary of this run \(fingerprint .*; put the run's own back"
+        ):
+            run(str(copied), **options(source=source))
     (copied / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="there is no vocabulary at"):
         run(str(copied), **options(source=source))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mhsh.config import Config, from_dict
+from mhsh.config import Config
+from mhsh.config_reading import from_dict
 from tests.conftest import load_fields
 
 CONFIG = {
@@ -20,6 +21,7 @@ CONFIG = {
         num_token_types=2,
         next_sentence=True,
         num_decoder_layers=0,
+        num_classes=0,
         num_layers=2,
         num_heads=2,
         head_dim=8,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mhsh.config import TranslationDataConfig
 from mhsh.data import numbers
 from mhsh.data.numbers import held_out_pairs, training_pairs
-from mhsh.data.pairs import CleaningCounts, Pair, clean, clean_text, is_held_out, pair_digest, read_pairs, validation_pairs
+from mhsh.data.pairs import CleaningCounts, Pair, clean, clean_text, pair_digest, read_pairs, split_pairs, validation_pairs
 from mhsh.errors import UserError
 
 DATA = TranslationDataConfig(
@@ -62,7 +62,7 @@ def test_files_of_unequal_length(tmp_path: Path, source: int, target: int) -> No
 def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
     (tmp_path / "t.en").write_bytes(b"one\ntwo\nthr\xffee\n")
     (tmp_path / "t.de").write_bytes(b"eins\nzwei\ndrei\n")
-    with pytest.raises(UserError, match=r"t\.en is not UTF-8: invalid start byte at byte 3 of line 3; convert it"):
+    with pytest.raises(UserError, match=r"t\.en line 3 is not UTF-8: invalid start byte at byte 3 of the line; convert it"):
         list(read_pairs(f"text:{tmp_path}/t.en,{tmp_path}/t.de"))
 
 
@@ -130,16 +130,28 @@ def test_digests_tell_the_sides_apart() -> None:
     assert pair_digest(Pair("a", "b")) == pair_digest(Pair("a", "b"))
 
 
+def held_out(pairs: list[Pair], data: TranslationDataConfig) -> set[str]:
+    return {pair.source for split, pair in split_pairs(pairs, None, data, CleaningCounts()) if split == "validation"}
+
+
 def test_held_out_by_content_and_seed() -> None:
     pairs = [Pair(f"sentence {number}", f"Satz {number}") for number in range(4000)]
-    chosen = [is_held_out(pair, DATA) for pair in pairs]
-    assert 0.08 < sum(chosen) / len(chosen) < 0.12
-    assert [is_held_out(Pair(pair.source, "another translation"), DATA) for pair in pairs] == chosen
-    other = dataclasses.replace(DATA, seed=1)
-    assert [is_held_out(pair, other) for pair in pairs] != chosen
-    more = dataclasses.replace(DATA, validation_fraction=0.3)
-    assert all(is_held_out(pair, more) for pair, held in zip(pairs, chosen, strict=True) if held)
-    assert not any(is_held_out(pair, dataclasses.replace(DATA, validation_fraction=0.0)) for pair in pairs)
+    chosen = held_out(pairs, DATA)
+    assert 0.08 < len(chosen) / len(pairs) < 0.12
+    assert held_out([Pair(pair.source, "another translation") for pair in pairs], DATA) == chosen
+    assert held_out(pairs, dataclasses.replace(DATA, seed=1)) != chosen
+    assert chosen < held_out(pairs, dataclasses.replace(DATA, validation_fraction=0.3))
+    assert not held_out(pairs, dataclasses.replace(DATA, validation_fraction=0.0))
+
+
+def test_pairs_that_validation_has_of_its_own_are_not_trained_on() -> None:
+    counts = CleaningCounts()
+    pairs = [Pair(text, text.upper()) for text in "abcab"]
+    own = [Pair("b", "B"), Pair("x", "X"), Pair("x ", "X"), Pair("", "Y"), Pair("a", "other")]
+    found = list(split_pairs(pairs, own, DATA, counts))
+    assert found[:3] == [("validation", ("b", "B")), ("validation", ("x", "X")), ("validation", ("a", "other"))]
+    assert found[3:] == [("train", ("a", "A")), ("train", ("c", "C"))]
+    assert counts == CleaningCounts(read=5, empty=0, duplicates=2, in_both_splits=1)
 
 
 def test_pairs_for_validation(tmp_path: Path) -> None:

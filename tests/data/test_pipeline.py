@@ -13,6 +13,7 @@ import pytest
 from mhsh.config import Config
 from mhsh.data.pipeline import prefetched
 from mhsh.data.pretraining import PretrainingCorpus, load_pretraining
+from mhsh.data.rows import RowTable
 from mhsh.data.seeds import derived_seed
 
 LAYOUTS = {
@@ -25,10 +26,10 @@ B = 7
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def loaded(request: pytest.FixtureRequest, make_config: Any, english_source: str) -> tuple[Config, PretrainingCorpus]:
-    config = make_config(**LAYOUTS[request.param], data__source=english_source)
+    config = make_config(**LAYOUTS[request.param], data__source=english_source, data__seed=3)
     corpus = load_pretraining(config.model, config.data)
-    assert len(corpus.train["inputs"]) % B  # else an epoch would end with a step and prove less
-    assert len(corpus.validation["inputs"]) % B
+    assert len(corpus.train) % B  # else an epoch would end with a step and prove less
+    assert len(corpus.validation) % B
     return config, corpus
 
 
@@ -38,6 +39,12 @@ def digest(batch: dict[str, np.ndarray]) -> str:
         state.update(f"{name} {batch[name].shape} {batch[name].dtype}".encode())
         state.update(np.ascontiguousarray(batch[name]))
     return state.hexdigest()
+
+
+def inputs_of(table: RowTable, config: Config) -> np.ndarray:
+    """The inputs of all rows [R,T], as they are stored."""
+    tokens = table.take(np.arange(len(table)))["tokens"].astype(np.int32)
+    return np.ascontiguousarray(tokens[:, : config.data.sequence_length])
 
 
 def original(batch: dict[str, np.ndarray], config: Config) -> np.ndarray:
@@ -105,21 +112,21 @@ def test_another_seed_another_order_and_masking(loaded: tuple[Config, Pretrainin
 def test_every_row_once_an_epoch(loaded: tuple[Config, PretrainingCorpus]) -> None:
     """Also where an epoch ends inside a step: the stream of rows, not of steps, is what repeats."""
     config, corpus = loaded
-    num_rows = len(corpus.train["inputs"])
+    num_rows = len(corpus.train)
     steps = corpus.train_steps(B)
     rows = np.concatenate([original(steps[k], config) for k in range(-(-3 * num_rows // B))])
-    everything = Counter(map(bytes, corpus.train["inputs"]))
+    everything = Counter(map(bytes, inputs_of(corpus.train, config)))
     epochs = [[bytes(row) for row in rows[epoch * num_rows : (epoch + 1) * num_rows]] for epoch in range(3)]
     for epoch in epochs:
         assert Counter(epoch) == everything
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]  # in an order of its own
-    assert epochs[0] != [bytes(row) for row in corpus.train["inputs"]]
+    assert epochs[0] != [bytes(row) for row in inputs_of(corpus.train, config)]
 
 
 def test_masking_is_drawn_anew_each_epoch_and_hangs_on_the_row(make_config: Any, english_source: str) -> None:
     config = make_config(data__source=english_source, data__mask_fraction=0.3)
     corpus = load_pretraining(config.model, config.data)
-    num_rows = len(corpus.train["inputs"])
+    num_rows = len(corpus.train)
     epochs = {}
     # Another batch size shifts every row to another step and place; its masking must not care.
     for size in (num_rows, 5):
@@ -150,7 +157,7 @@ def test_slices_of_processes_are_the_batch(loaded: tuple[Config, PretrainingCorp
 
 def test_validation_is_fixed_and_counts_every_row_once(loaded: tuple[Config, PretrainingCorpus]) -> None:
     config, corpus = loaded
-    rows = corpus.validation["inputs"]
+    rows = inputs_of(corpus.validation, config)
     batches = corpus.validation_batches(B)
     assert len(batches) == -(-len(rows) // B)
     first, second = ([batches[k] for k in range(len(batches))] for _ in range(2))
@@ -169,7 +176,7 @@ def test_validation_is_fixed_and_counts_every_row_once(loaded: tuple[Config, Pre
 
 def test_validation_of_fewer_rows_than_a_batch(loaded: tuple[Config, PretrainingCorpus]) -> None:
     _, corpus = loaded
-    num_rows = len(corpus.validation["inputs"])
+    num_rows = len(corpus.validation)
     (batch,) = corpus.validation_batches(3 * num_rows)
     assert len(batch["inputs"]) == 3 * num_rows
     assert (batch["weights"].sum(1) > 0).tolist() == [True] * num_rows + [False] * 2 * num_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mhsh.config import Config
-from mhsh.data.rows import Packing, pack, split_limit
+from mhsh.data.rows import Packing, full_rows, pack, split_limit
 from mhsh.data.token_documents import TokenDocuments, tokenise
-from mhsh.data.tokenizer import ByteTokenizer
+from mhsh.data.tokenizer import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
 
 TOKENIZER = ByteTokenizer()
@@ -27,8 +28,10 @@ def lines(document: str) -> list[str]:
 
 
 def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocuments, Packing]:
+    """The documents, and their packing with its rows in full."""
     documents = tokenise(texts, TOKENIZER, lines)
-    return documents, pack(documents, TOKENIZER, config.model, config.data, np.random.default_rng(seed))
+    packing = pack(documents, TOKENIZER, config.model, config.data, np.random.default_rng(seed))
+    return documents, dataclasses.replace(packing, rows=full_rows(packing.rows, config.model))
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +214,19 @@ def test_random_sentences_need_a_second_document(make_config: Any) -> None:
         UserError, match=r"model\.next_sentence = True needs text in two documents .* has 1; raise data\.validation_fraction"
     ):
         packed(["A\nB", ""], make_config(data__tokenizer="bytes", data__sequence_length=9))
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
+def test_rows_are_kept_in_as_few_bytes_as_their_ids_need(
+    make_config: Any, clm_fields: dict[str, Any], vocab_size: int, dtype: type
+) -> None:
+    tokenizer = WordPieceTokenizer([*SPECIALS, *map(str, range(vocab_size - len(SPECIALS)))], lowercase=True)
+    last = vocab_size - 1
+    documents = tokenise([f"{last - 5} 0\n{last - 5}", "1\n2 3"], tokenizer, lines)
+    pairs = make_config(data__sequence_length=9, model__vocab_size=vocab_size)
+    stream = make_config(**clm_fields, data__sequence_length=3, model__vocab_size=vocab_size)
+    for config, fields in ((pairs, {"tokens", "ends", "next_sentence"}), (stream, {"tokens"})):
+        rows = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0)).rows
+        assert set(rows) == fields
+        assert rows["tokens"].dtype == dtype and rows["tokens"].max() == last
+        assert all(values.dtype == np.int32 and values.flags.c_contiguous for values in full_rows(rows, config.model).values())

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mhsh.data.shards import _write_records, finished_shard, open_rows, shard_name, write_index, write_shard
+from mhsh.data.shards import PLAIN, ZSTD, _write_records, finished_shard, open_rows, shard_name, write_index, write_shard
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 
@@ -33,9 +33,9 @@ def rows_of(count: int, length: int = 16) -> dict[str, np.ndarray]:
     }
 
 
-def written(folder: Path, shards: list[list[dict[str, np.ndarray]]], **meta: object) -> str:
+def written(folder: Path, shards: list[list[dict[str, np.ndarray]]], packing: str = ZSTD, **meta: object) -> str:
     folder.mkdir()
-    return write_index(folder, [write_shard(folder, k, groups, "job", {}) for k, groups in enumerate(shards)], meta)
+    return write_index(folder, [write_shard(folder, k, groups, packing, "job", {}) for k, groups in enumerate(shards)], meta)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -99,28 +99,49 @@ def test_groups_tell_the_shapes_without_reading(tmp_path):
         stored[10]
 
 
-def test_equal_rows_give_equal_bytes_and_another_row_another_fingerprint(tmp_path):
+@pytest.mark.parametrize("packing", [ZSTD, PLAIN])
+def test_rows_are_put_together(tmp_path, packing):
+    """Of odd sizes, so that arrays of a record do not lie where their numbers would like to."""
+    rows = {"a": RNG.integers(0, 9, (70, 3)).astype(np.uint8), "b": RNG.normal(size=(70, 2, 2)), "c": RNG.integers(0, 9, 70)}
+    parts = [{name: values[part] for name, values in rows.items()} for part in (slice(30), slice(30, 30), slice(30, 70))]
+    written(tmp_path / "rows", [[part] for part in parts], packing)
+    stored = open_rows(tmp_path / "rows")
+    for numbers in (np.array([5]), RNG.integers(0, 70, 200), np.arange(70)[::-1], np.arange(0)):
+        assert_same_row(stored.take(numbers), {name: values[numbers] for name, values in rows.items()})
+    for index in (0, 29, 30, 69):
+        assert_same_row(stored[index], {name: values[index] for name, values in rows.items()})
+
+
+def test_rows_of_different_shapes_cannot_be_put_together(tmp_path):
+    written(tmp_path / "rows", [[rows_of(3, 8), rows_of(5, 32)]])
+    with pytest.raises(ValueError, match="differ in their shapes"):
+        open_rows(tmp_path / "rows").take(np.array([0]))
+
+
+@pytest.mark.parametrize("packing", [ZSTD, PLAIN])
+def test_equal_rows_give_equal_bytes_and_another_row_another_fingerprint(tmp_path, packing):
     rows = rows_of(300, 64)
-    fingerprints = {written(tmp_path / name, [[rows], [rows]], split="train") for name in "ab"}
+    fingerprints = {written(tmp_path / name, [[rows], [rows]], packing, split="train") for name in "ab"}
     assert len(fingerprints) == 1 and tree(tmp_path / "a") == tree(tmp_path / "b")
     assert sorted(tree(tmp_path / "a")) == ["00000.arrayrecord", "00001.arrayrecord", "index.json"]
     other = copy.deepcopy(rows)
     other["inputs"][17, 3] ^= 1
-    assert written(tmp_path / "c", [[rows], [other]], split="train") not in fingerprints
-    assert written(tmp_path / "d", [[rows], [rows]], split="validation") not in fingerprints
+    assert written(tmp_path / "c", [[rows], [other]], packing, split="train") not in fingerprints
+    assert written(tmp_path / "d", [[rows], [rows]], packing, split="validation") not in fingerprints
 
 
-def test_bytes_do_not_hang_on_other_threads_at_work(tmp_path):
+@pytest.mark.parametrize("packing", [ZSTD, PLAIN])
+def test_bytes_do_not_hang_on_other_threads_at_work(tmp_path, packing):
     """Eight shards written at once, against the same one alone: the writer's own threads and their timing leave no trace."""
     rows = rows_of(2000, 64)
-    write_shard(tmp_path, 0, [rows], "job", {})
+    write_shard(tmp_path, 0, [rows], packing, "job", {})
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: write_shard(tmp_path, number, [rows], "job", {}), range(1, 9)))
+        list(pool.map(lambda number: write_shard(tmp_path, number, [rows], packing, "job", {}), range(1, 9)))
     assert len({(tmp_path / shard_name(number)).read_bytes() for number in range(9)}) == 1
 
 
 def test_a_finished_shard_is_kept_only_whole_and_of_the_same_job(tmp_path):
-    shard = write_shard(tmp_path, 4, [rows_of(20)], "job 1", {"tokens": 7})
+    shard = write_shard(tmp_path, 4, [rows_of(20)], ZSTD, "job 1", {"tokens": 7})
     assert finished_shard(tmp_path, 4, "job 1") == (shard, {"tokens": 7})
     assert finished_shard(tmp_path, 4, "job 2") is None
     assert finished_shard(tmp_path, 5, "job 1") is None
@@ -135,7 +156,7 @@ def test_a_finished_shard_is_kept_only_whole_and_of_the_same_job(tmp_path):
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path):
-    shards = [write_shard(tmp_path, number, [rows_of(5)], "job", {}) for number in range(2)]
+    shards = [write_shard(tmp_path, number, [rows_of(5)], ZSTD, "job", {}) for number in range(2)]
     (tmp_path / ".00002.arrayrecord.0123.tmp").write_bytes(b"half")
     write_index(tmp_path, shards, {})
     assert sorted(tree(tmp_path)) == ["00000.arrayrecord", "00001.arrayrecord", "index.json"]
@@ -167,10 +188,11 @@ def test_a_shard_that_is_not_the_index_s_is_named_at_opening(tmp_path, damage):
         open_rows(tmp_path / "rows")
 
 
-def test_a_flipped_byte_is_named_by_verify_and_by_the_row_it_hits(tmp_path):
+@pytest.mark.parametrize("packing", [ZSTD, PLAIN])
+def test_a_flipped_byte_is_named_by_verify_and_by_the_row_it_hits(tmp_path, packing):
     # Random bytes do not shrink: half of the file is half of the rows.
     rows = {"inputs": RNG.integers(0, 1 << 16, (400, 4000)).astype(np.uint16)}
-    written(tmp_path / "rows", [[rows], [rows]])
+    written(tmp_path / "rows", [[rows], [rows]], packing)
     path = tmp_path / "rows" / shard_name(1)
     flipped(path)
     stored = open_rows(tmp_path / "rows")
@@ -185,6 +207,8 @@ def test_a_flipped_byte_is_named_by_verify_and_by_the_row_it_hits(tmp_path):
             damaged.append(index)
     # A block header between chunks may take a neighbour along; no row is ever read wrong.
     assert damaged and all(400 < index < 800 for index in damaged) and len(damaged) <= 40
+    with pytest.raises(UserError, match=rf"^{path} is damaged \("):
+        stored.take(np.array([3, damaged[0]]))
 
 
 def test_a_sound_folder_verifies(tmp_path):
@@ -208,12 +232,12 @@ def test_a_damaged_index_is_named(tmp_path, change, complaint):
 
 
 def test_shards_of_different_arrays_are_a_defect(tmp_path):
-    shards = [write_shard(tmp_path, 0, [{"a": np.zeros((2, 3), np.int32)}], "job", {})]
-    shards.append(write_shard(tmp_path, 1, [{"a": np.zeros((2, 3), np.int16)}], "job", {}))
+    shards = [write_shard(tmp_path, 0, [{"a": np.zeros((2, 3), np.int32)}], ZSTD, "job", {})]
+    shards.append(write_shard(tmp_path, 1, [{"a": np.zeros((2, 3), np.int16)}], ZSTD, "job", {}))
     with pytest.raises(ValueError, match="differ"):
         write_index(tmp_path, shards, {})
     with pytest.raises(ValueError, match="differ"):
-        write_shard(tmp_path, 2, [{"a": np.zeros((2, 3), np.int32)}, {"a": np.zeros((2, 3), np.int16)}], "job", {})
+        write_shard(tmp_path, 2, [{"a": np.zeros((2, 3), np.int32)}, {"a": np.zeros((2, 3), np.int16)}], ZSTD, "job", {})
 
 
 def test_threads_and_copies_read_the_same_rows(tmp_path):
@@ -243,7 +267,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 rows = {{"a": np.random.default_rng(0).integers(0, 255, (100, 10_000)).astype(np.uint8)}}
 try:
-    shards.write_shard(Path({str(tmp_path)!r}), 0, [rows], "job", {{}})
+    shards.write_shard(Path({str(tmp_path)!r}), 0, [rows], shards.ZSTD, "job", {{}})
 except UserError as error:
     assert os.strerror(errno.EFBIG) in str(error) and "cannot write" in str(error), error
     print("told")
@@ -255,7 +279,7 @@ except UserError as error:
 def test_a_full_device_keeps_its_error_number():
     """The library reports ENOSPC as text alone; /dev/full is a device that is always full."""
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as error:
-        _write_records(Path("/dev/full"), [{"a": np.zeros((9, 3), np.int32)}], {"a": "<i4"})
+        _write_records(Path("/dev/full"), [{"a": np.zeros((9, 3), np.int32)}], {"a": "<i4"}, ZSTD)
     assert error.value.errno == errno.ENOSPC and error.value.filename == "/dev/full"
 
 

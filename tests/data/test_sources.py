@@ -17,6 +17,10 @@ from mhsh.errors import UserError
 ROOT = Path(__file__).parents[2]
 
 
+def read(source: str) -> list[str]:
+    return list(documents(source))
+
+
 def write(path: Path, text: str) -> Path:
     path.write_bytes(text.encode("utf-8"))
     return path
@@ -24,7 +28,7 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.fixture(scope="module")
 def stdlib() -> list[str]:
-    return documents("stdlib")
+    return read("stdlib")
 
 
 def test_stdlib_is_about_two_megabytes_of_english(stdlib: list[str]) -> None:
@@ -71,7 +75,7 @@ def test_wrapped_docstrings_are_joined_and_lists_kept(tmp_path: Path) -> None:
     for skipped in ("test", "site-packages", "idlelib"):
         (tmp_path / skipped).mkdir()
         write(tmp_path / skipped / "other.py", '"Not read."\n')
-    assert _module_docstrings(tmp_path) == [
+    assert list(_module_docstrings(tmp_path)) == [
         "One sentence in two lines.\nSecond paragraph:\n- an item going on\n- another\n>>> code\n>>> more\n"
         "Of the class.\nOf the method.\nOf the coroutine."
     ]
@@ -80,12 +84,12 @@ def test_wrapped_docstrings_are_joined_and_lists_kept(tmp_path: Path) -> None:
 def test_a_library_that_does_not_parse_is_named(tmp_path: Path) -> None:
     write(tmp_path / "broken.py", "def f(:\n")
     with pytest.raises(UserError, match=r"cannot parse .*broken\.py: .*use another source"):
-        _module_docstrings(tmp_path)
+        list(_module_docstrings(tmp_path))
 
 
 def test_a_library_without_sources_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no Python sources under"):
-        _module_docstrings(tmp_path)
+        list(_module_docstrings(tmp_path))
 
 
 def test_text_files_in_sorted_order_whatever_their_packing(tmp_path: Path) -> None:
@@ -95,52 +99,52 @@ def test_text_files_in_sorted_order_whatever_their_packing(tmp_path: Path) -> No
     with lzma.open(tmp_path / "c.xz", "wb") as file:
         file.write(b"C\n\n\n\nC2 without an end")
     (tmp_path / "folder.txt").mkdir()
-    assert documents(f"text:{tmp_path}/*") == ["A title\na text ü", "B title\nb text", "B2", "C", "C2 without an end"]
+    assert read(f"text:{tmp_path}/*") == ["A title\na text ü", "B title\nb text", "B2", "C", "C2 without an end"]
 
 
 def test_globs_go_into_folders(tmp_path: Path) -> None:
     (tmp_path / "x" / "y").mkdir(parents=True)
     write(tmp_path / "x" / "y" / "deep.txt", "deep\n")
-    assert documents(f"text:{tmp_path}/**/*.txt") == ["deep"]
+    assert read(f"text:{tmp_path}/**/*.txt") == ["deep"]
 
 
 def test_only_newlines_end_lines(tmp_path: Path) -> None:
     # U+0085, U+2028, form feed and vertical tab end a line for str.splitlines, not for us.
     write(tmp_path / "t.txt", "one\u0085still one\u2028still\x0bstill\x0cstill\x1cstill\n \t\r\n\ufeffmiddle\r\nlast\n")
-    assert documents(f"text:{tmp_path}/t.txt") == ["one\u0085still one\u2028still\x0bstill\x0cstill\x1cstill", "\ufeffmiddle\nlast"]
+    assert read(f"text:{tmp_path}/t.txt") == ["one\u0085still one\u2028still\x0bstill\x0cstill\x1cstill", "\ufeffmiddle\nlast"]
 
 
 def test_a_byte_order_mark_at_the_start_is_not_text(tmp_path: Path) -> None:
     write(tmp_path / "t.txt", "\ufefftitle\n")
-    assert documents(f"text:{tmp_path}/t.txt") == ["title"]
+    assert read(f"text:{tmp_path}/t.txt") == ["title"]
 
 
 @pytest.mark.parametrize("source", ["wikipedia", "text:", "", "stdlib:x", "Text:a"])
 def test_unknown_source(source: str) -> None:
     with pytest.raises(UserError, match=r"data\.source = .* is not a source; allowed: stdlib, text:GLOB"):
-        documents(source)
+        read(source)
 
 
 def test_glob_without_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.source = 'text:.*/\*\.txt' matches no file; correct the glob"):
-        documents(f"text:{tmp_path}/*.txt")
+        read(f"text:{tmp_path}/*.txt")
 
 
 def test_files_without_text(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "")
     write(tmp_path / "b.txt", " \n\r\n\t\n")
     with pytest.raises(UserError, match="the 2 files it matches hold no text"):
-        documents(f"text:{tmp_path}/*.txt")
+        read(f"text:{tmp_path}/*.txt")
 
 
 def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait\n")
-    with pytest.raises(UserError, match=r"latin\.txt is not UTF-8: .* at byte 3 of the file"):
-        documents(f"text:{tmp_path}/latin.txt")
+    (tmp_path / "latin.txt").write_bytes(b"tea\ncaf\xe9 au lait\n")
+    with pytest.raises(UserError, match=r"latin\.txt line 2 is not UTF-8: .* at byte 3 of the line"):
+        read(f"text:{tmp_path}/latin.txt")
     with gzip.open(tmp_path / "latin.gz", "wb") as file:
         file.write(b"\xff")
-    with pytest.raises(UserError, match=r"latin\.gz is not UTF-8: .* at byte 0 of its unpacked text"):
-        documents(f"text:{tmp_path}/latin.gz")
+    with pytest.raises(UserError, match=r"latin\.gz line 1 is not UTF-8: .* at byte 0 of the line"):
+        read(f"text:{tmp_path}/latin.gz")
 
 
 @pytest.mark.parametrize("suffix", ["gz", "xz"])
@@ -154,11 +158,11 @@ def test_damaged_archives_are_named(tmp_path: Path, suffix: str, damage: str) ->
     }[damage]
     (tmp_path / f"t.{suffix}").write_bytes(content)
     with pytest.raises(UserError, match=rf"t\.{suffix} is damaged and cannot be unpacked .*; fetch it again"):
-        documents(f"text:{tmp_path}/t.{suffix}")
+        read(f"text:{tmp_path}/t.{suffix}")
 
 
 @pytest.mark.realdata
 def test_wikipedia_has_its_articles(real_data: Path) -> None:
-    articles = documents(f"text:{real_data}/wikipedia-en/wiki.valid.txt.xz")
+    articles = read(f"text:{real_data}/wikipedia-en/wiki.valid.txt.xz")
     assert len(articles) == 65
     assert all(len(article.split("\n")) > 1 for article in articles)  # a title and paragraphs

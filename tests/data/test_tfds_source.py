@@ -1,4 +1,4 @@
-"""Pairs out of data sets that TFDS wrote, in a process of its own: with TFDS or, where that is not installed, what is said then."""
+"""Pairs and texts of data sets that TFDS wrote, in processes of their own: with TFDS, or what is said where it is not there."""
 
 from __future__ import annotations
 
@@ -39,16 +39,37 @@ class Wmt14Translate(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             yield number, {"de": f"Zahl {number} \\u00fc\\u2028", "en": f"number {number}"}
 
 
-builder = Wmt14Translate(data_dir=sys.argv[1], config="de-en", file_format=sys.argv[2])
-builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
+class Wikipedia(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="20230601.en")]
+
+    def _info(self):
+        features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": tfds.features.Text()})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for number in range(40):
+            text = f"Article {number} \\u00fc\\u2028 begins.\\n\\n  It goes on. \\r\\n \\n\\nIt ends." if number else " \\n"
+            yield number, {"text": text, "title": f"Title {number}"}
+
+
+for builder in (
+    Wmt14Translate(data_dir=sys.argv[1], config="de-en", file_format=sys.argv[2]),
+    Wikipedia(data_dir=sys.argv[1], config="20230601.en", file_format=sys.argv[2]),
+):
+    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
 """
 READ = """
 import sys
 from mhsh.data.pairs import read_pairs
+from mhsh.data.sources import documents
 from mhsh.errors import UserError
 try:
-    for pair in read_pairs(sys.argv[1]):
-        sys.stdout.buffer.write("\\t".join(pair).encode() + b"\\n")
+    for pair in read_pairs(sys.argv[1]) if sys.argv[3] == "pairs" else zip(documents(sys.argv[1])):
+        sys.stdout.buffer.write("\\t".join(pair).replace("\\n", "|").encode() + b"\\n")
 except UserError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
@@ -70,10 +91,10 @@ def array_record(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("array_record"), "array_record")
 
 
-def read(data_dir: Path, source: str, file_format: str = "array_record") -> list[Pair]:
-    """The pairs; raises what the user would be told."""
+def read_lines(data_dir: Path, source: str, file_format: str, kind: str) -> list[str]:
+    """The pairs or documents, a line each; raises what the user would be told."""
     done = subprocess.run(
-        [sys.executable, "-c", READ, source, file_format],
+        [sys.executable, "-c", READ, source, file_format, kind],
         check=False,
         capture_output=True,
         text=True,
@@ -83,7 +104,11 @@ def read(data_dir: Path, source: str, file_format: str = "array_record") -> list
     if done.returncode == 2:
         raise UserError(done.stderr.rstrip("\n").split("\n")[-1])
     assert done.returncode == 0, done.stderr
-    return [Pair(*line.split("\t")) for line in done.stdout.split("\n")[:-1]]
+    return done.stdout.split("\n")[:-1]
+
+
+def read(data_dir: Path, source: str, file_format: str = "array_record") -> list[Pair]:
+    return [Pair(*line.split("\t")) for line in read_lines(data_dir, source, file_format, "pairs")]
 
 
 def expected(count: int) -> set[Pair]:
@@ -99,6 +124,21 @@ def test_array_record_is_read_without_tensorflow(array_record):
     assert read(array_record, "tfds:wmt14_translate/de-en:1.0.0:train[10:1500]:de-en") == [
         Pair(pair.target, pair.source) for pair in pairs[10:1500]
     ]
+
+
+@needs_tfds
+def test_articles_are_documents(array_record):
+    """Their paragraphs a line each, blank lines left out; the one without text is an empty document."""
+
+    def read_documents(source: str) -> list[str]:
+        return read_lines(array_record, source, "array_record", "documents")
+
+    found = read_documents("tfds:wikipedia/20230601.en")
+    assert len(found) == 40
+    assert set(found) == {f"Article {number} \u00fc\u2028 begins.|It goes on.|It ends." for number in range(1, 40)} | {""}
+    assert read_documents("tfds:wikipedia/20230601.en:1.0.0:train[5:9]") == found[5:9]
+    with pytest.raises(UserError, match=r"tfds:wmt14_translate/de-en has de, en, but not 'text'; name a data set that has it"):
+        read_documents("tfds:wmt14_translate/de-en")
 
 
 @needs_tfds
@@ -118,11 +158,14 @@ def test_tfrecord_is_read_with_tensorflow(array_record, tmp_path):
         ("wmt14_translate/de-en:2.0.0", r"is not prepared in .*; run: tfds build"),
         ("wmt14_translate/de-en:test", r"there is no split 'test'; allowed: train, validation"),
         ("wmt14_translate/de-en:train:en-fr", r"there is no language 'fr'; allowed: de, en"),
+        ("wikipedia/20230601.en:train:en-de", r"en-de is for sentence pairs; write tfds:DATASET\[:SPLIT\]"),
+        ("wikipedia/20230601.de", r"is not prepared in .*; run: tfds build wikipedia/20230601\.de --file_format=array_record"),
+        ("wikipedia/20230601.en:test", r"there is no split 'test'; allowed: train"),
     ],
 )
 def test_what_is_not_there_is_named(array_record, source, complaint):
     with pytest.raises(UserError, match=rf"^tfds:{source}.*{complaint}"):
-        read(array_record, f"tfds:{source}")
+        read_lines(array_record, f"tfds:{source}", "array_record", "documents" if "wikipedia" in source else "pairs")
 
 
 def test_without_tfds_the_extra_is_named(monkeypatch):
@@ -141,6 +184,8 @@ def test_without_tfds_the_extra_is_named(monkeypatch):
         ("para_crawl:1.2.0", ("para_crawl:1.2.0", "train", None)),
         ("para_crawl:validation", ("para_crawl", "validation", None)),
         ("a/b:train[10%:20%]:de-en", ("a/b", "train[10%:20%]", "de-en")),
+        ("wikipedia/20230601.en", None),
+        ("wikipedia/20230601.en:1.0.0:train[:1%]", ("wikipedia/20230601.en:1.0.0", "train[:1%]", None)),
     ],
 )
 def test_names(name, parsed):

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mhsh.config import Config, from_dict
+from mhsh.config import Config
+from mhsh.config_reading import from_dict
 from mhsh.data import shards
 from mhsh.data.load import load_corpus
 from mhsh.data.numbers import held_out_pairs
@@ -290,9 +291,9 @@ def test_pairs_none_of_which_fit(make: Make, tmp_path: Path) -> None:
     (tmp_path / "t.en").write_text("".join(f"{'long ' * 50}{number}\n" for number in range(50)))
     (tmp_path / "t.de").write_text("".join(f"{'lang ' * 50}{number}\n" for number in range(50)))
     source = f"text:{tmp_path}/t.en,{tmp_path}/t.de"
-    with pytest.raises(UserError, match=r"leaves no training pair: of \d+, \d+ are longer than data\.sequence_length = 8 and 0"):
+    with pytest.raises(UserError, match=r"leaves no pair for train: \d+ are longer than data\.sequence_length = 8 and 0"):
         load(make(source=source, sequence_length=8, vocab_size=270))
-    with pytest.raises(UserError, match=r"leaves no validation pair: of 0, .*data\.validation_fraction"):
+    with pytest.raises(UserError, match=r"leaves no pairs for validation .*data\.validation_fraction"):
         load(make(source=source, sequence_length=128, validation_fraction=0.0))
 
 
@@ -309,7 +310,9 @@ def prepared(make: Make, files: str, tmp_path: Path) -> Callable[[str], Path]:
             (folder / split).mkdir(parents=True)
             encoded, _ = encode_pairs(tokenizer, part, data)
             groups = [rows for rows in rows_by_length(encoded, data).values() if len(rows["inputs"])]
-            written = [shards.write_shard(folder / split, number, [rows], "job", {}) for number, rows in enumerate(groups)]
+            written = [
+                shards.write_shard(folder / split, number, [rows], shards.ZSTD, "job", {}) for number, rows in enumerate(groups)
+            ]
             meta = dict(layout=layout, sequence_length=T, unigram_entropy=1.5, counts={"read": 902})
             shards.write_index(folder / split, written, meta)
         tokenizer.save(folder / "tokenizer.json")

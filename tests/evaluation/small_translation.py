@@ -9,86 +9,25 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from mhsh.config import Config, from_dict
+from mhsh.config import Config
+from mhsh.config_reading import from_dict
 from mhsh.data.translation_tokenizer import TranslationTokenizer, train_tokenizer
 from mhsh.models.model import build_model
 from mhsh.models.seq2seq import Seq2Seq
+from tests.conftest import load_fields
 
 MAX_POSITIONS = 32
 
 
 def small_config() -> Config:
-    """Two layers of two heads on either side."""
-    return from_dict(
-        {
-            "model": dict(
-                objective="translation",
-                vocab_size=320,
-                max_positions=MAX_POSITIONS,
-                positions="sinusoidal",
-                num_token_types=0,
-                next_sentence=False,
-                num_layers=2,
-                num_decoder_layers=2,
-                num_heads=2,
-                head_dim=8,
-                embed_dim=16,
-                mlp_dim=32,
-                activation="relu",
-                residual="admin",
-                admin_omega="closed_log",
-                init="xavier",
-                hidden_dropout=0.1,
-                attention_dropout=0.1,
-                mlp_dropout=0.1,
-                embedding_dropout=0.1,
-                layer_norm_epsilon=1e-5,
-                compute_dtype="float32",
-                residual_dtype="float32",
-                remat_policy="none",
-                scan_unroll=1,
-            ),
-            "data": dict(
-                source="numbers",
-                validation_source="",
-                tokenizer="bpe",
-                vocab_path="",
-                sequence_length=16,
-                layout="packed",
-                max_length_ratio=2.0,
-                validation_fraction=0.0,
-                validation_sentences=0,
-                seed=0,
-            ),
-            "optimizer": dict(
-                name="radam",
-                learning_rate=1e-3,
-                schedule="inverse_sqrt",
-                warmup_steps=4,
-                beta1=0.9,
-                beta2=0.98,
-                epsilon=1e-8,
-                weight_decay=0.0,
-                clip_norm=0.0,
-            ),
-            "train": dict(
-                seed=0,
-                num_steps=8,
-                batch_size=4,
-                label_smoothing=0.1,
-                accumulation_steps=1,
-                log_interval=1,
-                eval_interval=0,
-                eval_batches=0,
-                checkpoint_interval=4,
-                keep_checkpoints=5,
-                keep_every=0,
-                max_skipped_steps=5,
-                hang_seconds=0,
-            ),
-            "mesh": dict(data=-1, fsdp=1, tensor=1),
-        }
-    )
+    """Two layers of two heads on either side, and room for 32 tokens."""
+    fields = load_fields("translation", "tiny")
+    shape = dict(num_heads=2, heads_per_layer=2, head_dim=8, embed_dim=16, mlp_dim=32)
+    fields["model"] |= dict(vocab_size=320, max_positions=MAX_POSITIONS, admin_omega="closed_log", **shape)
+    fields["data"] |= dict(sequence_length=16, validation_sentences=0)
+    fields["optimizer"] |= dict(warmup_steps=4)
+    fields["train"] |= dict(num_steps=8, batch_size=4, checkpoint_interval=4)
+    return from_dict(fields)
 
 
 @functools.cache

@@ -40,23 +40,29 @@ class RandomModel:
 def step(tokens, position, seen, cache):
     """The model as a decoding step; its parameters are in the cache, so that models share what is compiled."""
     given, phases, weights, end_bias = cache
+    weights = weights[: given.shape[2]]
     given = given.at[:, :, position].set(tokens)
     history = jnp.einsum("BKTJ,BJT->BKT", seen, given)
-    turns = history[..., None] * weights * (jnp.arange(LENGTH) <= position)[:, None]
+    turns = history[..., None] * weights * (jnp.arange(given.shape[2]) <= position)[:, None]
     logits = 2.0 * jnp.sin(phases[:, None] + turns.sum(axis=2)) + end_bias
-    return logits.astype(jnp.float32), (given, phases, weights, end_bias)
+    return logits.astype(jnp.float32), (given, *cache[1:])
 
 
-@functools.partial(jax.jit, static_argnames=("beam", "alpha"))
-def compiled(cache: Any, limits: jax.Array, beam: int, alpha: float) -> Decoded:
+def grow(cache, length):
+    given = cache[0]
+    return (jnp.pad(given, ((0, 0), (0, 0), (0, length - given.shape[2]))), *cache[1:])
+
+
+@functools.partial(jax.jit, static_argnames=("beam", "alpha", "stages"))
+def compiled(cache: Any, limits: jax.Array, beam: int, alpha: float, stages: tuple[int, ...]) -> Decoded:
     marks: dict[str, Any] = {"begin": BEGIN, "end": END, "forbidden": FORBIDDEN}
-    return beam_search(step, cache, limits, num_hypotheses=beam, max_length=LENGTH, length_penalty=alpha, **marks)
+    return beam_search(step, grow, cache, limits, num_hypotheses=beam, stages=stages, length_penalty=alpha, **marks)
 
 
-def search(model: RandomModel, limits: list[int], beam: int, alpha: float) -> Decoded:
-    given = jnp.zeros((len(limits), beam, LENGTH), jnp.int32)
+def search(model: RandomModel, limits: list[int], beam: int, alpha: float, stages: tuple[int, ...] = (1, 2, LENGTH)) -> Decoded:
+    given = jnp.zeros((len(limits), beam, 0), jnp.int32)
     cache = (given, model.phases, model.weights, model.end_bias)
-    return jax.device_get(compiled(cache, jnp.asarray(limits, jnp.int32), beam, alpha))
+    return jax.device_get(compiled(cache, jnp.asarray(limits, jnp.int32), beam, alpha, stages))
 
 
 def tokens_of(decoded: Decoded, sentence: int) -> History:
@@ -121,6 +127,13 @@ def test_a_small_beam_is_that_of_plain_python(beam, alpha):
     assert lengths == {1, 2, 3, 4}  # sentences of one batch end at different steps
 
 
+def test_the_stages_of_the_cache_change_nothing():
+    model = RandomModel(3, 5, 9)
+    whole, *staged = (search(model, [4, 4, 3, 2, 1], 3, 0.6, stages) for stages in ((LENGTH,), (1, 2, LENGTH), (2, 3, LENGTH)))
+    for each in staged:
+        jax.tree.map(np.testing.assert_array_equal, each, whole)
+
+
 def test_a_beam_of_one_is_greedy():
     vocab_size, limits = 9, [4, 4, 3, 2, 4]
     model = RandomModel(6, len(limits), vocab_size)
@@ -150,10 +163,11 @@ def test_of_equals_the_lower_token_is_taken(beam):
 
     decoded = beam_search(
         step,
+        lambda cache, length: cache,
         (),
         jnp.array([4, 2]),
         num_hypotheses=beam,
-        max_length=LENGTH,
+        stages=[LENGTH],
         length_penalty=1.0,
         begin=BEGIN,
         end=END,
@@ -174,10 +188,11 @@ def test_it_stops_as_soon_as_nothing_can_win():
 
     decoded = beam_search(
         step,
+        lambda cache, length: cache,
         (),
         jnp.array([50, 20]),
         num_hypotheses=4,
-        max_length=50,
+        stages=[13, 25, 50],
         length_penalty=0.6,
         begin=BEGIN,
         end=END,
@@ -198,7 +213,8 @@ def test_candidates_of_a_large_vocabulary_are_those_of_top_k():
     logprobs = np.zeros((5, beam), np.float32)
     logprobs[3:, 2] = -np.inf
     candidates = jax.jit(lambda p, x: _extend(p, x, forbidden))(logprobs, logits)
-    totals = logprobs[:, :, None] + jax.nn.log_softmax(logits)
+    # Summed in the same order: the rounding decides which candidates are equal.
+    totals = (logprobs - jax.nn.logsumexp(logits, axis=-1))[:, :, None] + logits
     totals = totals.at[:, :, np.array(forbidden)].set(-np.inf).reshape(5, -1)
     best, places = jax.lax.top_k(totals, 2 * beam)
     np.testing.assert_array_equal(candidates.logprobs, best)

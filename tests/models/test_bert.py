@@ -61,7 +61,7 @@ def test_the_token_table_is_the_output_matrix(tiny, make_batch, random_params, e
 
     def tied(token):
         outputs = forward(model, params | {"embeddings": params["embeddings"] | {"token": token}}, batch, None)
-        return measure(outputs, batch)["token_loss"].sum
+        return measure(outputs, batch)["target_loss"].sum
 
     def untied(token_in, token_out):
         """The same model put together by hand, its table given once for the inputs and once for the outputs."""
@@ -166,7 +166,7 @@ def test_initial_values(initialised):
         "up_kernel": d + f,
         "down_kernel": f + d,
         "prediction/kernel": d + d,
-        "pooler_kernel": d + d,
+        "pooler/kernel": d + d,
         "next_sentence/kernel": d + 2,
     }
     checked = 0
@@ -256,6 +256,38 @@ def test_the_loss_starts_near_that_of_a_uniform_guess(make_config, make_batch, f
     batch = make_batch([[1] * 32] * 8, vocab_size=config.vocab_size, predicted=32)
     outputs = run(config, fresh(config, batch), batch)
     means = measure(outputs, batch)
-    assert means["token_loss"].value() == pytest.approx(math.log(config.vocab_size), rel=margin)
+    assert means["target_loss"].value() == pytest.approx(math.log(config.vocab_size), rel=margin)
     if config.next_sentence:
         assert means["next_sentence_loss"].value() == pytest.approx(math.log(2), rel=0.1)
+
+
+def test_a_row_is_classified_by_its_first_token_pooled(tiny, make_batch, random_params, error):
+    config, batch = tiny(objective="classification", next_sentence=False, num_classes=3), make_batch(SEGMENTS)
+    params = random_params(config)
+    assert set(params) == {"embeddings", "encoder", "pooler", "classification"}
+    logits = run(config, params, batch).logits
+    assert logits.shape == (2, 3)
+
+    # Put together by hand from what the masked model says of the first token.
+    x = Embeddings(config).apply({"params": params["embeddings"]}, batch, deterministic=True)
+    segments = jnp.asarray(batch["inputs_segmentation"])
+    encoder = Encoder(config, STRATEGIES[config.residual])
+    mask = attention_mask(segments, causal=False)
+    hidden = encoder.apply({"params": params["encoder"]}, x, mask, segments > 0, deterministic=True)
+    pooled = np.tanh(hidden[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"])
+    assert error(logits, pooled @ params["classification"]["kernel"] + params["classification"]["bias"]) < 1e-6
+
+
+def test_an_answer_is_never_in_the_padding(tiny, make_batch, random_params):
+    config, batch = tiny(objective="span", next_sentence=False), make_batch(SEGMENTS)
+    params = random_params(config)
+    assert set(params) == {"embeddings", "encoder", "span"}
+    logits = np.asarray(run(config, params, batch).logits)
+    assert logits.shape == (2, 2, 8)
+    shares = np.asarray(jax.nn.softmax(logits, axis=-1))
+    assert (shares[1, :, 5:] == 0).all() and (shares[1, :, :5] > 0).all() and (shares[0] > 0).all()
+    # What stands in the padding changes neither the logits of the others nor the loss.
+    garbage = batch | {"inputs": np.where(batch["inputs_segmentation"] > 0, batch["inputs"], 7).astype(np.int32)}
+    targets = {"targets": np.array([[1, 3], [0, 4]], np.int32), "weights": np.ones((2, 2), np.float32)}
+    losses = [float(measure(run(config, params, each), targets)["target_loss"].value()) for each in (batch, garbage)]
+    assert np.isfinite(losses[0]) and losses[0] == pytest.approx(losses[1], rel=1e-6)

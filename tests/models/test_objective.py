@@ -47,14 +47,14 @@ def test_a_case_by_hand():
     outputs = Outputs(jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]])), None)
     batch = {"targets": np.array([[1, 1]], np.int32), "weights": np.ones((1, 2), np.float32)}
     means = measure(outputs, batch)
-    assert set(means) == {"token_loss", "token_accuracy"}
-    assert means["token_loss"].value() == pytest.approx((math.log(4) - math.log(0.8)) / 2, rel=1e-6)
-    assert means["token_accuracy"].value() == 0.5
+    assert set(means) == {"target_loss", "target_accuracy"}
+    assert means["target_loss"].value() == pytest.approx((math.log(4) - math.log(0.8)) / 2, rel=1e-6)
+    assert means["target_accuracy"].value() == 0.5
 
 
 @pytest.mark.parametrize(
     ("name", "logits", "labels", "weights"),
-    [("token", "logits", "targets", "weights"), ("next_sentence", "next_sentence", "next_sentence", "row_weights")],
+    [("target", "logits", "targets", "weights"), ("next_sentence", "next_sentence", "next_sentence", "row_weights")],
 )
 def test_loss_and_accuracy(case, name, logits, labels, weights):
     outputs, batch = case
@@ -64,6 +64,27 @@ def test_loss_and_accuracy(case, name, logits, labels, weights):
     assert means[f"{name}_accuracy"].sum == pytest.approx(correct)
     assert means[f"{name}_loss"].weight == means[f"{name}_accuracy"].weight == weight
     assert 0 < correct < weight
+
+
+def test_numbers_are_held_against_numbers():
+    outputs = Outputs(jnp.array([[1.0], [3.0], [9.0]]), None)
+    batch = {"targets": np.array([2.0, 3.5, 0.0], np.float32), "weights": np.array([1, 1, 0], np.float32)}
+    means = measure(outputs, batch)
+    assert set(means) == {"target_loss"}
+    assert means["target_loss"].value() == pytest.approx((1.0 + 0.25) / 2)
+
+
+def test_a_class_for_a_row():
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]))
+    means = measure(Outputs(logits, None), {"targets": np.array([1, 1], np.int32), "weights": np.ones(2, np.float32)})
+    assert means["target_loss"].value() == pytest.approx((math.log(4) - math.log(0.8)) / 2, rel=1e-6)
+    assert means["target_accuracy"].value() == 0.5
+
+
+def test_of_several_largest_logits_the_first_is_the_answer():
+    logits = np.array([[[2.0, 2.0, 1.0], [2.0, 2.0, 1.0], [0.0, 0.0, 0.0], [np.nan, 1.0, 0.0]]], np.float32)
+    batch = {"targets": np.array([[0, 1, 2, 1]], np.int32), "weights": np.ones((1, 4), np.float32)}
+    assert measure(Outputs(jnp.asarray(logits), None), batch)["target_accuracy"].sum == 1
 
 
 def test_what_has_no_weight_is_not_looked_at(case):
@@ -98,8 +119,8 @@ def test_the_parts_of_a_cut_batch_add_up(case, cut):
 def test_the_total_is_the_sum_of_the_two_means(case):
     outputs, batch = case
     means, weights = measure(outputs, batch), loss_weights(batch)
-    assert weights == {"token": 6.0, "next_sentence": 3.0}
-    expected = means["token_loss"].sum / 6 + means["next_sentence_loss"].sum / 3
+    assert weights == {"target": 6.0, "next_sentence": 3.0}
+    expected = means["target_loss"].sum / 6 + means["next_sentence_loss"].sum / 3
     assert total_loss(means, weights) == pytest.approx(float(expected), rel=1e-6)
 
 
@@ -107,14 +128,14 @@ def test_without_a_next_sentence_head_there_is_one_loss(case):
     outputs, batch = case
     batch = {key: batch[key] for key in ("targets", "weights")}
     means = measure(Outputs(outputs.logits, None), batch)
-    assert set(means) == {"token_loss", "token_accuracy"}
-    assert total_loss(means, loss_weights(batch)) == pytest.approx(float(means["token_loss"].value()), rel=1e-6)
+    assert set(means) == {"target_loss", "target_accuracy"}
+    assert total_loss(means, loss_weights(batch)) == pytest.approx(float(means["target_loss"].value()), rel=1e-6)
 
 
 def test_losses_are_fp32_whatever_the_logits_are(case):
     outputs, batch = case
     rounded = Outputs(outputs.logits.astype(jnp.bfloat16), None)
-    mean = measure(rounded, batch)["token_loss"]
+    mean = measure(rounded, batch)["target_loss"]
     loss, _, _ = expected_mean(rounded.logits, batch["targets"], batch["weights"])
     assert mean.sum.dtype == "float32"
     assert mean.sum == pytest.approx(loss, rel=1e-6)
@@ -122,7 +143,7 @@ def test_losses_are_fp32_whatever_the_logits_are(case):
 
 def test_very_large_logits_stay_finite():
     outputs = Outputs(jnp.array([[[1e30, -1e30, 0.0]]]), None)
-    loss = measure(outputs, {"targets": np.zeros((1, 1), np.int32), "weights": np.ones((1, 1), np.float32)})["token_loss"]
+    loss = measure(outputs, {"targets": np.zeros((1, 1), np.int32), "weights": np.ones((1, 1), np.float32)})["target_loss"]
     assert loss.value() == 0.0
 
 
@@ -132,10 +153,10 @@ def test_label_smoothing_by_hand():
     batch = {"targets": np.array([[1, 1]], np.int32), "weights": np.array([[1, 0]], np.float32)}
     means = measure(outputs, batch, 0.3)
     expected = 0.7 * math.log(4) + 0.3 * (math.log(2) + 2 * math.log(4)) / 3
-    assert means["token_smoothed_loss"].value() == pytest.approx(expected, rel=1e-6)
-    assert means["token_loss"].value() == pytest.approx(math.log(4), rel=1e-6)
+    assert means["target_smoothed_loss"].value() == pytest.approx(expected, rel=1e-6)
+    assert means["target_loss"].value() == pytest.approx(math.log(4), rel=1e-6)
     assert total_loss(means, loss_weights(batch)) == pytest.approx(expected, rel=1e-6)
-    assert set(measure(outputs, batch, 0.0)) == {"token_loss", "token_accuracy"}
+    assert set(measure(outputs, batch, 0.0)) == {"target_loss", "target_accuracy"}
 
 
 def test_the_smoothed_loss_is_the_cross_entropy_with_the_spread_targets(case):
@@ -143,12 +164,12 @@ def test_the_smoothed_loss_is_the_cross_entropy_with_the_spread_targets(case):
     means = measure(outputs, batch, 0.1)
     spread = 0.9 * np.eye(V)[batch["targets"]] + 0.1 / V
     nats = -(spread * log_softmax(np.asarray(outputs.logits, np.float64), axis=-1)).sum(axis=-1)
-    assert means["token_smoothed_loss"].sum == pytest.approx((nats * batch["weights"]).sum(), rel=1e-6)
-    assert means["token_smoothed_loss"].weight == batch["weights"].sum()
+    assert means["target_smoothed_loss"].sum == pytest.approx((nats * batch["weights"]).sum(), rel=1e-6)
+    assert means["target_smoothed_loss"].weight == batch["weights"].sum()
     # The next-sentence loss is not smoothed.
     assert "next_sentence_smoothed_loss" not in means
     weights = loss_weights(batch)
-    total = means["token_smoothed_loss"].sum / 6 + means["next_sentence_loss"].sum / 3
+    total = means["target_smoothed_loss"].sum / 6 + means["next_sentence_loss"].sum / 3
     assert total_loss(means, weights) == pytest.approx(float(total), rel=1e-6)
 
 

@@ -17,6 +17,11 @@ def random_batch(config: Config, batch_size: int, seed: int = 0) -> dict[str, np
     batch["inputs"] = rng.integers(5, config.model.vocab_size, (rows, length), dtype=np.int32)
     batch["inputs_position"] = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
     batch["inputs_segmentation"] = (np.arange(length) < real[:, None]).astype(np.int32)
+    if config.model.objective in ("classification", "span"):
+        most = config.model.num_classes if config.model.objective == "classification" else length // 2
+        batch["targets"] = rng.integers(0, max(most, 2), batch["targets"].shape).astype(batch["targets"].dtype)
+        batch["weights"] = np.ones(batch["targets"].shape, np.float32)
+        return _with_types(batch, real)
     predicted = batch["targets"].shape[1]
     batch["targets"] = rng.integers(5, config.model.vocab_size, (rows, predicted), dtype=np.int32)
     counts = rng.integers(1, predicted + 1, rows)
@@ -29,9 +34,14 @@ def random_batch(config: Config, batch_size: int, seed: int = 0) -> dict[str, np
         batch["weights"] = batch["targets_segmentation"].astype(np.float32)
     elif "targets_position" in batch:
         batch["targets_position"] = np.sort(rng.integers(0, real[:, None], (rows, predicted)), axis=1).astype(np.int32)
-    if "token_types" in batch:
-        batch["token_types"] = (np.arange(length) >= real[:, None] // 2).astype(np.int32)
+    batch = _with_types(batch, real)
     if "next_sentence" in batch:
         batch["next_sentence"] = rng.integers(0, 2, rows, dtype=np.int32)
         batch["row_weights"] = np.ones(rows, np.float32)
+    return batch
+
+
+def _with_types(batch: dict[str, np.ndarray], real: np.ndarray) -> dict[str, np.ndarray]:
+    if "token_types" in batch:
+        batch["token_types"] = (np.arange(batch["inputs"].shape[1]) >= real[:, None] // 2).astype(np.int32)
     return batch

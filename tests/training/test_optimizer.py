@@ -89,7 +89,8 @@ def test_the_table_covers_every_parameter(make_config, residual, objective):
     else:
         model = make_config("bert", "2l8h").model
         positions = {"embeddings/position", "embeddings/token_type"}
-    model = dataclasses.replace(model, residual=residual, objective=objective, next_sentence=objective == "mlm")
+    head = dict(next_sentence=objective == "mlm", num_classes=3 if objective == "classification" else 0)
+    model = dataclasses.replace(model, residual=residual, objective=objective, **head)
     mask = by_path(decay_mask(parameter_shapes(model)))
     assert len(mask) > 20
     decayed = {path for path, decays in mask.items() if decays}

@@ -1,0 +1,72 @@
+"""Fine-tuning on GLUE (Wang et al. 2019, arXiv 1804.07461), a variant a task: configs/glue.py:TASK.
+
+  mhsh finetune runs/12l12h --config=configs/glue.py:cola --config.data.source=tsv:GLUE --seeds=0,1,2 --workdir=runs/glue/cola
+The rest of the model, the vocabulary and the first parameters are those of the run that is named (`mhsh import` makes one of a
+published checkpoint). Three epochs of 32 examples a step, as Devlin et al. 2018 (section 4.1), who choose the learning rate among
+5e-5, 4e-5, 3e-5 and 2e-5 on the development set; small models want a higher one.
+Hardware, time and result: docs/bert.md.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from mhsh.errors import UserError
+
+# task: (classes, or 1 for a regression; training examples)
+VARIANTS = {
+    "cola": (2, 8_551),
+    "sst2": (2, 67_349),
+    "mrpc": (2, 3_668),
+    "stsb": (1, 5_749),
+    "qqp": (2, 363_846),
+    "mnli": (3, 392_702),
+    "qnli": (2, 104_743),
+    "rte": (2, 2_490),
+    "wnli": (2, 635),
+}
+BATCH_SIZE = 32
+EPOCHS = 3
+WARMUP_SHARE = 0.1
+
+
+def get_config(variant: str = "cola") -> ConfigDict:
+    """The config of one task, without what the pre-trained run decides."""
+    if variant not in VARIANTS:
+        raise UserError(f"configs/glue.py has no variant {variant!r}; there are {', '.join(VARIANTS)}")
+    num_classes, num_examples = VARIANTS[variant]
+    num_steps = -(-EPOCHS * num_examples // BATCH_SIZE)
+    config = ConfigDict(
+        dict(
+            model=dict(objective="classification", next_sentence=False, num_classes=num_classes),
+            data=dict(task=variant, source="tsv:GLUE", sequence_length=128, seed=0),
+            optimizer=dict(
+                name="adamw",
+                learning_rate=3e-5,
+                schedule="linear",
+                warmup_steps=round(WARMUP_SHARE * num_steps),
+                beta1=0.9,
+                beta2=0.999,
+                epsilon=1e-6,
+                weight_decay=0.01,
+                clip_norm=1.0,
+            ),
+            train=dict(
+                num_steps=num_steps,
+                batch_size=BATCH_SIZE,
+                label_smoothing=0.0,
+                accumulation_steps=1,
+                log_interval=10,
+                eval_interval=0,
+                eval_batches=0,
+                checkpoint_interval=0,
+                keep_checkpoints=1,
+                keep_every=0,
+                max_skipped_steps=10,
+                hang_seconds=0,
+            ),
+            mesh=dict(data=-1, fsdp=1, tensor=1),
+        )
+    )
+    config.lock()
+    return config

@@ -1,0 +1,166 @@
+"""SQuAD's exact match and F1, as its two official scorers compute them (evaluate-v1.1.py, evaluate-v2.0.py). No jax here."""
+
+from __future__ import annotations
+
+import collections
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+
+from mhsh.data.squad import Question, SquadData
+from mhsh.errors import UserError
+
+# The official scorer of 2.0 takes an answer for none where its no-answer probability is above this, unless told otherwise.
+NO_ANSWER_THRESHOLD = 1.0
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def score_squad(
+    data: SquadData, predictions: Mapping[str, str], no_answer_probabilities: Mapping[str, float] | None
+) -> dict[str, float | int]:
+    """The figures of the official scorer of the data's version, under its names, in percent.
+
+    With 1.1 `exact_match` and `f1`; with 2.0 `exact` and `f1`, of all questions and (HasAns_, NoAns_) of those with and without
+    an answer, and with probabilities `best_exact` and `best_f1` with the thresholds that give them. A question without a
+    prediction counts as wrong: so does the scorer of 1.1, while that of 2.0 gives no figures then. `missing` is their number,
+    `unknown` that of predictions for questions that the data do not have; these count for nothing.
+
+    Raises:
+      UserError: a question cannot be scored as it has no answers to compare with, no prediction is for a question of the data,
+        there are probabilities with 1.1, or a prediction has none.
+    """
+    ids = {question.id for question in data.questions}
+    missing = len(ids - predictions.keys())
+    if missing == len(ids):
+        raise UserError("none of the predictions is for a question of the data; give the predictions for these data")
+    for question in data.questions:
+        if not question.answers and not question.is_impossible:
+            raise UserError(f"question {question.id} has no answers to compare with; give data with answers")
+    if data.version == "2.0":
+        figures = _score_v2(data.questions, predictions, no_answer_probabilities)
+    elif no_answer_probabilities is None:
+        figures = _score_v1(data.questions, predictions)
+    else:
+        raise UserError("the data are SQuAD 1.1, which has no questions without an answer; leave the no-answer probabilities out")
+    return figures | {"missing": missing, "unknown": len(predictions.keys() - ids)}
+
+
+def normalize_answer(text: str) -> str:
+    """In lower case, without ASCII punctuation and English articles, and with one space between words."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answer: str) -> float:
+    """1 where both are the same but for what `normalize_answer` takes away, else 0."""
+    return float(normalize_answer(prediction) == normalize_answer(answer))
+
+
+def word_f1(prediction: str, answer: str) -> float:
+    """The harmonic mean of precision and recall of the words, counted as often as they stand there; 0 where none is shared."""
+    predicted, expected = normalize_answer(prediction).split(), normalize_answer(answer).split()
+    shared = sum((collections.Counter(predicted) & collections.Counter(expected)).values())
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(predicted), shared / len(expected)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _score_v1(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float | int]:
+    asked = [question for question in questions if question.id in predictions]
+    exact, f1 = (
+        sum(max(metric(predictions[question.id], answer.text) for answer in question.answers) for question in asked)
+        for metric in (exact_match, word_f1)
+    )
+    return {"exact_match": 100.0 * exact / len(questions), "f1": 100.0 * f1 / len(questions), "total": len(questions)}
+
+
+def _score_v2(
+    questions: Sequence[Question], predictions: Mapping[str, str], no_answer_probabilities: Mapping[str, float] | None
+) -> dict[str, float | int]:
+    raw = {name: _raw_scores_v2(questions, predictions, metric) for name, metric in (("exact", exact_match), ("f1", _f1_v2))}
+    if no_answer_probabilities is None:
+        scores = raw
+    else:
+        _check_probabilities(raw["exact"], no_answer_probabilities)
+        scores = {name: _with_threshold(questions, values, no_answer_probabilities) for name, values in raw.items()}
+    figures: dict[str, float | int] = {}
+    for prefix, group in (
+        ("", questions),
+        ("HasAns_", [question for question in questions if not question.is_impossible]),
+        ("NoAns_", [question for question in questions if question.is_impossible]),
+    ):
+        if group:
+            for name, values in scores.items():
+                figures[prefix + name] = 100.0 * sum(values.get(question.id, 0.0) for question in group) / len(group)
+            figures[f"{prefix}total"] = len(group)
+    if no_answer_probabilities is not None:
+        for name, values in raw.items():
+            best, threshold = _best_threshold(questions, predictions, values, no_answer_probabilities)
+            figures |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
+    return figures
+
+
+def _raw_scores_v2(
+    questions: Sequence[Question], predictions: Mapping[str, str], metric: Callable[[str, str], float]
+) -> dict[str, float]:
+    """The score of every question that has a prediction, whatever its no-answer probability."""
+    scores = {}
+    for question in questions:
+        if question.id in predictions:
+            # An answer of which nothing is left, such as "the", is none.
+            answers = [answer.text for answer in question.answers if normalize_answer(answer.text)] or [""]
+            scores[question.id] = max(metric(predictions[question.id], answer) for answer in answers)
+    return scores
+
+
+def _f1_v2(prediction: str, answer: str) -> float:
+    """`word_f1`, but 1 where neither has a word: no answer is right where there is none."""
+    if not normalize_answer(prediction) and not normalize_answer(answer):
+        return 1.0
+    return word_f1(prediction, answer)
+
+
+def _check_probabilities(scores: Mapping[str, float], no_answer_probabilities: Mapping[str, float]) -> None:
+    for question_id in scores:
+        if question_id not in no_answer_probabilities:
+            raise UserError(f"question {question_id} has a prediction and no no-answer probability; give one for every prediction")
+
+
+def _with_threshold(
+    questions: Sequence[Question], scores: Mapping[str, float], no_answer_probabilities: Mapping[str, float]
+) -> dict[str, float]:
+    """The scores, with no answer in place of those predictions whose no-answer probability is above NO_ANSWER_THRESHOLD."""
+    return {
+        question.id: float(question.is_impossible)
+        if no_answer_probabilities[question.id] > NO_ANSWER_THRESHOLD
+        else scores[question.id]
+        for question in questions
+        if question.id in scores
+    }
+
+
+def _best_threshold(
+    questions: Sequence[Question],
+    predictions: Mapping[str, str],
+    scores: Mapping[str, float],
+    no_answer_probabilities: Mapping[str, float],
+) -> tuple[float, float]:
+    """The best figure that any threshold gives, in percent, and that threshold.
+
+    From no answer anywhere, the predictions are let in one by one, in the order of their probabilities; like the official
+    scorer, it may stop between two of the same probability, where no threshold could, and the first threshold is 0.
+    """
+    impossible = {question.id: question.is_impossible for question in questions}
+    current = best = float(sum(impossible[question_id] for question_id in scores))
+    threshold = 0.0
+    for question_id in sorted(no_answer_probabilities, key=no_answer_probabilities.__getitem__):
+        if question_id not in scores:
+            continue
+        if not impossible[question_id]:
+            current += scores[question_id]
+        elif predictions[question_id]:
+            current -= 1
+        if current > best:
+            best, threshold = current, no_answer_probabilities[question_id]
+    return 100.0 * best / len(questions), threshold

@@ -1,0 +1,1 @@
+"""Hugging Face's BERT checkpoints, in and out."""

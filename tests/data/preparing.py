@@ -1,0 +1,188 @@
+"""Small preparations of both kinds for tests, in this process and killed in one of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mhsh.config import Config, DataConfig, to_dict
+from mhsh.config_reading import from_dict
+from mhsh.data.prepare import Preparation, prepare
+from mhsh.data.prepare_pretraining import PretrainingPreparation
+from mhsh.data.prepare_translation import TranslationPreparation
+from mhsh.data.workers import run_chunks
+from tests.conftest import ROOT, load_fields
+from tests.data.conftest import CONFIG
+
+_TRANSLATION_MODEL = dict(
+    objective="translation",
+    vocab_size=400,
+    max_positions=64,
+    positions="learned",
+    num_token_types=0,
+    next_sentence=False,
+    num_layers=1,
+    num_decoder_layers=1,
+    heads_per_layer=0,
+)
+_TRANSLATION_DATA = dict(
+    source="numbers:1500",
+    validation_source="",
+    tokenizer="bpe",
+    vocab_path="",
+    sequence_length=64,
+    layout="packed",
+    max_length_ratio=2.0,
+    validation_fraction=0.1,
+    validation_sentences=0,
+    seed=0,
+)
+
+
+def translation_config(vocab_size: int = 400, **data: Any) -> Config:
+    fields = {section: load_fields("bert", "2l8h")[section] for section in ("model", "optimizer", "train", "mesh")}
+    model = fields["model"] | _TRANSLATION_MODEL | {"vocab_size": vocab_size}
+    return from_dict(fields | {"model": model, "data": _TRANSLATION_DATA | data})
+
+
+def pretraining_config(**fields: Any) -> Config:
+    """CONFIG of the floor, with fields of any section replaced: pretraining_config(source=..., vocab_size=300)."""
+    return from_dict({name: {key: fields.get(key, value) for key, value in section.items()} for name, section in CONFIG.items()})
+
+
+def task_of(config: Config) -> Preparation[Any]:
+    return PretrainingPreparation(config) if isinstance(config.data, DataConfig) else TranslationPreparation(config)
+
+
+def run_locally(workers: int, work: Callable[[int], None], chunks: range) -> None:
+    run_chunks(work, chunks, workers, lambda chunk: None)
+
+
+def prepared(config: Config, out: Path, per_shard: int = 10**6, workers: int = 1) -> tuple[dict[str, Any], list[str]]:
+    """The summary, and what was said on the way."""
+    said: list[str] = []
+    return prepare(task_of(config), out, per_shard, functools.partial(run_locally, workers), said.append), said
+
+
+def with_rows(config: Config, folder: Path) -> Config:
+    """The config of a run on prepared rows."""
+    emptied = {"source": f"arrayrecord:{folder}", "validation_source": "", "vocab_path": ""}
+    names = {field.name for field in dataclasses.fields(config.data)}
+    data = dataclasses.replace(config.data, **{name: value for name, value in emptied.items() if name in names})
+    return dataclasses.replace(config, data=data)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def invented(count: int, seed: int) -> list[tuple[str, str]]:
+    """Pairs of made-up sentences, some empty, some twice, some of very unlike length, some too long."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghäöüß", k=rng.randint(1, 6))) for _ in range(200)]
+
+    def sentence() -> str:
+        return " ".join(rng.choices(words, k=rng.choice((0, 1, 4, 6, 8, 12, 40))))
+
+    pairs = [(sentence(), sentence()) for _ in range(count)]
+    return pairs + pairs[::10]
+
+
+def write_pairs(folder: Path, name: str, pairs: list[tuple[str, str]]) -> str:
+    for side, language in enumerate(("en", "de")):
+        (folder / f"{name}.{language}").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+    return f"text:{folder / name}.en,{folder / name}.de"
+
+
+def write_documents(folder: Path, name: str, documents: list[str]) -> str:
+    (folder / f"{name}.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    return f"text:{folder / name}.txt"
+
+
+# Prepares once whole; then again and again, killed by SIGKILL before the n-th change of a file, and started anew to its end.
+# A fork has all modules imported: hundreds of starts in seconds. The hook hears of a call before it happens.
+_KILLED_EVERYWHERE = """
+import json, os, shutil, signal, sys
+from pathlib import Path
+from mhsh.config_reading import from_dict
+from mhsh.data.prepare import prepare
+from mhsh.data.prepare_pretraining import PretrainingPreparation
+from mhsh.data.prepare_translation import TranslationPreparation
+from mhsh.data.workers import run_chunks
+
+folder, config, per_shard, stride = Path(sys.argv[1]), from_dict(json.loads(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
+task = (TranslationPreparation if config.model.objective == "translation" else PretrainingPreparation)(config)
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
+
+
+def run(work, chunks):
+    run_chunks(work, chunks, 1, lambda chunk: None)
+
+
+def child(out, moment):
+    process = os.fork()
+    if process:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    seen = 0
+
+    def hook(event, arguments):
+        nonlocal seen
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if (event in CHANGES or writes) and str(out) in str(arguments[0]):
+            seen += 1
+            if seen == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    try:
+        prepare(task, out, per_shard, run, lambda line: None)
+    except BaseException as error:
+        print("failed", repr(error), flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def tree(out):
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+assert child(folder / "whole", 0) == 0
+whole = tree(folder / "whole")
+moment, kills = 1, 0
+while True:
+    out = folder / str(moment)
+    code = child(out, moment)
+    if code == 0:
+        break
+    assert code == -signal.SIGKILL, (moment, code)
+    kills += 1
+    if kills % 5 == 0:
+        # Killed once more on the way, at another moment.
+        child(out, 1 + kills % 7)
+    assert child(out, 0) == 0, moment
+    found = tree(out)
+    assert found == whole, (moment, {name for name in {**found, **whole} if found.get(name) != whole.get(name)})
+    shutil.rmtree(out)
+    moment += stride
+print(kills)
+"""
+
+
+def killed_everywhere(config: Config, folder: Path, per_shard: int, stride: int) -> int:
+    """The kills that a preparation survived with equal bytes: one before every `stride`-th change of a file."""
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED_EVERYWHERE, str(folder), json.dumps(to_dict(config)), str(per_shard), str(stride)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(done.stdout)

@@ -1,0 +1,215 @@
+"""SQuAD's figures: the published ones of two systems, plain references for random data, and the scorers' odd cases by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from mhsh.data.squad import Answer, Question, SquadData, read_predictions, read_squad
+from mhsh.errors import UserError
+from mhsh.evaluation.squad import exact_match, normalize_answer, score_squad, word_f1
+
+TOLERANCE = 1e-9
+Gold = Sequence[tuple[str, ...]]  # of question q0, q1, ... the texts of its answers
+
+
+def squad(version: str, gold: Gold) -> SquadData:
+    """Questions q0, q1, ... with these answers."""
+    return SquadData(
+        version,
+        tuple(
+            Question(f"q{number}", "?", "", tuple(Answer(text, 0) for text in texts), version == "2.0" and not texts, "")
+            for number, texts in enumerate(gold)
+        ),
+    )
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("system", ["v1.1.bert-ensemble", "v2.0.bidaf-selfattn-elmo"])
+def test_the_official_figures_of_real_systems(real_data: Path, system: str) -> None:
+    folder = real_data / "squad"
+    data = read_squad(folder / f"dev-{system[:4]}.rebuilt.json.gz")
+    predictions = read_predictions(folder / "predictions" / f"{system}.json.gz")
+    expected = json.loads((folder / "predictions" / "expected_scores.json").read_text())[system]
+    del expected["source"]
+    found = score_squad(data, predictions, None)
+    assert found.pop("unknown") == 0
+    assert expected.get("missing", 0) == found["missing"] == 0
+    assert found == pytest.approx({"missing": 0, **expected}, rel=0, abs=TOLERANCE)
+
+
+def plain_normalized(text: str) -> list[str]:
+    """The words, found one character after the other."""
+    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    # A word for an article is bounded by what \w does not match; the rest is split at white space.
+    pieces = re.split(r"(\W)", kept)
+    return "".join(" " if piece in ("a", "an", "the") else piece for piece in pieces).split()
+
+
+def plain_f1(prediction: str, answer: str) -> float:
+    """Common words counted by crossing them out."""
+    predicted, left, common = plain_normalized(prediction), plain_normalized(answer), 0
+    expected = len(left)
+    for word in predicted:
+        if word in left:
+            left.remove(word)
+            common += 1
+    return 2 * common / (len(predicted) + expected) if common else 0.0
+
+
+WORDS = st.lists(st.sampled_from(["the", "A", "an", "Apple", "apple", "pear,", "p.e.a.r", "-", "über", "the-an", "a's", "\u2028"]))
+TEXTS = WORDS.map(" ".join)
+
+
+@settings(deadline=None)
+@given(TEXTS | st.text(max_size=12), TEXTS | st.text(max_size=12))
+def test_normalization_exact_match_and_f1(prediction: str, answer: str) -> None:
+    assert normalize_answer(prediction) == " ".join(plain_normalized(prediction))
+    assert exact_match(prediction, answer) == (plain_normalized(prediction) == plain_normalized(answer))
+    assert word_f1(prediction, answer) == pytest.approx(plain_f1(prediction, answer), abs=TOLERANCE)
+
+
+def test_normalization_by_hand() -> None:
+    assert normalize_answer(" The U.S.A., a\tland\u2028of  An-other THEM ") == "usa land of another them"
+    # Only ASCII punctuation goes, and it goes before the articles do.
+    assert normalize_answer("»the« a-b 'the'") == "» « ab"
+    assert word_f1("the big big apple", "a big red apple") == pytest.approx(2 / 3)
+    assert exact_match("the", "") == 1.0
+    assert word_f1("the", "") == word_f1("", "") == 0.0
+
+
+ANSWERS = st.lists(TEXTS.filter(bool), min_size=1, max_size=3).map(tuple)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_version_1_against_a_plain_reference(data: st.DataObject) -> None:
+    gold = data.draw(st.lists(ANSWERS, min_size=1, max_size=5))
+    asked = [k for k in range(len(gold)) if k == 0 or data.draw(st.booleans())]
+    predictions = {f"q{k}": data.draw(st.sampled_from(gold[k]) | TEXTS) for k in asked}
+    exact = f1 = 0.0
+    for number, texts in enumerate(gold):
+        said = predictions.get(f"q{number}")
+        if said is not None:
+            exact += max(plain_normalized(said) == plain_normalized(text) for text in texts)
+            f1 += max(plain_f1(said, text) for text in texts)
+    expected = {"exact_match": 100 * exact / len(gold), "f1": 100 * f1 / len(gold), "total": len(gold)}
+    expected |= {"missing": len(gold) - len(predictions), "unknown": 1}
+    assert score_squad(squad("1.1", gold), predictions | {"other": "x"}, None) == pytest.approx(expected, abs=TOLERANCE)
+
+
+def plain_v2(texts: tuple[str, ...], said: str) -> tuple[float, float]:
+    """Exact match and F1 of one prediction, by the rules of 2.0."""
+    answers = [words for words in map(plain_normalized, texts) if words] or [[]]
+    words = plain_normalized(said)
+    return (
+        float(max(words == answer for answer in answers)),
+        max(plain_f1(said, " ".join(answer)) if words and answer else float(words == answer) for answer in answers),
+    )
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_version_2_against_a_plain_reference(data: st.DataObject) -> None:
+    gold = data.draw(st.lists(ANSWERS | st.just(()), min_size=1, max_size=6))
+    said = {f"q{k}": data.draw(st.sampled_from((*texts, "")) | TEXTS) for k, texts in enumerate(gold)}
+    raw = [plain_v2(texts, said[f"q{k}"]) for k, texts in enumerate(gold)]
+    expected: dict[str, float] = {}
+    for prefix, chosen in (
+        ("", range(len(gold))),
+        ("HasAns_", [k for k, texts in enumerate(gold) if texts]),
+        ("NoAns_", [k for k, texts in enumerate(gold) if not texts]),
+    ):
+        if chosen:
+            for name, part in (("exact", 0), ("f1", 1)):
+                expected[prefix + name] = 100 * sum(raw[k][part] for k in chosen) / len(chosen)
+            expected[prefix + "total"] = len(chosen)
+    assert score_squad(squad("2.0", gold), said, None) == pytest.approx({**expected, "missing": 0, "unknown": 0}, abs=TOLERANCE)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_thresholds_against_trying_them_all(data: st.DataObject) -> None:
+    # Of different numbers other than 0, for ties and "no threshold" are tested by hand; and without an article alone for an answer,
+    # which the official scorer's search takes for one.
+    gold = data.draw(st.lists(st.sampled_from([("red apple",), ("pear", "the pear"), ()]), min_size=1, max_size=6))
+    texts = st.sampled_from(["", "apple", "red apple", "the pear", "fig"])
+    said = {f"q{k}": data.draw(texts) for k in range(len(gold))}
+    numbers = st.integers(-8, 8).filter(bool)
+    probabilities = {f"q{k}": data.draw(numbers) / 4 for k in range(len(gold))}
+    assume(len(set(probabilities.values())) == len(gold))
+    found = score_squad(squad("2.0", gold), said, probabilities)
+    for part, name in enumerate(("exact", "f1")):
+        figures = {}
+        for threshold in (-math.inf, 1.0, *probabilities.values()):
+            scores = [
+                plain_v2(texts, said[f"q{k}"])[part] if probabilities[f"q{k}"] <= threshold else float(not texts)
+                for k, texts in enumerate(gold)
+            ]
+            figures[threshold] = 100 * sum(scores) / len(gold)
+        assert found[f"best_{name}"] == pytest.approx(max(figures.values()), abs=TOLERANCE)
+        assert figures[found[f"best_{name}_thresh"] or -math.inf] == pytest.approx(found[f"best_{name}"], abs=TOLERANCE)
+        # Unless told otherwise, the official scorer lets in what is not above 1.
+        assert found[name] == pytest.approx(figures[1.0], abs=TOLERANCE)
+
+
+def test_thresholds_by_hand() -> None:
+    gold = (("apple",), ("pear",), (), ())
+    said = {"q0": "apple", "q1": "plum", "q2": "", "q3": "fig"}
+    probabilities = {"q3": 0.9, "q2": 0.7, "q1": 0.5, "q0": 0.3, "other": 0.1}
+    found = score_squad(squad("2.0", gold), said, probabilities)
+    # Nothing let in: both impossible ones are right. With q0: three. Then q1 adds nothing, q2 nothing, and q3 takes one away.
+    assert found["best_exact"] == found["best_f1"] == 75.0
+    assert found["best_exact_thresh"] == found["best_f1_thresh"] == 0.3
+    assert (found["exact"], found["HasAns_exact"], found["NoAns_exact"], found["unknown"]) == (50.0, 50.0, 50.0, 0)
+    # Odds instead of probabilities: what is above 1 is no answer also for the plain figures.
+    odds = {"q3": 9.0, "q2": 7.0, "q1": 5.0, "q0": -3.0}
+    found = score_squad(squad("2.0", gold), said, odds)
+    assert (found["exact"], found["HasAns_exact"], found["NoAns_exact"]) == (75.0, 50.0, 100.0)
+    assert (found["best_exact"], found["best_exact_thresh"]) == (75.0, -3.0)
+    # Nothing is worth letting in; and between two of one probability it may stop, as the official scorer does.
+    found = score_squad(squad("2.0", gold), dict.fromkeys(said, "fig"), dict.fromkeys(said, 0.5))
+    assert (found["best_exact"], found["best_exact_thresh"]) == (50.0, 0.0)
+    found = score_squad(squad("2.0", gold), said | {"q2": "fig"}, {"q0": 0.5, "q1": 0.5, "q2": 0.5, "q3": 0.5})
+    assert (found["best_exact"], found["best_exact_thresh"]) == (75.0, 0.5)
+
+
+def test_the_two_versions_differ_where_nothing_is_left() -> None:
+    gold, said = (("the",), ("a", "apple")), {"q0": "a", "q1": "an"}
+    first, second = (score_squad(squad(version, gold), said, None) for version in ("1.1", "2.0"))
+    assert (first["exact_match"], first["f1"]) == (100.0, 0.0)
+    # An answer of an article alone is no answer there, and is left out where there is another.
+    assert (second["exact"], second["f1"], second["HasAns_total"]) == (50.0, 50.0, 2)
+    assert "NoAns_total" not in second
+
+
+def test_questions_without_a_prediction_count_as_wrong_and_are_counted() -> None:
+    gold = (("apple",), ("pear",), (), ())
+    first = score_squad(squad("1.1", gold[:2]), {"q1": "pear"}, None)
+    assert first == {"exact_match": 50.0, "f1": 50.0, "total": 2, "missing": 1, "unknown": 0}
+    said = {"q1": "pear", "q2": "", "q9": "x"}
+    second = score_squad(squad("2.0", gold), said, {"q1": 0.1, "q2": 0.2})
+    for name in ("exact", "f1"):
+        assert second[name] == second[f"HasAns_{name}"] == second[f"NoAns_{name}"] == second[f"best_{name}"] == 50.0
+    assert (second["missing"], second["unknown"], second["total"]) == (2, 1, 4)
+
+
+def test_what_does_not_belong_together() -> None:
+    data, answered = squad("2.0", (("apple",), ())), {"q0": "", "q1": ""}
+    for arguments, message in (
+        ((data, {"x": ""}, None), "none of the predictions is for a question of the data; give"),
+        ((data, {}, None), "none of the predictions is for a question"),
+        ((data, answered, {"q0": 0.5}), "question q1 has a prediction and no no-answer probability; give one"),
+        ((squad("1.1", (("apple",), ("pear",))), answered, {"q0": 0.5}), "the data are SQuAD 1.1, which has no questions without"),
+        ((squad("1.1", (("apple",), ())), answered, None), "question q1 has no answers to compare with; give data with answers"),
+    ):
+        with pytest.raises(UserError, match=message):
+            score_squad(*arguments)

@@ -1,0 +1,262 @@
+"""Importing: every tensor is accounted for, config.json is believed as far as the tensors bear it out, nothing is filled in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mhsh.errors import UserError
+from mhsh.interop.export_bert import export_bert
+from mhsh.interop.import_bert import import_bert
+from tests.interop.small_bert import HEADS, small_model, small_tokenizer, trained_params
+
+POOLER = ("bert.pooler.dense.bias", "bert.pooler.dense.weight")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A checkpoint of each kind of heads, as mhsh exports it."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    for heads, fields in HEADS.items():
+        model = small_model(**fields)
+        (root / heads).mkdir()
+        export_bert(root / heads, model, trained_params(model), small_tokenizer(), lowercase=True, labels=())
+    return root
+
+
+@pytest.fixture
+def checkpoint(written, tmp_path):
+    """checkpoint("mlm", config={...}, tensors=function): a copy with fields of config.json replaced (... removes one) and tensors
+    changed.
+    """
+
+    def make(heads, config=None, tensors=None):
+        folder = tmp_path / "checkpoint"
+        shutil.copytree(written / heads, folder)
+        fields = json.loads((folder / "config.json").read_text()) | (config or {})
+        (folder / "config.json").write_text(json.dumps({name: value for name, value in fields.items() if value is not ...}))
+        if tensors is not None:
+            changed = load_file(folder / "model.safetensors")
+            tensors(changed)
+            save_file(changed, folder / "model.safetensors")
+        return folder
+
+    return make
+
+
+def read(folder, heads, **options):
+    return import_bert(folder, small_model(**HEADS[heads]), **{"fresh_heads": False} | options)
+
+
+def refusal(folder, heads, **options):
+    with pytest.raises(UserError) as error:
+        read(folder, heads, **options)
+    return str(error.value)
+
+
+def equal(a, b):
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_export_then_import_gives_the_same_model(written, heads):
+    model = small_model(**HEADS[heads])
+    imported = read(written / heads, heads)
+    assert imported.model == model
+    assert equal(imported.params, trained_params(model))
+    assert imported.fresh == imported.left_out == imported.notes == ()
+    assert imported.files == (written / heads / "model.safetensors",)
+
+
+def test_one_file_with_config_json_beside_it(written):
+    assert equal(read(written / "mlm" / "model.safetensors", "mlm").params, read(written / "mlm", "mlm").params)
+
+
+def older(tensors):
+    """The names of TensorFlow's checkpoints, the buffers and the tied tensors that older versions saved."""
+    for name in list(tensors):
+        if "LayerNorm" in name:
+            tensors[name.replace(".weight", ".gamma").replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
+    tensors["bert.embeddings.position_ids"] = np.arange(16)[None]
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
+    tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+
+
+def bare(tensors):
+    for name in list(tensors):
+        tensors[name.removeprefix("bert.")] = tensors.pop(name)
+
+
+@pytest.mark.parametrize("change", [older, bare])
+def test_other_names_for_the_same_tensors(checkpoint, written, change):
+    imported = read(checkpoint("pretraining", tensors=change), "pretraining")
+    assert equal(imported.params, read(written / "pretraining", "pretraining").params)
+    assert imported.left_out == ()
+
+
+def test_a_masked_language_model_that_kept_its_next_sentence_head(checkpoint, written):
+    """As bert-base-uncased is published."""
+    imported = read(checkpoint("pretraining", {"architectures": ["BertForMaskedLM"]}), "mlm")
+    assert imported.model.next_sentence
+    assert equal(imported.params, read(written / "pretraining", "pretraining").params)
+
+
+def test_a_pooler_that_nothing_reads_is_left_out_and_named(checkpoint, written):
+    def add(tensors):
+        tensors.update(dict(zip(POOLER, (np.ones(12, np.float32), np.ones((12, 12), np.float32)), strict=True)))
+
+    imported = read(checkpoint("mlm", tensors=add), "mlm")
+    assert imported.left_out == POOLER
+    assert equal(imported.params, read(written / "mlm", "mlm").params)
+
+
+@pytest.mark.parametrize("heads", ["mlm", "pretraining", "span"])
+def test_heads_tell_the_architecture_where_config_json_does_not(checkpoint, written, heads):
+    assert read(checkpoint(heads, {"architectures": ...}), heads).model == read(written / heads, heads).model
+
+
+def test_a_config_without_epsilon(checkpoint):
+    imported = read(checkpoint("mlm", {"layer_norm_eps": ...}), "mlm")
+    assert imported.model.layer_norm_epsilon == 1e-12 and "config.json has no layer_norm_eps" in imported.notes[0]
+
+
+def test_fresh_heads_take_the_body_alone(written):
+    """The pooler is the body's where it has one; its heads are left out."""
+    imported = read(written / "pretraining", "classification", fresh_heads=True)
+    assert imported.model.objective == "classification" and imported.model.num_classes == 3
+    assert imported.fresh == ("classification/kernel", "classification/bias")
+    assert set(imported.left_out) == {name for name in load_file(written / "pretraining" / "model.safetensors") if "cls." in name}
+    whole = read(written / "pretraining", "pretraining").params
+    assert equal(imported.params, {part: whole[part] for part in ("embeddings", "encoder", "pooler")})
+
+    imported = read(written / "mlm", "classification", fresh_heads=True)
+    assert imported.fresh == ("pooler/kernel", "pooler/bias", "classification/kernel", "classification/bias")
+    imported = read(written / "classification", "span", fresh_heads=True)
+    assert imported.left_out == (*POOLER, "classifier.bias", "classifier.weight")
+
+
+def test_a_body_without_heads(checkpoint):
+    def behead(tensors):
+        for name in [name for name in tensors if name.startswith("cls.")]:
+            del tensors[name]
+
+    folder = checkpoint("pretraining", {"architectures": ["BertModel"]}, behead)
+    assert "holds a BERT without a head" in refusal(folder, "pretraining")
+    assert "with --fresh-heads" in refusal(folder, "pretraining")
+    fresh = read(folder, "pretraining", fresh_heads=True).fresh
+    assert {path.split("/")[0] for path in fresh} == {"prediction", "next_sentence"}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (dict(vocab_size=30), "bert.embeddings.word_embeddings.weight is [31, 12], by"),
+        (dict(hidden_size=9), "word_embeddings.weight is [31, 12], by"),
+        (dict(hidden_size=24), "config.json it would be [31, 24]"),
+        (dict(num_hidden_layers=3), "the tensor bert.encoder.layer.2.attention.self.query.weight [12, 12] is missing"),
+        (dict(num_hidden_layers=2_000_000_000), "the tensor bert.encoder.layer.2.attention.self.query.weight [12, 12] is missing"),
+        (dict(num_hidden_layers=1), "the tensor bert.encoder.layer.1.attention.output.LayerNorm.bias (and 15 more) belongs to no"),
+        (dict(intermediate_size=21), "intermediate.dense.weight is [20, 12], by"),
+        (dict(max_position_embeddings=512), "position_embeddings.weight is [16, 12], by"),
+        (dict(type_vocab_size=0), "token_type_embeddings.weight is [2, 12], by"),
+        (dict(num_attention_heads=5), "hidden_size = 12 is no multiple of num_attention_heads = 5"),
+        (dict(num_attention_heads=0), "no multiple of num_attention_heads = 0"),
+        (dict(hidden_size=-12), "hidden_size = -12 is no size"),
+        (dict(hidden_size="12"), "hidden_size = '12' is no size"),
+        (dict(hidden_size=12.0), "hidden_size = 12.0 is no size"),
+        (dict(vocab_size=10**30), "is no size"),
+        (dict(vocab_size=True), "vocab_size = True is no size"),
+        (dict(hidden_size=...), "has no hidden_size"),
+        (dict(hidden_dropout_prob="0.1"), "hidden_dropout_prob = '0.1' is no number"),
+        (dict(layer_norm_eps=10**400), "is no number"),
+        (dict(model_type="roberta"), "model_type = 'roberta'; mhsh imports BERT encoders with model_type = 'bert'"),
+        (dict(model_type=...), "has no model_type"),
+        (dict(hidden_act="swish"), "hidden_act = 'swish'; mhsh imports BERT encoders with hidden_act = 'gelu', 'gelu_new'"),
+        (dict(position_embedding_type="relative_key"), "position_embedding_type = 'relative_key'"),
+        (dict(is_decoder=True), "is_decoder = True"),
+        (dict(add_cross_attention=True), "add_cross_attention = True"),
+        (dict(architectures=["BertForTokenClassification"]), "architectures = ['BertForTokenClassification']; mhsh imports one of"),
+        (dict(architectures=["BertForMaskedLM", "BertModel"]), "mhsh imports one of BertModel, BertForMaskedLM"),
+        (dict(architectures=["BertForPreTraining"]), "the tensor bert.pooler.dense.weight [12, 12] is missing"),
+        (
+            dict(architectures=["BertForQuestionAnswering"]),
+            "has the heads of objective 'span', the --config has model.objective = 'mlm'",
+        ),
+        (dict(tie_word_embeddings=False), "tie_word_embeddings = false, but the tensor cls.predictions.decoder.weight is missing"),
+    ],
+)
+def test_a_config_that_lies_or_is_of_another_model(checkpoint, config, message):
+    line = refusal(checkpoint("mlm", config), "pretraining" if config.get("architectures") == ["BertForPreTraining"] else "mlm")
+    assert message in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (dict(id2label={"0": "a", "1": "b"}), "has 2 labels, the --config model.num_classes = 3"),
+        (dict(id2label=...), "has 2 labels, the --config model.num_classes = 3"),
+        (dict(id2label={"0": "a", "1": "b", "3": "c"}), "must name the classes 0, 1, ... without a gap"),
+        (dict(problem_type="multi_label_classification"), "problem_type = 'multi_label_classification' with 3 labels"),
+        (dict(problem_type="regression"), "problem_type = 'regression' with 3 labels"),
+        (dict(architectures=...), "has no architectures, and the tensors do not tell which"),
+    ],
+)
+def test_classes_that_mhsh_has_not(checkpoint, config, message):
+    assert message in refusal(checkpoint("classification", config), "classification")
+
+
+def remove(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def put(name, values):
+    return lambda tensors: tensors.update({name: values})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (remove("bert.encoder.layer.1.output.dense.bias"), "the tensor bert.encoder.layer.1.output.dense.bias [12] is missing"),
+        (remove("cls.predictions.bias"), "the tensor cls.predictions.bias [31] is missing"),
+        (
+            put("bert.encoder.layer.0.extra", np.zeros(1, np.float32)),
+            "the tensor bert.encoder.layer.0.extra belongs to no parameter",
+        ),
+        (put("classifier.bias", np.zeros(1, np.float32)), "the tensor classifier.bias belongs to no parameter"),
+        (put("bert.pooler.dense.weight", np.zeros(1, np.float32)), None),
+        (put("cls.predictions.bias", np.zeros(30, np.float32)), "the tensor cls.predictions.bias is [30], by"),
+        (put("cls.predictions.bias", np.full(31, np.nan, np.float32)), "cls.predictions.bias holds numbers that are not finite"),
+        (put("cls.predictions.bias", np.zeros(31, np.float64)), "cls.predictions.bias is F64"),
+        (put("cls.predictions.decoder.weight", np.zeros((31, 12), np.float32)), "decoder.weight differs from bert.embeddings.word"),
+        (put("cls.predictions.decoder.bias", np.zeros(31, np.float32)), "decoder.bias differs from cls.predictions.bias"),
+        (put("embeddings.LayerNorm.gamma", np.ones(12, np.float32)), "two tensors for one parameter"),
+    ],
+)
+def test_tensors_that_are_wrong(checkpoint, change, message):
+    folder = checkpoint("mlm", tensors=change)
+    if message is None:
+        assert read(folder, "mlm").left_out == ("bert.pooler.dense.weight",)
+        return
+    line = refusal(folder, "mlm")
+    assert message in line and "\n" not in line
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1, "a": 1}', b"\xff", b'{"a": ' * 5000, b"\xef\xbb\xbf{}"])
+def test_a_config_that_is_no_json(checkpoint, content):
+    folder = checkpoint("mlm")
+    (folder / "config.json").write_bytes(content)
+    assert "config.json" in refusal(folder, "mlm")
+    (folder / "config.json").unlink()
+    assert "there is no" in refusal(folder, "mlm")
+
+
+def test_objectives_without_a_bert(written):
+    with pytest.raises(UserError, match=r"model\.objective = 'clm' has no BERT's heads"):
+        import_bert(written / "mlm", small_model(objective="clm"), fresh_heads=True)

@@ -1,0 +1,122 @@
+"""The vocabulary of a checkpoint: from vocab.txt or tokenizer.json, and only where mhsh's WordPiece does what theirs did."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+from mhsh.data.tokenizer import load_wordpiece
+from mhsh.errors import UserError
+from mhsh.interop.vocabulary import read_vocabulary, write_vocabulary
+from tests.interop.small_bert import TOKENS, small_tokenizer
+
+
+def tokenizer_file(folder, **changed):
+    """The tokenizer.json that the library writes, some dotted fields replaced."""
+    library = tokenizers.Tokenizer(models.WordPiece(vocab={token: n for n, token in enumerate(TOKENS)}, unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=True)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.add_special_tokens(["[CLS]", "[SEP]"])
+    fields = json.loads(library.to_str())
+    for name, value in changed.items():
+        *parents, last = name.split("__")
+        where = fields
+        for part in parents:
+            where = where[part]
+        where[last] = value
+    (folder / "tokenizer.json").write_text(json.dumps(fields), encoding="utf-8")
+
+
+def vocab_file(folder, tokens=TOKENS):
+    (folder / "vocab.txt").write_text("".join(token + "\n" for token in tokens), encoding="utf-8")
+
+
+def settings(folder, **fields):
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_what_is_written_is_read(tmp_path, lowercase):
+    write_vocabulary(tmp_path, small_tokenizer(lowercase), lowercase=lowercase, max_positions=16)
+    assert read_vocabulary(tmp_path) == (TOKENS, lowercase)
+    assert load_wordpiece(tmp_path / "vocab.txt", lowercase).vocab == TOKENS
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["mask_token"] == "[MASK]"
+
+
+def test_each_file_alone_and_both(tmp_path):
+    assert read_vocabulary(tmp_path) is None
+    vocab_file(tmp_path)
+    assert read_vocabulary(tmp_path) == (TOKENS, None)
+    tokenizer_file(tmp_path)
+    assert read_vocabulary(tmp_path) == (TOKENS, True)
+    (tmp_path / "vocab.txt").unlink()
+    assert read_vocabulary(tmp_path) == (TOKENS, True)
+    settings(tmp_path, do_lower_case=True, tokenizer_class="BertTokenizerFast", strip_accents=None)
+    assert read_vocabulary(tmp_path) == (TOKENS, True)
+    content = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(content.replace('"type": "WordPiece", ', ""), encoding="utf-8")  # as in 2020
+    assert read_vocabulary(tmp_path) == (TOKENS, True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(model={"type": "BPE", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}), "max_input_chars_per_word is None"),
+        (dict(model__unk_token="<unk>"), "model.unk_token is '<unk>'"),
+        (dict(model__max_input_chars_per_word=50), "model.max_input_chars_per_word is 50"),
+        (dict(normalizer=None), "normalizer.type is None"),
+        (dict(normalizer={"type": "Lowercase"}), "normalizer.type is 'Lowercase'"),
+        (dict(normalizer__handle_chinese_chars=False), "normalizer.handle_chinese_chars is False"),
+        (dict(normalizer__lowercase="yes"), "normalizer.lowercase is 'yes'"),
+        (dict(normalizer__strip_accents=False), "strip_accents = False"),
+        (dict(pre_tokenizer={"type": "ByteLevel"}), "pre_tokenizer.type is 'ByteLevel'"),
+        (dict(model__vocab={"[PAD]": 0, "a": 2}), "the ids of model.vocab are not 0, 1, ..."),
+        (dict(model__vocab={"[PAD]": "0"}), "the ids of model.vocab are not 0, 1, ..."),
+        (dict(model__vocab={"[PAD]": 0, "[UNK]": 1}), "model.vocab lacks [CLS], [SEP], [MASK]"),
+        (dict(model__vocab={token: n for n, token in enumerate((*TOKENS, "a\nb"))}), "has the token 'a\\nb'"),
+        (dict(added_tokens=[{"content": "<new>", "id": len(TOKENS)}]), "adds the token '<new>' with id 18"),
+        (dict(added_tokens=[{"content": "the", "id": 2}]), "adds the token 'the' with id 2"),
+        (dict(added_tokens=["the"]), "added_tokens is no list of tokens"),
+    ],
+)
+def test_another_tokenizer(tmp_path, changed, message):
+    tokenizer_file(tmp_path, **changed)
+    with pytest.raises(UserError) as error:
+        read_vocabulary(tmp_path)
+    assert message in str(error.value) and str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(tokenizer_class="BertJapaneseTokenizer"), "tokenizer_class = 'BertJapaneseTokenizer'"),
+        (dict(tokenize_chinese_chars=False), "tokenize_chinese_chars = false"),
+        (dict(do_lower_case=True, strip_accents=False), "strip_accents = False"),
+        (dict(do_lower_case="no"), "do_lower_case = 'no'"),
+        (dict(do_lower_case=1), "do_lower_case = 1"),
+    ],
+)
+def test_other_settings(tmp_path, fields, message):
+    vocab_file(tmp_path)
+    settings(tmp_path, **fields)
+    with pytest.raises(UserError) as error:
+        read_vocabulary(tmp_path)
+    assert message in str(error.value)
+
+
+def test_files_that_disagree(tmp_path):
+    tokenizer_file(tmp_path)
+    settings(tmp_path, do_lower_case=False)
+    with pytest.raises(UserError, match=r"do_lower_case = False, tokenizer\.json has lowercase = True"):
+        read_vocabulary(tmp_path)
+    settings(tmp_path)
+    vocab_file(tmp_path, TOKENS[:-1])
+    with pytest.raises(UserError, match=r"vocab\.txt and tokenizer\.json hold different tokens"):
+        read_vocabulary(tmp_path)
+    vocab_file(tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"<new>": 18}')
+    with pytest.raises(UserError, match="adds the token '<new>'"):
+        read_vocabulary(tmp_path)

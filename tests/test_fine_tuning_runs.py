@@ -1,0 +1,163 @@
+"""From a pre-trained run to a table: fine-tuned with two seeds, from its parameters and afresh, answered with, scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mhsh.main import main
+from mhsh.run_folder import RunFolder
+
+SHORT = [
+    "--config.train.num_steps=4",
+    "--config.train.batch_size=8",
+    "--config.train.log_interval=1",
+    "--config.optimizer.warmup_steps=1",
+    "--config.optimizer.learning_rate=0.003",
+    "--config.data.sequence_length=32",
+]
+COLOURS = ["red", "green", "blue", "gold"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fine_tuning")
+
+
+@pytest.fixture(scope="module")
+def pretrained(folder: Path) -> Path:
+    """A tiny BERT that has seen two steps of a corpus of colours."""
+    corpus = folder / "corpus.txt"
+    lines = [f"The {a} hat is not {b}. It is {a}." for a in COLOURS for b in COLOURS if a != b]
+    corpus.write_text("\n\n".join("\n".join(lines[k:] + lines[:k]) for k in range(len(lines))) + "\n")
+    run = folder / "pretrained"
+    changes = ["--config.train.num_steps=2", "--config.optimizer.warmup_steps=1", "--config.train.eval_batches=1"]
+    changes += ["--config.model.vocab_size=256", "--config.data.validation_fraction=0.2"]
+    assert (
+        main(["train", "--config=configs/bert.py:2l8h", f"--config.data.source=text:{corpus}", f"--workdir={run}", *changes]) == 0
+    )
+    return run
+
+
+@pytest.fixture(scope="module")
+def glue(folder: Path) -> Path:
+    """An RTE of colours."""
+    lines = ["index\tsentence1\tsentence2\tlabel"]
+    for number, (a, b) in enumerate([(a, b) for a in COLOURS for b in COLOURS]):
+        lines.append(f"{number}\tThe hat is {a}.\tIt is {b}.\t{'entailment' if a == b else 'not_entailment'}")
+    (folder / "RTE").mkdir()
+    for name in ("train.tsv", "dev.tsv"):
+        (folder / "RTE" / name).write_text("".join(line + "\n" for line in lines))
+    test = ["\t".join(line.split("\t")[:3]) for line in lines]
+    (folder / "RTE" / "test.tsv").write_text("".join(line + "\n" for line in test))
+    return folder
+
+
+def finetune(pretrained: Path, workdir: Path, *more: str) -> int:
+    return main(["finetune", str(pretrained), f"--workdir={workdir}", *more, *SHORT])
+
+
+def test_a_task_with_two_seeds(pretrained, glue, tmp_path, capsys):
+    config = ["--config=configs/glue.py:rte", f"--config.data.source=tsv:{glue}"]
+    workdir = tmp_path / "rte"
+    assert finetune(pretrained, workdir, *config, "--seeds=0,7") == 0
+    runs = [RunFolder(workdir / f"seed-{seed}") for seed in (0, 7)]
+    for run, seed in zip(runs, (0, 7), strict=True):
+        assert run.read_config().train.seed == seed
+        assert run.read_run()["started_from"] == {
+            "folder": str(pretrained),
+            "step": 2,
+            "taken": ["embeddings", "encoder", "pooler"],
+            "fresh": ["classification"],
+            "left": ["next_sentence", "prediction"],
+        }
+        assert (run.path / "vocab.txt").read_bytes() == (pretrained / "vocab.txt").read_bytes()
+    summary = json.loads((workdir / "summary.json").read_text())["figures"]
+    last = [run.read_metrics().rows[-1] for run in runs]
+    for name in ("accuracy", "loss"):
+        values = [row[name] for row in last]
+        assert summary[name]["by_seed"] == {"0": values[0], "7": values[1]}
+        assert summary[name]["mean"] == pytest.approx(sum(values) / 2)
+        assert summary[name]["deviation"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert last[0]["loss"] != last[1]["loss"]
+    # Given again, nothing is trained again.
+    metrics = [(run.path / "metrics.jsonl").read_bytes() for run in runs]
+    assert finetune(pretrained, workdir, *config, "--seeds=0,7") == 0
+    assert [(run.path / "metrics.jsonl").read_bytes() for run in runs] == metrics
+
+    answers = tmp_path / "answers.tsv"
+    assert main(["predict", str(runs[0].path), f"--input={glue}/RTE/test.tsv", f"--output={answers}"]) == 0
+    assert [line.split("\t")[0] for line in answers.read_text().split("\n")[1:-1]] == [str(number) for number in range(16)]
+    capsys.readouterr()
+    assert main(["score", "glue", "--task=rte", f"--labels={glue}/RTE/dev.tsv", f"--predictions={answers}"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(last[0]["accuracy"])
+    # An answer that is there is not written over.
+    assert main(["predict", str(runs[0].path), f"--input={glue}/RTE/test.tsv", f"--output={answers}"]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_the_same_shape_without_what_was_learnt(pretrained, glue, tmp_path):
+    config = ["--config=configs/glue.py:rte", f"--config.data.source=tsv:{glue}", "--fresh"]
+    assert finetune(pretrained, tmp_path, *config) == 0
+    run = RunFolder(tmp_path / "seed-0")
+    assert run.read_run()["started_from"] is None
+    assert json.loads((tmp_path / "summary.json").read_text())["started_from"] is None
+    assert run.read_config().model.num_layers == RunFolder(pretrained).read_config().model.num_layers
+
+
+def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
+    def article(number: int) -> dict:
+        context = f"The hat is {COLOURS[number % 4]}. The shoe is {COLOURS[(number + 1) % 4]}."
+        asked = {"question": "Which colour has the hat?", "answers": [{"text": COLOURS[number % 4], "answer_start": 11}]}
+        none = {"question": "Which colour has the coat?", "answers": []}
+        qas = [{"id": f"{number}{each['question'][-5]}", "is_impossible": not each["answers"], **each} for each in (asked, none)]
+        return {"title": f"Article {number}", "paragraphs": [{"context": context, "qas": qas}]}
+
+    questions = tmp_path / "questions.json"
+    questions.write_text(json.dumps({"version": "v2.0", "data": [article(number) for number in range(12)]}))
+    config = ["--config=configs/squad.py:v2", f"--config.data.source=json:{questions}", "--config.data.validation_source="]
+    config += ["--config.data.validation_fraction=0.25", "--config.data.stride=8", "--config.data.max_question_length=12"]
+    assert finetune(pretrained, tmp_path / "run", *config) == 0
+    figures = json.loads((tmp_path / "run" / "summary.json").read_text())["figures"]
+    assert {"exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1"} <= set(figures)
+
+    answers, details = tmp_path / "answers.json", tmp_path / "details.json"
+    arguments = ["predict", str(tmp_path / "run" / "seed-0"), f"--input={questions}", f"--output={answers}"]
+    assert main([*arguments, f"--details={details}", "--null-threshold=-1000000"]) == 0
+    assert set(json.loads(answers.read_text()).values()) == {""}
+    answers.unlink()
+    details.unlink()
+    assert main([*arguments, f"--details={details}", "--null-threshold=1000000"]) == 0
+    found, sure = json.loads(answers.read_text()), json.loads(details.read_text())
+    contexts = {qa["id"]: p["context"] for k in range(12) for p in article(k)["paragraphs"] for qa in p["qas"]}
+    assert list(found) == list(contexts)
+    assert all(text and text in contexts[number] for number, text in found.items())
+    assert all(each["best"][0]["text"] == found[number] for number, each in sure.items())
+    assert all(sum(best["probability"] for best in each["best"]) == pytest.approx(1) for each in sure.values())
+    capsys.readouterr()
+    assert main(["score", "squad", f"--data={questions}", f"--predictions={answers}"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--config=configs/glue.py:rte", "--seeds=0,0"], "--seeds=0,0 must be whole numbers"),
+        (["--config=configs/glue.py:cola", "--config.data.source=tsv:nowhere", "--config.data.sequence_length=64"], "nowhere"),
+        (["--config=configs/glue.py:rte", "--config.model.num_layers=3"], "num_layers"),
+        ([], "mhsh finetune needs --config=FILE.py:VARIANT"),
+    ],
+)
+def test_what_cannot_be_fine_tuned_is_said_in_a_line(pretrained, tmp_path, capsys, arguments, said):
+    capsys.readouterr()
+    assert main(["finetune", str(pretrained), f"--workdir={tmp_path / 'run'}", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1, error
+
+
+def test_a_translation_model_is_no_encoder(make_config, tmp_path, capsys):
+    RunFolder.open_for_training(tmp_path / "translation", make_config("translation", "tiny"))
+    assert main(["finetune", str(tmp_path / "translation"), f"--workdir={tmp_path / 'run'}", "--config=configs/glue.py:rte"]) == 2
+    assert "an encoder that was trained on WordPiece tokens" in capsys.readouterr().err
