@@ -3,9 +3,10 @@
   mhsh prepare --config=configs/bert.py:24l16h --config.data.source='text:corpus/*.txt.xz' --config.data.vocab_path=vocab.txt \\
       --out=prepared
   mhsh train --config=configs/bert.py:24l16h --config.data.source=arrayrecord:prepared --workdir=runs/24l16h
-Variants: every way to group BERT-base's 144 heads (12l12h ... 144l1h), BERT-large's 384 (24l16h ... 384l1h), and a tiny
-model's 16 (2l8h ... 16l1h). All rows of one size share every hyper-parameter; only the grouping of the heads differs.
-Hardware, time and result: none of the full-size rows has been trained to the end yet; docs/performance.md says what was run.
+Variants: every way to group BERT-base's 144 heads (12l12h ... 144l1h), BERT-large's 384 (24l16h ... 384l1h), the 8 of a mini
+model that two CPU cores train within the hour (2l4h, 4l2h, 8l1h), and a tiny model's 16 (2l8h ... 16l1h). All rows of one size
+share every hyper-parameter; only the grouping of the heads differs.
+Hardware, time and result: the mini rows are in docs/bert.md; none of the full-size rows has been trained to the end yet.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mhsh.errors import UserError
 SIZES = {
     "base": dict(num_layers=12, num_heads=12, head_dim=64, embed_dim=768, mlp_dim=3072),
     "large": dict(num_layers=24, num_heads=16, head_dim=64, embed_dim=1024, mlp_dim=4096),
+    "mini": dict(num_layers=2, num_heads=4, head_dim=32, embed_dim=128, mlp_dim=512),
     "tiny": dict(num_layers=2, num_heads=8, head_dim=8, embed_dim=64, mlp_dim=256),
 }
 
@@ -33,6 +35,9 @@ VARIANTS = {
     "96l4h": ("large", 4),
     "192l2h": ("large", 2),
     "384l1h": ("large", 1),
+    "2l4h": ("mini", 4),
+    "4l2h": ("mini", 2),
+    "8l1h": ("mini", 1),
     "2l8h": ("tiny", 8),
     "4l4h": ("tiny", 4),
     "8l2h": ("tiny", 2),
@@ -111,6 +116,21 @@ TINY = dict(
     train=dict(num_steps=40, batch_size=8, log_interval=1, eval_interval=20, eval_batches=2, checkpoint_interval=10),
 )
 
+# What the mini size changes besides its shape: an hour of two CPU cores. It sees few texts more than once, so nothing is dropped.
+MINI = dict(
+    model=dict(
+        vocab_size=8192,
+        max_positions=128,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        embedding_dropout=0.0,
+        compute_dtype="float32",
+        remat_policy="none",
+    ),
+    optimizer=dict(learning_rate=1e-3, warmup_steps=1_000),
+    train=dict(num_steps=12_000, batch_size=16, log_interval=50, eval_interval=1_000, eval_batches=50, checkpoint_interval=1_000),
+)
+
 
 def get_config(variant: str = "12l12h") -> ConfigDict:
     """The config of one row of VARIANTS."""
@@ -126,7 +146,6 @@ def get_config(variant: str = "12l12h") -> ConfigDict:
             mesh=dict(data=-1, fsdp=1, tensor=1),
         )
     )
-    if size == "tiny":
-        config.update(TINY)
+    config.update({"mini": MINI, "tiny": TINY}.get(size, {}))
     config.lock()
     return config
