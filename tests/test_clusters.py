@@ -65,12 +65,12 @@ def test_a_process_that_differs_is_named_by_all(corpus, tmp_path):
 
 
 def test_when_one_freezes_the_other_ends_with_its_stacks(corpus, tmp_path):
-    processes = start(2, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}", "--config.train.hang_seconds=8"])
+    processes = start(2, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}", "--config.train.hang_seconds=15"])
     wait_for_step(tmp_path / "run", 2, processes[0])
     processes[1].send_signal(signal.SIGSTOP)
     out, err = processes[0].communicate(timeout=120)
     processes[1].kill()
     processes[1].communicate()
     assert processes[0].returncode == 1, out
-    assert "Timeout (0:00:08)!" in err and "loop.py" in err
+    assert "Timeout (0:00:15)!" in err and "loop.py" in err
     assert RunFolder(tmp_path / "run").read_metrics().rows

@@ -13,6 +13,7 @@ from orbax.checkpoint import multihost
 from mhsh.errors import UserError
 
 REPORT_TIMEOUT_SECONDS = 300
+BARRIER_TIMEOUT_SECONDS = 3600  # between the first and the last process to come
 # A process that is asked to stop at step k names step k + 3. No other can have passed it: the host runs at most one step ahead
 # of the device, and no device finishes step k + 1 before the asked process has begun it, after it wrote its wish down.
 STEPS_TO_STOP = 3
@@ -65,6 +66,20 @@ def preflight(facts: Mapping[str, str]) -> None:
     ]
     if differing:
         raise UserError(f"the processes of this run differ: {'; '.join(differing)}; start all with the same command, code and text")
+
+
+def wait_for_all(name: str) -> None:
+    """Goes on when every process of the run has come to the point of this name; no two points have the same.
+
+    Raises:
+      UserError: one of them has ended, or has not come in time.
+    """
+    if jax.process_count() == 1:
+        return
+    try:
+        multihost.get_jax_distributed_client().wait_at_barrier(f"mhsh/{name}", BARRIER_TIMEOUT_SECONDS * 1000)
+    except Exception as error:  # jaxlib has no public class for this
+        raise UserError(f"not all processes have come to {name!r}; look at the logs of the others") from error
 
 
 def told_by_first(message: str | None) -> str | None:

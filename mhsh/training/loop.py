@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,7 +29,7 @@ from mhsh.models.stack import in_stack_order
 from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoint import Checkpoints, DamagedCheckpoint
-from mhsh.training.cluster import StopAgreement, preflight
+from mhsh.training.cluster import StopAgreement, preflight, wait_for_all
 from mhsh.training.diagnosis import diagnose, in_words
 from mhsh.training.interruption import Interruption
 from mhsh.training.log import Log
@@ -76,7 +78,8 @@ def train(config: Config, folder: RunFolder) -> int | None:
     state, start, started = _restore_or_create(setup, display)
 
     begin = time.monotonic()
-    step, scorer = _compiled(setup)
+    watchdog = Watchdog(config.train.hang_seconds)
+    step, scorer = _compiled(setup, watchdog)
     step.prepare(_batch_of(setup, start))
     compile_seconds = time.monotonic() - begin
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
@@ -88,7 +91,7 @@ def train(config: Config, folder: RunFolder) -> int | None:
     with contextlib.ExitStack() as stack:
         for resource in (display, contextlib.closing(log)):
             stack.enter_context(resource)
-        stopped_by = _loop(setup, state, start, step, scorer, log, display, record)
+        stopped_by = _loop(setup, state, start, step, scorer, watchdog, log, display, record)
         setup.checkpoints.close()
     _write_record(setup, record | {"status": "stopped" if stopped_by else "finished", "outcome": _outcome(setup)})
     return stopped_by
@@ -100,6 +103,7 @@ def _loop(
     start: int,
     step: CompiledByLength,
     scorer: Scorer,
+    watchdog: Watchdog,
     log: Log,
     display: ProgressDisplay,
     record: dict[str, Any],
@@ -108,7 +112,7 @@ def _loop(
     train, checkpoints = setup.config.train, setup.checkpoints
     steps = setup.corpus.train_steps(train.batch_size, setup.rows)
     num_eval_batches = min(train.eval_batches or scorer.num_batches, scorer.num_batches)
-    agreement, watchdog = StopAgreement(), Watchdog(train.hang_seconds)
+    agreement = StopAgreement()
     batches = contextlib.closing(prefetched(steps, start, train.num_steps))
     with batches as iterator, Interruption() as interruption, MaintenanceWatch(interruption), watchdog.watching():
         for number, host_batch in enumerate(iterator, start + 1):
@@ -217,14 +221,25 @@ def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def _compiled(setup: Setup) -> tuple[CompiledByLength, Scorer]:
+def _compiled(setup: Setup, watchdog: Watchdog) -> tuple[CompiledByLength, Scorer]:
     """The train step, and what scores parameters on the validation rows."""
+    points = itertools.count()
+
+    @contextlib.contextmanager
+    def together() -> Iterator[None]:
+        # Nobody goes on before all have compiled: else the watchdog of the first would count the time that the last one needs.
+        with watchdog.paused():
+            yield
+            wait_for_all(f"compiled/{next(points)}")
+
     config, mesh = setup.config, setup.mesh
     abstract = abstract_state(config, setup.model, setup.optimizer, mesh)
-    step = CompiledByLength(lambda length: compile_train_step(config, setup.model, setup.optimizer, mesh, abstract, length))
+    step = CompiledByLength(
+        lambda length: compile_train_step(config, setup.model, setup.optimizer, mesh, abstract, length), together
+    )
     wanted = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
     decoding = Decoding(num_sentences=wanted, num_hypotheses=1, length_penalty=0.0)
-    return step, Scorer(config, setup.model, mesh, setup.corpus, setup.rows, abstract.params, decoding)
+    return step, Scorer(config, setup.model, mesh, setup.corpus, setup.rows, abstract.params, decoding, together)
 
 
 def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -37,13 +39,21 @@ class Scorer:
     """The validation figures of any parameters of one model; what it compiles and reads, it keeps."""
 
     def __init__(
-        self, config: Config, model: Model, mesh: Mesh, corpus: Corpus, rows: ProcessRows, params: Any, decoding: Decoding
+        self,
+        config: Config,
+        model: Model,
+        mesh: Mesh,
+        corpus: Corpus,
+        rows: ProcessRows,
+        params: Any,
+        decoding: Decoding,
+        compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`params` may be abstract."""
+        """`params` may be abstract; `compiling` is that of CompiledByLength."""
         self._config, self._model, self._mesh, self._corpus, self._decoding = config, model, mesh, corpus, decoding
         per_row = isinstance(corpus, ClassificationCorpus | SpanCorpus)
         function = predict_step if per_row else eval_step
-        self._step = CompiledByLength(lambda length: compile_eval_step(function, config, model, mesh, params, length))
+        self._step = CompiledByLength(lambda length: compile_eval_step(function, config, model, mesh, params, length), compiling)
         self._batches = corpus.validation_batches(config.train.batch_size, rows)
         self._pairs = corpus.validation_pairs(decoding.num_sentences) if isinstance(corpus, TranslationCorpus) else []
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -139,10 +141,17 @@ def compile_eval_step(
 
 
 class CompiledByLength:
-    """A step (of training, or of evaluation) that is compiled for every length of rows when a batch of it first comes."""
+    """A step (of training, or of evaluation) that is compiled for every length of rows when a batch of it first comes; within
+    the context `compiling`, made anew each time.
+    """
 
-    def __init__(self, compile_step: Callable[[int], jax.stages.Compiled]) -> None:
+    def __init__(
+        self,
+        compile_step: Callable[[int], jax.stages.Compiled],
+        compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self._compile = compile_step
+        self._compiling = compiling
         self._steps: dict[int, jax.stages.Compiled] = {}
 
     def knows(self, batch: Batch) -> bool:
@@ -153,7 +162,8 @@ class CompiledByLength:
         """Compiles the step for batches like this one, if need be."""
         if not self.knows(batch):
             length = batch["inputs"].shape[1]
-            self._steps[length] = self._compile(length)
+            with self._compiling():
+                self._steps[length] = self._compile(length)
 
     def __call__(self, state_or_params: Any, batch: Batch) -> Any:
         """Runs the step."""
