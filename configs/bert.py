@@ -1,11 +1,15 @@
-"""BERT pre-training, shallow multi-head against deep single-head: configs/bert.py:VARIANT.
+"""BERT pre-training, shallow multi-head against deep single-head: configs/bert.py:VARIANT or configs/bert.py:VARIANT-RECIPE.
 
   mhsh prepare --config=configs/bert.py:24l16h --config.data.source='text:corpus/*.txt.xz' --config.data.vocab_path=vocab.txt \\
       --out=prepared
   mhsh train --config=configs/bert.py:24l16h --config.data.source=arrayrecord:prepared --workdir=runs/24l16h
 Variants: every way to group BERT-base's 144 heads (12l12h ... 144l1h), BERT-large's 384 (24l16h ... 384l1h), the 8 of a mini
 model that two CPU cores train within the hour (2l4h, 4l2h, 8l1h), and a tiny model's 16 (2l8h ... 16l1h). All rows of one size
-share every hyper-parameter; only the grouping of the heads differs.
+share every hyper-parameter; only the grouping of the heads differs. Without a recipe all steps are on rows of 128 tokens.
+Recipes: BERT's two phases (phase1, phase2), the same with LAMB's large batches (lamb1, lamb2), and one day of one accelerator
+(day). A second phase starts where the first one ends:
+  mhsh train --config=configs/bert.py:24l16h-phase2 --config.data.source=arrayrecord:prepared512 \\
+      --config.train.start_from=runs/24l16h-phase1 --workdir=runs/24l16h-phase2
 Hardware, time and result: the mini rows are in docs/bert.md; none of the full-size rows has been trained to the end yet.
 """
 
@@ -84,6 +88,7 @@ OPTIMIZER = dict(
     name="adamw",
     learning_rate=1e-4,
     schedule="linear",
+    end_learning_rate=0.0,
     warmup_steps=10_000,
     beta1=0.9,
     beta2=0.999,
@@ -94,6 +99,7 @@ OPTIMIZER = dict(
 TRAIN = dict(
     seed=0,
     start_from="",
+    keep_moments=False,
     num_steps=1_000_000,
     batch_size=256,
     label_smoothing=0.0,
@@ -131,12 +137,35 @@ MINI = dict(
     train=dict(num_steps=12_000, batch_size=16, log_interval=50, eval_interval=1_000, eval_batches=50, checkpoint_interval=1_000),
 )
 
+FIRST_PHASE = 0.9  # of the steps (Devlin et al. 2018, appendix A.2)
+LONGER = 4  # times as long are the rows of the second phase: 512 tokens after 128
+
+# The batches and rates of You et al. 2020 (arXiv 1904.00962, table 4) for 32,768 rows: as many rows as 1M steps of 512.
+LAMB = dict(
+    optimizer=dict(name="lamb", learning_rate=5e-3, warmup_steps=3_125),
+    train=dict(num_steps=15_625, batch_size=32_768, log_interval=10, eval_interval=250, eval_batches=1, checkpoint_interval=250),
+)
+
+# What Izsak et al. 2021 (arXiv 2104.07705) and Geiping and Goldstein 2022 (arXiv 2212.14034) found for a day: rows of 128 tokens of
+# one text, batches of 4,096 (in parts that one device holds), a high rate with clipping, no dropout as no text comes back.
+# 21 billion tokens; with 12l12h 1.2e19 FLOPs, a day at 134 TFLOP/s: set train.num_steps for another device, or for 24l16h.
+DAY = dict(
+    model=dict(next_sentence=False, hidden_dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0),
+    optimizer=dict(learning_rate=1e-3, warmup_steps=2_400, beta2=0.98, clip_norm=0.5),
+    train=dict(
+        num_steps=40_000, batch_size=4_096, accumulation_steps=16, eval_interval=1_000, eval_batches=4, checkpoint_interval=500
+    ),
+)
+
 
 def get_config(variant: str = "12l12h") -> ConfigDict:
-    """The config of one row of VARIANTS."""
-    if variant not in VARIANTS:
-        raise UserError(f"configs/bert.py has no variant {variant!r}; there are {', '.join(VARIANTS)}")
-    size, heads_per_layer = VARIANTS[variant]
+    """The config of one row of VARIANTS, with one of RECIPES where its name follows."""
+    name, dash, recipe = variant.partition("-")
+    if name not in VARIANTS or (dash and recipe not in RECIPES):
+        raise UserError(
+            f"configs/bert.py has no variant {variant!r}; there are {', '.join(VARIANTS)}, each also with -{', -'.join(RECIPES)}"
+        )
+    size, heads_per_layer = VARIANTS[name]
     config = ConfigDict(
         dict(
             model=dict(MODEL, **SIZES[size], heads_per_layer=heads_per_layer),
@@ -147,5 +176,54 @@ def get_config(variant: str = "12l12h") -> ConfigDict:
         )
     )
     config.update({"mini": MINI, "tiny": TINY}.get(size, {}))
+    if dash:
+        for change in RECIPES[recipe]:
+            change(config)
     config.lock()
     return config
+
+
+def first_phase(config: ConfigDict) -> None:
+    """The first nine tenths of all steps. The rate falls towards what it is there, not to 0."""
+    first, _ = _steps_of_phases(config)
+    config.optimizer.end_learning_rate = _rate(config, first + 1)
+    config.train.num_steps = first
+
+
+def second_phase(config: ConfigDict) -> None:
+    """The last tenth, on longer rows: goes on with the parameters, the moments and the rate of the first."""
+    first, all_steps = _steps_of_phases(config)
+    length, predictions = LONGER * config.data.sequence_length, LONGER * config.data.max_predictions
+    config.data.update(sequence_length=length, max_predictions=predictions)
+    config.model.max_positions = max(config.model.max_positions, length)
+    config.optimizer.update(learning_rate=_rate(config, first), warmup_steps=0)
+    config.train.update(num_steps=all_steps - first, keep_moments=True, seed=config.train.seed + 1)
+
+
+def lamb(config: ConfigDict) -> None:
+    """Large batches for the whole of the training."""
+    config.update(LAMB)
+
+
+def day(config: ConfigDict) -> None:
+    """What one accelerator does in a day."""
+    config.update(DAY)
+
+
+def _steps_of_phases(config: ConfigDict) -> tuple[int, int]:
+    return round(FIRST_PHASE * config.train.num_steps), config.train.num_steps
+
+
+def _rate(config: ConfigDict, step: int) -> float:
+    """On the line that falls from the peak at the end of the warm-up to 0 one step after the last; `step` counts from 1."""
+    end = config.train.num_steps + 1
+    return config.optimizer.learning_rate * (end - step) / (end - config.optimizer.warmup_steps)
+
+
+RECIPES = {
+    "phase1": (first_phase,),
+    "phase2": (second_phase,),
+    "lamb1": (lamb, first_phase),
+    "lamb2": (lamb, second_phase),
+    "day": (day,),
+}

@@ -44,6 +44,7 @@ def get_config(variant: str = "cola") -> ConfigDict:
                 name="adamw",
                 learning_rate=3e-5,
                 schedule="linear",
+                end_learning_rate=0.0,
                 warmup_steps=round(WARMUP_SHARE * num_steps),
                 beta1=0.9,
                 beta2=0.999,

@@ -41,6 +41,7 @@ def get_config(variant: str = "v1") -> ConfigDict:
                 name="adamw",
                 learning_rate=learning_rate,
                 schedule="linear",
+                end_learning_rate=0.0,
                 warmup_steps=round(WARMUP_SHARE * num_steps),
                 beta1=0.9,
                 beta2=0.999,

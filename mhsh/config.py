@@ -93,7 +93,7 @@ class ClassificationDataConfig:
     """Which of GLUE's tasks, and how its examples become rows."""
 
     task: str  # cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli
-    source: str  # tsv:DIR, with the original files in a folder a task, or tfds:NAME, such as tfds:glue/cola
+    source: str  # tsv:DIR, with the original files in a folder a task, or tfds:glue[:VERSION], as TFDS has prepared them
     vocab_path: str  # the WordPiece vocabulary that the encoder was pre-trained with
     lowercase: bool
     sequence_length: int  # T; where the texts do not fit, the longer one is cut
@@ -106,7 +106,7 @@ class ClassificationDataConfig:
 class SpanDataConfig:
     """Which questions, and how a question and a part of its context become a row."""
 
-    source: str  # json:FILE, in SQuAD's form
+    source: str  # json:FILE, in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]
     validation_source: str  # as source; empty: articles of `source` held out by validation_fraction
     validation_fraction: float  # share of the articles held out where validation_source is empty
     vocab_path: str  # the WordPiece vocabulary that the encoder was pre-trained with
@@ -125,7 +125,8 @@ class OptimizerConfig:
 
     name: str
     learning_rate: float
-    schedule: str  # after the warm-up: linear to zero after the last step, constant, or falling as step ** -0.5
+    schedule: str  # after the warm-up: linear to end_learning_rate after the last step, constant, or falling as step ** -0.5
+    end_learning_rate: float  # of the linear schedule, 0 for the others
     warmup_steps: int
     beta1: float
     beta2: float
@@ -140,6 +141,7 @@ class TrainConfig:
 
     seed: int  # of initialisation and dropout
     start_from: str  # a run folder whose parameters training starts from, but for heads that it lacks; empty: fresh ones
+    keep_moments: bool  # of that run also the optimiser's moments, and how many updates they have seen
     num_steps: int
     batch_size: int  # B, rows of data.sequence_length of one step over all devices; shorter rows are more by as much
     label_smoothing: float  # share of the target probability that is spread evenly over the vocabulary

@@ -76,7 +76,7 @@ _AT_LEAST_ZERO = {
     TranslationDataConfig: ("validation_sentences", "seed"),
     ClassificationDataConfig: ("seed",),
     SpanDataConfig: ("seed",),
-    OptimizerConfig: ("warmup_steps", "weight_decay", "clip_norm"),
+    OptimizerConfig: ("end_learning_rate", "warmup_steps", "weight_decay", "clip_norm"),
     TrainConfig: ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every", "hang_seconds"),
 }
 _POSITIVE = {ModelConfig: ("layer_norm_epsilon",), OptimizerConfig: ("learning_rate", "epsilon")}
@@ -92,7 +92,11 @@ _MESH_AXES = {MeshConfig: ("data", "fsdp", "tensor")}
 
 
 # Fields that older config.json files lack, and what runs did before there was a choice.
-_ADDED_LATER: dict[str, dict[str, Any]] = {"model": {"num_classes": 0}, "train": {"start_from": ""}}
+_ADDED_LATER: dict[str, dict[str, Any]] = {
+    "model": {"num_classes": 0},
+    "optimizer": {"end_learning_rate": 0.0},
+    "train": {"start_from": "", "keep_moments": False},
+}
 
 
 def from_saved(fields: Mapping[str, Any]) -> Config:
@@ -208,6 +212,15 @@ def _check_together(config: Config) -> None:
         (
             optimizer.schedule == "inverse_sqrt" and not optimizer.warmup_steps,
             "optimizer.schedule = 'inverse_sqrt' falls from the end of the warm-up; optimizer.warmup_steps must be 1 or more",
+        ),
+        (
+            optimizer.end_learning_rate and optimizer.schedule != "linear",
+            f"optimizer.end_learning_rate = {optimizer.end_learning_rate}; allowed with optimizer.schedule = "
+            f"{optimizer.schedule!r}: 0",
+        ),
+        (
+            train.keep_moments and not train.start_from,
+            "train.keep_moments = True needs the run whose moments are kept: give --config.train.start_from=DIR",
         ),
         (
             model.next_sentence and model.objective != "mlm",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,14 +33,18 @@ jax.config.update("jax_num_cpu_devices", 8)
 MakeConfig = Callable[..., Config]
 
 
-def load_fields(task: str, variant: str) -> dict[str, Any]:
-    """The fields of configs/<task>.py:<variant>, as main reads them."""
+def load_task(task: str) -> Any:
+    """The module configs/<task>.py."""
     spec = importlib.util.spec_from_file_location(f"configs_{task}", ROOT / "configs" / f"{task}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module.get_config(variant).to_dict()
+    return module
+
+
+def load_fields(task: str, variant: str) -> dict[str, Any]:
+    """The fields of configs/<task>.py:<variant>, as main reads them."""
+    return load_task(task).get_config(variant).to_dict()
 
 
 @pytest.fixture(scope="session")

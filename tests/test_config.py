@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-import importlib.util
 import json
 import math
 import re
@@ -17,24 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mhsh.analysis.ledger import step_flops
 from mhsh.commands.finetune import fine_tuning_config
 from mhsh.config import Config, ModelConfig, regroup, to_dict
 from mhsh.config_reading import from_dict
 from mhsh.data.glue import find_task
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
+from mhsh.training.optimizer import learning_rate
+from tests.conftest import load_task
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
-
-
-def load_task(task: str) -> Any:
-    """The module configs/<task>.py."""
-    spec = importlib.util.spec_from_file_location(f"configs_{task}", ROOT / "configs" / f"{task}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # Their configs are whole with the model of a pre-trained run only.
@@ -187,7 +180,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # Names.
     ({"model.num_layer": 3}, "^model.num_layer = 3 is not a field of the config; did you mean model.num_layers\\?$"),
     ({"model.head_per_layer": 3}, "^model.head_per_layer = 3 is not a field .*; did you mean model.heads_per_layer\\?$"),
-    ({"train.qqq": 1}, "^train.qqq = 1 is not a field of the config; allowed: seed, start_from, num_steps, "),
+    ({"train.qqq": 1}, "^train.qqq = 1 is not a field of the config; allowed: seed, start_from, keep_moments, num_steps, "),
     ({"optimiser": {}}, "^optimiser = {} is not a field of the config; did you mean optimizer\\?$"),
     ({"train.seed": ...}, "^train.seed is missing from the config; it has no default$"),
     ({"mesh": ...}, "^mesh is missing from the config; it has no default$"),
@@ -291,6 +284,39 @@ def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
     assert "heads_per_layer" not in to_dict(config)["model"]
 
 
+@pytest.mark.parametrize("variant", ["24l16h", "384l1h", "8l1h"])
+@pytest.mark.parametrize("prefix", ["phase", "lamb"])
+def test_two_phases_are_one_training_at_one_falling_rate(variant, prefix):
+    module = load_task("bert")
+    first, second = module.get_config(f"{variant}-{prefix}1"), module.get_config(f"{variant}-{prefix}2")
+    with pytest.raises(UserError, match=r"train.keep_moments = True needs the run .* --config.train.start_from=DIR"):
+        from_dict(second.to_dict())
+    second.train.start_from = "runs/first"
+    one, two = from_dict(first.to_dict()), from_dict(second.to_dict())
+    assert (one.data.sequence_length, two.data.sequence_length, two.model.max_positions) == (128, 512, 512)
+    assert (one.data.max_predictions, two.data.max_predictions) == (20, 80)
+    assert one.train.num_steps == 9 * two.train.num_steps or prefix == "lamb"
+    # The whole, as a config without phases has it: linear from 0 to the peak, and to 0 one step after the last.
+    whole = from_dict(module.get_config(variant).to_dict())
+    if prefix == "lamb":
+        whole = dataclasses.replace(whole, optimizer=one.optimizer, train=dataclasses.replace(one.train, num_steps=15_625))
+        whole = dataclasses.replace(whole, optimizer=dataclasses.replace(whole.optimizer, end_learning_rate=0.0))
+    steps = one.train.num_steps + two.train.num_steps
+    assert whole.train.num_steps == steps
+    rate, rate_one, rate_two = (learning_rate(each.optimizer, each.train) for each in (whole, one, two))
+    for step in (0, 10, steps // 2, one.train.num_steps - 1):
+        assert float(rate_one(step)) == pytest.approx(float(rate(step)), rel=1e-4)
+    for step in (one.train.num_steps, (one.train.num_steps + steps) // 2, steps - 1):
+        assert float(rate_two(step - one.train.num_steps)) == pytest.approx(float(rate(step)), rel=1e-4)
+
+
+def test_a_day_is_the_same_day_for_both_shapes():
+    shallow, deep = (from_dict(load_task("bert").get_config(f"{variant}-day").to_dict()) for variant in ("12l12h", "144l1h"))
+    assert (shallow.data, shallow.optimizer, shallow.train) == (deep.data, deep.optimizer, deep.train)
+    # What the comment beside the recipe says of it.
+    assert shallow.train.num_steps * step_flops(shallow) == pytest.approx(1.2e19, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("task", "overrides", "message"),
     [
@@ -334,8 +360,9 @@ def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, tm
 @pytest.mark.parametrize("task", TASKS)
 def test_an_unknown_variant_is_refused_with_those_there_are(task):
     module = load_task(task)
-    with pytest.raises(UserError, match=f"no variant '1l1h1x'; there are {', '.join(module.VARIANTS)}"):
-        module.get_config("1l1h1x")
+    for unknown in ("1l1h1x", f"{next(iter(module.VARIANTS))}-phase3"):
+        with pytest.raises(UserError, match=f"no variant '{unknown}'; there are {', '.join(module.VARIANTS)}"):
+            module.get_config(unknown)
     assert module.get_config().to_dict() == module.get_config(next(iter(module.VARIANTS))).to_dict()
 
 

@@ -68,7 +68,7 @@ def fine_tuning_config(folder: RunFolder, fields: Mapping[str, Any], seed: int, 
     complete = {section: dict(values) for section, values in fields.items()}
     complete["model"] = dataclasses.asdict(there.model) | complete["model"]
     complete["data"] |= {"vocab_path": str(folder.path / WORDPIECE_FILE), "lowercase": there.data.lowercase}
-    complete["train"] |= {"seed": seed, "start_from": "" if fresh else str(folder.path)}
+    complete["train"] |= {"seed": seed, "start_from": "" if fresh else str(folder.path), "keep_moments": False}
     return from_dict(complete)
 
 

@@ -191,12 +191,12 @@ def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainSta
     state = create_state(config, setup.model, setup.optimizer, setup.mesh, setup.put(_batch_of(setup, 0)))
     if not config.train.start_from:
         return state, 0, None
-    params, report = started_from(config, state.params, setup.mesh)
+    state, report = started_from(config, state, setup.mesh)
     display.note(
         f"starts from step {report['step']} of {report['folder']}: {', '.join(report['taken'])}"
         + "".join(f"; {name}: {', '.join(report[name])}" for name in ("fresh", "left") if report[name])
     )
-    return state._replace(params=params), 0, report
+    return state, 0, report
 
 
 def _batch_of(setup: Setup, step: int) -> dict[str, np.ndarray]:

@@ -39,13 +39,14 @@ def decay_mask(params: Any) -> Any:
 
 
 def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
-    """Step -> learning rate: linear from 0 over the warm-up, then linear towards 0 after the last step, constant, or falling
-    with the inverse square root of the step (Vaswani et al. 2017, section 5.3, from the same peak as the others).
+    """Step -> learning rate: linear from 0 over the warm-up, then linear towards optimizer.end_learning_rate after the last step,
+    constant, or falling with the inverse square root of the step (Vaswani et al. 2017, section 5.3, from the same peak as the
+    others).
     """
     peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
     if optimizer.schedule == "inverse_sqrt":
         return lambda step: peak * jnp.minimum((step + 1) / warmup, jnp.sqrt(warmup / (step + 1)))
-    end = {"linear": 0.0, "constant": peak}[optimizer.schedule]
+    end = {"linear": optimizer.end_learning_rate, "constant": peak}[optimizer.schedule]
     # Step k (from 0) applies the rate of k + 1, and the decay ends one step after the last: no update is lost on a rate of zero.
     schedule = optax.join_schedules(
         [optax.linear_schedule(0.0, peak, warmup), optax.linear_schedule(peak, end, train.num_steps - warmup + 1)], [warmup]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 
 from mhsh.config import Config
@@ -15,48 +17,74 @@ from mhsh.models.stack import SUBLAYERS
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints, compare_manifests, flatten, manifest
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.state import abstract_state
+from mhsh.training.state import TrainState, abstract_state
 
 # What cannot start fresh where another run is started from: only heads can.
 _NEEDED = ("embeddings", *SUBLAYERS)
 
 
-def started_from(config: Config, fresh: Any, mesh: Mesh) -> tuple[Any, dict[str, Any]]:
-    """The `fresh` parameters of `config`, with those of the newest checkpoint of train.start_from in their place wherever it has
-    them: all of the embeddings and stacks, and the heads that both have. A learned position table may have more rows than the one
-    it starts from; the rows that are new start fresh.
+def started_from(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
+    """The `fresh` state of `config`, with the parameters of the newest checkpoint of train.start_from in their place wherever it
+    has them: all of the embeddings and stacks, and the heads that both have. A learned position table may have more rows than the
+    one it starts from; the rows that are new start fresh.
+
+    With train.keep_moments Adam's moments go with the parameters, and so does the count that corrects their bias: what starts
+    fresh has moments of zero. The step is 0 in any case: the schedule is that of `config`.
 
     Returns:
-      the parameters, and for run.json: the folder, its step, and the names of the parts that were taken, started fresh and left.
+      the state, and for run.json: the folder, its step, and the names of the parts that were taken, started fresh and left.
 
     Raises:
-      UserError: the folder holds no good checkpoint, or its embeddings or stacks have other shapes.
+      UserError: the folder holds no good checkpoint, its embeddings or stacks have other shapes, or its moments are another
+        optimiser's.
     """
     folder = RunFolder(config.train.start_from)
     there = folder.read_config()
     checkpoints = Checkpoints.of_run(folder, there.train)
     step = checkpoints.existing_step(None)
-    abstract = abstract_state(there, build_model(there.model), build_optimizer(there.optimizer, there.train), mesh).params
-    saved = checkpoints.restore_params(step, abstract)
+    abstract = abstract_state(there, build_model(there.model), build_optimizer(there.optimizer, there.train), mesh)
+    if config.train.keep_moments:
+        if there.optimizer.name != config.optimizer.name:
+            raise UserError(
+                f"train.keep_moments = True, but {config.train.start_from!r} has the moments of {there.optimizer.name}; allowed "
+                f"with optimizer.name = {config.optimizer.name!r}: False"
+            )
+        saved = checkpoints.restore(step, abstract)
+    else:
+        saved = fresh._replace(params=checkpoints.restore_params(step, abstract.params))
     checkpoints.close()
-    taken = [name for name in fresh if name in saved]
-    missing = [name for name in fresh if name in _NEEDED and name not in taken]
+    names = [name for name in fresh.params if name in saved.params]
+    missing = [name for name in fresh.params if name in _NEEDED and name not in names]
     if missing:
         raise UserError(f"train.start_from = {config.train.start_from!r} has no {missing[0]}; start from a run of the same kind")
-    saved["embeddings"] = _extended(saved["embeddings"], fresh["embeddings"])
+    params = _taken(names, saved.params, fresh.params)
     compare_manifests(
-        manifest(flatten({name: saved[name] for name in taken})),
-        manifest(flatten({name: fresh[name] for name in taken})),
+        manifest(flatten({name: params[name] for name in names})),
+        manifest(flatten({name: fresh.params[name] for name in names})),
         folder.checkpoints_path / str(step),
     )
     report = {
         "folder": config.train.start_from,
         "step": step,
-        "taken": taken,
-        "fresh": [name for name in fresh if name not in saved],
-        "left": [name for name in saved if name not in fresh],
+        "taken": names,
+        "fresh": [name for name in fresh.params if name not in names],
+        "left": [name for name in saved.params if name not in names],
+        "moments": config.train.keep_moments,
     }
-    return fresh | {name: saved[name] for name in taken}, report
+    opt_state = _with_moments(names, saved.opt_state, fresh.opt_state) if config.train.keep_moments else fresh.opt_state
+    return fresh._replace(params=params, opt_state=opt_state), report
+
+
+def _with_moments(names: Sequence[str], saved: Any, fresh: Any) -> Any:
+    """The fresh state of the optimiser with the saved moments of those parts, and the saved count."""
+    moments = {key: _taken(names, optax.tree.get(saved, key), optax.tree.get(fresh, key)) for key in ("mu", "nu")}
+    return optax.tree.set(fresh, count=optax.tree.get(saved, "count"), **moments)
+
+
+def _taken(names: Sequence[str], saved: Any, fresh: Any) -> Any:
+    """The fresh parameters (or moments) with the saved ones of those parts in their place."""
+    embeddings = {"embeddings": _extended(saved["embeddings"], fresh["embeddings"])}
+    return fresh | {name: (saved | embeddings)[name] for name in names}
 
 
 def _extended(saved: Any, fresh: Any) -> Any:
