@@ -284,17 +284,17 @@ def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
     assert "heads_per_layer" not in to_dict(config)["model"]
 
 
-@pytest.mark.parametrize("variant", ["24l16h", "384l1h", "8l1h"])
+@pytest.mark.parametrize(("variant", "length"), [("24l16h", 128), ("384l1h", 128), ("8l1h", 32)])
 @pytest.mark.parametrize("prefix", ["phase", "lamb"])
-def test_two_phases_are_one_training_at_one_falling_rate(variant, prefix):
+def test_two_phases_are_one_training_at_one_falling_rate(variant, length, prefix):
     module = load_task("bert")
     first, second = module.get_config(f"{variant}-{prefix}1"), module.get_config(f"{variant}-{prefix}2")
     with pytest.raises(UserError, match=r"train.keep_moments = True needs the run .* --config.train.start_from=DIR"):
         from_dict(second.to_dict())
     second.train.start_from = "runs/first"
     one, two = from_dict(first.to_dict()), from_dict(second.to_dict())
-    assert (one.data.sequence_length, two.data.sequence_length, two.model.max_positions) == (128, 512, 512)
-    assert (one.data.max_predictions, two.data.max_predictions) == (20, 80)
+    assert (one.data.sequence_length, two.data.sequence_length) == (length, 4 * length)
+    assert two.data.max_predictions == 4 * one.data.max_predictions and two.model.max_positions >= 4 * length
     assert one.train.num_steps == 9 * two.train.num_steps or prefix == "lamb"
     # The whole, as a config without phases has it: linear from 0 to the peak, and to 0 one step after the last.
     whole = from_dict(module.get_config(variant).to_dict())
@@ -304,10 +304,11 @@ def test_two_phases_are_one_training_at_one_falling_rate(variant, prefix):
     steps = one.train.num_steps + two.train.num_steps
     assert whole.train.num_steps == steps
     rate, rate_one, rate_two = (learning_rate(each.optimizer, each.train) for each in (whole, one, two))
+    rounding = 1e-7 * whole.optimizer.learning_rate  # the schedules are sums in float32
     for step in (0, 10, steps // 2, one.train.num_steps - 1):
-        assert float(rate_one(step)) == pytest.approx(float(rate(step)), rel=1e-4)
+        assert float(rate_one(step)) == pytest.approx(float(rate(step)), abs=rounding)
     for step in (one.train.num_steps, (one.train.num_steps + steps) // 2, steps - 1):
-        assert float(rate_two(step - one.train.num_steps)) == pytest.approx(float(rate(step)), rel=1e-4)
+        assert float(rate_two(step - one.train.num_steps)) == pytest.approx(float(rate(step)), abs=rounding)
 
 
 def test_a_day_is_the_same_day_for_both_shapes():

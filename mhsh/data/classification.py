@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,14 @@ from mhsh.config import ClassificationDataConfig, ModelConfig
 from mhsh.data.corpus import fingerprint_of
 from mhsh.data.fine_tuning import FineTuningCorpus, assemble, load_vocabulary
 from mhsh.data.glue import GlueExample, GlueTask, find_file, find_task, read_glue
+from mhsh.data.glue_tfds import read_prepared_glue
 from mhsh.data.rows import Rows
 from mhsh.data.tokenizer import Tokenizer
 from mhsh.data.unigram import unigram_entropy
 from mhsh.errors import UserError
 
 _TSV = "tsv:"
+_TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,13 +47,13 @@ class ClassificationCorpus(FineTuningCorpus):
 def load_classification(
     model: ModelConfig, data: ClassificationDataConfig, saved_vocab: epath.PathLike | None
 ) -> ClassificationCorpus:
-    """Reads the task's files and makes the rows of both splits.
+    """Reads the task's examples and makes the rows of both splits.
 
     `unigram_entropy` is the least loss of a model that does not look at the texts: the entropy of the classes, or the variance of
     the scores.
 
     Raises:
-      UserError: whatever is wrong with the files, the vocabulary, or their fit to the config.
+      UserError: whatever is wrong with the source, the vocabulary, or their fit to the config.
     """
     task = find_task(data.task)
     if task.num_classes != model.num_classes:
@@ -78,12 +81,26 @@ def load_classification(
 
 
 def read_splits(task: GlueTask, data: ClassificationDataConfig) -> tuple[Sequence[GlueExample], dict[str, Sequence[GlueExample]]]:
-    """The training examples, and those of every evaluation set by its name, all with labels."""
-    if not data.source.startswith(_TSV):
-        raise UserError(f"data.source = {data.source!r}; allowed with model.objective = 'classification': tsv:DIR")
-    folder = data.source.removeprefix(_TSV)
+    """The training examples, and those of every evaluation set by its name, all with labels.
+
+    Sources:
+      tsv:DIR: GLUE's original files, in a folder a task.
+      tfds:glue, tfds:glue:VERSION: the data set glue/TASK that TFDS has prepared.
+
+    Raises:
+      UserError: no such source, or whatever is wrong with it.
+    """
     files = {"train": "train.tsv"} | {each.name: each.labelled for each in task.evaluation_sets}
-    splits = {name: _labelled(task, folder, file_name) for name, file_name in files.items()}
+    splits: dict[str, Sequence[GlueExample]]
+    if prepared := _TFDS.fullmatch(data.source):
+        splits = {name: read_prepared_glue(task, prepared["version"] or "", name) for name in files}
+    elif data.source.startswith(_TSV):
+        folder = data.source.removeprefix(_TSV)
+        splits = {name: _labelled(task, folder, file_name) for name, file_name in files.items()}
+    else:
+        raise UserError(
+            f"data.source = {data.source!r}; allowed with model.objective = 'classification': tsv:DIR, tfds:glue, tfds:glue:VERSION"
+        )
     return splits.pop("train"), splits
 
 

@@ -27,11 +27,12 @@ class EvaluationSet:
 
 @dataclasses.dataclass(frozen=True)
 class GlueTask:
-    """What must be known of a task to read its files and to score predictions for it."""
+    """What must be known of a task to read its examples and to score predictions for it."""
 
     name: str  # as TFDS calls it
     folder: str  # as GLUE's own download calls it
     texts: tuple[str, ...]  # the columns of the sentence, or of the two
+    features: tuple[str, ...]  # the same in TFDS
     label_column: str
     label_names: tuple[str, ...]  # class k is label_names[k]; () for a regression
     written_labels: tuple[str, ...]  # how the files, and those handed in, write class k
@@ -48,10 +49,10 @@ class GlueTask:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GlueExample:
-    """One line of a file."""
+    """One line of a file, or one record of TFDS."""
 
     index: int  # of the file's column `index`; without one, the position in the file, from 0
-    texts: tuple[str, ...]  # one or two, as they stand in the file
+    texts: tuple[str, ...]  # one or two, as they stand there
     label: int | float | None  # a class, a score from 0 to MAX_SCORE, or None in a test set
 
 
@@ -75,6 +76,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             name="cola",
             folder="CoLA",
             texts=_SENTENCE,
+            features=_SENTENCE,
             label_column="label",
             label_names=("unacceptable", "acceptable"),
             written_labels=_NUMBERS,
@@ -86,6 +88,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             name="sst2",
             folder="SST-2",
             texts=_SENTENCE,
+            features=_SENTENCE,
             label_column="label",
             label_names=("negative", "positive"),
             written_labels=_NUMBERS,
@@ -96,6 +99,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             name="mrpc",
             folder="MRPC",
             texts=("#1 String", "#2 String"),
+            features=_SENTENCES,
             label_column="Quality",
             label_names=("not_equivalent", "equivalent"),
             written_labels=_NUMBERS,
@@ -106,6 +110,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             name="stsb",
             folder="STS-B",
             texts=_SENTENCES,
+            features=_SENTENCES,
             label_column="score",
             label_names=(),
             written_labels=(),
@@ -118,6 +123,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             name="qqp",
             folder="QQP",
             texts=("question1", "question2"),
+            features=("question1", "question2"),
             label_column="is_duplicate",
             label_names=("not_duplicate", "duplicate"),
             written_labels=_NUMBERS,
@@ -128,6 +134,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             name="mnli",
             folder="MNLI",
             texts=_SENTENCES,
+            features=("premise", "hypothesis"),
             label_column="gold_label",
             label_names=_NLI,
             written_labels=_NLI,
@@ -141,6 +148,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             name="qnli",
             folder="QNLI",
             texts=("question", "sentence"),
+            features=("question", "sentence"),
             label_column="label",
             label_names=_ENTAILMENT,
             written_labels=_ENTAILMENT,
@@ -151,6 +159,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             name="rte",
             folder="RTE",
             texts=_SENTENCES,
+            features=_SENTENCES,
             label_column="label",
             label_names=_ENTAILMENT,
             written_labels=_ENTAILMENT,
@@ -161,6 +170,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             name="wnli",
             folder="WNLI",
             texts=_SENTENCES,
+            features=_SENTENCES,
             label_column="label",
             label_names=("not_entailment", "entailment"),  # the other way round than in QNLI and RTE
             written_labels=_NUMBERS,

@@ -18,11 +18,10 @@ from mhsh.data.fine_tuning import FineTuningCorpus, assemble, load_vocabulary
 from mhsh.data.rows import Rows
 from mhsh.data.seeds import ARTICLE_SPLIT, derived_seed
 from mhsh.data.squad import Question, SquadData, read_squad
+from mhsh.data.squad_tfds import read_prepared_squad
 from mhsh.data.tokenizer import WordPieceTokenizer
 from mhsh.data.unigram import unigram_entropy
 from mhsh.errors import UserError
-
-_JSON = "json:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,7 @@ def load_spans(model: ModelConfig, data: SpanDataConfig, saved_vocab: epath.Path
     `unigram_entropy` is the least loss of a model that does not read: the entropy of where answers start and end, over all windows.
 
     Raises:
-      UserError: whatever is wrong with the files, the vocabulary, or their fit to the config.
+      UserError: whatever is wrong with the sources, the vocabulary, or their fit to the config.
     """
     tokenizer = load_vocabulary(model, data, saved_vocab)
     train_data, validation_data = _splits(data)
@@ -176,6 +175,13 @@ def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
 
 
 def _read(source: str, field: str) -> SquadData:
-    if not source.startswith(_JSON):
-        raise UserError(f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form")
-    return read_squad(Path(source.removeprefix(_JSON)).expanduser())
+    """The questions of json:FILE, in SQuAD's form, or of tfds:NAME, a data set with SQuAD's features that TFDS has prepared."""
+    kind, _, rest = source.partition(":")
+    if kind == "json" and rest:
+        return read_squad(Path(rest).expanduser())
+    if kind == "tfds" and rest:
+        return read_prepared_squad(rest)
+    raise UserError(
+        f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form, or tfds:NAME, such as "
+        "tfds:squad/v2.0:validation"
+    )

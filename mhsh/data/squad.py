@@ -1,4 +1,4 @@
-"""SQuAD 1.1 (Rajpurkar et al. 2016) and 2.0 (Rajpurkar et al. 2018): questions, and predictions for them, out of JSON files."""
+"""SQuAD 1.1 (Rajpurkar et al. 2016) and 2.0 (Rajpurkar et al. 2018): questions, and predictions for them, in its JSON form."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class SquadData:
-    """A file of questions, in its order."""
+    """The questions of a file or of TFDS, in their order there."""
 
     version: str  # 1.1 or 2.0
     questions: tuple[Question, ...]
@@ -48,17 +48,28 @@ class SquadData:
 def read_squad(path: str | Path) -> SquadData:
     """The questions of a file (JSON, plain, .gz or .xz).
 
-    The version is what the file says it is; where it says nothing of the sort, it is 2.0 if a question says whether it is
+    Raises:
+      UserError: the file cannot be read or is no JSON, or whatever `parse_squad` finds wrong with it.
+    """
+    return parse_squad(str(path), _read_json(path))
+
+
+def parse_squad(source: str, content: dict[str, Any]) -> SquadData:
+    """The questions of what SQuAD's JSON form holds.
+
+    The version is what the content says it is; where it says nothing of the sort, it is 2.0 if a question says whether it is
     impossible.
 
+    Args:
+      source: where the content is from, as errors show it.
+
     Raises:
-      UserError: the file cannot be read, is no JSON, lacks a key, has a value of the wrong kind, two questions of one id, an answer
-        that does not stand at its answer_start, or an impossible question with an answer; or it has no questions.
+      UserError: the content lacks a key, has a value of the wrong kind, two questions of one id, an answer that does not stand at
+        its answer_start, or an impossible question with an answer; or it has no questions.
     """
-    content = _read_json(path)
-    entries = list(_entries(path, content))
+    entries = list(_entries(source, content))
     if not entries:
-        raise UserError(f"{path} has no questions; fetch the file again")
+        raise UserError(f"{source} has no questions; fetch the data again")
     named = content.get("version")
     version = _VERSIONS.get(named) if isinstance(named, str) else None
     if version is None:
@@ -118,7 +129,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A question as the file has it, and where: the file, then the way to it through the nested objects."""
+    """A question as the content has it, and where: the source, then the way to it through the nested objects."""
 
     where: str
     title: str
@@ -126,10 +137,10 @@ class _Entry:
     fields: dict[str, Any]
 
 
-def _entries(path: str | Path, content: dict[str, Any]) -> Iterator[_Entry]:
+def _entries(source: str, content: dict[str, Any]) -> Iterator[_Entry]:
     ids: set[str] = set()
-    for article_number, article in enumerate(_field(content, "data", list, f"{path}: the file")):
-        where = f"{path}: data[{article_number}]"
+    for article_number, article in enumerate(_field(content, "data", list, f"{source}: the file")):
+        where = f"{source}: data[{article_number}]"
         title = _field(article, "title", str, where)
         for paragraph_number, paragraph in enumerate(_field(article, "paragraphs", list, where)):
             place = f"{where}.paragraphs[{paragraph_number}]"
@@ -139,7 +150,7 @@ def _entries(path: str | Path, content: dict[str, Any]) -> Iterator[_Entry]:
                 if question_id in ids:
                     raise _broken(f"{place}.qas[{number}]", f"has the id of a question before it, {question_id}")
                 ids.add(question_id)
-                yield _Entry(f"{path}: question {question_id}", title, context, fields)
+                yield _Entry(f"{source}: question {question_id}", title, context, fields)
 
 
 def _question(entry: _Entry, version: str) -> Question:
@@ -185,4 +196,4 @@ def _field(entry: Any, key: str, kind: type, where: str) -> Any:
 
 
 def _broken(where: str, what: str) -> UserError:
-    return UserError(f"{where} {what}; correct the file, or fetch it again")
+    return UserError(f"{where} {what}; correct the data, or fetch them again")

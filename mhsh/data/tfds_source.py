@@ -1,11 +1,13 @@
-"""Sentence pairs, or texts, of a data set that TFDS has prepared on this machine; nothing is downloaded or prepared here."""
+"""Data sets that TFDS has prepared on this machine: records, texts, sentence pairs; nothing is downloaded or prepared here."""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from mhsh.data.pairs import Pair
 from mhsh.errors import UserError
@@ -29,6 +31,73 @@ class _Wanted(NamedTuple):
     direction: str | None
 
 
+class PreparedSplit(NamedTuple):
+    """One split of a data set, or a slice of it."""
+
+    name: str  # as it was asked for: DATASET, or DATASET:SPLIT
+    builder: Any  # TFDS's
+    split: str
+
+    @property
+    def features(self) -> Any:
+        """TFDS's description of every feature, by its name."""
+        return self.builder.info.features
+
+    def records(self, *names: str) -> Iterator[dict[str, Any]]:
+        """The named features of every record, in the order of the files, as JSON has them: str, int, float, bool, list or dict.
+
+        Files in ArrayRecord are read without TensorFlow, those in TFRecord with it.
+
+        Raises:
+          UserError: there is no such feature, TensorFlow is needed and not installed, or (in the middle) a text that is not UTF-8.
+        """
+        for name in names:
+            if name not in self.features:
+                raise UserError(
+                    f"tfds:{self.name} has {', '.join(sorted(self.features))}, but not {name!r}; name a data set that has it"
+                )
+        return self._decoded(names, _records(self.name, self.builder, self.split))
+
+    def _decoded(self, names: Sequence[str], records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for number, record in enumerate(records):
+            try:
+                decoded = {name: _plain(record[name]) for name in names}
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"tfds:{self.name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data "
+                    "set anew"
+                ) from error
+            yield decoded
+
+
+def open_split(name: str) -> PreparedSplit:
+    """A split whose records are no sentence pairs.
+
+    Args:
+      name: DATASET[:SPLIT], as for `read_pairs`, such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%].
+
+    Raises:
+      UserError: TFDS is not installed, the data set is not prepared here, there is no such split, or it has no records.
+    """
+    wanted = _parse(name)
+    if wanted.direction is not None:
+        raise UserError(f"tfds:{name}: {wanted.direction} is for sentence pairs; write tfds:DATASET[:SPLIT]")
+    return _open(name, wanted)
+
+
+def read_texts(name: str) -> Iterator[str]:
+    """The feature "text" of every record of one split, in the order of its files.
+
+    Args:
+      name: DATASET[:SPLIT], as for `open_split`.
+
+    Raises:
+      UserError: as `open_split` and `PreparedSplit.records`.
+    """
+    for record in open_split(name).records(_TEXT):
+        yield record[_TEXT]
+
+
 def read_pairs(name: str) -> Iterator[Pair]:
     """The pairs of one split, in the order of its files.
 
@@ -37,42 +106,14 @@ def read_pairs(name: str) -> Iterator[Pair]:
         wmt14_translate/de-en:train[:1000]:de-en. SPLIT is train where it is not given (and may be a slice in TFDS's notation),
         the source language English. The folder is that of TFDS: TFDS_DATA_DIR, or ~/tensorflow_datasets.
 
-    Files in ArrayRecord are read without TensorFlow, those in TFRecord with it.
-
     Raises:
-      UserError: TFDS or TensorFlow is not installed, the data set is not prepared here or is no translation, no such split or
-        language, or (in the middle) a sentence that is not UTF-8.
+      UserError: as `open_split` and `PreparedSplit.records`, or the data set is no translation or lacks a language.
     """
-    wanted, builder = _opened(name)
-    source, target = _languages(name, wanted.direction, [*builder.info.features])
-    for number, record in enumerate(_records(name, builder, wanted.split)):
-        yield Pair(_text(name, number, record[source]), _text(name, number, record[target]))
-
-
-def read_texts(name: str) -> Iterator[str]:
-    """The feature "text" of every record of one split, in the order of its files.
-
-    Args:
-      name: DATASET[:SPLIT], as for `read_pairs`, such as wikipedia/20230601.en or wikipedia/20230601.en:train[:1%].
-
-    Raises:
-      UserError: as `read_pairs`, or the data set has no such feature.
-    """
-    wanted, builder = _opened(name)
-    if wanted.direction is not None:
-        raise UserError(f"tfds:{name}: {wanted.direction} is for sentence pairs; write tfds:DATASET[:SPLIT]")
-    if _TEXT not in builder.info.features:
-        raise UserError(f"tfds:{name} has {', '.join(builder.info.features)}, but not {_TEXT!r}; name a data set that has it")
-    for number, record in enumerate(_records(name, builder, wanted.split)):
-        yield _text(name, number, record[_TEXT])
-
-
-def _opened(name: str) -> tuple[_Wanted, Any]:
     wanted = _parse(name)
-    builder = _builder(wanted.dataset)
-    if wanted.split.partition("[")[0] not in builder.info.splits:
-        raise UserError(f"tfds:{name}: there is no split {wanted.split!r}; allowed: {', '.join(builder.info.splits)}")
-    return wanted, builder
+    split = _open(name, wanted)
+    source, target = _languages(name, wanted.direction, [*split.features])
+    for record in split.records(source, target):
+        yield Pair(record[source], record[target])
 
 
 def _parse(name: str) -> _Wanted:
@@ -83,6 +124,21 @@ def _parse(name: str) -> _Wanted:
             "tfds:wmt14_translate/de-en:validation:en-de or tfds:wikipedia/20230601.en:train[:10%]"
         )
     return _Wanted(match["dataset"], match["split"] or _DEFAULT_SPLIT, match["direction"])
+
+
+def _open(name: str, wanted: _Wanted) -> PreparedSplit:
+    builder = _builder(wanted.dataset)
+    whole = wanted.split.partition("[")[0]
+    if whole not in builder.info.splits:
+        raise UserError(f"tfds:{name}: there is no split {whole!r}; allowed: {', '.join(builder.info.splits)}")
+    try:
+        count = builder.info.splits[wanted.split].num_examples
+    except ValueError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"tfds:{name}: {reason}; write a slice as in {whole}[:1000] or {whole}[:10%]") from error
+    if not count:
+        raise UserError(f"tfds:{name}: {wanted.split} has no records; name a larger part")
+    return PreparedSplit(name, builder, wanted.split)
 
 
 def _builder(dataset: str) -> Any:
@@ -141,10 +197,11 @@ def _tensorflow_records(name: str, builder: Any, split: str) -> Iterator[dict[st
     return iter(tfds.as_numpy(builder.as_dataset(split=split, read_config=in_order, shuffle_files=False)))
 
 
-def _text(name: str, number: int, content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"tfds:{name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data set anew"
-        ) from error
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value

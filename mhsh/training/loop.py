@@ -39,7 +39,7 @@ from mhsh.training.progress import ProgressDisplay
 from mhsh.training.recorder import environment
 from mhsh.training.scoring import Decoding, Scorer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
-from mhsh.training.start import started_from
+from mhsh.training.start import check_same_vocabulary, started_from
 from mhsh.training.state import TrainState, abstract_state, create_state
 from mhsh.training.step import CompiledByLength, compile_train_step
 from mhsh.training.watchdog import Watchdog
@@ -191,6 +191,7 @@ def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainSta
     state = create_state(config, setup.model, setup.optimizer, setup.mesh, setup.put(_batch_of(setup, 0)))
     if not config.train.start_from:
         return state, 0, None
+    check_same_vocabulary(config, setup.corpus)
     state, report = started_from(config, state, setup.mesh)
     display.note(
         f"starts from step {report['step']} of {report['folder']}: {', '.join(report['taken'])}"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from etils import epath
 from jax.sharding import Mesh
 
 from mhsh.config import Config
+from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.model import build_model
 from mhsh.models.stack import SUBLAYERS
-from mhsh.run_folder import RunFolder
+from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoint import Checkpoints, compare_manifests, flatten, manifest
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, abstract_state
@@ -73,6 +76,23 @@ def started_from(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainSt
     }
     opt_state = _with_moments(names, saved.opt_state, fresh.opt_state) if config.train.keep_moments else fresh.opt_state
     return fresh._replace(params=params, opt_state=opt_state), report
+
+
+def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
+    """That the ids of train.start_from mean the same tokens here.
+
+    Raises:
+      UserError: its run folder has another vocabulary, or none.
+    """
+    there = RunFolder(config.train.start_from).path / vocab_file(config)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus.save_vocab(epath.Path(folder))
+        here = (epath.Path(folder) / vocab_file(config)).read_bytes()
+    if not there.exists() or there.read_bytes() != here:
+        raise UserError(
+            f"train.start_from = {config.train.start_from!r} was trained with another vocabulary than the data's; prepare the data "
+            f"with --config.data.vocab_path={there}, or start from another run"
+        )
 
 
 def _with_moments(names: Sequence[str], saved: Any, fresh: Any) -> Any:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mhsh.config import ClassificationDataConfig, ModelConfig
-from mhsh.data.classification import kept_lengths, load_classification
+from mhsh.data.classification import kept_lengths, load_classification, read_splits
+from mhsh.data.glue import GLUE_TASKS
 from mhsh.errors import UserError
 from tests.conftest import load_fields
 
@@ -107,6 +108,15 @@ def test_what_does_not_fit(load, task, changes, said):
 def test_a_file_without_labels_trains_nothing(load):
     with pytest.raises(UserError, match=r"train\.tsv has no column 'label'"):
         load("rte", {"train.tsv": ["index\tsentence1\tsentence2", "0\tred\tred"], "dev.tsv": LINES})
+
+
+@pytest.mark.parametrize(
+    "source", ["rte", "text:a", "tfds:", "tfds:glue/rte", "tfds:glue:", "tfds:glue:2.0.0:train", "tfds:super_glue"]
+)
+def test_what_is_no_source(source):
+    data = ClassificationDataConfig("rte", source, "none", True, 12, 0)
+    with pytest.raises(UserError, match=rf"data\.source = '{source}'; allowed with .*: tsv:DIR, tfds:glue, tfds:glue:VERSION"):
+        read_splits(GLUE_TASKS["rte"], data)
 
 
 def test_texts_are_cut_one_token_at_a_time_from_the_longer_one():

@@ -143,3 +143,12 @@ def test_what_does_not_fit(load):
     questions = [question("red green blue", "green", 4, number) for number in range(3)]
     with pytest.raises(UserError, match=r"data\.validation_fraction = 0\.5 holds out 0 of the 1 articles"):
         load(questions)
+
+
+@pytest.mark.parametrize("source", ["questions.json", "json:", "tfds:", "tsv:a", "text:a"])
+def test_what_is_no_source(load, source):
+    questions = [question("red green blue", "green", 4, number) for number in range(3)]
+    with pytest.raises(
+        UserError, match=rf"data\.validation_source = '{source}'; allowed with .*: json:FILE, .* or tfds:NAME, such as"
+    ):
+        load(questions, validation_source=source)

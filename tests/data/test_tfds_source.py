@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
+import re
 import sys
 from pathlib import Path
 
@@ -12,10 +11,7 @@ import pytest
 from mhsh.data.pairs import Pair, read_pairs
 from mhsh.data.tfds_source import _languages, _parse
 from mhsh.errors import UserError
-
-ROOT = Path(__file__).parents[2]
-needs_tfds = pytest.mark.skipif(importlib.util.find_spec("tensorflow_datasets") is None, reason="the tfds extra is not installed")
-needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+from tests.data.tfds_process import needs_tensorflow, needs_tfds, python
 
 # A data set with the features of wmt14_translate/de-en, prepared by TFDS itself. Its order is TFDS's own, by hashed keys.
 PREPARE = """
@@ -57,8 +53,8 @@ class Wikipedia(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 for builder in (
-    Wmt14Translate(data_dir=sys.argv[1], config="de-en", file_format=sys.argv[2]),
-    Wikipedia(data_dir=sys.argv[1], config="20230601.en", file_format=sys.argv[2]),
+    Wmt14Translate(config="de-en", file_format=sys.argv[1]),
+    Wikipedia(config="20230601.en", file_format=sys.argv[1]),
 ):
     builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
 """
@@ -79,10 +75,7 @@ assert {"tensorflow", "jax"}.isdisjoint(sys.modules) or sys.argv[2] == "tfrecord
 
 
 def prepare(folder: Path, file_format: str) -> Path:
-    done = subprocess.run(
-        [sys.executable, "-c", PREPARE, str(folder), file_format], check=False, capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
+    python(PREPARE, folder, file_format)
     return folder
 
 
@@ -92,19 +85,8 @@ def array_record(tmp_path_factory):
 
 
 def read_lines(data_dir: Path, source: str, file_format: str, kind: str) -> list[str]:
-    """The pairs or documents, a line each; raises what the user would be told."""
-    done = subprocess.run(
-        [sys.executable, "-c", READ, source, file_format, kind],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={"TFDS_DATA_DIR": str(data_dir), "PATH": "", "HOME": str(data_dir)},
-    )
-    if done.returncode == 2:
-        raise UserError(done.stderr.rstrip("\n").split("\n")[-1])
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split("\n")[:-1]
+    """The pairs or documents, a line each."""
+    return python(READ, data_dir, source, file_format, kind).split("\n")[:-1]
 
 
 def read(data_dir: Path, source: str, file_format: str = "array_record") -> list[Pair]:
@@ -157,6 +139,16 @@ def test_tfrecord_is_read_with_tensorflow(array_record, tmp_path):
         ("wmt14_translate/fr-en", r"is not prepared in .*; run: tfds build wmt14_translate/fr-en --file_format=array_record"),
         ("wmt14_translate/de-en:2.0.0", r"is not prepared in .*; run: tfds build"),
         ("wmt14_translate/de-en:test", r"there is no split 'test'; allowed: train, validation"),
+        ("wmt14_translate/de-en:test[:5]", r"there is no split 'test'; allowed: train, validation"),
+        (
+            "wmt14_translate/de-en:train[abc]",
+            r"Error parsing split 'train\[abc\]'.*; write a slice as in train\[:1000\] or train\[:10%\]",
+        ),
+        (
+            "wmt14_translate/de-en:validation[:8]",
+            r"Requested slice \[:8\] incompatible with 7 examples; write a slice as in validation",
+        ),
+        ("wmt14_translate/de-en:validation[:5%]", r"validation\[:5%\] has no records; name a larger part"),
         ("wmt14_translate/de-en:train:en-fr", r"there is no language 'fr'; allowed: de, en"),
         ("wikipedia/20230601.en:train:en-de", r"en-de is for sentence pairs; write tfds:DATASET\[:SPLIT\]"),
         ("wikipedia/20230601.de", r"is not prepared in .*; run: tfds build wikipedia/20230601\.de --file_format=array_record"),
@@ -164,7 +156,7 @@ def test_tfrecord_is_read_with_tensorflow(array_record, tmp_path):
     ],
 )
 def test_what_is_not_there_is_named(array_record, source, complaint):
-    with pytest.raises(UserError, match=rf"^tfds:{source}.*{complaint}"):
+    with pytest.raises(UserError, match=rf"^tfds:{re.escape(source)}.*{complaint}"):
         read_lines(array_record, f"tfds:{source}", "array_record", "documents" if "wikipedia" in source else "pairs")
 
 
