@@ -189,19 +189,19 @@ def get_config(variant: str = "12l12h") -> ConfigDict:
 
 def first_phase(config: ConfigDict) -> None:
     """The first nine tenths of all steps. The rate falls towards what it is there, not to 0."""
-    first, _ = _steps_of_phases(config)
+    first = _steps_of_first_phase(config)
     config.optimizer.end_learning_rate = _rate(config, first + 1)
     config.train.num_steps = first
 
 
 def second_phase(config: ConfigDict) -> None:
     """The last tenth, on longer rows: goes on with the parameters, the moments and the rate of the first."""
-    first, all_steps = _steps_of_phases(config)
+    first = _steps_of_first_phase(config)
     length, predictions = LONGER * config.data.sequence_length, LONGER * config.data.max_predictions
     config.data.update(sequence_length=length, max_predictions=predictions)
     config.model.max_positions = max(config.model.max_positions, length)
     config.optimizer.update(learning_rate=_rate(config, first), warmup_steps=0)
-    config.train.update(num_steps=all_steps - first, keep_moments=True, seed=config.train.seed + 1)
+    config.train.update(num_steps=config.train.num_steps - first, keep_moments=True, seed=config.train.seed + 1)
 
 
 def lamb(config: ConfigDict) -> None:
@@ -214,8 +214,8 @@ def day(config: ConfigDict) -> None:
     config.update(DAY)
 
 
-def _steps_of_phases(config: ConfigDict) -> tuple[int, int]:
-    return round(FIRST_PHASE * config.train.num_steps), config.train.num_steps
+def _steps_of_first_phase(config: ConfigDict) -> int:
+    return round(FIRST_PHASE * config.train.num_steps)
 
 
 def _rate(config: ConfigDict, step: int) -> float:
