@@ -69,7 +69,8 @@ MODEL = dict(
     layer_norm_epsilon=1e-12,
     compute_dtype="bfloat16",
     residual_dtype="float32",
-    remat_policy="full",
+    remat_policy="auto",
+    kernels="auto",
     scan_unroll=1,
 )
 DATA = dict(
@@ -116,7 +117,7 @@ TRAIN = dict(
 
 # What the tiny size changes besides its shape: seconds on a CPU instead of weeks on a slice.
 TINY = dict(
-    model=dict(vocab_size=2048, max_positions=64, compute_dtype="float32", remat_policy="none"),
+    model=dict(vocab_size=2048, max_positions=64, compute_dtype="float32"),
     data=dict(sequence_length=64, max_predictions=10),
     optimizer=dict(warmup_steps=10),
     train=dict(num_steps=40, batch_size=8, log_interval=1, eval_interval=20, eval_batches=2, checkpoint_interval=10),
@@ -134,7 +135,6 @@ MINI = dict(
         attention_dropout=0.0,
         embedding_dropout=0.0,
         compute_dtype="float32",
-        remat_policy="none",
     ),
     data=dict(sequence_length=32, max_predictions=5),
     optimizer=dict(learning_rate=2e-3, warmup_steps=500),

@@ -45,6 +45,7 @@ MODEL = dict(
     compute_dtype="float32",
     residual_dtype="float32",
     remat_policy="none",
+    kernels="auto",
     scan_unroll=1,
 )
 DATA = dict(

@@ -60,7 +60,8 @@ MODEL = dict(
     layer_norm_epsilon=1e-5,
     compute_dtype="bfloat16",
     residual_dtype="float32",
-    remat_policy="full",
+    remat_policy="auto",
+    kernels="auto",
     scan_unroll=1,
 )
 DATA = dict(
@@ -113,7 +114,6 @@ CHANGES = {
             vocab_size=6144,
             max_positions=128,
             compute_dtype="float32",
-            remat_policy="none",
             attention_dropout=0.0,
             mlp_dropout=0.0,
         ),
@@ -126,7 +126,6 @@ CHANGES = {
             vocab_size=400,
             max_positions=64,
             compute_dtype="float32",
-            remat_policy="none",
             hidden_dropout=0.0,
             attention_dropout=0.0,
             mlp_dropout=0.0,

@@ -14,7 +14,8 @@ ADMIN_OMEGAS = ("profiled", "closed_log", "closed_one")
 INITS = ("bert", "xavier")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 DTYPES = ("float32", "bfloat16")
-REMAT_POLICIES = ("none", "full", "dots", "dots_no_batch")
+REMAT_POLICIES = ("auto", "none", "dots", "dots_no_batch", "full", "groups")
+KERNELS = ("auto", "plain", "fused")
 TOKENIZERS = ("wordpiece", "bytes")
 TRANSLATION_TOKENIZERS = ("bpe", "unigram")
 LAYOUTS = ("packed", "bucketed")
@@ -52,7 +53,8 @@ class ModelConfig:
     layer_norm_epsilon: float
     compute_dtype: str
     residual_dtype: str
-    remat_policy: str
+    remat_policy: str  # what the backward pass finds saved; auto: the fastest that fits the device
+    kernels: str  # of the encoder's sublayers: plain, fused where there is a fused one, or auto: fused on devices that gain by it
     scan_unroll: int
 
 

@@ -12,6 +12,7 @@ from mhsh.config import (
     ADMIN_OMEGAS,
     DTYPES,
     INITS,
+    KERNELS,
     LAYOUTS,
     OBJECTIVES,
     OPTIMIZERS,
@@ -57,6 +58,7 @@ _CHOICES: dict[type, dict[str, Sequence[str]]] = {
         "compute_dtype": DTYPES,
         "residual_dtype": DTYPES,
         "remat_policy": REMAT_POLICIES,
+        "kernels": KERNELS,
     },
     DataConfig: {"tokenizer": TOKENIZERS},
     TranslationDataConfig: {"tokenizer": TRANSLATION_TOKENIZERS, "layout": LAYOUTS},
@@ -93,7 +95,7 @@ _MESH_AXES = {MeshConfig: ("data", "fsdp", "tensor")}
 
 # Fields that older config.json files lack, and what runs did before there was a choice.
 _ADDED_LATER: dict[str, dict[str, Any]] = {
-    "model": {"num_classes": 0},
+    "model": {"num_classes": 0, "kernels": "plain"},
     "optimizer": {"end_learning_rate": 0.0},
     "train": {"start_from": "", "keep_moments": False},
 }

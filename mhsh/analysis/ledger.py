@@ -120,7 +120,7 @@ def parameter_shapes(model: ModelConfig) -> Any:
     """The parameter tree as shapes and dtypes; nothing is allocated."""
     batch = {key: jax.ShapeDtypeStruct((1, 1), "int32") for key in _MODEL_INPUTS}
     module = build_model(model)
-    variables = jax.eval_shape(lambda batch: module.init(jax.random.key(0), batch, deterministic=True), batch)
+    variables = jax.eval_shape(lambda batch: module.init(jax.random.key(0), batch, None), batch)
     return nn.unbox(variables)["params"]
 
 

@@ -57,12 +57,15 @@ def print_report(report: dict[str, Any]) -> None:
     mesh = " x ".join(f"{axis} {size}" for axis, size in report["mesh"].items())
     slices = f", {report['num_slices']} slices" if report["num_slices"] > 1 else ""
     print(f"{report['topology']}{slices}: {report['num_devices']} x {report['device_kind']}; {mesh}; batch {report['batch_size']}")
+    print(f"remat policy {report['remat_policy']}")
     print(f"compiled in {report['compile_seconds']:.1f} s ({', '.join(f'{k} {v}' for k, v in report['versions'].items() if v)})")
     print(_verdict(report))
     if "memory" in report:
         _print_memory(report["memory"])
         _print_collectives(report["collectives"])
         _print_flops(report["flops"])
+        if report["bytes_accessed_loops_once"]:
+            print(f"memory traffic by XLA's count, loop bodies once: {_size(report['bytes_accessed_loops_once'])}")
     for loop in report.get("unknown_loops", ()):
         print(f"warning: the trip count of loop {loop} could not be read; what is in it is counted once")
     for warning in report.get("warnings", ()):

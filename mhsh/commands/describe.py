@@ -13,7 +13,8 @@ from mhsh.analysis.ledger import forward_flops, parameter_counts, row_flops, ste
 from mhsh.config import Config
 from mhsh.models.residual import closed_form_omega
 from mhsh.models.stack import decoder_stack, encoder_stack
-from mhsh.training.footprint import footprint
+from mhsh.training.footprint import Footprint, footprint
+from mhsh.training.remat import with_policy
 from mhsh.training.sharding import check_divisibility, mesh_shape
 
 
@@ -34,7 +35,9 @@ def ledger(config: Config) -> dict[str, Any]:
     check_divisibility(config, shape)
     flops = row_flops(config)
     longest = forward_flops(model, model.max_positions, model.max_positions)
-    memory = footprint(config, shape)
+    # What `auto` chooses is the device's affair; described is the policy that the full-size models need most often.
+    policy = "full" if model.remat_policy == "auto" else model.remat_policy
+    memory = footprint(with_policy(config, policy), shape)
     stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
     return {
         "shape": f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers x {model.num_heads} heads",
@@ -57,6 +60,7 @@ def ledger(config: Config) -> dict[str, Any]:
         "flops_step": step_flops(config),
         "rows_per_step": train.batch_size,
         "mesh": shape,
+        "remat_policy": policy,
         "bytes_per_device": {**memory._asdict(), "total": memory.total},
         "omega_closed": {
             f"{stack.name} {rule}": closed_form_omega(rule, stack.num_sublayers)
@@ -104,7 +108,8 @@ def _print_table(ledgers: list[dict[str, Any]]) -> None:
         ("all, per token", "count", ("flops_forward", "per_token")),
         ("one step, forward and backward", "count", "flops_step"),
         ("MEMORY PER DEVICE", "section", "mesh"),
-        *((name, "bytes", ("bytes_per_device", name)) for name in ("parameters", "gradients", "optimizer", "activations", "total")),
+        ("remat policy", "text", "remat_policy"),
+        *((name, "bytes", ("bytes_per_device", name)) for name in (*Footprint._fields, "total")),
         ("OMEGA, closed form", "section", ""),
         *((f"{stack}, output change O(log n)", "number", ("omega_closed", f"{stack} closed_log")) for stack in stacks),
         *((f"{stack}, output change O(1)", "number", ("omega_closed", f"{stack} closed_one")) for stack in stacks),

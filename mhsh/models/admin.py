@@ -21,7 +21,7 @@ def profile_omega(config: ModelConfig, params: Any, batch: Batch) -> dict[str, F
     variances are over the global batch. `params` are those of the Admin model.
     """
     model = MODELS[config.objective](config, AdminProfile)
-    _, collected = model.apply({"params": params}, batch, deterministic=True, mutable=["omega"])
+    _, collected = model.apply({"params": params}, batch, None, mutable=["omega"])
     stacks: Any = collected["omega"]
     return {
         stack: jnp.stack([stacks[stack]["layers"][f"{name}_residual"]["omega"][0] for name in names], axis=1)

@@ -10,6 +10,11 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config import ModelConfig
+from mhsh.kernels.attention import NOWHERE, AttentionSettings, attend
+from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
+from mhsh.kernels.join import JoinSettings, OutWeights, project_and_join
+from mhsh.kernels.residual_norm import Norm
+from mhsh.kernels.rows import Place
 from mhsh.models.layers import bias_init, kernel_init
 
 
@@ -39,10 +44,10 @@ class MultiHeadAttention(nn.Module):
         self.out_bias = self.param("out_bias", bias_init(("embed",)), (config.embed_dim,))
 
     def __call__(
-        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"], mask: Bool[Array, "B 1 T S"], *, deterministic: bool
+        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"], mask: Bool[Array, "B 1 T S"], dropout_key: DropoutKey
     ) -> Float[Array, "B T D"]:
         """`x` asks, `source` answers (itself, for self-attention); `mask` is True where a query may look."""
-        return self._attend(x, self._key(source), self._value(source), mask, deterministic=deterministic)
+        return self._attend(x, self._key(source), self._value(source), mask, dropout_key)
 
     def remember(self, source: Float[Array, "B S D"]) -> KeysValues:
         """The keys and values of `source`, for `recall`."""
@@ -51,7 +56,7 @@ class MultiHeadAttention(nn.Module):
     def recall(self, x: Float[Array, "B T D"], memory: KeysValues, mask: Bool[Array, "B 1 T S"]) -> Float[Array, "B T D"]:
         """As `__call__` without dropout, with the `source` that `memory` was made of."""
         key, value = jnp.einsum("BNHS->BSNH", memory.key), jnp.einsum("BNSH->BSNH", memory.value)
-        return self._attend(x, key, value, mask, deterministic=True)
+        return self._attend(x, key, value, mask, None)
 
     def step(
         self, x: Float[Array, "B K D"], cache: KeysValues, position: Int[Array, ""], seen: Bool[Array, "B K T K"]
@@ -68,23 +73,34 @@ class MultiHeadAttention(nn.Module):
         cache = KeysValues(key, value)
         return self.recall(x, cache, seen.reshape(*seen.shape[:2], -1)[:, None]), cache
 
-    @nn.compact
     def _attend(
         self,
         x: Float[Array, "B T D"],
         key: Float[Array, "B S N H"],
         value: Float[Array, "B S N H"],
         mask: Bool[Array, "B 1 T S"],
-        *,
-        deterministic: bool,
+        dropout_key: DropoutKey,
     ) -> Float[Array, "B T D"]:
         config = self.config
+        probabilities_key, out_key = subkeys(dropout_key, 2)
         scores = jnp.einsum("BTNH,BSNH->BNTS", self._query(x), key).astype(jnp.float32)
         probabilities = self._softmax(jnp.where(mask, scores, NOWHERE))
-        probabilities = nn.Dropout(config.attention_dropout)(probabilities, deterministic=deterministic)
+        probabilities = dropout(probabilities, config.attention_dropout, probabilities_key)
         # In this order of the factors: XLA's CPU backend takes three times as long for the other where T is small.
         out = self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities))
-        return nn.Dropout(config.hidden_dropout)(out, deterministic=deterministic)
+        return dropout(out, config.hidden_dropout, out_key)
+
+    def joined(
+        self, x: Float[Array, "B T D"], segmentation: Int[Array, "B T"], norm: Norm, dropout_key: DropoutKey, place: Place
+    ) -> Float[Array, "B T D"]:
+        """Self-attention within segments and its join, LN(omega * x + f(x)), in two kernels after the projections."""
+        config = self.config
+        probabilities_key, out_key = subkeys(dropout_key, 2)
+        attending = AttentionSettings(config.num_heads, config.objective == "clm", config.attention_dropout)
+        projected = self._query(x), self._key(x), self._value(x)
+        context = attend(*projected, segmentation, segmentation, probabilities_key, attending, place)
+        joining = JoinSettings(config.hidden_dropout, config.layer_norm_epsilon, jnp.dtype(config.compute_dtype))
+        return project_and_join(x, context, OutWeights(self.out_kernel, self.out_bias), norm, out_key, joining, place)
 
     def _query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         return self._project(x, self.query_kernel, self.query_bias) * self.config.head_dim**-0.5
@@ -113,10 +129,6 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B T N H"]:
         dtype = jnp.dtype(self.config.compute_dtype)
         return jnp.einsum("BTD,DNH->BTNH", x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
-
-
-# The most negative finite number instead of -inf: a row that may look nowhere (padding) stays finite.
-NOWHERE = float(jnp.finfo(jnp.float32).min)
 
 
 def attention_mask(segmentation: Int[Array, "B T"], *, causal: bool) -> Bool[Array, "B 1 T T"]:

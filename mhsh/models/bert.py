@@ -7,9 +7,11 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from mhsh.config import ModelConfig
-from mhsh.models.attention import NOWHERE, attention_mask
+from mhsh.kernels.activations import ACTIVATIONS
+from mhsh.kernels.attention import NOWHERE
+from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
 from mhsh.models.contract import Batch, Outputs
-from mhsh.models.layers import ACTIVATIONS, bias_init, embedding_init, kernel_init, layer_norm
+from mhsh.models.layers import LayerNorm, bias_init, embedding_init, kernel_init
 from mhsh.models.positions import position_table
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Encoder
@@ -29,14 +31,13 @@ class Embeddings(nn.Module):
             # As the position table: small and read by every device.
             small = embedding_init(config, ("positions", "embed"))
             self.token_type = self.param("token_type", small, (config.num_token_types, config.embed_dim))
-        self.norm = layer_norm(config, "norm")
-        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.norm = LayerNorm(config, name="norm")
 
-    def __call__(self, batch: Batch, *, deterministic: bool) -> Float[Array, "B T D"]:
+    def __call__(self, batch: Batch, dropout_key: DropoutKey) -> Float[Array, "B T D"]:
         x = jnp.take(self.token, batch["inputs"], axis=0) + jnp.take(self.position, batch["inputs_position"], axis=0)
         if self.config.num_token_types:
             x = x + jnp.take(self.token_type, batch["token_types"], axis=0)
-        return self.dropout(self.norm(x), deterministic=deterministic)
+        return dropout(self.norm(x), self.config.embedding_dropout, dropout_key)
 
 
 class PredictionHead(nn.Module):
@@ -51,7 +52,7 @@ class PredictionHead(nn.Module):
         kernel = self.param("kernel", kernel_init(config, ("embed", "embed_out"), 1), (config.embed_dim, config.embed_dim))
         bias = self.param("bias", bias_init(("embed",)), (config.embed_dim,))
         hidden = jnp.einsum("BPD,DE->BPE", hidden.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
-        hidden = layer_norm(config, "norm")(ACTIVATIONS[config.activation](hidden))
+        hidden = LayerNorm(config, name="norm")(ACTIVATIONS[config.activation](hidden))
         output_bias = self.param("output_bias", bias_init(("vocab",)), (config.vocab_size,))
         logits = jnp.einsum("BPD,VD->BPV", hidden.astype(dtype), token.astype(dtype), preferred_element_type=jnp.float32)
         return logits + output_bias
@@ -91,21 +92,21 @@ class Bert(nn.Module):
     residual: type[Residual]
 
     @nn.compact
-    def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
+    def __call__(self, batch: Batch, dropout_key: DropoutKey) -> Outputs:
         """Batch: inputs, inputs_position, inputs_segmentation [B,T]; token_types [B,T] where the model has types;
         targets_position [B,P] with the mlm objective, the only positions that are projected on the vocabulary.
         Logits: [B,P,V] (mlm), [B,T,V] (clm), [B,C] (classification), [B,2,T] (span: where the answer starts, and ends).
         """
         config = self.config
+        embeddings_key, encoder_key, pooled_key = subkeys(dropout_key, 3)
         segmentation = jnp.asarray(batch["inputs_segmentation"])
         embeddings = Embeddings(config, name="embeddings")
-        x = embeddings(batch, deterministic=deterministic)
+        x = embeddings(batch, embeddings_key)
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        mask = attention_mask(segmentation, causal=config.objective == "clm")
-        hidden = Encoder(config, self.residual, name="encoder")(x, mask, segmentation > 0, deterministic=deterministic)
+        hidden = Encoder(config, self.residual, name="encoder")(x, segmentation, encoder_key)
         if config.objective == "classification":
             features = Pooler(config, name="pooler")(hidden)
-            features = nn.Dropout(config.hidden_dropout)(features, deterministic=deterministic)
+            features = dropout(features, config.hidden_dropout, pooled_key)
             return Outputs(Classifier(config, config.num_classes, name="classification")(features), None)
         if config.objective == "span":
             ends = jnp.einsum("BTE->BET", Classifier(config, 2, name="span")(hidden))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -11,14 +12,13 @@ from flax.typing import Initializer
 from jaxtyping import Array, Float
 
 from mhsh.config import ModelConfig
+from mhsh.kernels.activations import ACTIVATIONS
+from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
+from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward
+from mhsh.kernels.residual_norm import Norm, normalised
+from mhsh.kernels.rows import Place
 
 BERT_STDDEV = 0.02
-
-ACTIVATIONS = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
-    "relu": jax.nn.relu,
-}
 
 
 def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain: float = 1.0) -> Initializer:
@@ -55,17 +55,46 @@ def bias_init(names: Sequence[str]) -> Initializer:
     return nn.with_logical_partitioning(nn.initializers.zeros, tuple(names))
 
 
-def layer_norm(config: ModelConfig, name: str | None) -> nn.LayerNorm:
-    """LayerNorm whose statistics are fp32 whatever comes in, and which returns the residual stream's dtype."""
-    return nn.LayerNorm(
-        epsilon=config.layer_norm_epsilon,
-        dtype=jnp.dtype(config.residual_dtype),
-        # The mean is subtracted before squaring: E[x^2] - E[x]^2 loses digits once omega * x dominates the sum.
-        use_fast_variance=False,
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
-        bias_init=bias_init(("embed",)),
-        name=name,
-    )
+class LayerNorm(nn.Module):
+    """LayerNorm (Ba et al. 2016) whose statistics are fp32 whatever comes in, and which returns the residual stream's dtype."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        width = (self.config.embed_dim,)
+        self.scale = jnp.asarray(self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), width))
+        self.bias = self.param("bias", bias_init(("embed",)), width)
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        normed = _normalised(x.astype(jnp.float32), self.config.layer_norm_epsilon)
+        return (normed * self.scale + self.bias).astype(self.config.residual_dtype)
+
+    def with_omega(self, omega: Float[Array, " D"] | float) -> Norm:
+        """The parameters of LN(omega * x + f(x)), as the fused kernels take them."""
+        return Norm(jnp.broadcast_to(jnp.asarray(omega, jnp.float32), self.scale.shape), self.scale, self.bias)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _normalised(x: Float[Array, "*rows D"], epsilon: float) -> Float[Array, "*rows D"]:
+    """Each row minus its mean, over its deviation. The backward pass is written out: of what JAX would derive from the forward pass
+    a CPU keeps and reads three arrays where one does.
+    """
+    return _normalised_forward(x, epsilon)[0]
+
+
+def _normalised_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
+    normed, inverse = normalised(x, epsilon)
+    return normed, (normed, inverse)
+
+
+def _normalised_backward(epsilon: float, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
+    del epsilon
+    normed, inverse = saved
+    along = jnp.mean(gradient * normed, axis=-1, keepdims=True)
+    return (inverse * (gradient - jnp.mean(gradient, axis=-1, keepdims=True) - normed * along),)
+
+
+_normalised.defvjp(_normalised_forward, _normalised_backward)
 
 
 class FeedForward(nn.Module):
@@ -74,17 +103,30 @@ class FeedForward(nn.Module):
     config: ModelConfig
     gain: float = 1.0  # DeepNorm's beta on both kernels
 
-    @nn.compact
-    def __call__(self, x: Float[Array, "B T D"], *, deterministic: bool) -> Float[Array, "B T D"]:
+    def setup(self) -> None:
         config = self.config
-        embed_dim, mlp_dim = config.embed_dim, config.mlp_dim
+        width, hidden = config.embed_dim, config.mlp_dim
+        self.up_kernel = self.param("up_kernel", kernel_init(config, ("embed", "mlp"), 1, self.gain), (width, hidden))
+        self.up_bias = self.param("up_bias", bias_init(("mlp",)), (hidden,))
+        self.down_kernel = self.param("down_kernel", kernel_init(config, ("mlp", "embed"), 1, self.gain), (hidden, width))
+        self.down_bias = self.param("down_bias", bias_init(("embed",)), (width,))
+
+    def __call__(self, x: Float[Array, "B T D"], dropout_key: DropoutKey) -> Float[Array, "B T D"]:
+        config = self.config
+        hidden_key, out_key = subkeys(dropout_key, 2)
         dtype = jnp.dtype(config.compute_dtype)
-        up = self.param("up_kernel", kernel_init(config, ("embed", "mlp"), 1, self.gain), (embed_dim, mlp_dim))
-        up_bias = self.param("up_bias", bias_init(("mlp",)), (mlp_dim,))
-        down = self.param("down_kernel", kernel_init(config, ("mlp", "embed"), 1, self.gain), (mlp_dim, embed_dim))
-        down_bias = self.param("down_bias", bias_init(("embed",)), (embed_dim,))
-        hidden = jnp.einsum("BTD,DF->BTF", x.astype(dtype), up.astype(dtype)) + up_bias.astype(dtype)
-        hidden = ACTIVATIONS[config.activation](hidden)
-        hidden = nn.Dropout(config.mlp_dropout, name="mlp_dropout")(hidden, deterministic=deterministic)
-        out = jnp.einsum("BTF,FD->BTD", hidden, down.astype(dtype)) + down_bias.astype(dtype)
-        return nn.Dropout(config.hidden_dropout)(out, deterministic=deterministic)
+        up, up_bias, down, down_bias = (each.astype(dtype) for each in self._weights())
+        hidden = ACTIVATIONS[config.activation](jnp.einsum("BTD,DF->BTF", x.astype(dtype), up) + up_bias)
+        hidden = dropout(hidden, config.mlp_dropout, hidden_key)
+        return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_key)
+
+    def joined(self, x: Float[Array, "B T D"], norm: Norm, dropout_key: DropoutKey, place: Place) -> Float[Array, "B T D"]:
+        """The sublayer and its join, LN(omega * x + f(x)), in one kernel."""
+        config = self.config
+        _, out_key = subkeys(dropout_key, 2)
+        dtype = jnp.dtype(config.compute_dtype)
+        settings = FeedForwardSettings(config.activation, config.hidden_dropout, config.layer_norm_epsilon, dtype)
+        return feed_forward(x, self._weights(), norm, out_key, settings, place)
+
+    def _weights(self) -> FeedForwardWeights:
+        return FeedForwardWeights(self.up_kernel, self.up_bias, self.down_kernel, self.down_bias)

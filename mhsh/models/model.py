@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from jaxtyping import Array
-
 from mhsh.config import ModelConfig
+from mhsh.kernels.dropout import DropoutKey
 from mhsh.models.bert import Bert
 from mhsh.models.contract import Batch, Outputs
 from mhsh.models.residual import STRATEGIES
@@ -23,10 +22,6 @@ def build_model(config: ModelConfig) -> Model:
     return MODELS[config.objective](config, STRATEGIES[config.residual])
 
 
-def forward(model: Model, params: Any, batch: Batch, dropout: Array | None) -> Outputs:
-    """The model's outputs; `dropout` is the key that drops are drawn from, None for no dropout."""
-    if dropout is None:
-        outputs = model.apply({"params": params}, batch, deterministic=True)
-    else:
-        outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": dropout})
-    return cast(Outputs, outputs)
+def forward(model: Model, params: Any, batch: Batch, dropout_key: DropoutKey) -> Outputs:
+    """The model's outputs; without a key nothing is dropped."""
+    return cast(Outputs, model.apply({"params": params}, batch, dropout_key))

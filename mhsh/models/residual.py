@@ -11,7 +11,8 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from mhsh.config import ModelConfig
-from mhsh.models.layers import layer_norm
+from mhsh.kernels.residual_norm import Norm
+from mhsh.models.layers import LayerNorm
 from mhsh.models.stack import Stack
 
 
@@ -30,10 +31,13 @@ class Stream(NamedTuple):
 
 
 Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
+JoinedSublayer = Callable[[Float[Array, "B T D"], Norm], Float[Array, "B T D"]]  # LN(omega * x + f(x)) in fused kernels
 
 
 class Residual(nn.Module):
-    """A residual scheme: `__call__` joins one sublayer f, which includes its dropout, to the stream."""
+    """A residual scheme: `__call__` joins one sublayer f, which includes its dropout, to the stream. The schemes that normalise the
+    sum may be given the sublayer fused with its join (mhsh/kernels/supported.py), which they take instead.
+    """
 
     config: ModelConfig
     stack: Stack  # that the sublayer stands in
@@ -55,10 +59,13 @@ class Residual(nn.Module):
 class PostLN(Residual):
     """LN(x + f(x)) (Vaswani et al. 2017)."""
 
-    @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        x = stream.x + sublayer(stream.x).astype(stream.x.dtype)
-        return Stream(layer_norm(self.config, "norm")(x), None)
+    def setup(self) -> None:
+        self.norm = LayerNorm(self.config)
+
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+        if fused is not None:
+            return Stream(fused(stream.x, self.norm.with_omega(1.0)), None)
+        return Stream(self.norm(stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
 
 
 class PreLN(Residual):
@@ -67,20 +74,25 @@ class PreLN(Residual):
     final_norm: ClassVar[bool] = True
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        return Stream(stream.x + sublayer(layer_norm(self.config, "norm")(stream.x)).astype(stream.x.dtype), None)
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+        assert fused is None, "this scheme has no fused form"
+        return Stream(stream.x + sublayer(LayerNorm(self.config, name="norm")(stream.x)).astype(stream.x.dtype), None)
 
 
 class Admin(Residual):
     """LN(omega * x + f(x)), omega [D] trainable, one per sublayer (Liu et al. 2020, arXiv 2004.08249, eq. 5)."""
 
-    @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+    def setup(self) -> None:
         start = closed_form_omega(self.config.admin_omega, self.stack.num_sublayers)
         init = nn.with_logical_partitioning(nn.initializers.constant(start), ("embed",))
-        omega = jnp.asarray(self.param("omega", init, (self.config.embed_dim,)), stream.x.dtype)
-        x = omega * stream.x + sublayer(stream.x).astype(stream.x.dtype)
-        return Stream(layer_norm(self.config, "norm")(x), None)
+        self.omega = jnp.asarray(self.param("omega", init, (self.config.embed_dim,)))
+        self.norm = LayerNorm(self.config)
+
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+        if fused is not None:
+            return Stream(fused(stream.x, self.norm.with_omega(self.omega)), None)
+        x = self.omega.astype(stream.x.dtype) * stream.x + sublayer(stream.x).astype(stream.x.dtype)
+        return Stream(self.norm(x), None)
 
 
 class DeepNorm(Residual):
@@ -90,18 +102,22 @@ class DeepNorm(Residual):
     def init_gain(cls, stack: Stack) -> float:
         return deepnorm_constants(stack)[1]
 
-    @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+    def setup(self) -> None:
+        self.norm = LayerNorm(self.config)
+
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
         alpha, _ = deepnorm_constants(self.stack)
-        x = alpha * stream.x + sublayer(stream.x).astype(stream.x.dtype)
-        return Stream(layer_norm(self.config, "norm")(x), None)
+        if fused is not None:
+            return Stream(fused(stream.x, self.norm.with_omega(alpha)), None)
+        return Stream(self.norm(alpha * stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
 
 
 class ReZero(Residual):
     """x + alpha f(x), alpha a trainable scalar that starts at 0, no LayerNorm (Bachlechner et al. 2020, arXiv 2003.04887)."""
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+        assert fused is None, "this scheme has no fused form"
         init = nn.with_logical_partitioning(nn.initializers.zeros, ())
         alpha = jnp.asarray(self.param("alpha", init, ()), stream.x.dtype)
         return Stream(stream.x + alpha * sublayer(stream.x).astype(stream.x.dtype), None)
@@ -119,14 +135,15 @@ class AdminProfile(Residual):
         return Stream(x, Profile(jnp.ones((), jnp.float32), real))
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+        del fused  # what the sublayer puts out must be seen before it is joined
         profile = stream.profile
         assert profile is not None, "a profiling pass starts from AdminProfile.start"
         branch = sublayer(stream.x)
         shortcut = profile.omega.astype(stream.x.dtype) * stream.x
         self.sow("omega", "omega", profile.omega)
         following = jnp.sqrt(real_variance(shortcut, profile.real) + real_variance(branch, profile.real))
-        x = layer_norm(self.config, "norm")(shortcut + branch.astype(stream.x.dtype))
+        x = LayerNorm(self.config, name="norm")(shortcut + branch.astype(stream.x.dtype))
         return Stream(x, Profile(following, profile.real))
 
 

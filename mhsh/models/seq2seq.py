@@ -10,6 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config import ModelConfig
+from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
 from mhsh.models.attention import KeysValues, attention_mask, cross_attention_mask
 from mhsh.models.contract import Batch, Outputs
 from mhsh.models.layers import embedding_init
@@ -38,17 +39,16 @@ class SharedEmbeddings(nn.Module):
         self.token = self.param("token", init, (config.vocab_size, config.embed_dim))
         self.source_position = position_table(self, "source_position", config)
         self.target_position = position_table(self, "target_position", config)
-        self.dropout = nn.Dropout(config.embedding_dropout)
 
-    def source(self, tokens: Int[Array, "B S"], positions: Int[Array, "B S"], *, deterministic: bool) -> Float[Array, "B S D"]:
+    def source(self, tokens: Int[Array, "B S"], positions: Int[Array, "B S"], dropout_key: DropoutKey) -> Float[Array, "B S D"]:
         """What enters the encoder, in the dtype of the residual stream."""
-        return self._embed(tokens, jnp.take(self.source_position, positions, axis=0), deterministic)
+        return self._embed(tokens, jnp.take(self.source_position, positions, axis=0), dropout_key)
 
     def target(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"] | Int[Array, ""], *, deterministic: bool
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"] | Int[Array, ""], dropout_key: DropoutKey
     ) -> Float[Array, "B T D"]:
         """What enters the decoder; `positions` may be one for all."""
-        return self._embed(tokens, jnp.take(self.target_position, positions, axis=0), deterministic)
+        return self._embed(tokens, jnp.take(self.target_position, positions, axis=0), dropout_key)
 
     def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """The vocabulary's logits in fp32."""
@@ -56,9 +56,9 @@ class SharedEmbeddings(nn.Module):
         token = self.token.astype(dtype)
         return jnp.einsum("BTD,VD->BTV", hidden.astype(dtype), token, preferred_element_type=jnp.float32)
 
-    def _embed(self, tokens: Array, position: Array, deterministic: bool) -> Array:
+    def _embed(self, tokens: Array, position: Array, dropout_key: DropoutKey) -> Array:
         x = jnp.take(self.token, tokens, axis=0) * math.sqrt(self.config.embed_dim) + position
-        return self.dropout(x.astype(self.config.residual_dtype), deterministic=deterministic)
+        return dropout(x.astype(self.config.residual_dtype), self.config.embedding_dropout, dropout_key)
 
 
 class Seq2Seq(nn.Module):
@@ -72,32 +72,31 @@ class Seq2Seq(nn.Module):
         self.encoder = Encoder(self.config, self.residual)
         self.decoder = Decoder(self.config, self.residual)
 
-    def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
+    def __call__(self, batch: Batch, dropout_key: DropoutKey) -> Outputs:
         """Batch: inputs, inputs_position, inputs_segmentation [B,S]; decoder_inputs, targets_position, targets_segmentation [B,T].
         Attention never leaves a segment, which is one sentence pair; the logits of position t see decoder_inputs up to t.
         """
         source_segmentation = jnp.asarray(batch["inputs_segmentation"])
         segmentation = jnp.asarray(batch["targets_segmentation"])
-        source = self._encode(batch, deterministic=deterministic)
+        source_key, encoder_key, target_key, decoder_key = subkeys(dropout_key, 4)
+        source = self._encode(batch, source_key, encoder_key)
         context = Context(
             source, attention_mask(segmentation, causal=True), cross_attention_mask(segmentation, source_segmentation)
         )
-        x = self.embeddings.target(
-            jnp.asarray(batch["decoder_inputs"]), jnp.asarray(batch["targets_position"]), deterministic=deterministic
-        )
+        x = self.embeddings.target(jnp.asarray(batch["decoder_inputs"]), jnp.asarray(batch["targets_position"]), target_key)
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        hidden = self.decoder(x, context, segmentation > 0, deterministic=deterministic)
+        hidden = self.decoder(x, context, segmentation > 0, decoder_key)
         return Outputs(self.embeddings.logits(hidden), None)
 
     def remember(self, batch: Batch) -> KeysValues:
         """The keys [L,B,N,H,S] and values [L,B,N,S,H] that every layer's cross-attention makes of the sources; see `encode`."""
-        return self.decoder.remember(self._encode(batch, deterministic=True))
+        return self.decoder.remember(self._encode(batch, None, None))
 
-    def _encode(self, batch: Batch, *, deterministic: bool) -> Float[Array, "B S D"]:
+    def _encode(self, batch: Batch, source_key: DropoutKey, encoder_key: DropoutKey) -> Float[Array, "B S D"]:
         segmentation = jnp.asarray(batch["inputs_segmentation"])
-        x = self.embeddings.source(jnp.asarray(batch["inputs"]), jnp.asarray(batch["inputs_position"]), deterministic=deterministic)
+        x = self.embeddings.source(jnp.asarray(batch["inputs"]), jnp.asarray(batch["inputs_position"]), source_key)
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        return self.encoder(x, attention_mask(segmentation, causal=False), segmentation > 0, deterministic=deterministic)
+        return self.encoder(x, segmentation, encoder_key)
 
 
 def empty_caches(config: ModelConfig, batch_size: int, num_hypotheses: int, max_length: int) -> tuple[KeysValues, ...]:
@@ -148,7 +147,7 @@ def decode_step(
     config = model.config
     embeddings: Any = SharedEmbeddings(config)
     table = {"params": params["embeddings"]}
-    x = embeddings.apply(table, tokens, position, deterministic=True, method=SharedEmbeddings.target)
+    x = embeddings.apply(table, tokens, position, None, method=SharedEmbeddings.target)
     cross_mask = jnp.broadcast_to(memory.real[:, None, None, :], (len(tokens), 1, tokens.shape[1], memory.real.shape[1]))
     decoder = Decoder(config, model.residual)
     hidden, caches = decoder_step(decoder, params["decoder"], x, caches, memory.layers, position, seen, cross_mask)

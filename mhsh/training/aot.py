@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 import mhsh
+from mhsh.analysis.chips import CHIPS
 from mhsh.analysis.ledger import step_flops
 from mhsh.config import Config, to_dict
 from mhsh.config_reading import from_dict
@@ -26,28 +27,19 @@ from mhsh.errors import UserError
 from mhsh.models.model import build_model
 from mhsh.training.hlo import read_program
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.remat import CANDIDATES, choose_remat, with_policy
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 
 GIB = 2**30
 
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """One kind of TPU as jax sees it: a device is a whole chip, both cores of a v4 or v5p chip taken together."""
-
-    dimensions: int  # of a slice's layout
-    hbm_bytes: int
-    options: tuple[tuple[str, Any], ...] = ()
-
-
-# HBM per chip from Google's public pages (cloud.google.com/tpu/docs/v4, v5e, v5p, v6e: 32, 16, 95 and 32 GB).
-CHIPS = {
-    "v4": Chip(3, 32 * GIB, (("chip_config_name", "megacore"),)),
-    "v5e": Chip(2, 16 * GIB),
-    "v5p": Chip(3, 95 * GIB, (("chip_config_name", "megacore"),)),
-    "v6e": Chip(2, 32 * GIB),
+# The TPUs that can be compiled for, and what the compiler must be told: a device is a whole chip, both cores of a v4 or v5p.
+_COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
+    "v4": {"chip_config_name": "megacore"},
+    "v5e": {},
+    "v5p": {"chip_config_name": "megacore"},
+    "v6e": {},
 }
 
 
@@ -84,7 +76,7 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
       UserError: an unknown kind or layout, or slices where there are none.
     """
     kind, _, layout = name.partition(":")
-    sizes = [1] if kind == "local" else [1] * CHIPS[kind].dimensions if kind in CHIPS else []
+    sizes = [1] if kind == "local" else [1] * CHIPS[kind].dimensions if kind in _COMPILER_OPTIONS else []
     if not sizes or not re.fullmatch("x".join([r"[1-9]\d*"] * len(sizes)), layout):
         raise UserError(
             f"--topology={name} is not a slice; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), local:8"
@@ -108,7 +100,7 @@ def devices_of(topology: Topology) -> Sequence[Any]:
     require_libtpu()
     from jax.experimental import topologies
 
-    options = dict(CHIPS[topology.kind].options)
+    options = dict(_COMPILER_OPTIONS[topology.kind])
     sizes = topology.name.split(":")[1].split("x")
     if set(sizes) == {"1"}:
         options["chips_per_host_bounds"] = (1, 1, 1)
@@ -148,6 +140,10 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
     devices = devices_of(topology)
     mesh = make_mesh(config, devices)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
+    if config.model.remat_policy == "auto":
+        # Where the memory is not known: the policy that asks for least.
+        policy = choose_remat(config, dict(mesh.shape), hbm_bytes, CANDIDATES).policy if hbm_bytes else CANDIDATES[-1]
+        config = with_policy(config, policy)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     report: dict[str, Any] = {
         "topology": topology.name,
@@ -156,6 +152,7 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
         "num_devices": len(devices),
         "mesh": dict(mesh.shape),
         "batch_size": config.train.batch_size,
+        "remat_policy": config.model.remat_policy,
         "hbm_bytes": hbm_bytes,
         "versions": {name: _version(name) for name in ("jax", "jaxlib", "libtpu")},
     }
@@ -176,6 +173,8 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
             "matrix_products": program.matrix_flops,
             "xla_loops_once": (compiled.cost_analysis() or {}).get("flops"),
         },
+        # To and from memory, by XLA's count; fused kernels name their own. That of scan_unroll = 2 less that of 1 is one layer's.
+        "bytes_accessed_loops_once": (compiled.cost_analysis() or {}).get("bytes accessed"),
         "collectives": [
             each._asdict() | {"dtypes": list(each.dtypes), "bytes": each.bytes, "sent_bytes": each.sent_bytes}
             for each in program.collectives

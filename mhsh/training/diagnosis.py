@@ -27,7 +27,7 @@ def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: 
     """
 
     def look(params: Any, batch: Batch) -> tuple[Any, Any, Any]:
-        _, seen = model.apply({"params": params}, batch, deterministic=True, mutable=["diagnosis"])
+        _, seen = model.apply({"params": params}, batch, None, mutable=["diagnosis"])
 
         def loss(params: Any) -> jax.Array:
             return total_loss(measure(forward(model, params, batch, None), batch), loss_weights(batch))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
-from mhsh.config import Config
+from mhsh.config import Config, ModelConfig
 from mhsh.models.model import build_model, forward
 from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.models.stack import SUBLAYERS
+from mhsh.models.transformer import group_sizes
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import axis_rules
 from mhsh.training.state import boxed_state, example_batch
@@ -23,6 +27,7 @@ class Footprint(NamedTuple):
     gradients: int
     optimizer: int
     activations: int  # what the forward pass saves for the backward pass of one micro-batch, as the remat policy has it
+    recomputed: int  # what the backward pass makes again of it and holds at once
 
     @property
     def total(self) -> int:
@@ -43,7 +48,8 @@ def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
     parameters = bytes_of(boxed.params, specs.params)
     shards = mesh_shape["data"] * mesh_shape["fsdp"]
     rows = config.train.batch_size // config.train.accumulation_steps // shards
-    return Footprint(parameters, parameters, bytes_of(boxed.opt_state, specs.opt_state), saved_activations(config, rows))
+    moments = bytes_of(boxed.opt_state, specs.opt_state)
+    return Footprint(parameters, parameters, moments, saved_activations(config, rows), recomputed_activations(config, rows))
 
 
 def saved_activations(config: Config, rows: int) -> int:
@@ -52,7 +58,10 @@ def saved_activations(config: Config, rows: int) -> int:
     Read off JAX's own residuals of `jax.vjp`; XLA may fuse some of them away.
     """
     model = build_model(config.model)
-    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), example_batch(config, 1), deterministic=True))
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), example_batch(config, 1), None))
+    # With `groups` the layers' parameters are read in another shape, which is no copy.
+    stacked = jax.tree.leaves([nn.unbox(boxed)["params"].get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
+    views = {(*group_sizes(leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy == "groups"}
     saved = 0
 
     def trace(params: Any, batch: Any, key: jax.Array) -> None:
@@ -63,11 +72,34 @@ def saved_activations(config: Config, rows: int) -> int:
 
         _, backward = jax.vjp(loss, params)
         known = {id(leaf) for leaf in jax.tree.leaves((params, batch))}
-        residuals = {id(leaf): leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in known}
+        residuals = {id(leaf): leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in known and leaf.shape not in views}
         saved = sum(_bytes(leaf) for leaf in residuals.values())
 
     jax.eval_shape(trace, nn.unbox(boxed)["params"], example_batch(config, rows), jax.eval_shape(lambda: jax.random.key(0)))
     return saved
+
+
+def recomputed_activations(config: Config, rows: int) -> int:
+    """Bytes that the backward pass of `rows` rows makes again at once: of the deepest stack's layers one, and before it, with the
+    policy `groups`, the streams within a group.
+    """
+    model = config.model
+    if model.remat_policy in ("auto", "none"):
+        return 0
+    one, two = (saved_activations(_with_model(config, remat_policy="none", **_layers_like(model, count)), rows) for count in (1, 2))
+    if model.remat_policy != "groups":
+        return two - one
+    stream = rows * config.data.sequence_length * model.embed_dim * jnp.dtype(model.residual_dtype).itemsize
+    return two - one + group_sizes(max(model.num_layers, model.num_decoder_layers))[1] * stream
+
+
+def _layers_like(model: ModelConfig, count: int) -> dict[str, int]:
+    """The same stacks with `count` layers each."""
+    return {"num_layers": count, "num_decoder_layers": count if model.num_decoder_layers else 0}
+
+
+def _with_model(config: Config, **fields: Any) -> Config:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
 
 
 def _bytes(leaf: Any) -> int:

@@ -23,6 +23,7 @@ from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.data.pipeline import ProcessRows, prefetched
 from mhsh.errors import UserError
+from mhsh.models import fusion
 from mhsh.models.admin import read_omega
 from mhsh.models.model import Model, build_model
 from mhsh.models.stack import in_stack_order
@@ -30,6 +31,7 @@ from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.cluster import StopAgreement, preflight, wait_for_all
+from mhsh.training.compile_cache import keep_compiled
 from mhsh.training.diagnosis import diagnose, in_words
 from mhsh.training.interruption import Interruption
 from mhsh.training.log import Log
@@ -37,6 +39,7 @@ from mhsh.training.maintenance import MaintenanceWatch
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.progress import ProgressDisplay
 from mhsh.training.recorder import environment
+from mhsh.training.remat import resolve_remat
 from mhsh.training.scoring import Decoding, Scorer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.start import check_same_vocabulary, started_from
@@ -57,6 +60,7 @@ class Setup:
     rows: ProcessRows  # of a global batch, this process's
     model: Model
     optimizer: optax.GradientTransformationExtraArgs
+    choices: tuple[str, ...]  # made for these devices, in words
 
     def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's rows as its part of the global batch."""
@@ -75,6 +79,8 @@ def train(config: Config, folder: RunFolder) -> int | None:
         return None  # nothing is left to do
     setup = _prepare(config, folder)
     display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
+    for choice in setup.choices:
+        display.note(choice)
     state, start, started = _restore_or_create(setup, display)
 
     begin = time.monotonic()
@@ -165,9 +171,15 @@ def _prepare(config: Config, folder: RunFolder) -> Setup:
             "local devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
         }
     )
+    keep_compiled(folder)
     checkpoints = Checkpoints.of_run(folder, config.train)
+    config, remat = resolve_remat(config, mesh)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    return Setup(config, folder, checkpoints, mesh, corpus, functools.partial(process_rows, mesh), model, optimizer)
+    with jax.set_mesh(mesh):
+        rows = config.train.batch_size // config.train.accumulation_steps
+        kernels = fusion.in_words(fusion.why_plain(config.model, rows, config.data.sequence_length))
+    choices = tuple(map(str, filter(None, [remat, kernels if config.model.kernels != "plain" else None])))
+    return Setup(config, folder, checkpoints, mesh, corpus, functools.partial(process_rows, mesh), model, optimizer, choices)
 
 
 def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainState, int, dict[str, Any] | None]:
@@ -286,6 +298,8 @@ def _record(setup: Setup, state: TrainState, compile_seconds: float) -> dict[str
         **environment(),
         "objective": config.model.objective,
         "mesh": dict(setup.mesh.shape),
+        "remat_policy": config.model.remat_policy,
+        "choices": list(setup.choices),
         "parameters": parameter_counts(config.model),
         "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
         "flops_per_step": step_flops(config),

@@ -92,6 +92,6 @@ def create_state(
 
 def _initial_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
     """Parameters (boxed with their axis names), the optimiser's zeros, and step 0."""
-    variables = model.init(jax.random.key(config.train.seed), example_batch(config, 1), deterministic=True)
+    variables = model.init(jax.random.key(config.train.seed), example_batch(config, 1), None)
     params = variables["params"]
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))

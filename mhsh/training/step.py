@@ -20,7 +20,7 @@ from mhsh.models.contract import Batch
 from mhsh.models.model import Model, forward
 from mhsh.models.objective import Mean, Means, loss_weights, measure, total_loss
 from mhsh.training.checksum import checksum
-from mhsh.training.optimizer import learning_rate
+from mhsh.training.optimizer import global_norm, learning_rate
 from mhsh.training.sharding import axis_rules, batch_sharding, replicated, shapes_of, shardings_of
 from mhsh.training.state import TrainState, example_batch
 
@@ -49,18 +49,22 @@ def train_step(
         means = measure(forward(model, params, micro_batch, key), micro_batch, config.train.label_smoothing)
         return total_loss(means, weights), means
 
-    def accumulate(gradients: Any, part: tuple[Array, Batch]) -> tuple[Any, Means]:
-        index, micro_batch = part
-        (_, means), more = jax.value_and_grad(loss, has_aux=True)(state.params, micro_batch, jax.random.fold_in(step_key, index))
-        return jax.tree.map(jnp.add, gradients, more), means
+    def gradients_of(index: int | Array, micro_batch: Batch) -> tuple[Any, Means]:
+        key = jax.random.fold_in(step_key, index)
+        (_, means), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, micro_batch, key)
+        return gradients, means
 
-    count = config.train.accumulation_steps
-    zeros = jax.tree.map(jnp.zeros_like, state.params)
-    gradients, parts = jax.lax.scan(accumulate, zeros, (jnp.arange(count), micro_batches(batch, count)))
-    means: Means = jax.tree.map(functools.partial(jnp.sum, axis=0), parts)
+    def accumulate(sum_before: tuple[Any, Means], part: tuple[Array, Batch]) -> tuple[tuple[Any, Means], None]:
+        return jax.tree.map(jnp.add, sum_before, gradients_of(*part)), None
+
+    parts, count = micro_batches(batch, config.train.accumulation_steps), config.train.accumulation_steps
+    # Not from zeros: writing and adding them costs a pass over all parameters, which a CPU feels.
+    first = gradients_of(0, {key: rows[0] for key, rows in parts.items()})
+    others = (jnp.arange(1, count), {key: rows[1:] for key, rows in parts.items()})
+    (gradients, means), _ = jax.lax.scan(accumulate, first, others) if count > 1 else (first, None)
 
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
-    grad_norm = optax.tree.norm(gradients)
+    grad_norm = global_norm(gradients)
     applied = jnp.isfinite(grad_norm) & jnp.isfinite(total_loss(means, weights))
     params, opt_state = jax.tree.map(
         functools.partial(jnp.where, applied),

@@ -39,6 +39,7 @@ CONFIG = {
         compute_dtype="float32",
         residual_dtype="float32",
         remat_policy="none",
+        kernels="auto",
         scan_unroll=1,
     ),
     "data": dict(

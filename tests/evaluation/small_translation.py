@@ -51,5 +51,5 @@ def random_params(seed: int) -> Any:
     row = np.zeros((1, 4), np.int32)
     source = {"inputs": row, "inputs_position": row, "inputs_segmentation": row}
     batch = source | {"decoder_inputs": row, "targets_position": row, "targets_segmentation": row}
-    params = nn.unbox(small_model().init(jax.random.key(seed), batch, deterministic=True))["params"]
+    params = nn.unbox(small_model().init(jax.random.key(seed), batch, None))["params"]
     return jax.tree_util.tree_map_with_path(lambda path, leaf: 8 * leaf if "kernel" in jax.tree_util.keystr(path) else leaf, params)

@@ -26,6 +26,8 @@ TINY = dict(
     embed_dim=12,
     mlp_dim=20,
     residual="post_ln",
+    remat_policy="none",
+    kernels="plain",
     init="xavier",
     hidden_dropout=0.0,
     attention_dropout=0.0,
@@ -116,7 +118,7 @@ def fresh() -> Callable[..., Any]:
 
     def init(config: ModelConfig, batch: dict[str, np.ndarray], seed: int = 0) -> Any:
         model = build_model(config)
-        return jax.jit(lambda key: nn.unbox(model.init(key, batch, deterministic=True))["params"])(jax.random.key(seed))
+        return jax.jit(lambda key: nn.unbox(model.init(key, batch, None))["params"])(jax.random.key(seed))
 
     return init
 

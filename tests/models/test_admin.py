@@ -186,7 +186,7 @@ def test_set_and_read(profiled):
 def test_on_eight_devices_it_is_the_same(profiled):
     config, params, batch, omega = profiled
     mesh = jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-    boxed = jax.eval_shape(lambda: build_model(config).init(jax.random.key(0), batch, deterministic=True))["params"]
+    boxed = jax.eval_shape(lambda: build_model(config).init(jax.random.key(0), batch, None))["params"]
     shardings = tree_shardings(boxed, mesh, config)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config)):
         profile = jax.jit(
@@ -252,7 +252,7 @@ def output_change(config, seed):
         "inputs_position": jnp.broadcast_to(jnp.arange(16)[None], (4, 16)),
         "inputs_segmentation": jnp.ones((4, 16), jnp.int32),
     }
-    params = nn.unbox(model.init(initial, batch, deterministic=True))["params"]
+    params = nn.unbox(model.init(initial, batch, None))["params"]
     if config.residual == "admin":
         params = set_omega(params, profile_omega(config, params, batch))
 

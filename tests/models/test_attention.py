@@ -80,10 +80,10 @@ def test_equals_both_plain_forms(tiny, random_like, error, num_heads, head_dim, 
         source = x
         mask = attention_mask(jnp.asarray(SEGMENTS), causal=masked == "causal")
     mask = jnp.asarray(mask)
-    params = random_like(jax.eval_shape(lambda: module.init(jax.random.key(2), x, source, mask, deterministic=True))["params"])
+    params = random_like(jax.eval_shape(lambda: module.init(jax.random.key(2), x, source, mask, None))["params"])
 
     def vectorised(params, x, source, mask):
-        return module.apply({"params": params}, x, source, mask, deterministic=True)
+        return module.apply({"params": params}, x, source, mask, None)
 
     out, gradients = values_and_gradients(vectorised, params, x, source, mask)
     for plain in (loop_and_concatenate, sum_of_heads):
@@ -98,7 +98,7 @@ def test_a_query_that_may_look_nowhere_stays_finite(tiny):
     mask = jnp.zeros((1, 1, 3, 3), bool)
 
     def summed(x):
-        out, _ = module.init_with_output(jax.random.key(1), x, x, mask, deterministic=True)
+        out, _ = module.init_with_output(jax.random.key(1), x, x, mask, None)
         return out.sum()
 
     out, gradient = jax.jit(jax.value_and_grad(summed))(x)

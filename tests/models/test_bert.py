@@ -13,7 +13,6 @@ from flax import linen as nn
 
 from mhsh.analysis.ledger import parameter_shapes
 from mhsh.config import RESIDUALS
-from mhsh.models.attention import attention_mask
 from mhsh.models.bert import Embeddings, PredictionHead
 from mhsh.models.model import build_model, forward
 from mhsh.models.objective import measure
@@ -67,10 +66,9 @@ def test_the_token_table_is_the_output_matrix(tiny, make_batch, random_params, e
         """The same model put together by hand, its table given once for the inputs and once for the outputs."""
         embeddings = params["embeddings"] | {"token": token_in}
         segments = jnp.asarray(batch["inputs_segmentation"])
-        x = Embeddings(config).apply({"params": embeddings}, batch, deterministic=True)
-        mask = attention_mask(segments, causal=False)
+        x = Embeddings(config).apply({"params": embeddings}, batch, None)
         encoder = Encoder(config, STRATEGIES[config.residual])
-        hidden = encoder.apply({"params": params["encoder"]}, x, mask, segments > 0, deterministic=True)
+        hidden = encoder.apply({"params": params["encoder"]}, x, segments, None)
         hidden = jnp.stack([row[positions] for row, positions in zip(hidden, batch["targets_position"], strict=True)])
         logits = PredictionHead(config).apply({"params": params["prediction"]}, hidden, token_out)
         log_probabilities = jax.nn.log_softmax(logits)
@@ -234,7 +232,7 @@ def test_parameters_and_logits_are_fp32_under_bf16_compute(tiny, make_batch, res
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_every_parameter_has_axis_names_that_the_mesh_table_knows(tiny, make_batch, residual):
     model, batch = build_model(tiny(residual=residual)), make_batch(SEGMENTS)
-    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True))["params"]
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, None))["params"]
     known = set(AXIS_RULES) | {"heads"}
     boxes = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
     for path, box in boxes:
@@ -269,11 +267,10 @@ def test_a_row_is_classified_by_its_first_token_pooled(tiny, make_batch, random_
     assert logits.shape == (2, 3)
 
     # Put together by hand from what the masked model says of the first token.
-    x = Embeddings(config).apply({"params": params["embeddings"]}, batch, deterministic=True)
+    x = Embeddings(config).apply({"params": params["embeddings"]}, batch, None)
     segments = jnp.asarray(batch["inputs_segmentation"])
     encoder = Encoder(config, STRATEGIES[config.residual])
-    mask = attention_mask(segments, causal=False)
-    hidden = encoder.apply({"params": params["encoder"]}, x, mask, segments > 0, deterministic=True)
+    hidden = encoder.apply({"params": params["encoder"]}, x, segments, None)
     pooled = np.tanh(hidden[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"])
     assert error(logits, pooled @ params["classification"]["kernel"] + params["classification"]["bias"]) < 1e-6
 

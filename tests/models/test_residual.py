@@ -12,7 +12,7 @@ from mhsh.config import INITS, RESIDUALS
 from mhsh.models.model import build_model, forward
 from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, deepnorm_constants, real_variance
 from mhsh.models.stack import Stack, decoder_stack, encoder_stack
-from mhsh.models.transformer import Encoder, EncoderLayer
+from mhsh.models.transformer import Encoder, EncoderLayer, Sight
 
 D = 12
 
@@ -71,8 +71,8 @@ def test_rezero_has_no_layer_norm_in_its_layers(tiny):
 def test_rezero_starts_as_the_identity(tiny):
     encoder = Encoder(tiny(residual="rezero"), STRATEGIES["rezero"])
     x = jax.random.normal(jax.random.key(0), (2, 4, D))
-    inputs = (x, jnp.ones((2, 1, 4, 4), bool), jnp.ones((2, 4), bool))
-    out, variables = jax.jit(lambda: encoder.init_with_output(jax.random.key(1), *inputs, deterministic=True))()
+    segments = jnp.ones((2, 4), int)
+    out, variables = jax.jit(lambda: encoder.init_with_output(jax.random.key(1), x, segments, None))()
     np.testing.assert_array_equal(out, x)
     assert len(jax.tree.leaves(variables)) > 2
 
@@ -92,7 +92,7 @@ DEEPNORM = [
 
 @pytest.mark.parametrize(("stack", "alpha", "beta"), DEEPNORM)
 def test_deepnorm_constants(tiny, stack, alpha, beta):
-    scheme = STRATEGIES["deepnorm"](tiny(residual="deepnorm"), stack)
+    scheme = STRATEGIES["deepnorm"](tiny(residual="deepnorm", embed_dim=4), stack)
     assert deepnorm_constants(stack) == pytest.approx((alpha, beta), rel=1e-4)
     assert scheme.init_gain(stack) == pytest.approx(beta, rel=1e-4)
     # A sublayer that answers with y on an x orthogonal to it: before the LayerNorm their ratio is alpha.
@@ -182,13 +182,14 @@ def test_real_variance_leaves_padding_out_and_counts_in_fp32():
 def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, random_params, residual, residual_dtype):
     config = tiny(residual=residual, compute_dtype="bfloat16", residual_dtype=residual_dtype)
     model, batch, params = build_model(config), make_batch([[1, 1, 1, 0]]), random_params(config)
-    seen = jax.eval_shape(lambda params: captured(model, params, batch), params)
+    seen = jax.eval_shape(lambda params: captured(model, params, batch, None), params)
     assert seen["embeddings"].dtype == seen["encoder"].dtype == residual_dtype
     assert jax.eval_shape(lambda params: forward(model, params, batch, None).logits, params).dtype == "float32"
     # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
     layer = EncoderLayer(config, STRATEGIES[residual])
-    stream, mask = Stream(jnp.zeros((1, 4, D), residual_dtype), None), jnp.ones((1, 1, 4, 4), bool)
-    seen = jax.eval_shape(lambda params: captured(layer, params, stream, mask), one_layer(params))
+    stream = Stream(jnp.zeros((1, 4, D), residual_dtype), None)
+    sight = Sight(jnp.ones((1, 1, 4, 4), bool), jnp.ones((1, 4), int))
+    seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, sight), one_layer(params))
     assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"
     assert seen["attention_residual"].x.dtype == seen["feed_forward_residual"].x.dtype == residual_dtype
 
@@ -200,7 +201,7 @@ def one_layer(params):
 
 def captured(module, params, *inputs):
     """The output of every child of the module, by name."""
-    _, state = module.apply({"params": params}, *inputs, deterministic=True, capture_intermediates=True)
+    _, state = module.apply({"params": params}, *inputs, capture_intermediates=True)
     return {name: calls["__call__"][0] for name, calls in state["intermediates"].items() if name != "__call__"}
 
 

@@ -258,7 +258,7 @@ def test_one_table_serves_both_sides_and_the_output(tiny_seq2seq, make_pairs, fr
     model = build_model(config)
 
     def captured():
-        _, state = model.apply({"params": params}, batch, deterministic=True, capture_intermediates=lambda module, method: True)
+        _, state = model.apply({"params": params}, batch, None, capture_intermediates=lambda module, method: True)
         return state["intermediates"]
 
     seen = jax.jit(captured)()
@@ -318,7 +318,7 @@ def test_every_scheme_and_grouping_trains(tiny_seq2seq, make_pairs, fresh, resid
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_every_parameter_has_axis_names_that_the_mesh_table_knows(tiny_seq2seq, make_pairs, residual):
     model, batch = build_model(tiny_seq2seq(residual=residual, positions="learned")), make_pairs(*PACKED)
-    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True))["params"]
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, None))["params"]
     known = set(AXIS_RULES) | {"heads"}
     for path, box in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)):
         name = jax.tree_util.keystr(path)
@@ -332,6 +332,6 @@ def test_diagnosis_says_which_layer_of_which_stack_is_not_finite(tiny_seq2seq, m
     params, model = random_params(config), build_model(config)
     bias = params["decoder"]["layers"]["cross_attention"]["out_bias"]
     params["decoder"]["layers"]["cross_attention"]["out_bias"] = bias.at[1].set(jnp.nan)
-    _, seen = jax.jit(lambda: model.apply({"params": params}, batch, deterministic=True, mutable=["diagnosis"]))()
+    _, seen = jax.jit(lambda: model.apply({"params": params}, batch, None, mutable=["diagnosis"]))()
     finite = {stack: seen["diagnosis"][stack]["layers"]["finite"][0].tolist() for stack in ("encoder", "decoder")}
     assert finite == {"encoder": [True, True], "decoder": [True, False, False]}

@@ -1,0 +1,67 @@
+"""The rematerialisation policy for `model.remat_policy = auto`: the fastest of which a step's memory fits the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from mhsh.config import Config
+from mhsh.training.footprint import footprint
+
+# From the fastest to the leanest. A CPU computes elementwise figures again faster than it fetches them (docs/performance.md), so
+# saving everything is not on its list.
+CANDIDATES = ("none", "dots", "full", "groups")
+CPU_CANDIDATES = CANDIDATES[1:]
+
+# The share of a device's memory that a footprint may take: the compiler's scratch, its program and its alignment need the rest.
+USABLE_SHARE = 0.8
+
+
+class RematChoice(NamedTuple):
+    """A policy, and why."""
+
+    policy: str
+    needed_bytes: int  # a device, by the footprint
+    device_bytes: int
+
+    def __str__(self) -> str:
+        needed, there = (f"{size / 2**30:.2f} GiB" for size in (self.needed_bytes, self.device_bytes))
+        return f"remat_policy {self.policy}: needs about {needed} of {there} a device"
+
+
+def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | None]:
+    """The config with `auto` replaced by a policy for the devices of this mesh, and the choice (None: the config made it)."""
+    if config.model.remat_policy != "auto":
+        return config, None
+    device = mesh.devices.flat[0]
+    candidates = CPU_CANDIDATES if device.platform == "cpu" else CANDIDATES
+    choice = choose_remat(config, dict(mesh.shape), device_bytes(device), candidates)
+    return with_policy(config, choice.policy), choice
+
+
+def choose_remat(config: Config, mesh_shape: dict[str, int], device_bytes: int, candidates: tuple[str, ...]) -> RematChoice:
+    """The first of the candidates whose footprint fits; where none does, the last, which may fit all the same."""
+    choice = None
+    for policy in candidates:
+        choice = RematChoice(policy, footprint(with_policy(config, policy), mesh_shape).total, device_bytes)
+        if choice.needed_bytes <= USABLE_SHARE * device_bytes:
+            break
+    assert choice is not None, "there is always a candidate"
+    return choice
+
+
+def device_bytes(device: Any) -> int:
+    """Memory of a device; simulated devices and CPUs share the machine's."""
+    limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
+    if limit:
+        return int(limit)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.local_device_count()
+
+
+def with_policy(config: Config, policy: str) -> Config:
+    """The config with another remat policy."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, remat_policy=policy))

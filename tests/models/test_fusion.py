@@ -1,0 +1,91 @@
+"""A model with fused sublayers is the plain model: outputs, gradients and dropped elements, on one device and on eight."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mhsh.models.fusion import in_words, why_plain
+from mhsh.models.model import build_model, forward
+from mhsh.models.objective import loss_weights, measure, total_loss
+
+SEGMENTS = [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 2, 3, 3, 0, 0]] * 2
+SHAPES = dict(head_dim=8, embed_dim=16, mlp_dim=24)
+DROPOUT = dict(hidden_dropout=0.2, attention_dropout=0.2, embedding_dropout=0.1)
+
+# The tolerances of the kernels themselves (tests/kernels), through three layers.
+OUTPUTS = 1e-5
+GRADIENTS = 1e-4
+
+
+def outputs_and_gradients(config, params, batch, key):
+    model = build_model(config)
+
+    def loss(params):
+        outputs = forward(model, params, batch, key)
+        return total_loss(measure(outputs, batch), loss_weights(batch)), outputs
+
+    (_, outputs), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    return outputs, gradients
+
+
+@pytest.mark.parametrize("residual", ["post_ln", "admin", "deepnorm"])
+@pytest.mark.parametrize("dropout", [{}, DROPOUT], ids=["no dropout", "dropout"])
+def test_fused_is_plain(tiny, make_batch, random_params, error, residual, dropout):
+    plain = tiny(residual=residual, admin_omega="closed_log", **SHAPES, **dropout)
+    fused = dataclasses.replace(plain, kernels="fused")
+    batch, params, key = make_batch(SEGMENTS), random_params(plain), jax.random.key(3) if dropout else None
+    assert set(why_plain(fused, 8, 6).values()) == {None}
+    expected, expected_gradients = outputs_and_gradients(plain, params, batch, key)
+    outputs, gradients = outputs_and_gradients(fused, params, batch, key)
+    assert error(outputs, expected) < OUTPUTS
+    assert error(gradients, expected_gradients) < GRADIENTS
+
+
+def test_eight_devices_are_one(tiny, make_batch, random_params, error):
+    config = tiny(residual="admin", admin_omega="closed_log", kernels="fused", **SHAPES, **DROPOUT)
+    batch, params, key = make_batch(SEGMENTS), random_params(config), jax.random.key(3)
+    expected = outputs_and_gradients(config, params, batch, key)
+    mesh = jax.make_mesh((2, 4, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        rows = jax.sharding.NamedSharding(mesh, jax.P(("data", "fsdp")))
+        actual = outputs_and_gradients(config, params, jax.device_put(dict(batch), rows), key)
+    assert error(actual, expected) < GRADIENTS
+
+
+def test_a_language_model_fused_never_looks_ahead(tiny, random_params):
+    config = tiny(objective="clm", next_sentence=False, num_token_types=0, kernels="fused", **SHAPES)
+    params, model = random_params(config), build_model(config)
+
+    @jax.jit
+    def logits(tokens):
+        places = jnp.broadcast_to(jnp.arange(6), tokens.shape)
+        batch = {"inputs": tokens, "inputs_position": places, "inputs_segmentation": jnp.ones_like(tokens)}
+        return forward(model, params, batch, None).logits
+
+    tokens = jnp.arange(12).reshape(2, 6)
+    before, after = logits(tokens), logits(tokens.at[:, 4].add(7))
+    np.testing.assert_array_equal(before[:, :4], after[:, :4])
+    assert np.abs(np.asarray(before - after))[:, 4:].max() > 1e-3
+
+
+def test_what_runs_plain_says_why(tiny):
+    def said(num_rows=8, **fields):
+        return in_words(why_plain(tiny(**SHAPES | fields), num_rows, 6))
+
+    assert said(kernels="fused") == "kernels: attention fused, feed_forward fused"
+    assert said(kernels="plain").count("plain (model.kernels = plain)") == 2
+    assert said(kernels="auto").count("plain (model.kernels = auto fuses on TPUs, not on cpu)") == 2
+    assert said(kernels="fused", residual="pre_ln").count("model.residual = pre_ln has no fused form") == 2
+    wide = said(kernels="fused", mlp_dim=1 << 15, embed_dim=1024)
+    assert wide.startswith("kernels: attention fused, feed_forward plain (model.mlp_dim = 32768 is too wide")
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        assert said(kernels="fused").count("mesh.tensor = 2") == 2
+    mesh = jax.make_mesh((8, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        assert said(kernels="fused", num_rows=9).count("9 rows do not divide over 8 devices") == 2

@@ -1,0 +1,66 @@
+"""Which rematerialisation policy `auto` becomes, and that the leanest makes depth cheap."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+
+from mhsh.models.model import build_model
+from mhsh.models.transformer import group_sizes
+from mhsh.training.footprint import footprint
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.remat import CANDIDATES, CPU_CANDIDATES, USABLE_SHARE, choose_remat, resolve_remat, with_policy
+from mhsh.training.sharding import make_mesh
+from mhsh.training.state import abstract_state
+from mhsh.training.step import compile_train_step
+
+ONE_DEVICE = {"data": 1, "fsdp": 1, "tensor": 1}
+
+
+def test_groups_are_as_many_as_layers_in_a_group_where_that_divides():
+    assert group_sizes(384) in ((24, 16), (16, 24))
+    assert group_sizes(144) == (12, 12)
+    assert group_sizes(7) in ((7, 1), (1, 7))
+    for num_layers in range(1, 60):
+        groups, size = group_sizes(num_layers)
+        assert groups * size == num_layers
+
+
+def test_the_first_that_fits_is_chosen(make_config):
+    config = make_config("bert", "16l1h", **{"model.num_layers": 36, "model.remat_policy": "auto"})
+    needs = {policy: footprint(with_policy(config, policy), ONE_DEVICE).total for policy in CANDIDATES}
+    assert needs["none"] > needs["dots"] > needs["full"] > needs["groups"]
+    for policy, needed in needs.items():
+        just_enough = int(needed / USABLE_SHARE) + 1
+        assert choose_remat(config, ONE_DEVICE, just_enough, CANDIDATES).policy == policy
+    # Where nothing fits by this count, the leanest is tried all the same.
+    last = choose_remat(config, ONE_DEVICE, 1, CANDIDATES)
+    assert (last.policy, last.needed_bytes) == ("groups", needs["groups"])
+    assert str(last) == f"remat_policy groups: needs about {needs['groups'] / 2**30:.2f} GiB of 0.00 GiB a device"
+
+
+def test_a_named_policy_stands_and_auto_is_resolved_for_this_machine(make_config):
+    config = make_config("bert", "2l8h", **{"model.remat_policy": "full"})
+    mesh = make_mesh(config)
+    assert resolve_remat(config, mesh) == (config, None)
+    resolved, choice = resolve_remat(with_policy(config, "auto"), mesh)
+    assert choice is not None and choice.policy == resolved.model.remat_policy == CPU_CANDIDATES[0]
+    assert choice.needed_bytes <= USABLE_SHARE * choice.device_bytes
+
+
+@pytest.mark.parametrize("variant", ["2l8h", "16l1h"])
+def test_the_compiled_step_needs_least_with_groups(make_config, variant):
+    """XLA's own count of temporaries, not ours: with 36 layers the policies must come out in the order in which they are tried."""
+
+    def temporaries(policy: str) -> int:
+        config = make_config("bert", variant, **{"model.num_layers": 36, "model.remat_policy": policy, "train.batch_size": 16})
+        config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, data=1))
+        model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+        mesh = make_mesh(config, jax.devices()[:1])
+        compiled = compile_train_step(config, model, optimizer, mesh, abstract_state(config, model, optimizer, mesh))
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    sizes = [temporaries(policy) for policy in ("dots", "full", "groups")]
+    assert sizes == sorted(sizes, reverse=True)
