@@ -19,9 +19,21 @@ from mhsh import __version__
 from mhsh.config import Config
 from mhsh.config_reading import from_dict
 from mhsh.errors import UserError
+from mhsh.huge_pages import restart_with_huge_pages
 
 USAGE_ERROR = 2
 QUICKSTART_VARIANTS = ("6l8h_post_ln", "48l1h_post_ln", "48l1h_admin", "48l1h_pre_ln")
+
+
+# What takes a fresh gigabyte in every step.
+COMPUTING = ("train", "finetune", "quickstart", "eval", "bench")
+
+
+def start() -> int:
+    """`main` as a process of its own."""
+    if sys.argv[1:2] and sys.argv[1] in COMPUTING:
+        restart_with_huge_pages()
+    return main()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,6 +123,25 @@ def _aot(commands: Any) -> None:
     command.add_argument("--num-slices", type=int, default=1, metavar="N", help="slices of that layout (default: 1)")
     command.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device (default: the public figure)")
     command.add_argument("--search", action="store_true", help="find the largest train.batch_size that fits")
+    command.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+
+
+def _scaling(commands: Any) -> None:
+    command = _command(commands, "scaling", "the step time on many devices, predicted on paper from `mhsh aot`", ["config"])
+    command.add_argument(
+        "--report", dest="reports", action="append", required=True, metavar="FILE", help="what mhsh aot --json printed; several"
+    )
+    command.add_argument("--chip", required=True, metavar="KIND", help="v4, v5e, v5p, v6e or h200")
+    command.add_argument("--devices", default="8,16,32,64,128,256,512,1024", metavar="N,...", help="how many (default: 8 to 1,024)")
+    rows = command.add_mutually_exclusive_group()
+    rows.add_argument("--rows-per-device", type=int, metavar="R", help="a fixed batch a device (default: that of the first report)")
+    rows.add_argument("--batch", type=int, metavar="B", help="a fixed global batch instead")
+    command.add_argument(
+        "--efficiency", type=float, default=0.75, metavar="X", help="of peak that matrix products reach (default: 0.75)"
+    )
+    command.add_argument(
+        "--stream-passes", type=float, default=2.0, metavar="P", help="moves of the residual stream a sublayer (default: 2, fused)"
+    )
     command.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
 
@@ -210,6 +241,40 @@ def _export(commands: Any) -> None:
     command.set_defaults(module="export_checkpoint")
 
 
+def _bench(commands: Any) -> None:
+    help_text = "time mhsh beside other configs, its peers and the device's limits, in turns"
+    kinds = _command(commands, "bench", help_text, []).add_subparsers(dest="kind", metavar="KIND", required=True)
+    train = _bench_kind(kinds, "train", "one optimiser step", ["config", "against"], rounds=7)
+    inference = _bench_kind(kinds, "inference", "the forward pass, over a grid of shapes", ["config", "against"], rounds=7)
+    inference.add_argument("--batch", default="1,4,16,64", metavar="B,...", help="rows (default: 1,4,16,64)")
+    inference.add_argument("--length", metavar="T,...", help="tokens of a row (default: 32, 128, 512, as far as positions reach)")
+    for command, seconds in ((train, 1.0), (inference, 0.2)):
+        command.add_argument("--seconds", type=float, default=seconds, metavar="S", help=f"of a turn (default: {seconds:g})")
+        command.add_argument("--repetitions", type=int, metavar="N", help="in a turn (default: as many as take --seconds)")
+        _peers(command, "torch-eager, torch-compile, torch-compile-layers")
+    _bench_kind(kinds, "compile", "tracing and compiling the training step", ["config", "against"], rounds=5)
+    pipeline = _bench_kind(kinds, "input", "masked batches from a config's rows", ["config"], rounds=5)
+    pipeline.add_argument("--batches", type=int, default=500, metavar="N", help="of a turn (default: 500)")
+    _peers(pipeline, "collator, collator-of-ids, loader")
+    decode = _bench_kind(kinds, "decode", "beam search of a translation model", ["config", "against"], rounds=5)
+    decode.add_argument("--sentences", type=int, default=32, metavar="N", help="of one batch of equal lengths (default: 32)")
+    decode.add_argument("--source-tokens", type=int, default=25, metavar="N", help="of each of them (default: 25)")
+    decode.add_argument("--steps", type=int, default=30, metavar="N", help="target tokens of each of them (default: 30)")
+    decode.add_argument("--file-sentences", type=int, default=256, metavar="N", help="of a file of mixed lengths (default: 256)")
+    _peers(decode, "marian, marian-sorted")
+
+
+def _bench_kind(kinds: Any, name: str, help_text: str, config_flags: Sequence[str], rounds: int) -> argparse.ArgumentParser:
+    command = _command(kinds, name, help_text, config_flags)
+    command.add_argument("--rounds", type=int, default=rounds, metavar="N", help=f"turns that count (default: {rounds})")
+    command.add_argument("--out", metavar="FILE", help="a new file for the JSON with all times (default: the table alone)")
+    return command
+
+
+def _peers(command: argparse.ArgumentParser, names: str) -> None:
+    command.add_argument("--peer", metavar="NAME,...", help=f"{names} (the extra `parity`)")
+
+
 def _compare(commands: Any) -> None:
     command = _command(commands, "compare", "put runs side by side: a table, report.html and curves", [])
     command.add_argument("folders", nargs="+", metavar="RUN")
@@ -242,6 +307,7 @@ _COMMANDS = (
     _describe,
     _admin,
     _aot,
+    _scaling,
     _prepare,
     _finetune,
     _predict,
@@ -249,6 +315,7 @@ _COMMANDS = (
     _score,
     _import,
     _export,
+    _bench,
     _compare,
     _quickstart,
 )
@@ -293,4 +360,4 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Key
 
-from mhsh.kernels.activations import ACTIVATIONS, KERNEL_ACTIVATIONS
+from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import Seed, seed_of
 from mhsh.kernels.residual_norm import Norm, joined, joined_backward, joined_plain, stacked, unstacked, vectors_of
 from mhsh.kernels.rows import MIB, Block, OnChip, Place, Result, add_to, only, over_rows, product
@@ -144,7 +144,7 @@ def _forward_kernel(
     y_ref: Any,
 ) -> None:
     x = x_ref[...]
-    hidden = KERNEL_ACTIVATIONS[settings.activation](product("RD,DF->RF", x.astype(settings.dtype), up[...]) + up_bias[...])
+    hidden = ACTIVATIONS[settings.activation](product("RD,DF->RF", x.astype(settings.dtype), up[...]) + up_bias[...])
     branch = product("RF,FD->RD", hidden.astype(settings.dtype), down[...])
     kept = block.kept(scalars, x.shape[1], settings.rate)
     y = joined(x.astype(jnp.float32), branch, vectors_of(vectors), kept, epsilon=settings.epsilon, rate=settings.rate)
@@ -170,9 +170,7 @@ def _backward_kernel(
     valid, dtype = block.valid(), settings.dtype
     x, gradient = only(x_ref[...], valid), only(gradient_ref[...], valid)
     factor = x.astype(dtype)
-    activated, activation_backward = jax.vjp(
-        KERNEL_ACTIVATIONS[settings.activation], product("RD,DF->RF", factor, up[...]) + up_bias[...]
-    )
+    activated, activation_backward = jax.vjp(ACTIVATIONS[settings.activation], product("RD,DF->RF", factor, up[...]) + up_bias[...])
     hidden = activated.astype(dtype)
     branch = product("RF,FD->RD", hidden, down[...])
     past, by_branch, block_vectors = joined_backward(

@@ -1,0 +1,41 @@
+"""A batch that a config could have drawn: random tokens, all rows full, in the shapes and dtypes of the real one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mhsh.config import Config
+from mhsh.training.state import example_batch
+
+SEED = 0
+
+
+def synthetic_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
+    """`rows` rows of data.sequence_length tokens without padding, one segment each; equal configs give equal batches."""
+    generator = np.random.default_rng(SEED)
+    model = config.model
+    batch = example_batch(config, rows)
+    rows, length = batch["inputs"].shape
+    position = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    for key, values in batch.items():
+        if key in ("inputs", "decoder_inputs"):
+            batch[key] = generator.integers(model.vocab_size, size=values.shape, dtype=np.int32)
+        elif key == "token_types":
+            batch[key] = (position >= length // 2).astype(np.int32) % model.num_token_types
+        elif key == "next_sentence":
+            batch[key] = generator.integers(2, size=values.shape, dtype=np.int32)
+        elif key.endswith("_position"):
+            places = [np.sort(generator.permutation(length)[: values.shape[1]]) for _ in range(rows)]
+            batch[key] = np.stack(places).astype(np.int32)  # of 0 ... T - 1 all, in order; with mlm, P of them
+        elif key.endswith("_segmentation") or key.endswith("weights"):
+            batch[key] = np.ones_like(values)
+    batch["targets"] = _targets(config, batch["targets"], generator)
+    return batch
+
+
+def _targets(config: Config, like: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    model = config.model
+    if np.issubdtype(like.dtype, np.floating):
+        return generator.random(like.shape, np.float32)
+    classes = {"classification": model.num_classes, "span": config.data.sequence_length}.get(model.objective, model.vocab_size)
+    return generator.integers(classes, size=like.shape, dtype=like.dtype)

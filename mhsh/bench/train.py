@@ -1,0 +1,48 @@
+"""mhsh bench train: one optimiser step, of one config, of another, and of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mhsh.bench import ours, peers
+from mhsh.bench.ceilings import ceilings
+from mhsh.bench.document import cell, document
+from mhsh.bench.rounds import Plan, take_turns
+from mhsh.config import Config
+
+
+def train(configs: Mapping[str, Config], torch_peers: Sequence[str], plan: Plan, note: Callable[[str], None]) -> dict[str, Any]:
+    """The document of `configs` (by name, the first is what the others are compared with), each with its peers.
+
+    Raises:
+      UserError: a config has no peer, or what they compute is not finite.
+    """
+    peers.require(torch_peers)
+    for name, config in configs.items() if torch_peers else ():
+        peers.check_config(name, config, training=True)
+    limits = ceilings(configs[ours.CONFIG].model.compute_dtype)
+    contestants = []
+    for name, config in configs.items():
+        note(f"compiling {name}")
+        contestants.append(ours.training(name, config))
+    for name, config in configs.items() if torch_peers else ():
+        from mhsh.bench.torch_steps import training_contestant
+
+        for peer in torch_peers:
+            note(f"preparing {peers.peer_name(peer, name)}")
+            contestants.append(training_contestant(peer, name, config))
+    times = take_turns([*contestants, *limits], plan, note)
+    for contestant in contestants:
+        contestant.check()
+    first = configs[ours.CONFIG]
+    setting = {"batch": first.train.batch_size, "length": first.data.sequence_length}
+    return document(
+        "train",
+        "token",
+        {"rounds": plan.rounds, "repetitions": plan.repetitions, "seconds": plan.seconds},
+        configs,
+        [cell(setting, contestants, times)],
+        {limit.name: limit.summary(times[limit.name]) for limit in limits},
+        peers.torch_environment() if torch_peers else None,
+    )
