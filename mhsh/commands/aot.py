@@ -65,7 +65,7 @@ def print_report(report: dict[str, Any]) -> None:
         _print_collectives(report["collectives"])
         _print_flops(report["flops"])
         if report["bytes_accessed_loops_once"]:
-            print(f"memory traffic by XLA's count, loop bodies once: {_size(report['bytes_accessed_loops_once'])}")
+            print(f"memory traffic by XLA's count, loop bodies once: {_size(round(report['bytes_accessed_loops_once']))}")
     for loop in report.get("unknown_loops", ()):
         print(f"warning: the trip count of loop {loop} could not be read; what is in it is counted once")
     for warning in report.get("warnings", ()):
