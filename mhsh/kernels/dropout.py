@@ -59,15 +59,13 @@ def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: fl
     Plain uint32 arithmetic: it runs inside any kernel, and XLA computes it in the loop that uses the mask.
     """
     first, second = states
-    word = first + columns * jnp.uint32(0x9E3779B9)
-    word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
-    word = ((word ^ (word >> 15)) + second) * jnp.uint32(0x846CA68B)
-    return (word ^ (word >> 16)) >= jnp.uint32(threshold(rate))
+    return _mixed(first + columns * jnp.uint32(0x9E3779B9), second) >= jnp.uint32(threshold(rate))
 
 
-def _mixed(word: Array) -> Array:
+def _mixed(word: Array, added: Array | int = 0) -> Array:
+    """The hash; `added` goes in half-way."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
-    word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)
+    word = ((word ^ (word >> 15)) + added) * jnp.uint32(0x846CA68B)
     return word ^ (word >> 16)
 
 

@@ -16,7 +16,7 @@ from mhsh.kernels.supported import (
     unsupported_platform,
 )
 
-# The mesh's axes over which a batch lies, and the one on which parameters of a layer are cut (mhsh/training/sharding.py).
+# The mesh's axes over which a batch lies, and the one on which parameters of a layer are cut.
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
 

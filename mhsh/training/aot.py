@@ -173,7 +173,7 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
             "matrix_products": program.matrix_flops,
             "xla_loops_once": (compiled.cost_analysis() or {}).get("flops"),
         },
-        # To and from memory, by XLA's count; fused kernels name their own. That of scan_unroll = 2 less that of 1 is one layer's.
+        # To and from memory, by XLA's count; fused kernels name their own. In a loop a slice of a stack counts as the whole.
         "bytes_accessed_loops_once": (compiled.cost_analysis() or {}).get("bytes accessed"),
         "collectives": [
             each._asdict() | {"dtypes": list(each.dtypes), "bytes": each.bytes, "sent_bytes": each.sent_bytes}

@@ -14,9 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mhsh.config import Config, MeshConfig, ModelConfig, rows_in_batch
 from mhsh.errors import UserError
+from mhsh.models.fusion import BATCH_AXES
 
 MESH_AXES = ("data", "fsdp", "tensor")
-BATCH_AXES = ("data", "fsdp")
 
 # Logical axis -> mesh axes. `heads` is left out on purpose: see `axis_rules`.
 AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {

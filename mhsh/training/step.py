@@ -57,7 +57,8 @@ def train_step(
     def accumulate(sum_before: tuple[Any, Means], part: tuple[Array, Batch]) -> tuple[tuple[Any, Means], None]:
         return jax.tree.map(jnp.add, sum_before, gradients_of(*part)), None
 
-    parts, count = micro_batches(batch, config.train.accumulation_steps), config.train.accumulation_steps
+    count = config.train.accumulation_steps
+    parts = micro_batches(batch, count)
     # Not from zeros: writing and adding them costs a pass over all parameters, which a CPU feels.
     first = gradients_of(0, {key: rows[0] for key, rows in parts.items()})
     others = (jnp.arange(1, count), {key: rows[1:] for key, rows in parts.items()})
