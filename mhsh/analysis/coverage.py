@@ -70,7 +70,8 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
         for stack, found in left.items():
             real = real_tokens(row, stack)
             sums[stack] = {
-                name: _sums(name, {key: value[0] for key, value in each.items()}, real[0]) | {"visible": _visible(config, row, name)}
+                name: _sums(name, {key: value[0] for key, value in each.items()}, real[0])
+                | {"visible": _visible(config, row, name)}
                 for name, each in found["layers"].items()
             } | {"queries": real.sum()}
         return sums
@@ -80,9 +81,7 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
     result: dict[str, dict[str, dict[str, Any]]] = {}
     for stack, sublayers in in_stack_order(totals).items():
         queries = sublayers.pop("queries")
-        result[stack] = {
-            name: {key: (value / queries).tolist() for key, value in each.items()} for name, each in sublayers.items()
-        }
+        result[stack] = {name: {key: (value / queries).tolist() for key, value in each.items()} for name, each in sublayers.items()}
     return result
 
 

@@ -1,4 +1,4 @@
-"""Looking into the one model from outside: what its modules compute is seen, and changed, while it runs, and it knows nothing of it."""
+"""Looking into the one model from outside: what its modules compute is seen, or changed, while it runs, unknown to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def watchable(config: ModelConfig) -> Model:
 def watch(model: Model, params: Any, batch: Batch, watcher: Watcher) -> dict[str, Any]:
     """One forward pass without dropout under the eyes of `watcher`; pure, as far as the watcher is.
 
-    Returns what it left behind with `module.sow(PROBE, name, value)` or `module.perturb(name, value, PROBE)`, by the modules' names.
+    Returns what it left behind with `module.sow(PROBE, name, value)` or `module.perturb(name, value, PROBE)`, by module.
     """
     with nn.intercept_methods(_interceptor(watcher)):
         _, left = model.apply({"params": params}, batch, None, mutable=[PROBE])

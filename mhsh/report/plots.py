@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
-import warnings
-from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhsh.report import thinning
 from mhsh.report.comparison import Comparison
+from mhsh.report.figure_files import figure_bytes
 from mhsh.report.looks import look
 from mhsh.report.outputs import MARK
 
-# The file says who wrote it and not when.
-_METADATA: dict[str, dict[str, Any]] = {"png": {"Software": MARK}, "svg": {"Creator": MARK, "Date": None}}
 _PANELS = (("train", "training loss (thin: as logged; thick: smoothed)"), ("validation", "validation loss"))
 
 
@@ -36,7 +31,7 @@ def picture(comparison: Comparison, kind: str = "png") -> bytes:
         # Set afterwards and unparsed: a run's name may hold dollar signs or begin with an underscore.
         entry.set_parse_math(False)
         entry.set_text(textwrap.fill(comparison.runs[int(label)].name, 60))
-    return _saved(figure, kind)
+    return figure_bytes(figure, kind, MARK)
 
 
 def _panel(axes: Axes, comparison: Comparison, split: str) -> None:
@@ -69,13 +64,3 @@ def _panel(axes: Axes, comparison: Comparison, split: str) -> None:
         axes.annotate(shown, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, parse_math=False)
     axes.set_xlabel("training steps")
     axes.grid(alpha=0.3)
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    # svg.hashsalt: matplotlib's element names are random without it.
-    with mpl.rc_context({"svg.hashsalt": MARK}), warnings.catch_warnings():
-        # A character that the font lacks is drawn as a box; the run is named in full in the report.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
-    return buffer.getvalue()
