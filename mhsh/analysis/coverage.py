@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,7 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
     model = watchable(config)
 
     def of_row(params: Any, row: Batch) -> dict[str, Any]:
-        left = watch(model, params, row, lambda *called: _look(row, *called))
+        left = watch(model, params, row, functools.partial(_look, row))
         sums: dict[str, Any] = {}
         for stack, found in left.items():
             real = real_tokens(row, stack)
@@ -99,7 +100,7 @@ def _look(row: Batch, module: nn.Module, method: str, call: Callable[..., Any], 
     return result
 
 
-def _over_queries(figures: Float[Array, "1 *heads T"], real: Bool[Array, "1 *heads T"]) -> Float[Array, "*heads"]:
+def _over_queries(figures: Float[Array, "1 *heads T"], real: Bool[Array, "1 *ones T"]) -> Float[Array, "*heads"]:
     """The sum over the real queries of the one row."""
     return jnp.sum(figures, axis=-1, where=real)[0]
 

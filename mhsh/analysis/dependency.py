@@ -20,7 +20,7 @@ from mhsh.models.residual import Residual
 from mhsh.models.stack import SUBLAYERS, in_stack_order
 from mhsh.models.transformer import Decoder, Encoder
 
-_STACKS = {Encoder: "encoder", Decoder: "decoder"}
+_STACKS: dict[type, str] = {Encoder: "encoder", Decoder: "decoder"}
 
 
 def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[str, Any]]:

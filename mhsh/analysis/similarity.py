@@ -18,7 +18,7 @@ from mhsh.models.stack import in_stack_order
 from mhsh.models.transformer import DecoderLayer, EncoderLayer
 
 # A layer of either stack as such, not the scan over its copies, whose class is derived from it.
-STACK_OF_LAYER = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
+_STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
 
 
 def linear_cka(x: Float[Array, "P D"], y: Float[Array, "P E"], counts: Bool[Array, " P"]) -> Float[Array, ""]:
@@ -42,8 +42,8 @@ def similarity(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
 
     def watcher(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         result = call(*args)
-        if method == "__call__" and type(module) in STACK_OF_LAYER:
-            counts = real_tokens(batch, STACK_OF_LAYER[type(module)]).reshape(-1)
+        if method == "__call__" and type(module) in _STACK_OF_LAYER:
+            counts = real_tokens(batch, _STACK_OF_LAYER[type(module)]).reshape(-1)
             before, after = (stream.x.reshape(len(counts), -1) for stream in (args[0], result[0]))
             module.sow(PROBE, "cka", linear_cka(before, after, counts))
             module.sow(PROBE, "cosine", mean_cosine(before, after, counts))

@@ -38,7 +38,8 @@ def watch(model: Model, params: Any, batch: Batch, watcher: Watcher) -> dict[str
     """
     with nn.intercept_methods(_interceptor(watcher)):
         _, left = model.apply({"params": params}, batch, None, mutable=[PROBE])
-    return dict(left.get(PROBE, {}))
+    kept: Any = left.get(PROBE, {})
+    return dict(kept)
 
 
 def run_watched(model: Model, params: Any, batch: Batch, watcher: Watcher, given: Any = None) -> None:

@@ -206,7 +206,7 @@ def _layer_changes(source: Source, options: dict[str, Any]) -> dict[str, Any]:
         source.config.model, source.params, source.batch, num_draws=options["draws"], noise=options["noise"], seed=_SEED
     )
     means = changes.mean(axis=0)
-    fitted = growth(2 * np.arange(1, len(means) + 1), means.tolist())
+    fitted = growth([2 * layer for layer in range(1, len(means) + 1)], means.tolist())
     return {
         "means": [_finite(mean) for mean in means],
         "draws": [[_finite(value) for value in draw] for draw in changes],
