@@ -22,6 +22,9 @@ from mhsh.models.model import build_model
 from mhsh.models.stack import SUBLAYERS
 from mhsh.models.transformer import Encoder, EncoderLayer
 
+# Of each parameter of a sublayer of the encoder, by sublayer and name.
+Scales = dict[str, dict[str, float]]
+
 
 class Scheme(NamedTuple):
     """A residual scheme as it starts, and how E|f(w) - f(w + delta)|^2 of n sublayers should grow."""
@@ -45,17 +48,18 @@ SCHEMES = {
 }
 
 
-def fresh_amplification(config: ModelConfig, batch: Batch, *, num_draws: int, noise: float, seed: int) -> Float[np.ndarray, " K"]:
+def fresh_amplification(
+    config: ModelConfig, batch: Batch, scales: Scales, *, num_draws: int, noise: float, seed: int
+) -> Float[np.ndarray, " K"]:
     """|f(w) - f(w + delta)|^2 of a fresh encoder of `config`, averaged over all elements of the real tokens, for K = `num_draws`
     pairs of an initialisation w and a change delta. f is the stack's output with LayerNorm's normalisation (no gains) on top, so
     that 2 is what two outputs without any likeness have.
 
-    delta is normal noise on the weights of all sublayers, of the deviation `noise` times that of a plain initialisation of this
-    kernel: the same delta for every scheme and depth, as an optimiser's step does not know them. Biases, which start at 0,
-    LayerNorms, omega, alpha and embeddings stay as they are. Of `config` the residual scheme and, for Admin, the start of omega
-    count: `profiled` is profiled on `batch`.
+    delta is normal noise on the weights of all sublayers, of the deviation `noise` times `scales`, which are `plain_deviations`: the
+    same delta for every scheme and depth, as an optimiser's step does not know them. Biases, which start at 0, LayerNorms, omega,
+    alpha and embeddings stay as they are. Of `config` the residual scheme and, for Admin, the start of omega count: `profiled` is
+    profiled on `batch`.
     """
-    scales = _plain_deviations(config, batch)
     model, arrays = watchable(config), dict(batch)
     profiled = config.residual == "admin" and config.admin_omega == "profiled"
 
@@ -78,12 +82,11 @@ def fresh_amplification(config: ModelConfig, batch: Batch, *, num_draws: int, no
 
 
 def layer_amplification(
-    config: ModelConfig, params: Any, batch: Batch, *, num_draws: int, noise: float, seed: int
+    config: ModelConfig, params: Any, batch: Batch, scales: Scales, *, num_draws: int, noise: float, seed: int
 ) -> Float[np.ndarray, "K L"]:
     """The same for given parameters: the change of the normalised residual stream after each encoder layer, where those up to it
     were changed; K changes, each as large as of a fresh model. Rows are looked at one at a time.
     """
-    scales = _plain_deviations(config, batch)
     model = watchable(config)
 
     def watcher(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -109,7 +112,7 @@ def layer_amplification(
     return np.array(jax.device_get([compiled(params, changed, dict(batch)) for changed in draws]))
 
 
-def disturbed(params: Any, scales: dict[str, dict[str, float]], noise: float, rng: np.random.Generator) -> Any:
+def disturbed(params: Any, scales: Scales, noise: float, rng: np.random.Generator) -> Any:
     """The parameters with normal noise on the encoder's sublayers, `noise` times `scales` (see `fresh_amplification`)."""
     layers = dict(params["encoder"]["layers"])
     for name, of_sublayer in scales.items():
@@ -122,7 +125,7 @@ def disturbed(params: Any, scales: dict[str, dict[str, float]], noise: float, rn
     return params | {"encoder": params["encoder"] | {"layers": layers}}
 
 
-def _plain_deviations(config: ModelConfig, batch: Batch) -> dict[str, dict[str, float]]:
+def plain_deviations(config: ModelConfig, batch: Batch) -> Scales:
     """The deviation of every parameter of the encoder's sublayers at a start without gains; 0 of those that start as constants."""
     plain = dataclasses.replace(config, residual="post_ln", num_layers=1)
     init = jax.jit(lambda: nn.unbox(build_model(plain).init(jax.random.key(0), batch, None))["params"]["encoder"]["layers"])

@@ -16,7 +16,7 @@ import optax
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.analysis.amplification import SCHEMES, fresh_amplification, layer_amplification
+from mhsh.analysis.amplification import SCHEMES, fresh_amplification, layer_amplification, plain_deviations
 from mhsh.analysis.coverage import coverage
 from mhsh.analysis.dependency import dependency
 from mhsh.analysis.gradient_flow import gradient_flow
@@ -168,15 +168,16 @@ def _fresh_schemes(config: Config, rows: int, options: dict[str, Any]) -> list[d
         if name not in SCHEMES:
             raise UserError(f"--schemes: there is no {name!r}; allowed: {', '.join(SCHEMES)}")
     batch = _batch(load_corpus(config, None), rows)
+    scales = plain_deviations(config.model, batch)
     found = []
     for name in chosen:
         scheme, points = SCHEMES[name], []
         for depth in depths:
-            print(f"mhsh probe: {name}, {depth} layers", file=sys.stderr, flush=True)
             model = dataclasses.replace(
                 config.model, residual=scheme.residual, admin_omega=scheme.admin_omega, num_layers=depth, remat_policy="none"
             )
-            draws = fresh_amplification(model, batch, num_draws=options["draws"], noise=options["noise"], seed=_SEED)
+            draws = fresh_amplification(model, batch, scales, num_draws=options["draws"], noise=options["noise"], seed=_SEED)
+            print(f"mhsh probe: {name}, {depth} layers: {draws.mean():.3g}", file=sys.stderr, flush=True)
             points.append({"layers": depth, "sublayers": 2 * depth, **_summary(draws)})
         fitted = growth([point["sublayers"] for point in points], [point["mean"] or math.nan for point in points])
         found.append(
@@ -202,8 +203,10 @@ def _finite(value: float) -> float | None:
 
 
 def _layer_changes(source: Source, options: dict[str, Any]) -> dict[str, Any]:
+    model = source.config.model
+    scales = plain_deviations(model, source.batch)
     changes = layer_amplification(
-        source.config.model, source.params, source.batch, num_draws=options["draws"], noise=options["noise"], seed=_SEED
+        model, source.params, source.batch, scales, num_draws=options["draws"], noise=options["noise"], seed=_SEED
     )
     means = changes.mean(axis=0)
     fitted = growth([2 * layer for layer in range(1, len(means) + 1)], means.tolist())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flax import linen as nn
 
-from mhsh.analysis.amplification import disturbed, fresh_amplification, layer_amplification
+from mhsh.analysis.amplification import disturbed, fresh_amplification, layer_amplification, plain_deviations
 from mhsh.models.bert import Bert
 from mhsh.models.residual import STRATEGIES
 from mhsh.models.transformer import Encoder
@@ -13,23 +14,27 @@ from mhsh.models.transformer import Encoder
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
 
 
+def changes(config, batch, num_draws, noise):
+    return fresh_amplification(config, batch, plain_deviations(config, batch), num_draws=num_draws, noise=noise, seed=0)
+
+
 def test_it_is_of_the_second_order_in_the_noise(tiny, make_batch):
     config, batch = tiny(residual="admin"), make_batch(SEGMENTS)
-    small, large = (fresh_amplification(config, batch, num_draws=2, noise=noise, seed=0) for noise in (1e-3, 2e-3))
+    small, large = (changes(config, batch, 2, noise) for noise in (1e-3, 2e-3))
     assert large.shape == (2,) and (small > 0).all()
     np.testing.assert_allclose(large / small, 4, rtol=0.05)
 
 
 def test_a_fresh_rezero_does_not_move(tiny, make_batch):
     config, batch = tiny(residual="rezero"), make_batch(SEGMENTS)
-    np.testing.assert_array_equal(fresh_amplification(config, batch, num_draws=2, noise=0.1, seed=0), 0)
+    np.testing.assert_array_equal(changes(config, batch, 2, 0.1), 0)
 
 
 def test_closed_form_of_order_one_changes_less_than_post_ln_and_does_not_grow(tiny, make_batch):
     batch = make_batch([[1] * 8] * 4)
 
     def change(depth, **scheme):
-        return fresh_amplification(tiny(num_layers=depth, **scheme), batch, num_draws=4, noise=1e-3, seed=0).mean()
+        return changes(tiny(num_layers=depth, **scheme), batch, 4, 1e-3).mean()
 
     admin = {depth: change(depth, residual="admin", admin_omega="closed_one") for depth in (4, 32)}
     post = {depth: change(depth, residual="post_ln") for depth in (4, 32)}
@@ -40,14 +45,12 @@ def test_along_the_layers_it_ends_with_the_change_of_the_output(tiny, make_batch
     """By a plain pass of the encoder over embeddings computed apart."""
     config, batch = tiny(residual="post_ln"), make_batch(SEGMENTS)
     params = random_params(config)
-    found = layer_amplification(config, params, batch, num_draws=2, noise=1e-2, seed=3)
+    scales = plain_deviations(config, batch)
+    found = layer_amplification(config, params, batch, scales, num_draws=2, noise=1e-2, seed=3)
     assert found.shape == (2, 3)
-    # All kernels are of the deviation of a fresh one here: `disturbed` is given scales of its own, seen through the same door.
     captured = []
 
     def outputs(tree):
-        import flax.linen as nn
-
         def keep(method, args, kwargs, context):
             result = method(*args, **kwargs)
             if type(context.module) is Encoder and context.method_name == "__call__":
@@ -59,9 +62,6 @@ def test_along_the_layers_it_ends_with_the_change_of_the_output(tiny, make_batch
         y = captured[-1] - captured[-1].mean(axis=-1, keepdims=True)
         return (y / np.sqrt((y**2).mean(axis=-1, keepdims=True)))[batch["inputs_segmentation"] > 0]
 
-    from mhsh.analysis.amplification import _plain_deviations
-
-    scales = _plain_deviations(config, batch)
     for draw in range(2):
         changed = disturbed(params, scales, 1e-2, np.random.default_rng((3, draw)))
         assert found[draw, -1] == pytest.approx(np.mean((outputs(params) - outputs(changed)) ** 2), rel=1e-3)
