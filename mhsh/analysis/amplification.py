@@ -55,7 +55,7 @@ def fresh_amplification(
     pairs of an initialisation w and a change delta. f is the stack's output with LayerNorm's normalisation (no gains) on top, so
     that 2 is what two outputs without any likeness have.
 
-    delta is normal noise on the weights of all sublayers, of the deviation `noise` times `scales`, which are `plain_deviations`: the
+    delta is normal noise on the weights of all sublayers, of the deviation `noise` times `scales` (`plain_deviations`): the
     same delta for every scheme and depth, as an optimiser's step does not know them. Biases, which start at 0, LayerNorms, omega,
     alpha and embeddings stay as they are. Of `config` the residual scheme and, for Admin, the start of omega count: `profiled` is
     profiled on `batch`.

@@ -25,7 +25,7 @@ class Growth(NamedTuple):
     law: str  # the one with the least
 
 
-def growth(n: Sequence[float], y: Sequence[float]) -> Growth | None:
+def growth(n: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> Growth | None:
     """The growth of positive figures y with n > 1, every one counted by its ratio to the fit, so that small and large n weigh the
     same; None where fewer than three of them are positive and finite.
 
@@ -44,7 +44,7 @@ def growth(n: Sequence[float], y: Sequence[float]) -> Growth | None:
     return Growth(fit.slope, fit.slope - half, fit.slope + half, deviations, min(deviations, key=deviations.__getitem__))
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
     """The mean of independent values and its t-interval of CONFIDENCE; one value has the interval from -inf to inf."""
     figures = np.asarray(values, float)
     mean = float(figures.mean())

@@ -194,7 +194,7 @@ def _fresh_schemes(config: Config, rows: int, options: dict[str, Any]) -> list[d
 
 def _summary(draws: np.ndarray) -> dict[str, Any]:
     """Mean and interval, null where not finite, and the draws."""
-    figures = dict(zip(("mean", "low", "high"), mean_interval(draws.tolist()), strict=True))
+    figures = dict(zip(("mean", "low", "high"), mean_interval(draws), strict=True))
     return {name: _finite(value) for name, value in figures.items()} | {"draws": [_finite(value) for value in draws]}
 
 
@@ -209,7 +209,7 @@ def _layer_changes(source: Source, options: dict[str, Any]) -> dict[str, Any]:
         model, source.params, source.batch, scales, num_draws=options["draws"], noise=options["noise"], seed=_SEED
     )
     means = changes.mean(axis=0)
-    fitted = growth([2 * layer for layer in range(1, len(means) + 1)], means.tolist())
+    fitted = growth([2 * layer for layer in range(1, len(means) + 1)], means)
     return {
         "means": [_finite(mean) for mean in means],
         "draws": [[_finite(value) for value in draw] for draw in changes],
