@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from mhsh.analysis.watching import PROBE, over_rows, real_tokens, run_watched, watch, watchable
 from mhsh.config import ModelConfig
@@ -99,7 +99,7 @@ def layer_amplification(
         return watch(model, params, row, watcher)["encoder"]["layers"]["stream"][0]
 
     def change(params: Any, changed: Any, batch: Batch) -> Float[Array, " L"]:
-        def of_row(row: Batch) -> tuple[Float[Array, " L"], Float[Array, ""]]:
+        def of_row(row: Batch) -> tuple[Float[Array, " L"], Int[Array, ""]]:
             real = real_tokens(row, "encoder")
             squares = jax.vmap(lambda a, b: mean_square(a, b, real))(streams(params, row), streams(changed, row))
             return squares, real.sum()

@@ -38,10 +38,15 @@ def growth(n: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> 
     depths, logs = depths[usable], np.log(figures[usable])
     if len(np.unique(depths)) < 3:
         return None
-    fit = stats.linregress(np.log(depths), logs)
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(depths) - 2)) * fit.stderr
+    x = np.log(depths)
+    exponent, intercept = np.polyfit(x, logs, 1)
+    left = np.sum((logs - exponent * x - intercept) ** 2) / (len(x) - 2)
+    error = math.sqrt(left / np.sum((x - x.mean()) ** 2))
+    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2)) * error
     deviations = {law: float(np.std(logs - np.log(shape(depths)))) for law, shape in LAWS.items()}
-    return Growth(fit.slope, fit.slope - half, fit.slope + half, deviations, min(deviations, key=deviations.__getitem__))
+    return Growth(
+        float(exponent), float(exponent - half), float(exponent + half), deviations, min(deviations, key=deviations.__getitem__)
+    )
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:

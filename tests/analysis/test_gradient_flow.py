@@ -24,6 +24,7 @@ def test_parts_add_up_and_the_slope_along_a_layers_gradient_is_its_norm(tiny, ma
 
     model = build_model(config)
 
+    @jax.jit
     def loss(tree):
         return total_loss(measure(forward(model, tree, batch, None), batch), loss_weights(batch))
 
