@@ -139,7 +139,8 @@ def read_bench(path: str) -> BenchFile:
 def _bench(path: str, document: _Part) -> BenchFile:
     configs = document.at("configs")
     for name in configs.mapping():
-        configs.at(name).at("model").mapping()
+        for field in ("num_heads", "num_layers"):
+            configs.at(name).at("model").at(field).whole()
     cells = tuple(_cell(cell, configs.mapping()) for cell in document.at("cells").items())
     settings = [(cell.batch, cell.length) for cell in cells]
     for batch, length in settings:
