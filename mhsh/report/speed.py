@@ -32,7 +32,7 @@ class Row:
     @property
     def tokens_per_second(self) -> Interval:
         """Of all devices together."""
-        return self.entry.seconds.inverse().scaled(self.entry.work)
+        return self.entry.seconds.inverse().scaled(float(self.entry.work))
 
 
 @dataclasses.dataclass(frozen=True)

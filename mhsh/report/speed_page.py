@@ -18,7 +18,6 @@ from mhsh.report.speed_words import (
     HOW_TO_READ,
     MARK,
     ROW_COLUMNS,
-    cost_sentence,
     finding,
     headline,
     pair_title,
@@ -53,7 +52,7 @@ def render(speed: Speed, costs: Sequence[Cost], target: float | None) -> bytes:
         _line_section(speed),
         _section("numbers", "Numbers", _table(ROW_COLUMNS, speed.rows, "Every measurement")),
         _section("problems", "Problems", _list(speed.problems, "problems")) if speed.problems else "",
-        _section("rules", "Rules", _list(rules(bool(costs)), "small")),
+        _section("rules", "Rules", _list(rules(speed, bool(costs)), "small")),
         "</main>",
         "</body>",
         "</html>",
@@ -107,7 +106,7 @@ def _cost_section(costs: Sequence[Cost], target: float | None) -> str:
     if any(cost.hours for cost in costs):
         drawn = _picture(plots.cost_picture(costs, target, "svg"), "Device-hours; their numbers are in the table below")
         picture = f'<div class="pictures"><figure>{drawn}</figure></div>'
-    content = (_list([cost_sentence(cost, target) for cost in costs]), picture, _table(COST_COLUMNS, costs, "Device-hours"))
+    content = (picture, _table(COST_COLUMNS, costs, "Device-hours"))
     return _section("cost", f"Device-hours to validation loss {target:g}", "\n".join(content))
 
 

@@ -81,7 +81,7 @@ def _quantities(kind: str) -> list[tuple[str, str, Callable[[Row], Interval | No
 
 
 def _exact(value: int | None) -> Interval | None:
-    return Interval(value, value, value, 1.0) if value else None
+    return Interval(float(value), float(value), float(value), 1.0) if value else None
 
 
 def _lines(
@@ -118,7 +118,7 @@ def _draw_map(axes: Axes, pair: Pair) -> None:
     for (batch, length), ratio in pair.ratios.items():
         x, y = batches.index(batch), lengths.index(length)
         ratios[y, x] = math.log(ratio.median)
-        _draw_cell(axes, x, y, ratio)
+        _draw_cell(axes, x, y, ratio, f"cell_{batch}_{length}")
     axes.set_xlim(-0.5, len(batches) - 0.5)
     axes.set_ylim(-0.5, len(lengths) - 0.5)
     axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
@@ -130,10 +130,11 @@ def _draw_map(axes: Axes, pair: Pair) -> None:
     _title(axes, pair_title(pair))
 
 
-def _draw_cell(axes: Axes, x: int, y: int, ratio: Interval) -> None:
+def _draw_cell(axes: Axes, x: int, y: int, ratio: Interval, name: str) -> None:
     share = 0.5 + 0.5 * float(np.clip(math.log(ratio.median) / _SATURATED, -1, 1))
     unclear = verdict(ratio) == "open"
-    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=_MAP_COLORS(share), edgecolor="#555555", linewidth=0.8))
+    color = _MAP_COLORS(share)
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, edgecolor="#555555", linewidth=0.8, gid=name))
     if unclear:
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor="#999999", linewidth=0))
     frame = dict(facecolor="#FFFFFF", edgecolor="none", pad=1.2, alpha=0.9) if unclear else None
@@ -153,14 +154,14 @@ def _draw_crossing(axes: Axes, pair: Pair, ratios: np.ndarray) -> None:
             places = [np.array([-0.5, *range(size), size - 0.5]) for size in ratios.shape]
             whole = np.ma.masked_invalid(np.pad(ratios, 1, mode="edge"))
             contour = axes.contour(places[1], places[0], whole, levels=[0.0], colors="#000000", linewidths=2.5, zorder=3)
-            contour.set(path_effects=halo)
+            contour.set(path_effects=halo, gid="crossing")
         return
     along_batch = ratios.shape[0] == 1
     sizes = pair.batches if along_batch else pair.lengths
     line = {(setting[0] if along_batch else setting[1]): ratio for setting, ratio in pair.ratios.items()}
     for crossing in crossings(line):
         place = np.interp(math.log(crossing.at), np.log(sizes), range(len(sizes)))
-        (axes.axvline if along_batch else axes.axhline)(place, path_effects=halo, **style)
+        (axes.axvline if along_batch else axes.axhline)(place, path_effects=halo, gid="crossing", **style)
 
 
 def line_picture(chosen: Sequence[Panel], shapes: Sequence[str], kind: str) -> bytes:
@@ -174,8 +175,9 @@ def line_picture(chosen: Sequence[Panel], shapes: Sequence[str], kind: str) -> b
             each.remove()
         else:
             _draw_lines(each, panel)
+            _title(each, f"{panel.group}: {panel.quantity}")
     drawn = sorted({line.shape for panel in chosen for line in panel.lines})
-    handles = [each for axis in figure.axes for each in axis.containers]
+    handles: list[Any] = [each for axis in figure.axes for each in axis.containers]
     by_shape = {handle.get_label(): handle for handle in handles}
     legend = figure.legend(
         [by_shape[str(index)] for index in drawn], [str(index) for index in drawn], loc="outside lower center", handlelength=4
@@ -188,9 +190,10 @@ def line_picture(chosen: Sequence[Panel], shapes: Sequence[str], kind: str) -> b
 
 
 def panel_picture(panel: Panel) -> bytes:
-    """One panel alone as an `svg`; the page has the legend."""
+    """One panel alone as an `svg`; the page names its group and has the legend."""
     figure, axes = _grid(1, 1, 4.6, 3.3)
     _draw_lines(axes[0], panel)
+    _title(axes[0], panel.quantity)
     return _saved(figure, "svg")
 
 
@@ -225,7 +228,6 @@ def _draw_lines(axes: Axes, panel: Panel) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel({"batch": "batch (rows)", "length": "length (tokens)"}[panel.size_name])
     axes.grid(alpha=0.3)
-    _title(axes, f"{panel.group}: {panel.quantity}")
 
 
 def cost_picture(costs: Sequence[Cost], target: float, kind: str) -> bytes:
@@ -237,10 +239,8 @@ def cost_picture(costs: Sequence[Cost], target: float, kind: str) -> bytes:
         style = look(place)
         spread = [[hours.median - hours.low], [hours.high - hours.median]]
         axes.errorbar([hours.median], [place], xerr=spread, color=style.color, marker=style.marker, capsize=4, markersize=7)
-    axes.set_yticks(range(len(drawn)), [str(place) for place in range(len(drawn))])
-    for label, (cost, _) in zip(axes.get_yticklabels(), drawn, strict=True):
-        label.set_parse_math(False)
-        label.set_text(textwrap.shorten(f"{cost.run} on {cost.device}", 48, placeholder=" ..."))
+    names = [textwrap.shorten(f"{cost.run} on {cost.device}", 48, placeholder=" ...") for cost, _ in drawn]
+    axes.set_yticks(range(len(drawn)), names, parse_math=False)
     axes.set_ylim(len(drawn) - 0.5, -0.5)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"device-hours to validation loss {target:g}")

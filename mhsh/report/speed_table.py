@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mhsh.report.speed import Speed
 from mhsh.report.speed_cost import Cost
-from mhsh.report.speed_words import COST_COLUMNS, ROW_COLUMNS, cost_sentence, finding, headline, turning_points
+from mhsh.report.speed_words import COST_COLUMNS, ROW_COLUMNS, finding, headline, turning_points
 
 _UNBOUNDED = 10_000  # characters: how wide a table would like to be
 
@@ -28,10 +28,8 @@ def print_speed(speed: Speed, costs: Sequence[Cost], target: float | None) -> No
         for line in turning_points(pair):
             console.print(Text(f"- {line}", overflow="fold"))
     if target is not None:
-        console.print()
+        console.print(Text(f"\nDevice-hours to validation loss {target:g}:", overflow="fold"))
         _print_table(COST_COLUMNS, costs, console)
-        for cost in costs:
-            console.print(Text(f"- {cost_sentence(cost, target)}", overflow="fold"))
 
 
 def _print_table(columns: Sequence[tuple[str, Callable[[Any], str]]], rows: Sequence[Any], console: Console) -> None:

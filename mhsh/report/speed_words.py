@@ -15,8 +15,7 @@ from mhsh.units import duration, quantity
 MARK = "written by mhsh speed"  # as of outputs.MARK
 HOW_TO_READ = "Above 1 the deep one is faster. Black line: equally fast. Hatched: the interval covers 1, not told apart."
 _RULES = (
-    "A time is the median of the turns' medians; its interval is distribution-free, from the turns alone, with at least the "
-    "confidence named. Fewer than six rounds give less than 95 %.",
+    "A time is the median over the rounds; its interval is distribution-free, from the rounds alone.",
     "A ratio is taken within each round, in which both shapes met the same disturbances; it can be told apart from 1 although the "
     "two times' own intervals overlap.",
     "Every setting has an interval of its own: where many are looked at, about one in twenty misses its true value by chance.",
@@ -29,9 +28,13 @@ _COST_RULES = (
 )
 
 
-def rules(with_costs: bool) -> tuple[str, ...]:
+def rules(speed: Speed, with_costs: bool) -> tuple[str, ...]:
     """How the numbers are made."""
-    return _RULES + (_COST_RULES if with_costs else ())
+    lowest = min(row.entry.seconds.confidence for row in speed.rows)
+    confidence = (
+        f"Every interval holds its true value with a probability of {lowest:.1%} or more; under six rounds give less than 95%."
+    )
+    return (confidence, *_RULES, *(_COST_RULES if with_costs else ()))
 
 
 def span(interval: Interval | None, word: Callable[[float], str]) -> str:
@@ -74,13 +77,16 @@ COST_COLUMNS: tuple[tuple[str, Callable[[Cost], str]], ...] = (
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:.3g}" if hours < 1000 else f"{hours:,.0f}"
+    return f"{hours:#.3g}" if hours < 100 else f"{hours:,.0f}"
 
 
 def headline(speed: Speed) -> str:
     """One line for the whole."""
     if len(speed.pairs) == 1:
         return finding(speed.pairs[0])
+    if len({(pair.shallow, pair.deep) for pair in speed.pairs}) == 1:
+        kinds = listing([kind_name(kind) for kind in dict.fromkeys(pair.kind for pair in speed.pairs)])
+        return f"Speed in {kinds}: {speed.pairs[0].deep} against {speed.pairs[0].shallow}"
     return f"Speed of {len(speed.shapes)} shapes" if len(speed.shapes) > 1 else f"Speed of {speed.shapes[0]}"
 
 
@@ -115,21 +121,15 @@ def turning_points(pair: Pair) -> list[str]:
         found = crossings(line)
         for crossing in found:
             first, second = (pair.shallow, pair.deep) if crossing.deep_beyond else (pair.deep, pair.shallow)
-            sure = [f"{first} is told to be faster up to {varied} {crossing.told_up_to}"] if crossing.told_up_to else []
+            sure = [f"{first} up to {varied} {crossing.told_up_to}"] if crossing.told_up_to else []
             sure += [f"{second} from {varied} {crossing.told_from} on"] if crossing.told_from else []
             what = f"{second} overtakes {first} at {varied} {crossing.at:.3g}"
-            lines.append(f"At {kept} {size}, {what} ({listing(sure) if sure else 'neither side of it is told apart from equal'}).")
+            certain = f"told apart: {listing(sure)}" if sure else "neither side of it is told apart from equal"
+            lines.append(f"At {kept} {size}, {what} ({certain}).")
         if not found:
             faster = pair.deep if next(iter(line.values())).median > 1 else pair.shallow
             lines.append(f"At {kept} {size}, the lines do not cross: the median of {faster} is the lower one throughout.")
     return lines
-
-
-def cost_sentence(cost: Cost, target: float) -> str:
-    """What one run's way to the target costs."""
-    if cost.refusal:
-        return f"{cost.run}: no device-hours: {cost.refusal}."
-    return f"{cost.run}: {span(cost.hours, _hours)} device-hours to validation loss {target:g} on {cost.device}."
 
 
 def to_csv(rows: Sequence[Row]) -> bytes:
