@@ -281,6 +281,14 @@ def _compare(commands: Any) -> None:
     command.add_argument("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
 
 
+def _speed(commands: Any) -> None:
+    command = _command(commands, "speed", "which shape is faster where, of what mhsh bench wrote: a table and speed.html", [])
+    command.add_argument("files", nargs="+", metavar="FILE.json", help="--out of mhsh bench inference or mhsh bench train")
+    command.add_argument("--out", default="speed.html", metavar="FILE", help="the page (default: speed.html)")
+    command.add_argument("--runs", nargs="+", metavar="RUN", help="runs whose device-hours to --target are asked for")
+    command.add_argument("--target", type=float, metavar="LOSS", help="validation loss, nats a predicted token")
+
+
 def _quickstart(commands: Any) -> None:
     command = _command(commands, "quickstart", "train the small comparison and write its report", [])
     command.add_argument("--workdir", default="runs/quickstart", metavar="DIR", help="where the runs go")
@@ -317,6 +325,7 @@ _COMMANDS = (
     _export,
     _bench,
     _compare,
+    _speed,
     _quickstart,
 )
 

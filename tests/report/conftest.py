@@ -65,3 +65,11 @@ def four_runs(make_run: MakeRun) -> Comparison:
     metrics = cut / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-20])
     return compare(load_runs([shallow, stuck, nan, cut]))
+
+
+@pytest.fixture
+def shapes(make_config: Callable[..., Config]) -> dict[str, Config]:
+    """Of a bench file: the shallow config and the deep one."""
+    fixed = {"model.heads_per_layer": 0}
+    deep = fixed | {"model.num_layers": 16, "model.num_heads": 1, "model.mlp_dim": 32}
+    return {"config": make_config("bert", "2l8h", **fixed), "against": make_config("bert", "2l8h", **deep)}
