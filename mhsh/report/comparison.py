@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from mhsh.report.fairness import LedgerRow, conditions, config_differences
+from mhsh.report.groups import Group, group_runs
 from mhsh.report.headline import Headline, write_headline
 from mhsh.report.runs import Loaded, Run
 from mhsh.report.summary import Summary, summarize
+from mhsh.report.targets import Standing, measure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +18,8 @@ class Comparison:
 
     runs: tuple[Run, ...]
     summaries: tuple[Summary, ...]  # one for each run
+    groups: tuple[Group, ...]  # by GROUP_RULE, in the order of their first runs
+    standing: Standing  # what the groups came to, and against the baseline
     headline: Headline
     differences: tuple[LedgerRow, ...]  # config fields that differ
     conditions: tuple[LedgerRow, ...]  # what run.json records, equal or not
@@ -33,13 +37,16 @@ class Comparison:
         return tuple((value, f"unigram entropy {value:.3f} ({', '.join(whose)})") for value, whose in names.items())
 
 
-def compare(loaded: Loaded) -> Comparison:
+def compare(loaded: Loaded, target: float | None = None, baseline: int = 0) -> Comparison:
     """Summarizes the runs and words the headline."""
     summaries = tuple(summarize(run) for run in loaded.runs)
+    groups = group_runs(loaded.runs)
     differences = config_differences(loaded.runs)
     return Comparison(
         runs=loaded.runs,
         summaries=summaries,
+        groups=groups,
+        standing=measure(loaded.runs, groups, target, baseline),
         headline=write_headline(loaded.runs, summaries, differences),
         differences=differences,
         conditions=conditions(loaded.runs),
