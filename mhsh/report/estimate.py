@@ -18,7 +18,7 @@ INTERVAL_RULE = (
 DIFFERENCE_RULE = (
     "A difference against the baseline is paired where both groups have the same seeds: the interval is that of the mean of the "
     "differences seed by seed. Else it is Welch's, which needs two seeds in each group. Two groups are told apart only where the "
-    "interval leaves out zero."
+    "interval leaves out zero; intervals are not widened for the number of groups."
 )
 
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mhsh.config import Config
+from mhsh.report.curves import AXES, SPLITS, Curve
 from mhsh.report.estimate import mean_band
-from mhsh.report.runs import AXES, SPLITS, Curve, Run
+from mhsh.report.runs import Run
 from mhsh.report.thinning import smooth
 
 BAND_POINTS = 500  # of one band

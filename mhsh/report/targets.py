@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mhsh.outcome import smoothed_final
+from mhsh.report.curves import AXES, Curve
 from mhsh.report.estimate import Estimate, difference, estimate
 from mhsh.report.groups import Group
-from mhsh.report.runs import AXES, Curve, Run
+from mhsh.report.runs import Run
 from mhsh.report.thinning import smooth
 
 FINAL_NAMES = {"validation": "final validation loss", "train": "final training loss"}
 
 MEASURE_RULE = (
-    "All runs are measured on their validation curves where each has one, else on their smoothed training curves. "
-    "The final loss is then the last validation loss, or the final training loss as told above."
+    "All runs are measured on their validation curves where each that did not diverge has one, else on their smoothed training "
+    "curves. The final loss is then the last validation loss, or the final training loss as told above."
 )
 TARGET_RULE = (
     "A run reaches the target at the first row with a loss at or below it, interpolated linearly from the row before (not over a "
@@ -26,8 +27,8 @@ TARGET_RULE = (
     "finite: every one of them got there. A group in which a run did not get there has no mean, and the runs that did are counted."
 )
 AREA_RULE = (
-    "The mean loss over a range is the area under the curve by trapezoids divided by the range, which is the same for all runs that "
-    "ended finite: from the last of their first rows to the first of their last rows. A gap in it leaves the run without one."
+    "The mean loss over a range is the area under the curve by trapezoids divided by the range. The range is the same for all runs "
+    "that ended finite: from the last of their first rows to the first of their last rows. A gap in it leaves a run without one."
 )
 
 
@@ -81,8 +82,8 @@ class Standing:
 
 def measure(runs: Sequence[Run], groups: Sequence[Group], target: float | None = None, baseline: int = 0) -> Standing:
     """Measures every run, and every group against the one at `baseline`."""
-    drawn = [run for run in runs if run.drawable]
-    split = "validation" if all(len(run.curves["validation"]) for run in drawn) else "train"
+    compared = [run for run in runs if run.drawable and not _diverged(run)]
+    split = "validation" if compared and all(len(run.curves["validation"]) for run in compared) else "train"
     curves = [_measured(run, split) for run in runs]
     finals = [_final(run, split) for run in runs]
     finite = [index for index, final in enumerate(finals) if math.isfinite(final)]
@@ -138,14 +139,19 @@ def _measured(run: Run, split: str) -> Curve:
     return curve if split == "validation" else Curve(curve.x, smooth(curve.loss))
 
 
+def _diverged(run: Run) -> bool:
+    """By PLATEAU_RULE of mhsh.outcome."""
+    train, validation = smoothed_final(run.curves["train"].loss), run.curves["validation"].loss
+    return (train is not None and not math.isfinite(train)) or bool(len(validation) and not math.isfinite(validation[-1]))
+
+
 def _final(run: Run, split: str) -> float:
-    """nan for every run that diverged by mhsh.outcome's rule, and for one without rows."""
-    validation, train = run.curves["validation"].loss, smoothed_final(run.curves["train"].loss)
-    if (train is not None and not math.isfinite(train)) or (len(validation) and not math.isfinite(validation[-1])):
+    """nan for a run that diverged, and for one without rows."""
+    loss = run.curves[split].loss
+    if _diverged(run) or not len(loss):
         return math.nan
-    if split == "validation":
-        return float(validation[-1]) if len(validation) else math.nan
-    return math.nan if train is None else train
+    final = float(loss[-1]) if split == "validation" else smoothed_final(loss)
+    return math.nan if final is None else final
 
 
 def _lowest(loss: np.ndarray) -> float:
