@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mhsh.errors import UserError
 from mhsh.report import wording
-from mhsh.report.fairness import LedgerRow, config_differences, ledger, marks
+from mhsh.report.fairness import LedgerRow, config_differences, ledger, marks, verdict
 from mhsh.report.groups import Group, group_runs
 from mhsh.report.headline import Headline, write_headline
 from mhsh.report.runs import Loaded, Run
@@ -55,13 +55,15 @@ def compare(loaded: Loaded, target: float | None = None, baseline: str | None = 
         raise UserError(f"--target {target} is no loss; give nats per predicted token, such as 2.5")
     standing = measure(runs, groups, target, _place(runs, groups, baseline))
     rows = ledger(runs, groups)
+    ranked = [groups[place] for place in sorted(standing.ranked)]
+    fair = verdict(rows if len(ranked) == len(groups) else ledger(runs, ranked))
     differences = config_differences(runs, groups)
     return Comparison(
         runs=runs,
         summaries=summaries,
         groups=groups,
         standing=standing,
-        headline=write_headline(runs, summaries, groups, standing, differences),
+        headline=write_headline(runs, summaries, groups, standing, differences, fair),
         differences=differences,
         ledger=rows,
         marks=marks(rows),

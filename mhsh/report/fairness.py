@@ -84,12 +84,13 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
     def record(what: str, *keys: str, weight: Weight = Weight.NAMED) -> LedgerRow:
         return row(what, lambda run: run.recorded(*keys), weight)
 
+    configs = [to_dict(run.config) for run in runs]
     counted = [
         record(f"parameters: {recorded(part)}", "parameters", part, weight=_part_weight(part))
         for part in _keys_of(runs, "parameters")
     ]
     settings = [
-        row(what, lambda run, section=section, fields=fields: _settings(run, section, fields), weight)
+        _row(groups, what, [_settings(config[section], fields) for config in configs], weight)
         for what, section, fields, weight in _SETTINGS
     ]
     versions = [
@@ -99,7 +100,7 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
         record("data fingerprint", "data", "fingerprint", weight=Weight.LOSS),
         _row(groups, "data order (batches at equal steps)", _orders(runs), Weight.LOSS),
         row("data seed (split, order, masking)", lambda run: run.config.data.seed, Weight.LOSS),
-        row("rows of data", _data_settings, Weight.LOSS),
+        _row(groups, "rows of data", [_data_settings(config["data"]) for config in configs], Weight.LOSS),
         row("tokens seen", _tokens, Weight.LOSS),
         record("unigram entropy of the data, nats per token", "data", "unigram_entropy"),
         *counted,
@@ -198,15 +199,13 @@ def _part_weight(part: str) -> Weight:
     return Weight.PARAMETERS if part in ("total", "encoder", "decoder") else Weight.NAMED
 
 
-def _settings(run: Run, section: str, fields: Iterable[str]) -> str:
-    values = _flatten(to_dict(run.config)[section])
-    return ", ".join(f"{field} {values[field]}" for field in fields)
+def _settings(section: Mapping[str, Any], fields: Iterable[str]) -> str:
+    return ", ".join(f"{field} {section[field]}" for field in fields)
 
 
-def _data_settings(run: Run) -> str:
+def _data_settings(data: Mapping[str, Any]) -> str:
     """All fields of the data but the seed, which has its own row, and paths: the fingerprint says what lies there."""
-    fields = to_dict(run.config)["data"]
-    return ", ".join(f"{field} {value}" for field, value in fields.items() if field not in ("seed", *_PATHS))
+    return _settings(data, [field for field in data if field not in ("seed", *_PATHS)])
 
 
 def _start(run: Run) -> str:
@@ -225,13 +224,19 @@ def _tokens(run: Run) -> int | None:
 def _orders(runs: Sequence[Run]) -> list[str | None]:
     """The start of a hash of the checksums of a run's batches, at the steps that all runs logged one for."""
     logged = [run.batches["step"] for run in runs if len(run.batches["step"])]
-    steps = functools.reduce(np.intersect1d, logged) if logged else np.array([])
+    steps = functools.reduce(_common, logged) if logged else np.array([])
 
     def digest(batches: Mapping[str, np.ndarray]) -> str:
-        checksums = batches["checksum"][np.isin(batches["step"], steps)]
-        return hashlib.sha256(" ".join(checksums).encode()).hexdigest()[:16]
+        checksums = batches["checksum"]
+        if len(steps) < len(checksums):
+            checksums = checksums[np.isin(batches["step"], steps, assume_unique=True)]
+        return hashlib.sha256(" ".join(checksums.tolist()).encode()).hexdigest()[:16]
 
     return [digest(run.batches) if len(steps) and len(run.batches["step"]) else None for run in runs]
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return one if np.array_equal(one, other) else np.intersect1d(one, other, assume_unique=True)
 
 
 def _keys_of(runs: Sequence[Run], section: str) -> list[str]:

@@ -57,37 +57,39 @@ def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
             name,
             tuple(group),
             tuple(runs[index].config.train.seed for index in group),
-            {
-                split: {axis: band([runs[index].curves[split] for index in group], axis, split == "train") for axis in AXES}
-                for split in SPLITS
-            },
+            {split: bands([runs[index].curves[split] for index in group], split == "train") for split in SPLITS},
         )
         for name, group in zip(names, members, strict=True)
     )
 
 
-def band(curves: Sequence[Curve], axis: str, smoothed: bool) -> Band:
-    """The Band of at least one curve, by BAND_RULE."""
-    placed = [_placed(curve, axis, smoothed) for curve in curves]
+def bands(curves: Sequence[Curve], smoothed: bool) -> dict[str, Band]:
+    """The Band of at least one curve on every axis, by BAND_RULE."""
+    losses = [smooth(curve.loss) if smoothed else curve.loss for curve in curves]
+    return {axis: _band([_placed(curve.x[axis], loss) for curve, loss in zip(curves, losses, strict=True)]) for axis in AXES}
+
+
+def _band(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band:
     if not all(len(x) for x, _ in placed):
         return Band(*(np.array([]),) * 4)
     first, last = max(x[0] for x, _ in placed), min(x[-1] for x, _ in placed)
-    grid = np.unique(np.concatenate([x for x, _ in placed]))
-    grid = grid[(grid >= first) & (grid <= last)]
-    if len(grid) > BAND_POINTS:
-        grid = grid[np.linspace(0, len(grid) - 1, BAND_POINTS).round().astype(int)]
+    # Thinned one by one before they are joined: sorting all rows of many runs takes long.
+    grid = np.unique(np.concatenate([_thinned(x[(x >= first) & (x <= last)]) for x, _ in placed]))
+    grid = _thinned(grid)
     mean, low, high = mean_band(np.array([np.interp(grid, x, loss) for x, loss in placed]))
     return Band(grid, mean, low, high)
 
 
-def _placed(curve: Curve, axis: str, smoothed: bool) -> tuple[np.ndarray, np.ndarray]:
+def _thinned(x: np.ndarray) -> np.ndarray:
+    return x if len(x) <= BAND_POINTS else x[np.linspace(0, len(x) - 1, BAND_POINTS).round().astype(int)]
+
+
+def _placed(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """x and loss, nan where either is not known: such a row keeps its place between its neighbours, as a gap."""
-    x, loss = curve.x[axis], smooth(curve.loss) if smoothed else curve.loss
-    known = np.flatnonzero(np.isfinite(x))
-    if not len(known):
-        return np.array([]), np.array([])
-    rows = np.arange(len(x))
-    return np.interp(rows, known, x[known]), np.where(np.isfinite(x), loss, np.nan)
+    known = np.isfinite(x)
+    if known.all() or not known.any():
+        return x[known], loss[known]
+    return np.interp(np.arange(len(x)), np.flatnonzero(known), x[known]), np.where(known, loss, np.nan)
 
 
 def _members(runs: Sequence[Run]) -> list[list[int]]:

@@ -40,9 +40,17 @@ class _Ranked:
 
 
 def write_headline(
-    runs: Sequence[Run], summaries: Sequence[Summary], groups: Sequence[Group], standing: Standing, differences: Sequence[LedgerRow]
+    runs: Sequence[Run],
+    summaries: Sequence[Summary],
+    groups: Sequence[Group],
+    standing: Standing,
+    differences: Sequence[LedgerRow],
+    fair: str,
 ) -> Headline:
-    """Puts a comparison into words. It names a winner only where the losses are in one unit and at least two groups are finite."""
+    """Puts a comparison into words; `fair` is the verdict on the groups that are ranked.
+
+    It names a winner only where the losses are in one unit and at least two groups are finite.
+    """
     drawn = [run for run in runs if run.drawable]
     ranking = [_ranked(groups[place], standing, place, summaries) for place in standing.ranked]
     task = fairness.different_tasks(drawn)
@@ -60,7 +68,6 @@ def write_headline(
     if len(ranking) < 2:
         return Headline(_lone_title(ranking, standing.measure), tuple(filter(None, worth)), None)
     apart = difference(ranking[1].by_seed, ranking[0].by_seed)
-    fair = fairness.verdict(fairness.ledger(runs, [groups[place] for place in standing.ranked]))
     sentences = (_sure_sentence(ranking, apart), fair, _others_sentence(ranking, standing.measure), *worth)
     title = _title(ranking, apart, standing.measure, fairness.same_data(drawn))
     return Headline(title, tuple(filter(None, sentences)), standing.measure)

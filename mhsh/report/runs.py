@@ -13,7 +13,7 @@ from etils import epath
 
 from mhsh.config import Config
 from mhsh.errors import UserError
-from mhsh.report.curves import Curve, finite, read_curves
+from mhsh.report.curves import Curve, Curves, finite, read_all
 from mhsh.report.wording import printable
 from mhsh.run_folder import RunFolder, absolute, is_remote, vocab_file
 
@@ -80,7 +80,8 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
         except UserError as error:
             refused.append(str(error))
     names = _distinct_names([path for path, _ in opened])
-    runs = tuple(_load(name, path, config) for name, (path, config) in zip(names, opened, strict=True))
+    curves = read_all([RunFolder(path) for path, _ in opened])
+    runs = tuple(_load(name, path, config, read) for name, (path, config), read in zip(names, opened, curves, strict=True))
     return Loaded(runs, tuple(printable(line) for line in refused))
 
 
@@ -95,7 +96,7 @@ def _read_config(path: epath.Path) -> Config:
         raise UserError(f"{path / 'config.json'}: {error}") from error
 
 
-def _load(name: str, path: epath.Path, config: Config) -> Run:
+def _load(name: str, path: epath.Path, config: Config, curves: Curves) -> Run:
     folder = RunFolder(path)
     problems: list[str] = []
     record: Mapping[str, Any] = {}
@@ -104,7 +105,6 @@ def _load(name: str, path: epath.Path, config: Config) -> Run:
             record = folder.read_run()
         except UserError as error:
             problems.append(str(error))
-    curves = read_curves(folder)
     problems += curves.problems
     vocabulary = None
     vocab_path = path / vocab_file(config)
