@@ -65,11 +65,10 @@ def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     text = io.StringIO()
-    # A comment line, which most readers skip when told of `#`, lets a later report replace this one and nothing else.
-    text.write(f"# {MARK}\n")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    # The last column, always empty, is the mark by which a later report knows what it may replace.
+    writer.writerow([*columns, MARK])
+    writer.writerows([*map(_cell, row), ""] for row in rows)
     return text.getvalue().encode()
 
 

@@ -93,8 +93,10 @@ def read_sound(lines: bytes) -> Curves | None:
         columns = {axis: np.array(_column(rows, axis), dtype=np.float64) for axis in AXES}
     except (msgspec.MsgspecError, RecursionError, OverflowError):
         return None
-    curves = _curves(_column(rows, "split"), columns, _column(rows, "loss"), _column(rows, "batch"))
-    return curves if all(_ascends(curve) for curve in curves.by_split.values()) else None
+    splits = np.array(_column(rows, "split"), dtype=object)
+    if not all(_ascends(columns, splits == name) for name in SPLITS):
+        return None
+    return _curves(splits, columns, _column(rows, "loss"), _column(rows, "batch"))
 
 
 def _column(rows: Sequence[_Row], field: str) -> list[Any]:
@@ -108,7 +110,7 @@ def read_by_line(folder: RunFolder) -> Curves:
     columns = {axis: np.array([_float(row.get(axis)) for row in rows], dtype=np.float64) for axis in AXES}
     losses = [_float(row["loss"]) if "loss" in row else msgspec.UNSET for row in rows]
     batches = [row["batch"] if isinstance(row.get("batch"), str) else None for row in rows]
-    curves = _curves([row["split"] for row in rows], columns, losses, batches)
+    curves = _curves(np.array([row["split"] for row in rows], dtype=object), columns, losses, batches)
     problem = f"{folder.path / METRICS_FILE} {reason}" if reason else metrics.problem
     return dataclasses.replace(curves, problems=_problems(folder, problem, bool(rows), curves))
 
@@ -124,21 +126,20 @@ def _curves(
     splits: Sequence[str], columns: Mapping[str, np.ndarray], losses: Sequence[Any], batches: Sequence[str | None]
 ) -> Curves:
     """All arguments have an entry a row; a loss is UNSET where the row has none, None or nan where it is null."""
-    split = np.array(splits, dtype=object)
     measured = np.array([loss is not msgspec.UNSET for loss in losses], dtype=bool)
     loss = np.array(losses if measured.all() else [None if loss is msgspec.UNSET else loss for loss in losses], dtype=np.float64)
     by_split = {}
     for name in SPLITS:
-        kept = measured & (split == name)
+        kept = measured & (splits == name)
         by_split[name] = Curve({axis: columns[axis][kept] for axis in AXES}, loss[kept])
-    named = (split == "train") & np.array([batch is not None for batch in batches], dtype=bool)
+    named = (splits == "train") & np.array([batch is not None for batch in batches], dtype=bool)
     return Curves(by_split, {"step": columns["step"][named], "checksum": np.array(batches, dtype=object)[named]}, ())
 
 
-def _ascends(curve: Curve) -> bool:
-    if not (np.diff(curve.x["step"]) > 0).all():
+def _ascends(columns: Mapping[str, np.ndarray], rows: np.ndarray) -> bool:
+    if not (np.diff(columns["step"][rows]) > 0).all():
         return False
-    return all((np.diff(x[np.isfinite(x)]) >= 0).all() for x in curve.x.values())
+    return all((np.diff(x[rows & np.isfinite(x)]) >= 0).all() for x in columns.values())
 
 
 def _sound_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str | None]:
@@ -151,12 +152,12 @@ def _sound_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, An
                 continue
             if not _is_number(value):
                 return _before(rows, index, f"{axis} is no number")
-            before = last.get((row["split"], axis))
-            if axis == "loss" or row["split"] not in SPLITS or math.isnan(value):
+            place, before = _float(value), last.get((row["split"], axis))
+            if axis == "loss" or row["split"] not in SPLITS or math.isnan(place):
                 continue
-            if before is not None and value < before:
+            if before is not None and place < _float(before):
                 return _before(rows, index, f"{axis if axis != 'step' else 'steps'} go back from {before} to {value}")
-            if before == value and axis == "step":
+            if before is not None and place == _float(before) and axis == "step":
                 return _before(rows, index, f"step {value} is there twice")
             last[row["split"], axis] = value
     return list(rows), None

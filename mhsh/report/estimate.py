@@ -80,5 +80,5 @@ def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Es
     return Estimate(mean, mean - half, mean + half, smaller)
 
 
-def _quantile(freedom: float) -> float:
+def _quantile(freedom: int | float) -> float:
     return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))

@@ -14,6 +14,7 @@ from mhsh.report.curves import AXES, SPLITS, Curve
 from mhsh.report.estimate import mean_band
 from mhsh.report.runs import Run
 from mhsh.report.thinning import smooth
+from mhsh.report.wording import printable
 
 BAND_POINTS = 500  # of one band
 
@@ -136,6 +137,9 @@ def _common_name(runs: Sequence[Run]) -> str:
         start = start.rstrip("0123456789")  # seeds 10 and 11 have a digit in common
     start = re.sub(r"(^|[^0-9A-Za-z])(seed|s)?[^0-9A-Za-z]*$", "", start)
     end = _common_start([name[::-1] for name in names])[::-1]
+    parents = {str(run.path.parent.name) for run in runs}
+    if not start and len(parents) == 1 and all(re.fullmatch(r"(seed|s)?[^0-9A-Za-z]*[0-9]+", name) for name in names):
+        return printable(parents.pop())
     model = runs[0].config.model
     return start or re.sub(r"^[^A-Za-z]*/", "", end) or f"{model.num_layers}L x {model.num_heads}H {model.residual}"
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from mhsh.report.fairness import conditions, config_differences, same_data
+from pathlib import Path
+
+from mhsh.report.fairness import LedgerRow, config_differences, ledger, same_data
+from mhsh.report.groups import group_runs
 from mhsh.report.runs import load_runs
+
+
+def rows_of(*paths: Path) -> dict[str, LedgerRow]:
+    runs = load_runs(paths).runs
+    return {row.what: row for row in ledger(runs, group_runs(runs))}
 
 
 def test_config_differences_hold_every_differing_field_and_no_other(make_run) -> None:
     paths = [make_run("a"), make_run("b", model={"num_layers": 4, "num_heads": 4}), make_run("c", optimizer={"beta2": 0.98})]
-    rows = config_differences(load_runs(paths).runs)
+    runs = load_runs(paths).runs
+    rows = config_differences(runs, group_runs(runs))
     assert [(row.what, row.values) for row in rows] == [
         ("model.num_layers", ("2", "4", "2")),
         ("model.num_heads", ("8", "4", "8")),
@@ -18,7 +27,7 @@ def test_config_differences_hold_every_differing_field_and_no_other(make_run) ->
 
 def test_conditions_say_equal_differs_or_not_recorded(make_run) -> None:
     paths = [make_run("a"), make_run("b", record={"git_revision": "def", "versions": {"jax": "0.10.0", "flax": "0.12"}})]
-    rows = {row.what: row for row in conditions(load_runs(paths).runs)}
+    rows = rows_of(*paths)
     assert rows["data fingerprint"].equal is True
     assert rows["code revision"].equal is False
     assert rows["code revision"].values == ("abc", "def")
