@@ -122,9 +122,7 @@ def _problems(folder: RunFolder, problem: str | None, has_rows: bool, curves: Cu
     return tuple(problems)
 
 
-def _curves(
-    splits: Sequence[str], columns: Mapping[str, np.ndarray], losses: Sequence[Any], batches: Sequence[str | None]
-) -> Curves:
+def _curves(splits: np.ndarray, columns: Mapping[str, np.ndarray], losses: Sequence[Any], batches: Sequence[str | None]) -> Curves:
     """All arguments have an entry a row; a loss is UNSET where the row has none, None or nan where it is null."""
     measured = np.array([loss is not msgspec.UNSET for loss in losses], dtype=bool)
     loss = np.array(losses if measured.all() else [None if loss is msgspec.UNSET else loss for loss in losses], dtype=np.float64)

@@ -25,7 +25,7 @@ FAIRNESS_RULE = (
     "A comparison of losses is fair if nothing but the models differs: a difference matters in the data or their order, the data "
     "seed (split, order, masking), how they are cut into rows and batches, what is validated, the tokens seen, any field of the "
     "optimizer or its schedule, label smoothing, where training started, dropout, or precision; and in parameters, whole or of the "
-    f"encoder or decoder, decayed or not, where the largest count exceeds the smallest by more than {PARAMETER_MARGIN:.0%}. Other "
+    f"encoder or decoder, decayed or not, where the largest count exceeds the smallest by more than {100 * PARAMETER_MARGIN:.0f} %. Other "
     "differences are named. Other hardware, code or kernels leave losses comparable, but not device seconds. Training seeds may "
     "differ from run to run; where two groups have other ones, their difference is not paired."
 )
@@ -126,7 +126,9 @@ def verdict(rows: Sequence[LedgerRow]) -> str:
     clock = " Device seconds are not comparable: see the ledger." if any(row.clock for row in rows) else ""
     if unknown:
         return f"Fair as far as is recorded, but not every run recorded {wording.listing(unknown)}.{clock}"
-    return f"Fair: nothing that matters differs but the models, and their parameters by at most {PARAMETER_MARGIN:.0%}.{clock}"
+    return (
+        f"Fair: nothing that matters differs but the models, and their parameters by at most {100 * PARAMETER_MARGIN:.0f} %.{clock}"
+    )
 
 
 def marks(rows: Sequence[LedgerRow]) -> tuple[str, ...]:
