@@ -41,10 +41,11 @@ def _curve_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
             run = comparison.runs[index]
             for split, curve in run.curves.items():
                 smoothed = thinning.smooth(curve.loss) if split == "train" else curve.loss
-                for row in thinning.thin(curve.loss):
-                    places = (float(curve.x[axis][row]) for axis in AXES)
-                    losses = float(curve.loss[row]), float(smoothed[row])
-                    yield (group.name, run.name, run.config.train.seed, split, *places, *losses)
+                drawn = thinning.thin(curve.loss)
+                columns = [values[drawn].tolist() for values in (*(curve.x[axis] for axis in AXES), curve.loss, smoothed)]
+                names = (_text(group.name), _text(run.name), run.config.train.seed, split)
+                for numbers in zip(*columns, strict=True):
+                    yield (*names, *map(_number, numbers))
 
 
 def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
@@ -58,9 +59,11 @@ def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
         for name, axis, score in measures:
             estimates = []
             for estimate in (score.estimate, score.against):
-                estimates.append((estimate.mean, estimate.low, estimate.high) if estimate else (math.nan,) * 3)
+                numbers = (estimate.mean, estimate.low, estimate.high) if estimate else (math.nan,) * 3
+                estimates.append([_number(value) for value in numbers])
             paired = ("yes" if score.paired else "no") if score.against else ""
-            yield (group.name, seeds, name, axis, *estimates[0], len(score.each), score.known, *estimates[1], paired, baseline)
+            counts = (len(score.each), score.known)
+            yield (_text(group.name), seeds, name, axis, *estimates[0], *counts, *estimates[1], paired, _text(baseline))
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
@@ -68,13 +71,15 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     # The last column, always empty, is the mark by which a later report knows what it may replace.
     writer.writerow([*columns, MARK])
-    writer.writerows([*map(_cell, row), ""] for row in rows)
+    writer.writerows([*row, ""] for row in rows)
     return text.getvalue().encode()
 
 
-def _cell(value: object) -> str:
-    """Numbers in full; text so that no spreadsheet runs it: an apostrophe before what would start a formula."""
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else ""
-    text = str(value)
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not isinstance(value, int) else text
+def _number(value: float) -> float | None:
+    """An empty cell for what is not finite; the csv module writes floats in full."""
+    return value if math.isfinite(value) else None
+
+
+def _text(text: str) -> str:
+    """With an apostrophe before what a spreadsheet would take for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
