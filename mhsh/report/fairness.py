@@ -26,8 +26,8 @@ FAIRNESS_RULE = (
     "seed (split, order, masking), how they are cut into rows and batches, what is validated, the tokens seen, any field of the "
     "optimizer or its schedule, label smoothing, where training started, dropout, or precision; and in parameters, whole or of the "
     "encoder or decoder, decayed or not, where the largest count exceeds the smallest by more than "
-    f"{100 * PARAMETER_MARGIN:.0f} %. Other differences are named. "
-    "Other hardware, code or kernels leave losses comparable, but not device seconds. Training seeds may differ from run to run; where two groups have other ones, their difference is not paired."
+    f"{100 * PARAMETER_MARGIN:.0f} %. Other differences are named. Other hardware, code or kernels leave losses comparable, not "
+    "device seconds. Training seeds may differ from run to run; where two groups have other ones, their difference is not paired."
 )
 
 
