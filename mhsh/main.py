@@ -279,6 +279,8 @@ def _compare(commands: Any) -> None:
     command = _command(commands, "compare", "put runs side by side: a table, report.html and curves", [])
     command.add_argument("folders", nargs="+", metavar="RUN")
     command.add_argument("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
+    command.add_argument("--target", type=float, metavar="LOSS", help="the loss to reach (default: the worst final loss)")
+    command.add_argument("--baseline", metavar="RUN", help="the run, or group of runs, to set against (default: the first)")
 
 
 def _speed(commands: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 MOST_POINTS = 5000  # drawn of one curve
@@ -19,17 +17,20 @@ def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
     """
     if len(loss) <= most:
         return np.arange(len(loss))
-    kept = {0, len(loss) - 1}
     edges = np.linspace(0, len(loss), max(1, (most - 2) // 3) + 1).astype(int)
-    for start, end in itertools.pairwise(edges):
-        bucket = loss[start:end]
-        finite = np.isfinite(bucket)
-        if finite.any():
-            kept.add(start + int(np.nanargmin(bucket)))
-            kept.add(start + int(np.nanargmax(bucket)))
-        if not finite.all():
-            kept.add(start + int(np.argmin(finite)))
-    return np.array(sorted(kept))
+    buckets = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    finite = np.isfinite(loss)
+    low, high = np.where(finite, loss, np.inf), np.where(finite, loss, -np.inf)
+    kept = (
+        finite & (low == np.minimum.reduceat(low, edges[:-1])[buckets]),
+        finite & (high == np.maximum.reduceat(high, edges[:-1])[buckets]),
+        ~finite,
+    )
+    firsts = []
+    for rows in map(np.flatnonzero, kept):
+        # The first such row of each bucket that has one.
+        firsts.append(rows[np.unique(buckets[rows], return_index=True)[1]])
+    return np.unique(np.concatenate([[0, len(loss) - 1], *firsts]))
 
 
 def smoothing_rows(rows: int) -> int:

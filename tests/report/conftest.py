@@ -27,11 +27,15 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
         *,
         model: dict[str, Any] | None = None,
         optimizer: dict[str, Any] | None = None,
+        data: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
         record: dict[str, Any] | None = None,
         with_record: bool = True,
     ) -> Path:
         changed = {f"model.{field}": value for field, value in (model or {}).items()}
         changed |= {f"optimizer.{field}": value for field, value in (optimizer or {}).items()}
+        changed |= {f"data.{field}": value for field, value in (data or {}).items()}
+        changed |= {f"train.{field}": value for field, value in (training or {}).items()}
         # The heads are those named, not regrouped once more.
         config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changed)
         folder = RunFolder.open_for_training(tmp_path / name, config)

@@ -7,9 +7,10 @@ import json
 
 from mhsh.report import thinning
 from mhsh.report.comparison import Comparison, compare
+from mhsh.report.curves import AXES
 from mhsh.report.figures import draw_curves, plotly_text
 from mhsh.report.looks import look
-from mhsh.report.runs import AXES, load_runs
+from mhsh.report.runs import load_runs
 
 
 def test_values_on_every_axis_are_those_logged(make_run) -> None:
