@@ -12,9 +12,9 @@ import numpy as np
 
 from mhsh.report import thinning
 from mhsh.report.comparison import Comparison
+from mhsh.report.curves import AXES, Curve
 from mhsh.report.groups import Group
 from mhsh.report.looks import Look, look, run_looks
-from mhsh.report.curves import AXES, Curve
 from mhsh.report.runs import Run
 from mhsh.report.signs import SIGN, unequal
 from mhsh.report.wording import listing
@@ -53,7 +53,7 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """A figure without its values, the values that the page switches its traces between, and what it has to say about the drawing."""
+    """A figure without its values, the values that the page switches between, and what it has to say about the drawing."""
 
     figure: Mapping[str, Any]  # data and layout in plotly's words
     traces: tuple[Trace, ...]  # one for each trace of the figure, in its order

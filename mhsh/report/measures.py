@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from mhsh.report import wording
 from mhsh.report.comparison import Comparison
-from mhsh.report.estimate import Estimate
 from mhsh.report.curves import AXES
+from mhsh.report.estimate import Estimate
 from mhsh.report.targets import Score, Scores
 
 AXIS_NAMES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "device seconds"}

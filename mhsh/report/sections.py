@@ -10,12 +10,12 @@ from mhsh import outcome
 from mhsh.report import estimate, fairness, groups, targets, thinning, wording
 from mhsh.report.cells import COLUMNS
 from mhsh.report.comparison import Comparison
+from mhsh.report.curves import AXES
 from mhsh.report.fairness import LedgerRow
 from mhsh.report.figures import GROUPS, RUNS, SPLIT_NAMES, Curves
 from mhsh.report.groups import Group
 from mhsh.report.looks import look, run_looks
 from mhsh.report.measures import AXIS_NAMES, MeasureCell, measure_rows
-from mhsh.report.curves import AXES
 from mhsh.report.signs import SIGN, unequal
 
 _EQUAL_WORDS = {True: "equal", False: "differs", None: "not recorded for every run"}
@@ -265,8 +265,8 @@ def _rules_section() -> str:
         estimate.INTERVAL_RULE,
         estimate.DIFFERENCE_RULE,
         fairness.FAIRNESS_RULE,
-        f"A curve of more than {thinning.MOST_POINTS:,} rows, or of fewer where there are many curves, is thinned for drawing, never "
-        "for the numbers; spikes and gaps stay.",
+        f"A curve of more than {thinning.MOST_POINTS:,} rows, or of fewer where there are many curves, is thinned for drawing, "
+        "never for the numbers; spikes and gaps stay.",
     )
     lines = "\n".join(f"<li>{escape(rule)}</li>" for rule in rules)
     heading = '<h2 id="rules-heading">Rules</h2>'
