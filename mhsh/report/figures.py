@@ -179,14 +179,7 @@ def _x(curve: Curve, rows: np.ndarray) -> dict[str, Values]:
 
 def _values(values: np.ndarray, digits: int) -> Values:
     """Rounded to that many significant digits, which makes the page a third smaller; None for what is not finite."""
-    # A value that is a whole number is written as one.
-    return [
-        _short(float(f"{value:.{digits}g}")) if finite else None for value, finite in zip(values, np.isfinite(values), strict=True)
-    ]
-
-
-def _short(value: float) -> float:
-    return int(value) if value.is_integer() else value
+    return [float(f"{value:.{digits}g}") if finite else None for value, finite in zip(values, np.isfinite(values), strict=True)]
 
 
 def _gap_note(name: str, split: str, curve: Curve, gaps: np.ndarray) -> str:
