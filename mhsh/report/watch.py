@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import re
 import sys
 import threading
@@ -20,11 +21,11 @@ from mhsh.report.comparison import Comparison
 from mhsh.run_folder import absolute
 
 LOOPBACK = "127.0.0.1"
-_REST = 4.0  # times what the last computation took, before the next: watching takes a fifth of one core at most
+REST = 4.0  # times what the last computation took, before the next: watching takes a fifth of one core at most
 # A page of another site may have its name point here; its requests carry that name. Any port: it may have been forwarded.
 _OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
 
-_Signature = tuple[tuple[str, int, float], ...]
+_Signature = tuple[tuple[str, int, int], ...]  # name, bytes, seconds since 1970
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Snapshot:
 class Watched:
     """The newest report on run folders that may still change. Every method may be called by several threads."""
 
-    def __init__(self, folders: Sequence[str], compute: Callable[[], Comparison]) -> None:
+    def __init__(self, folders: Sequence[str | os.PathLike[str]], compute: Callable[[], Comparison], rest: float = REST) -> None:
         """`compute` reads the folders; it raises UserError or OSError where they cannot be compared just now."""
         self._folders = tuple(map(absolute, folders))
         self._compute = compute
+        self._rest = rest
         self._lock = threading.Lock()
         self._seen: tuple[_Signature, ...] | None = None
         self._rest_until = 0.0
@@ -66,7 +68,7 @@ class Watched:
                 self._newest = Snapshot(page.render_live(comparison), update, f'"{hashlib.sha256(update).hexdigest()[:32]}"')
                 self._seen = signatures
                 end = time.monotonic()
-                self._rest_until = end + _REST * (end - start)
+                self._rest_until = end + self._rest * (end - start)
             return self._newest
 
 
