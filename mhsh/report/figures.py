@@ -185,7 +185,8 @@ def _values(values: np.ndarray, digits: int) -> Values:
 def _gap_note(name: str, split: str, curve: Curve, gaps: np.ndarray) -> str:
     steps = ", ".join(f"{step:,.0f}" for step in curve.x["step"][gaps][:5])
     more = f" and {len(gaps) - 5} more" if len(gaps) > 5 else ""
-    return f"{name}: the {SPLIT_NAMES[split]} loss is not finite from step {steps}{more} on: a gap, marked x at the top edge."
+    since = f"{name}: the {SPLIT_NAMES[split]} loss is not finite from step {steps}{more} on"
+    return f"{since}: a gap; among single runs, x marks it at the top edge."
 
 
 def _line(name: str, points: int, style: Look) -> dict[str, Any]:
@@ -237,10 +238,10 @@ def _sign(name: str, color: str, text: str) -> dict[str, Any]:
         type="scatter",
         name=name,
         mode="text",
-        text=[SIGN],
+        text=[f"<b>{SIGN}</b>"],
         hovertext=[text],
         textposition="middle right",
-        textfont=dict(size=20, color=color),
+        textfont=dict(size=24, color=color),
         cliponaxis=False,
         hoverlabel=dict(namelength=-1),
         hovertemplate="%{hovertext}<extra>%{fullData.name}</extra>",

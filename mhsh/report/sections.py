@@ -67,11 +67,14 @@ def body(contents: Mapping[str, str], without_scripts: str) -> str:
 
 def _claim(comparison: Comparison) -> str:
     headline = comparison.headline
-    # Where a winner is named, how sure that is and whether it was fair belong to the claim.
-    first = 2 if headline.measure else 0
-    verdict = "".join(f'<p class="verdict">{escape(sentence)}</p>' for sentence in headline.sentences[:first])
-    rest = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in headline.sentences[first:])
-    return f"<h1>{escape(headline.title)}</h1>\n{verdict}\n<ul>\n{rest}\n</ul>"
+    lines = [f"<h1>{escape(headline.title)}</h1>"]
+    rest = headline.sentences
+    if headline.measure:
+        # Where a winner is named, how sure that is and whether it was fair are part of the claim.
+        sure, fair, *rest = headline.sentences
+        unfair = " unfair-verdict" if any(row.matters for row in comparison.ledger) else ""
+        lines += [f'<p class="verdict">{escape(sure)}</p>', f'<p class="verdict{unfair}">{escape(fair)}</p>']
+    return "\n".join((*lines, "<ul>", *(f"<li>{escape(sentence)}</li>" for sentence in rest), "</ul>"))
 
 
 def _marks(comparison: Comparison) -> str:

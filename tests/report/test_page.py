@@ -115,7 +115,7 @@ def test_the_order_is_claim_curves_groups_runs_ledger_problems_rules(four_runs: 
 def test_what_matters_is_told_beside_the_curves_in_the_legend_and_first_in_the_ledger(two_groups: Comparison) -> None:
     text = without_plotly(rendered(two_groups))
     assert '<p class="verdict">How sure: ' in text
-    assert '<p class="verdict">Not fair: different dropout' in text
+    assert '<p class="verdict unfair-verdict">Not fair: different dropout' in text
     marks, controls = (
         re.search(rf'<{tag} id="{place}".*?</{tag}>', text, re.DOTALL) for tag, place in (("div", "marks"), ("form", "controls"))
     )
@@ -214,7 +214,7 @@ def test_the_band_in_a_browser_is_the_one_computed(two_groups: Comparison, tmp_p
         sign = browser.evaluate(f"{drawn}.filter(t => t.mode === 'text').map(t => [t.text, t.x, t.y])")
     assert x == pytest.approx([*band.x, *band.x[::-1], band.x[0], None])
     assert y[:-1] == pytest.approx([*band.high, *band.low[::-1], band.high[0]], rel=1e-5)
-    assert sign == [[["\u2260"], [band.x[-1]], [pytest.approx(band.mean[-1], rel=1e-5)]]]
+    assert sign == [[["<b>\u2260</b>"], [band.x[-1]], [pytest.approx(band.mean[-1], rel=1e-5)]]]
 
 
 @pytest.mark.slow
