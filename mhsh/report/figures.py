@@ -129,8 +129,8 @@ class _Pen:
                 for field, digits in (("x", _X_DIGITS), ("mean", _LOSS_DIGITS), ("low", _LOSS_DIGITS), ("high", _LOSS_DIGITS))
             )
             points = max(len(values) for values in x.values())
-            interval = {"low": low, "high": high} if banded else {}
-            self._add(Trace(GROUPS, "line", place, split, x=x, y=mean, **interval), _line(group.name, points, style))
+            line = Trace(GROUPS, "line", place, split, x=x, y=mean, low=low if banded else {}, high=high if banded else {})
+            self._add(line, _line(group.name, points, style))
 
     def draw_run(self, place: int, run: Run, style: Look) -> None:
         for split, curve in run.curves.items():

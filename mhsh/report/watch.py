@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from etils import epath
 
@@ -109,7 +110,7 @@ class Server(ThreadingHTTPServer):
         """Where a browser finds it."""
         return f"http://{LOOPBACK}:{self.server_port}/"
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         # A browser that goes away in the middle of an answer is nothing to tell of.
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
@@ -120,16 +121,17 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "mhsh"
     sys_version = ""
     timeout = 60  # seconds that an idle connection is kept
-    server: Server
 
     def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, Server)
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0]):
-            return self._tell(HTTPStatus.MISDIRECTED_REQUEST, f"this server is called {self.server.address}")
+            return self._tell(HTTPStatus.MISDIRECTED_REQUEST, f"this server is called {server.address}")
         if self.path not in ("/", "/update"):
             return self._tell(HTTPStatus.NOT_FOUND, "there is nothing but / here")
         try:
-            snapshot = self.server.watched.newest()
+            snapshot = server.watched.newest()
         except (UserError, OSError) as error:
             return self._tell(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         if self.path == "/":
