@@ -31,14 +31,13 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
         training: dict[str, Any] | None = None,
         record: dict[str, Any] | None = None,
         with_record: bool = True,
-        seed: int = 0,
     ) -> Path:
         changed = {f"model.{field}": value for field, value in (model or {}).items()}
         changed |= {f"optimizer.{field}": value for field, value in (optimizer or {}).items()}
         changed |= {f"data.{field}": value for field, value in (data or {}).items()}
         changed |= {f"train.{field}": value for field, value in (training or {}).items()}
         # The heads are those named, not regrouped once more.
-        config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0, "train.seed": seed}, **changed)
+        config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changed)
         folder = RunFolder.open_for_training(tmp_path / name, config)
         if with_record:
             full = {
@@ -82,7 +81,7 @@ def two_groups(make_run: MakeRun) -> Comparison:
             [4 - slope * i + 0.02 * seed for i in range(30)],
             [3.4, 2.8 + 0.01 * seed, 3 - 10 * slope + 0.01 * seed],
             model=model,
-            seed=seed,
+            training={"seed": seed},
         )
         for name, slope, model in (("shallow", 0.05, {}), ("deep", 0.06, deep))
         for seed in range(3)

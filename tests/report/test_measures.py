@@ -59,7 +59,7 @@ def test_equal_values_have_no_lowest(make_run, loss: float, lowest: bool) -> Non
 
 def test_what_a_run_does_not_have_is_said_in_words(make_run) -> None:
     nan = float("nan")
-    paths = [make_run(f"a {seed}", [3.0] * 20, [3.0, nan if seed else 2.0], seed=seed) for seed in range(2)]
+    paths = [make_run(f"a {seed}", [3.0] * 20, [3.0, nan if seed else 2.0], training={"seed": seed}) for seed in range(2)]
     paths.append(make_run("b", [3.0] * 20, [3.0, nan], model={"residual": "pre_ln"}))
     some, none = cells(compare(load_runs(paths)), "final validation loss")
     assert (some.value, none.value, none.against) == ("in 1 of 2 runs only", "not finite", "")
@@ -69,7 +69,7 @@ def test_what_a_run_does_not_have_is_said_in_words(make_run) -> None:
 def test_a_difference_that_could_be_chance_is_not_told_apart(make_run) -> None:
     finals = {"a": (2.0, 2.2), "b": (2.2, 2.1)}
     paths = [
-        make_run(f"{name} {seed}", [3.0], [final], seed=seed, model={"residual": "pre_ln"} if name == "b" else {})
+        make_run(f"{name} {seed}", [3.0], [final], training={"seed": seed}, model={"residual": "pre_ln"} if name == "b" else {})
         for name, losses in finals.items()
         for seed, final in enumerate(losses)
     ]

@@ -36,7 +36,7 @@ def evil_groups(make_run) -> Comparison:
             f"{name} shape {seed}",
             [3.0 - 0.02 * i - 0.01 * seed for i in range(20)],
             [2.9, 2.6 + 0.1 * group + 0.01 * seed],
-            seed=seed,
+            training={"seed": seed},
             model={"residual": ("post_ln", "admin")[group]},
             record={
                 "data": {"fingerprint": f"</script><script>alert(3)</script>{group}", "unigram_entropy": 2.95},

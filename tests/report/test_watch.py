@@ -243,7 +243,7 @@ def test_an_interrupt_ends_it_well_and_nothing_is_written(make_run, watching, tm
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
 def test_in_a_browser_the_curves_grow_and_the_reader_keeps_his_place(make_run, watching, tmp_path: Path) -> None:
     shape = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
-    folders = [make_run(f"shallow {seed}", [4 - 0.05 * i for i in range(20)], seed=seed) for seed in range(2)]
+    folders = [make_run(f"shallow {seed}", [4 - 0.05 * i for i in range(20)], training={"seed": seed}) for seed in range(2)]
     process, address = watching(*folders, tmp_path / "deep")
     with Browser(1280) as browser:
         browser.visit(address)
