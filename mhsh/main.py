@@ -278,9 +278,11 @@ def _peers(command: argparse.ArgumentParser, names: str) -> None:
 def _compare(commands: Any) -> None:
     command = _command(commands, "compare", "put runs side by side: a table, report.html and curves", [])
     command.add_argument("folders", nargs="+", metavar="RUN")
-    command.add_argument("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
+    command.add_argument("--out", metavar="FILE", help="the page (default: report.html)")
     command.add_argument("--target", type=float, metavar="LOSS", help="the loss to reach (default: the worst final loss)")
     command.add_argument("--baseline", metavar="RUN", help="the run, or group of runs, to set against (default: the first)")
+    command.add_argument("--watch", action="store_true", help="serve the page on this machine and refresh it while runs train")
+    command.add_argument("--port", type=int, metavar="N", help="where --watch serves it (default: any free port)")
 
 
 def _speed(commands: Any) -> None:

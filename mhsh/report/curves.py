@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import operator
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -66,7 +67,9 @@ def read_all(folders: Sequence[RunFolder]) -> list[Curves]:
     if workers < 2 or sum(path.stat().length for path in local if path.exists()) < _MUCH_BYTES:
         return [read_curves(folder) for folder in folders]
     # A fork would copy the locks of other threads.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    # An interrupt is for the caller; these end with it, and have no traceback to print.
+    quiet = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), signal.signal, quiet) as pool:
         return list(pool.map(read_curves, folders))
 
 

@@ -77,3 +77,21 @@ def shapes(make_config: Callable[..., Config]) -> dict[str, Config]:
     fixed = {"model.heads_per_layer": 0}
     deep = fixed | {"model.num_layers": 16, "model.num_heads": 1, "model.mlp_dim": 32}
     return {"config": make_config("bert", "2l8h", **fixed), "against": make_config("bert", "2l8h", **deep)}
+
+
+@pytest.fixture
+def two_groups(make_run: MakeRun) -> Comparison:
+    """Three seeds of a shallow shape, and three of a deep one with another dropout; the deep one ends lower in each seed."""
+    deep = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32, "hidden_dropout": 0.0}
+    paths = [
+        make_run(
+            f"{name} seed {seed}",
+            [4 - slope * i + 0.02 * seed for i in range(30)],
+            [3.4, 2.8 + 0.01 * seed, 3 - 10 * slope + 0.01 * seed],
+            model=model,
+            training={"seed": seed},
+        )
+        for name, slope, model in (("shallow", 0.05, {}), ("deep", 0.06, deep))
+        for seed in range(3)
+    ]
+    return compare(load_runs(paths))
