@@ -31,6 +31,7 @@ MODEL = dict(
     next_sentence=False,
     num_decoder_layers=0,
     num_classes=0,
+    heads_per_layer=0,  # as they are
     num_layers=3,
     num_heads=8,
     head_dim=16,

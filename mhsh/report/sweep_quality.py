@@ -11,8 +11,8 @@ from mhsh.report.sweep_cells import Sweep, SweptCell, setting_words
 from mhsh.sweep_axes import SEEDS, Axis, Value
 
 QUALITY_RULE = (
-    "Quality is the validation loss after the last step, its mean over the seeds that reached it with a finite loss; where some did "
-    "not, it is told of how many the mean is, and a mean over the survivors flatters. Differences are against the axis's first "
+    "Quality is the validation loss after the last step, its mean over the seeds that reached it with a finite loss; where some "
+    "did not, it is told of how many the mean is, and a mean over the survivors flatters. Differences are against the axis's first "
     "value, each looked at by itself: of many intervals some leave out zero by chance."
 )
 
