@@ -12,8 +12,8 @@ import plotly.graph_objects as go
 
 from mhsh.report import thinning
 from mhsh.report.comparison import Comparison
+from mhsh.report.curves import AXES, Curve
 from mhsh.report.looks import Look, look
-from mhsh.report.runs import AXES, Curve
 
 AXIS_TITLES = {
     "step": "training steps",

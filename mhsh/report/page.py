@@ -15,11 +15,11 @@ from mhsh import outcome
 from mhsh.report import thinning
 from mhsh.report.cells import COLUMNS
 from mhsh.report.comparison import Comparison
+from mhsh.report.curves import AXES
 from mhsh.report.fairness import LedgerRow
 from mhsh.report.figures import SPLIT_NAMES, Curves, draw_curves
 from mhsh.report.looks import look
 from mhsh.report.outputs import MARK
-from mhsh.report.runs import AXES
 
 _AXIS_NAMES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "device seconds"}
 _EQUAL_WORDS = {True: "equal", False: "differs", None: "not recorded for every run"}
@@ -172,14 +172,14 @@ _SCROLLING = 'tabindex="0" role="region"'  # a part that scrolls sideways has to
 
 
 def _fairness_section(comparison: Comparison) -> str:
-    names = [run.name for run in comparison.runs]
+    names = [group.name for group in comparison.groups]
     if comparison.differences:
         configs = _ledger("Config fields that differ", comparison.differences, names)
     elif len(names) > 1:
         configs = "<p>The configs of all runs are equal in every field.</p>"
     else:
         configs = "<p>There is only one run.</p>"
-    recorded = _ledger("Conditions that the runs recorded", comparison.conditions, names)
+    recorded = _ledger("Conditions that the runs recorded", comparison.ledger, names)
     return "\n".join(
         (
             '<section aria-labelledby="fairness-heading">',
