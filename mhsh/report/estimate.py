@@ -48,7 +48,7 @@ def mean_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     mean = values.mean(axis=0)
     if seeds < 2:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    half = _quantile(seeds - 1) * values.std(axis=0, ddof=1) / math.sqrt(seeds)
+    half = _quantile(float(seeds - 1)) * values.std(axis=0, ddof=1) / math.sqrt(seeds)
     return mean, mean - half, mean + half
 
 

@@ -6,7 +6,7 @@ from mhsh.analysis.run_cost import run_cost
 
 
 def test_a_run_by_hand(make_config):
-    config = make_config("quickstart", "48l1h_admin", **{"train.num_steps": 7, "train.batch_size": 3})
+    config = make_config("quickstart", "48l1h_admin", **{"train.num_steps": 7, "train.batch_size": 3, "optimizer.warmup_steps": 0})
     cost = run_cost(config)
     assert cost.tokens == 7 * 3 * 128
     d, h, f, layers, length, vocabulary = 64, 8, 32, 48, 128, 264
