@@ -17,8 +17,8 @@ VARIANTS = {
     # One head a layer, its feed-forward part as narrow as regrouping makes it; --axes depth=6,18,54.
     "stability": {
         "model": dict(num_heads=1, embed_dim=64, mlp_dim=32, head_dim=16, residual="post_ln"),
-        "optimizer": {},
-        "train": dict(num_steps=250, eval_interval=0, batch_size=4),
+        "optimizer": dict(warmup_steps=50),
+        "train": dict(num_steps=300, batch_size=4, eval_interval=0, checkpoint_interval=0),
     },
 }
 
@@ -80,13 +80,13 @@ TRAIN = dict(
     seed=0,
     start_from="",
     keep_moments=False,
-    num_steps=800,
+    num_steps=400,
     batch_size=8,
     label_smoothing=0.0,
     accumulation_steps=1,
     log_interval=5,
     eval_interval=100,
-    eval_batches=64,
+    eval_batches=32,
     checkpoint_interval=200,
     keep_checkpoints=1,
     keep_every=0,
