@@ -22,7 +22,9 @@ _SQUARES = {CONVERGED: ("#BFE5D6", ""), PLATEAUED: ("#F7DDA0", "//"), DIVERGED: 
 
 
 def quality_picture(quality: Quality, kind: str) -> bytes:
-    """The mean final validation loss against the axis, a line a setting of the others, with 95 % intervals; a `png` or `svg`."""
+    """The mean final validation loss with 95 % intervals against the axis, a line a setting of the others, as a `png` or an `svg`;
+    each seed is a dash.
+    """
     figure = Figure(figsize=(7.5, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
     values = sorted(point.value for point in quality.lines[0].points)

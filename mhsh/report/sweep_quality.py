@@ -23,6 +23,7 @@ class Point:
 
     value: int | float
     quality: Estimate | None  # nats per predicted token; None where no seed reached the end
+    losses: tuple[float, ...]  # what that is the mean of
     against_first: Estimate | None  # its difference to the first value of the axis; None there, or where either has no quality
     planned: int  # cells, a seed each
     missing: tuple[str, ...]  # what became of those that are not in the mean
@@ -118,5 +119,6 @@ def _points(by_value: Mapping[Value, Sequence[SweptCell]]) -> tuple[Point, ...]:
             if cell.final_loss is None
         )
         against = difference(reached, losses[0]) if index and reached and losses[0] else None
-        points.append(Point(value, estimate(list(reached.values())) if reached else None, against, len(cells), missing))
+        losses_here = tuple(reached.values())
+        points.append(Point(value, estimate(losses_here) if reached else None, losses_here, against, len(cells), missing))
     return tuple(points)
