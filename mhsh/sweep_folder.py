@@ -15,6 +15,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -34,8 +35,8 @@ RUNNING = "running"
 STOPPED = "stopped"  # it has begun and can go on
 WAITING = "not run"
 
-# A process that ended so has saved its state and can go on: requeued, or Ctrl-C.
-RESUMABLE = (os.EX_TEMPFAIL, 130)
+# A process that ended so was asked to, and can go on: by SIGTERM or Ctrl-C, with its state saved or before it had any.
+RESUMABLE = (os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,6 +95,7 @@ def test_a_damaged_plan_is_one_line(folder, text):
         ({"status": "running"}, 137, FAILED),
         ({"status": "stopped"}, 75, STOPPED),
         ({"status": "stopped"}, 130, STOPPED),
+        (None, 143, WAITING),
         ({"status": "stopped", "outcome": DIVERGED}, 2, GAVE_UP),
         ({"status": "finished", "outcome": "on the unigram plateau"}, 0, FINISHED),
         ({"status": "finished", "outcome": DIVERGED}, None, FINISHED),

@@ -37,7 +37,7 @@ class Square:
     """One square of a grid."""
 
     verdict: str  # a key of LETTERS
-    figure: str  # the loss in words
+    figure: str  # the loss in words; empty where no seed has ended
     share: str  # `2 of 3 seeds` where the seeds disagree or some have not ended, else empty
 
 
@@ -91,6 +91,6 @@ def _square(cells: Sequence[SweptCell]) -> Square:
     verdicts = Counter(cell.verdict for cell in ended or cells)
     verdict = next(verdict for verdict in LETTERS if verdicts[verdict])
     losses = [cell.final_loss for cell in ended if cell.final_loss is not None]
-    figure = wording.loss(statistics.fmean(losses)) if losses else "not finite" if verdict == DIVERGED else "no loss"
+    figure = wording.loss(statistics.fmean(losses)) if losses else "not finite" if verdict == DIVERGED else ""
     agreed = verdicts[verdict] == len(cells)
     return Square(verdict, figure, "" if agreed else f"{verdicts[verdict]} of {len(cells)} seeds")

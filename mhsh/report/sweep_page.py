@@ -145,11 +145,9 @@ def _grid(grid: Grid) -> str:
 def _square(square: Square | None) -> str:
     if square is None:
         return "<td></td>"
-    share = f"<br>{escape(square.share)}" if square.share else ""
-    return (
-        f'<td class="{_square_class(square.verdict)}"><span class="plate"><span class="letter">{LETTERS[square.verdict]}</span> '
-        f"{escape(square.verdict)}<br>{escape(square.figure)}{share}</span></td>"
-    )
+    words = "<br>".join(escape(text) for text in (square.verdict, square.figure, square.share) if text)
+    plate = f'<span class="plate"><span class="letter">{LETTERS[square.verdict]}</span> {words}</span>'
+    return f'<td class="{_square_class(square.verdict)}">{plate}</td>'
 
 
 def _square_class(verdict: str) -> str:

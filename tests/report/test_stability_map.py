@@ -36,7 +36,7 @@ def test_one_seed_a_square(fields, tmp_path):
         (0.001, 6): ("converged", "2.000", ""),
         (0.01, 6): ("plateaued", "2.910", ""),
         (0.001, 12): ("diverged", "not finite", ""),
-        (0.01, 12): ("failed", "no loss", ""),
+        (0.01, 12): ("failed", "", ""),
     }
     assert second.squares[0.001, 6].verdict == "converged"
     assert second.squares[0.01, 12].verdict == "not run"
@@ -51,7 +51,7 @@ def test_one_seed_a_square(fields, tmp_path):
         ((2.0, math.nan, 3.0), "diverged", "2.500", "1 of 3 seeds"),
         ((math.nan, math.nan, math.nan), "diverged", "not finite", ""),
         ((2.0, FAILED, None), "converged", "2.000", "1 of 3 seeds"),
-        ((None, FAILED, None), "failed", "no loss", "1 of 3 seeds"),
+        ((None, FAILED, None), "failed", "", "1 of 3 seeds"),
     ],
 )
 def test_several_seeds_a_square(fields, tmp_path, losses, verdict, figure, share):
