@@ -130,7 +130,8 @@ def _none_left(running: list[_Running]) -> Iterator[None]:
 
 def _environment(folder: SweepFolder, parallel: int) -> dict[str, str]:
     """What the processes find: cells of one shape share what XLA compiles, unless the user has a cache for all of jax."""
-    environment = dict(os.environ)
+    # Unbuffered: a log can be followed, and a killed process's last lines are in it.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if not environment.get("JAX_COMPILATION_CACHE_DIR"):
         environment["JAX_COMPILATION_CACHE_DIR"] = str(private_cache(folder.path))
     if parallel > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -133,22 +132,6 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path):
     assert shape == there.read_plan().cells[0].cost["parameters"]
 
 
-def _wait_for(folder: Path, name: str, step: int, process: subprocess.Popen[str]) -> None:
-    run = SweepFolder(folder).run_folder(name)
-    while not any(row["step"] >= step for row in run.read_metrics().rows):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-
-
-def _lock_is_free(folder: Path, name: str) -> bool:
-    with open(folder / "logs" / f"{name}.err", "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
-
-
 def _children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
@@ -159,27 +142,34 @@ def test_a_sweep_that_is_killed_and_one_that_is_stopped_go_on(corpus, tmp_path):
     arguments = [*long, f"--config.data.source=text:{corpus}", "--axes", "seed=0,1", f"--workdir={folder}"]
     started: dict[str, Any] = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     killed = subprocess.Popen(command(*arguments), **started)
-    _wait_for(folder, "seed-0", 30, killed)
+    run = SweepFolder(folder).run_folder("seed-0")
+    while run.newest_checkpoint() is None:
+        assert killed.poll() is None, killed.communicate()
+        time.sleep(0.05)
     (child,) = _children(killed.pid)
     killed.kill()
     killed.communicate()
     # Its cell goes on, and nobody else touches that.
     assert states(folder) == [RUNNING, WAITING]
     os.kill(child, signal.SIGKILL)
-    while not _lock_is_free(folder, "seed-0"):
+    while states(folder)[0] == RUNNING:
         time.sleep(0.05)
     assert states(folder) == [STOPPED, WAITING]
 
     stopped = subprocess.Popen(command(*arguments), **started)
-    reached = max(row["step"] for row in SweepFolder(folder).run_folder("seed-0").read_metrics().rows)
-    _wait_for(folder, "seed-0", reached + 20, stopped)
+    log = folder / "logs" / "seed-0.out"
+    while "going on from the checkpoint of step" not in log.read_text(encoding="utf-8"):
+        assert stopped.poll() is None, stopped.communicate()
+        time.sleep(0.05)
+    steps = len(run.read_metrics().rows)
+    while len(run.read_metrics().rows) < steps + 3:  # it trains, and no longer prepares
+        assert stopped.poll() is None, stopped.communicate()
+        time.sleep(0.05)
     stopped.send_signal(signal.SIGINT)
     out, err = stopped.communicate()
     assert stopped.returncode == 130, err
     assert "stopped by signal 2, states saved" in out and (folder / "sweep.html").exists()
     assert states(folder) == [STOPPED, WAITING]
-    assert "going on from the checkpoint of step" in (folder / "logs" / "seed-0.out").read_text(encoding="utf-8")
-    run = SweepFolder(folder).run_folder("seed-0")
     assert run.read_run()["status"] == "stopped"
     saved = run.newest_checkpoint()
     assert saved == run.read_metrics().rows[-1]["step"]
