@@ -40,6 +40,8 @@ def quality_picture(quality: Quality, kind: str) -> bytes:
         axes.errorbar(
             x, y, half, color=style.color, linestyle=style.linestyle, marker=style.marker, capsize=4, label=f"line {index}"
         )
+        seeds = [(point.value, loss) for point in line.points for loss in point.losses]
+        axes.plot([value for value, _ in seeds], [loss for _, loss in seeds], "_", color=style.color, markersize=16)
     if quality.lines[0].label:
         legend = figure.legend(loc="outside lower center", ncols=2, handlelength=4)
         for text, line in zip(legend.get_texts(), quality.lines, strict=True):

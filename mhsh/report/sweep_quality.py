@@ -53,20 +53,20 @@ def qualities(sweep: Sweep, but: Sequence[str] = ()) -> tuple[Quality, ...]:
 
 
 def claims(quality: Quality) -> list[str]:
-    """A sentence a line: where the loss is lowest, how it compares with the first value, and how sure that is."""
+    """A line's words each: where the loss is lowest, and how each value compares with the first one, and how sure that is."""
     sentences = []
     for line in quality.lines:
         reached = [point for point in line.points if point.quality is not None]
         if not reached:
             continue
         best = min(reached, key=lambda point: point.quality.mean if point.quality else 0.0)
-        first = quality.axis.values[0]
         where = f"{line.label}: " if line.label else ""
         said = f"{where}lowest final validation loss at {quality.axis.name} = {best.value}: {in_words(best)}"
-        if best.against_first is not None:
-            said += f"; against {quality.axis.name} = {first}: {difference_in_words(best.against_first)}"
-        elif best.value == first and len(reached) > 1:
-            said += ", the first value"
+        against = [
+            f"{each.value} is at {difference_in_words(each.against_first)}" for each in reached if each.against_first is not None
+        ]
+        if against:
+            said += f". Against {quality.axis.name} = {quality.axis.values[0]}: {'; '.join(against)}"
         sentences.append(said)
     return sentences
 

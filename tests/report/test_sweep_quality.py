@@ -39,8 +39,8 @@ def test_mean_interval_and_paired_difference_by_hand(fields, tmp_path):
     assert second.against_first.low == pytest.approx(-0.1 - T2 * 0.02 / math.sqrt(3))
     assert second.against_first.excludes_zero
     assert claims(quality) == [
-        "lowest final validation loss at heads_per_layer = 1: 2.500 (95 % interval 2.272 to 2.728, 3 seeds); "
-        "against heads_per_layer = 8: -0.100 (-0.150 to -0.050), lower"
+        "lowest final validation loss at heads_per_layer = 1: 2.500 (95 % interval 2.272 to 2.728, 3 seeds). "
+        "Against heads_per_layer = 8: 1 is at -0.100 (-0.150 to -0.050), lower"
     ]
 
 
