@@ -62,9 +62,8 @@ def claims(quality: Quality) -> list[str]:
         best = min(reached, key=lambda point: point.quality.mean if point.quality else 0.0)
         where = f"{line.label}: " if line.label else ""
         said = f"{where}lowest final validation loss at {quality.axis.name} = {best.value}: {in_words(best)}"
-        against = [
-            f"{each.value} is at {difference_in_words(each.against_first)}" for each in reached if each.against_first is not None
-        ]
+        compared = [(point.value, point.against_first) for point in reached if point.against_first is not None]
+        against = [f"{value} is at {difference_in_words(estimated)}" for value, estimated in compared]
         if against:
             said += f". Against {quality.axis.name} = {quality.axis.values[0]}: {'; '.join(against)}"
         sentences.append(said)
