@@ -25,6 +25,9 @@ USAGE_ERROR = 2
 QUICKSTART_VARIANTS = ("6l8h_post_ln", "48l1h_post_ln", "48l1h_admin", "48l1h_pre_ln")
 
 
+# What the parser sets for this module and not for the command.
+_OURS = ("command", "config_flags", "needs_config")
+
 # What takes a fresh gigabyte in every step.
 COMPUTING = ("train", "finetune", "quickstart", "eval", "bench")
 
@@ -63,14 +66,14 @@ def _run(arguments: list[str]) -> int:
     if not options.command:
         parser.print_help()
         return USAGE_ERROR
-    values: dict[str, Any] = {key: value for key, value in vars(options).items() if key not in ("command", "config_flags")}
+    values: dict[str, Any] = {key: value for key, value in vars(options).items() if key not in _OURS}
     if options.command == "quickstart":
         values["configs"], rest = _quickstart_configs(rest)
     for name, parameter in values.pop("partial_flags", {}).items():
         values[parameter], rest = take_fields(name, rest)
     for name in options.config_flags:
         values[name], rest = take_config(name, rest)
-    if "config" in options.config_flags and values["config"] is None:
+    if options.needs_config and "config" in options.config_flags and values["config"] is None:
         raise UserError(f"mhsh {options.command} needs --config=FILE.py:VARIANT, for example --config=configs/bert.py:2l8h")
     if rest:
         raise UserError(f"{rest[0]} is not an argument of mhsh {options.command}; see mhsh {options.command} --help")
@@ -91,6 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _train(commands: Any) -> None:
     command = _command(commands, "train", "train a config into a run folder, or go on with the run that is there", ["config"])
+    # Without one, that of the run folder is taken.
+    command.set_defaults(needs_config=False)
     command.add_argument("--workdir", required=True, metavar="DIR", help="the run folder")
     cluster = command.add_argument_group("several processes (one command on each)")
     cluster.add_argument("--distributed", action="store_true", help="join the processes that JAX finds: TPU VMs, GKE, Slurm")
@@ -293,6 +298,31 @@ def _speed(commands: Any) -> None:
     command.add_argument("--target", type=float, metavar="LOSS", help="validation loss, nats a predicted token")
 
 
+def _sweep(commands: Any) -> None:
+    command = _command(commands, "sweep", "train a config at every combination of some fields' values, and report", ["config"])
+    # An axis names fields as the config file has them, before heads are regrouped.
+    command.set_defaults(config_flags=[], partial_flags={"config": "fields"})
+    command.add_argument("--workdir", required=True, metavar="DIR", help="the sweep's folder; the same command goes on there")
+    command.add_argument(
+        "--axes",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="a field and its values: heads_per_layer=8,4,2,1 seed=0,1,2 lr=1e-3,3e-3 scheme=post_ln,admin model.num_layers=6,18",
+    )
+    command.add_argument("--dry-run", action="store_true", help="print the plan and what it costs, and stop")
+    command.add_argument("--parallel", type=int, default=1, metavar="N", help="cells at once, the cores shared out (default: 1)")
+    command.add_argument("--cells", default="1/1", metavar="I/N", help="every N-th cell from the I-th on: this host's share")
+    command.add_argument("--retry", action="store_true", help="try failed cells again")
+
+
+def _sweep_report(commands: Any) -> None:
+    command = _command(commands, "sweep-report", "write a sweep's report anew, also while it runs", [])
+    command.add_argument("folder", metavar="DIR", help="the sweep's folder")
+    command.set_defaults(module="sweep_report")
+
+
 def _quickstart(commands: Any) -> None:
     command = _command(commands, "quickstart", "train the small comparison and write its report", [])
     command.add_argument("--workdir", default="runs/quickstart", metavar="DIR", help="where the runs go")
@@ -308,7 +338,7 @@ def _command(commands: Any, name: str, help_text: str, config_flags: Sequence[st
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(config_flags=config_flags)
+    parser.set_defaults(config_flags=config_flags, needs_config=True)
     return parser
 
 
@@ -330,6 +360,8 @@ _COMMANDS = (
     _bench,
     _compare,
     _speed,
+    _sweep,
+    _sweep_report,
     _quickstart,
 )
 
