@@ -29,7 +29,7 @@ QUICKSTART_VARIANTS = ("6l8h_post_ln", "48l1h_post_ln", "48l1h_admin", "48l1h_pr
 _OURS = ("command", "config_flags", "needs_config")
 
 # What takes a fresh gigabyte in every step.
-COMPUTING = ("train", "finetune", "quickstart", "eval", "bench")
+COMPUTING = ("train", "finetune", "quickstart", "eval", "bench", "probe")
 
 
 def start() -> int:
@@ -280,6 +280,40 @@ def _peers(command: argparse.ArgumentParser, names: str) -> None:
     command.add_argument("--peer", metavar="NAME,...", help=f"{names} (the extra `parity`)")
 
 
+def _probe(commands: Any) -> None:
+    help_text = "look into a model: what its layers do on one batch"
+    kinds = _command(commands, "probe", help_text, []).add_subparsers(dest="kind", metavar="KIND", required=True)
+    _probe_kind(kinds, "dependency", "the share that each sublayer has in the final residual stream")
+    amplification = _probe_kind(kinds, "amplification", "how much the output changes with the weights, against depth")
+    _probe_kind(kinds, "gradients", "the gradient's norm in every layer and sublayer")
+    _probe_kind(kinds, "coverage", "how many positions a token draws on: in a head, in a layer, through the stack")
+    _probe_kind(kinds, "similarity", "how alike the residual stream is before and after each layer")
+    depths, schemes = (
+        "6,12,24,48,96,192,384",
+        "post_ln, pre_ln, admin_profiled, admin_closed_log, admin_closed_one, deepnorm, rezero",
+    )
+    amplification.add_argument("--depths", default=depths, metavar="L,...", help=f"layers, with --config (default: {depths})")
+    amplification.add_argument("--schemes", metavar="NAME,...", help=f"with --config: some of {schemes} (default: all)")
+    amplification.add_argument("--draws", type=int, default=8, metavar="K", help="changes that are averaged (default: 8)")
+    amplification.add_argument(
+        "--noise", type=float, default=0.001, metavar="X", help="their deviation over that of a fresh weight (default: 0.001)"
+    )
+
+
+def _probe_kind(kinds: Any, name: str, help_text: str) -> argparse.ArgumentParser:
+    command = _command(kinds, name, help_text, [])
+    command.epilog = (
+        "--config=FILE.py:VARIANT instead of RUN: a fresh model; --against=... beside it\noverrides: --config.SECTION.FIELD=VALUE"
+    )
+    # Neither is needed where a run is given.
+    command.set_defaults(partial_flags={"config": "config_fields", "against": "against_fields"})
+    command.add_argument("folders", nargs="*", metavar="RUN", help="trained runs, side by side")
+    command.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    command.add_argument("--rows", type=int, default=8, metavar="B", help="of the batch that is looked at (default: 8)")
+    command.add_argument("--out", metavar="FILE", help="a new file for the JSON, pictures beside it (default: probe-KIND.json)")
+    return command
+
+
 def _compare(commands: Any) -> None:
     command = _command(commands, "compare", "put runs side by side: a table, report.html and curves", [])
     command.add_argument("folders", nargs="+", metavar="RUN")
@@ -358,6 +392,7 @@ _COMMANDS = (
     _import,
     _export,
     _bench,
+    _probe,
     _compare,
     _speed,
     _sweep,

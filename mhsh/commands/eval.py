@@ -7,12 +7,11 @@ import json
 
 import jax
 
-from mhsh.data.load import load_corpus
-from mhsh.errors import UserError
 from mhsh.models.model import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.restored import recorded_corpus
 from mhsh.training.scoring import Decoding, Scorer
 from mhsh.training.sharding import make_mesh, process_rows
 from mhsh.training.state import abstract_state
@@ -31,11 +30,7 @@ def run(folder: str, step: int | None) -> int:
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     params = checkpoints.restore_params(step, abstract_state(config, model, optimizer, mesh).params)
 
-    corpus = load_corpus(config, run_folder.path)
-    # An imported checkpoint was trained on data that nobody recorded.
-    recorded = run_folder.read_run()["data"]["fingerprint"] if run_folder.has_run_record() else corpus.fingerprint
-    if corpus.fingerprint != recorded:
-        raise UserError(f"{folder} was trained on other data (fingerprint {recorded[:12]}, here {corpus.fingerprint[:12]})")
+    corpus = recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)
     scorer = Scorer(config, model, mesh, corpus, functools.partial(process_rows, mesh), params, DECODING)
     values = scorer(params, scorer.num_batches, lambda: None)

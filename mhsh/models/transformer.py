@@ -73,7 +73,7 @@ def over_layers(layer: Any, config: ModelConfig, lengths: tuple[int, ...], in_ax
 
 
 # The collections of figures that layers leave behind, kept only where somebody asks for them.
-SOWN = ("omega", "diagnosis")
+SOWN = ("omega", "diagnosis", "probe")
 
 
 class Sight(NamedTuple):

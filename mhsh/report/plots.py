@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
-import warnings
 from collections.abc import Sequence
-from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -16,13 +12,12 @@ from matplotlib.figure import Figure
 
 from mhsh.report import thinning
 from mhsh.report.comparison import Comparison
+from mhsh.report.figure_files import figure_bytes
 from mhsh.report.figures import GROUPS, first_view
 from mhsh.report.looks import Look, look
 from mhsh.report.outputs import MARK
 from mhsh.report.signs import SIGN, unequal
 
-# The file says who wrote it and not when.
-_METADATA: dict[str, dict[str, Any]] = {"png": {"Software": MARK}, "svg": {"Creator": MARK, "Date": None}}
 _MOST_POINTS = 1500  # of one curve: a panel is some 600 pixels wide
 _TITLES = {
     False: {"train": "training loss (thin: as logged; thick: smoothed)", "validation": "validation loss"},
@@ -45,7 +40,7 @@ def picture(comparison: Comparison, kind: str = "png") -> bytes:
         axes.set_title(title, fontsize=11)
     panels[0].set_ylabel("loss, nats per token")
     _legend(figure, entries, comparison)
-    return _saved(figure, kind)
+    return figure_bytes(figure, kind, MARK)
 
 
 def _groups(axes: Axes, comparison: Comparison, split: str) -> dict[str, Artist]:
@@ -120,13 +115,3 @@ def _legend(figure: Figure, entries: dict[str, Artist], comparison: Comparison) 
         # Set afterwards and unparsed: a run's name may hold dollar signs or begin with an underscore.
         entry.set_parse_math(False)
         entry.set_text(textwrap.fill(name, 60))
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    # svg.hashsalt: matplotlib's element names are random without it.
-    with mpl.rc_context({"svg.hashsalt": MARK}), warnings.catch_warnings():
-        # A character that the font lacks is drawn as a box; the run is named in full in the report.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
-    return buffer.getvalue()

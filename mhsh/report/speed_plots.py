@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import textwrap
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib import patheffects
 from matplotlib.axes import Axes
@@ -20,12 +17,12 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
 from mhsh.bench_file import Interval
+from mhsh.report.figure_files import figure_bytes
 from mhsh.report.looks import look
 from mhsh.report.speed import Pair, Row, Setting, Speed, crossings, verdict
 from mhsh.report.speed_cost import Cost
 from mhsh.report.speed_words import HOW_TO_READ, MARK, kind_name, pair_title, times
 
-_METADATA: dict[str, dict[str, Any]] = {"png": {"Software": MARK}, "svg": {"Creator": MARK, "Date": None}}
 # Pale enough for black numbers, and of different lightness than white for an eye without colour.
 _SHALLOW, _DEEP = "#F0A36B", "#7FB4DC"
 _MAP_COLORS = LinearSegmentedColormap.from_list("speed", [_SHALLOW, "#FFFFFF", _DEEP])
@@ -109,7 +106,7 @@ def map_picture(pairs: Sequence[Pair], kind: str) -> bytes:
     for each, pair in zip(axes, pairs, strict=False):
         _draw_map(each, pair)
     figure.supxlabel(textwrap.fill(HOW_TO_READ, 64 * columns), fontsize=8)
-    return _saved(figure, kind)
+    return figure_bytes(figure, kind, MARK)
 
 
 def _draw_map(axes: Axes, pair: Pair) -> None:
@@ -186,7 +183,7 @@ def line_picture(chosen: Sequence[Panel], shapes: Sequence[str], kind: str) -> b
         # Set afterwards and unparsed: a label may hold dollar signs.
         entry.set_parse_math(False)
         entry.set_text(textwrap.fill(shapes[index], 60))
-    return _saved(figure, kind)
+    return figure_bytes(figure, kind, MARK)
 
 
 def panel_picture(panel: Panel) -> bytes:
@@ -194,7 +191,7 @@ def panel_picture(panel: Panel) -> bytes:
     figure, axes = _grid(1, 1, 4.6, 3.3)
     _draw_lines(axes[0], panel)
     _title(axes[0], panel.quantity)
-    return _saved(figure, "svg")
+    return figure_bytes(figure, "svg", MARK)
 
 
 def _draw_lines(axes: Axes, panel: Panel) -> None:
@@ -245,7 +242,7 @@ def cost_picture(costs: Sequence[Cost], target: float, kind: str) -> bytes:
     axes.set_xlim(left=0)
     axes.set_xlabel(f"device-hours to validation loss {target:g}")
     axes.grid(alpha=0.3, axis="x")
-    return _saved(figure, kind)
+    return figure_bytes(figure, kind, MARK)
 
 
 def _title(axes: Axes, text: str) -> None:
@@ -260,13 +257,3 @@ def _grid(count: int, columns: int, width: float, height: float) -> tuple[Figure
     for unused in axes[count:]:
         unused.remove()
     return figure, axes[:count]
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    # svg.hashsalt: matplotlib's element names are random without it.
-    with mpl.rc_context({"svg.hashsalt": MARK}), warnings.catch_warnings():
-        # A character that the font lacks is drawn as a box; the shape is named in full in the report.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
-    return buffer.getvalue()

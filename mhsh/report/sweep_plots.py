@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mhsh.outcome import DIVERGED
+from mhsh.report.figure_files import figure_bytes
 from mhsh.report.looks import look
-from mhsh.report.plots import _saved as saved
+from mhsh.report.outputs import MARK
 from mhsh.report.stability_map import LETTERS, Grid
 from mhsh.report.sweep_cells import CONVERGED, PLATEAUED
 from mhsh.report.sweep_quality import Quality
@@ -51,7 +52,7 @@ def quality_picture(quality: Quality, kind: str) -> bytes:
     axes.set_xlabel(quality.axis.name)
     axes.set_ylabel("final validation loss, nats per token")
     axes.grid(alpha=0.3)
-    return saved(figure, kind)
+    return figure_bytes(figure, kind, MARK)
 
 
 def map_picture(grids: tuple[Grid, ...], kind: str) -> bytes:
@@ -66,7 +67,7 @@ def map_picture(grids: tuple[Grid, ...], kind: str) -> bytes:
         axes.set_axis_off()
     shown = {square.verdict for grid in grids for square in grid.squares.values()}
     figure.supxlabel("   ".join(f"{letter}: {verdict}" for verdict, letter in LETTERS.items() if verdict in shown), fontsize=9)
-    return saved(figure, kind)
+    return figure_bytes(figure, kind, MARK)
 
 
 def _draw_grid(axes: Axes, grid: Grid) -> None:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
 
+from mhsh.analysis.gradient_flow import norm_by_layer
 from mhsh.config import ModelConfig
 from mhsh.models.contract import Batch
 from mhsh.models.model import Model, forward
@@ -34,7 +34,7 @@ def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: 
 
         value, gradients = jax.value_and_grad(loss)(params)
         finite = {stack: layers["layers"]["finite"][0] for stack, layers in seen["diagnosis"].items()}
-        return finite, value, {stack: _norm_by_layer(gradients[stack]["layers"]) for stack in finite}
+        return finite, value, {stack: norm_by_layer(gradients[stack]["layers"]) for stack in finite}
 
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config)):
         finite, loss, norms = jax.device_get(jax.jit(look)(params, dict(batch)))
@@ -60,11 +60,6 @@ def in_words(diagnosis: dict[str, Any]) -> str:
     where = f"first non-finite activations in layer {layer}" if layer is not None else "activations are finite in every layer"
     norms = [norm for stack in diagnosis["gradient_norm_by_layer"].values() for norm in stack if norm is not None]
     return f"{where}; gradient norms by layer " + (f"{min(norms):.3g} to {max(norms):.3g}" if norms else "are not finite")
-
-
-def _norm_by_layer(gradients: Any) -> Float[Array, " L"]:
-    squares = [jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradients)]
-    return jnp.sqrt(sum(squares, start=jnp.zeros(())))
 
 
 def _finite(value: Any) -> float | None:

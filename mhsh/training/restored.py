@@ -1,4 +1,4 @@
-"""A run's model for inference: its parameters on one device, whatever mesh they were trained on."""
+"""A run's model for inference, its parameters on one device, whatever mesh they were trained on; and the data it was trained on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import jax
 import optax
 
 from mhsh.config import Config, MeshConfig
+from mhsh.data.corpus import Corpus
+from mhsh.data.load import load_corpus
+from mhsh.errors import UserError
 from mhsh.models.model import Model, build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints
@@ -32,3 +35,17 @@ def restored_model(folder: RunFolder, config: Config, step: int | None, num_aver
     params = average(checkpoints, steps, abstract)
     checkpoints.close()
     return model, params
+
+
+def recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
+    """The rows that the run was trained on.
+
+    Raises:
+      UserError: data.source has become something else since, or is not here.
+    """
+    corpus = load_corpus(config, folder.path)
+    # An imported checkpoint was trained on data that nobody recorded.
+    recorded = folder.read_run()["data"]["fingerprint"] if folder.has_run_record() else corpus.fingerprint
+    if corpus.fingerprint != recorded:
+        raise UserError(f"{folder.path} was trained on other data (fingerprint {recorded[:12]}, here {corpus.fingerprint[:12]})")
+    return corpus
