@@ -20,18 +20,10 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key
 from mhsh.kernels.dropout import Seed, dropout, seed_of
 from mhsh.kernels.residual_norm import dropped
 from mhsh.kernels.rows import MIB, ONCHIP_BYTES, OnChip, Place, mask_of, only, over_shards, product
+from mhsh.kernels.settings import AttentionSettings
 
 # The most negative finite number instead of -inf: a row that may look nowhere (padding) stays finite.
 NOWHERE = float(jnp.finfo(jnp.float32).min)
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionSettings:
-    """What a compiled attention is made for."""
-
-    num_heads: int
-    causal: bool  # a query looks at no later key
-    rate: float  # of the dropout on probabilities
 
 
 def attend_plain(
