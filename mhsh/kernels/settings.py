@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float32
+
+# The most negative finite number instead of -inf: a row that may look nowhere (padding) stays finite.
+NOWHERE = float(jnp.finfo(jnp.float32).min)
 
 
 class FeedForwardWeights(NamedTuple):

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Float32
 
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import Seed
-from mhsh.kernels.gpu.join import Walk, is_narrow, join_rows, join_rows_backward, joined_tiles, walk_of
+from mhsh.kernels.gpu.join import FORWARD_TILE, Walk, is_narrow, join_rows, join_rows_backward, joined_tiles, walk_of
 from mhsh.kernels.gpu.tiles import Span, launch, load, product, side
 from mhsh.kernels.residual_norm import Norm, stacked, unstacked
 from mhsh.kernels.rows import Place, over_shards
@@ -114,7 +114,7 @@ def _fused(
     place: Place,
 ) -> Float[Array, "B T D"]:
     flat = x.reshape(-1, x.shape[-1])
-    walk = walk_of(*flat.shape, _join(settings), narrow=True)
+    walk = walk_of(*flat.shape, _join(settings), narrow=True, tile=FORWARD_TILE)
     (y,) = launch(
         functools.partial(_kernel, walk, settings.activation),
         place,

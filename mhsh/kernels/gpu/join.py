@@ -25,8 +25,9 @@ from mhsh.kernels.settings import JoinSettings
 
 # A program's tile of a product's factors has 512 bytes a row at most: 64 KiB for 128 columns.
 NARROW_BYTES = 512
-# With whole tiles of 128 rows on every multiprocessor of an H200 the weights are read half as often as with 64.
-NUM_PROGRAMS = 132
+# Rows and columns of a tile beside a product: what the registers hold without spilling, by ptxas for sm_90a.
+TALL_ROWS = 64
+FORWARD_TILE, BACKWARD_TILE = 64, 32
 FLAT_ROWS = 16  # of a program that multiplies nothing
 
 
@@ -80,10 +81,9 @@ def is_narrow(num_inputs: int, dtype: Any) -> bool:
     return side(num_inputs) * jnp.dtype(dtype).itemsize <= NARROW_BYTES
 
 
-def walk_of(num_rows: int, width: int, settings: JoinSettings, *, narrow: bool) -> Walk:
+def walk_of(num_rows: int, width: int, settings: JoinSettings, *, narrow: bool, tile: int) -> Walk:
     """The tiles of a join: tall ones where a product feeds the matrix units, flat ones where memory alone is the limit."""
-    tall = 128 if num_rows >= 128 * NUM_PROGRAMS else 64
-    block_rows, tile = (side(num_rows, tall), side(width, 64)) if narrow else (FLAT_ROWS, side(width, 256))
+    block_rows, tile = (side(num_rows, TALL_ROWS), side(width, tile)) if narrow else (FLAT_ROWS, side(width, 256))
     return Walk(num_rows, block_rows, width, tile, settings.rate, settings.epsilon)
 
 
@@ -149,7 +149,7 @@ def join_rows(
     place: Place,
 ) -> Float[Array, "B T D"]:
     """`project_and_join` on one device; `kernel` is in the dtype of `context`."""
-    flat, source, walk = _operands(x, context, kernel, settings)
+    flat, source, walk = _operands(x, context, kernel, settings, FORWARD_TILE)
     (y,) = launch(
         functools.partial(_forward_kernel, walk),
         place,
@@ -174,7 +174,7 @@ def join_rows_backward(
     place: Place,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B T C"], Float32[Array, "C D"], Float32[Array, "4 D"]]:
     """The gradients by x (past the branch), context, kernel and vectors on one device."""
-    flat, source, walk = _operands(x, context, kernel, settings)
+    flat, source, walk = _operands(x, context, kernel, settings, BACKWARD_TILE)
     num_rows, width = flat.shape
     narrow = len(source) == 2
     past, by_branch, parts, *rest = launch(
@@ -223,13 +223,13 @@ def joined_tiles(walk: Walk, scalars: Any, vectors_ref: Any, x_ref: Any, branch_
 
 
 def _operands(
-    x: Float[Array, "B T D"], context: Float[Array, "B T C"], kernel: Float[Array, "C D"], settings: JoinSettings
+    x: Float[Array, "B T D"], context: Float[Array, "B T C"], kernel: Float[Array, "C D"], settings: JoinSettings, tile: int
 ) -> tuple[Float[Array, "R D"], tuple[Array, ...], Walk]:
     """The rows, where the kernel finds the branch (the factors of its product, or the product), and the walk."""
     flat, inner = x.reshape(-1, x.shape[-1]), context.reshape(-1, context.shape[-1])
     narrow = is_narrow(inner.shape[1], settings.dtype)
     source = (inner, kernel) if narrow else (product("RC,CD->RD", inner, kernel).astype(settings.dtype),)
-    return flat, source, walk_of(*flat.shape, settings, narrow=narrow)
+    return flat, source, walk_of(*flat.shape, settings, narrow=narrow, tile=tile)
 
 
 def _branch_of(rows: Span, source: tuple[Any, ...], terms: Span) -> BranchOf:

@@ -73,16 +73,20 @@ def launch(
     operands: Sequence[Array],
     results: Sequence[jax.ShapeDtypeStruct],
     *,
+    specs: tuple[Sequence[pl.BlockSpec], Sequence[pl.BlockSpec]] | None = None,
     grid: tuple[int, ...],
     name: str,
     num_warps: int,
     num_stages: int,
 ) -> list[Array]:
-    """Runs a kernel for every place of `grid`, with references to whole arrays."""
+    """Runs a kernel for every place of `grid`, with references to whole arrays, or to what `specs` say of them."""
+    in_specs, out_specs = specs or ([pl.BlockSpec()] * len(operands), [pl.BlockSpec()] * len(results))
     return pl.pallas_call(
         kernel,
         out_shape=list(results),
         grid=grid,
+        in_specs=in_specs,
+        out_specs=out_specs,
         compiler_params=triton.CompilerParams(num_warps=num_warps, num_stages=num_stages),
         interpret=place.interpret,
         name=name,
