@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Key
+from jaxtyping import Array, Float, Key
 
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import Seed, seed_of

@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float32, UInt32
 
 from mhsh.kernels.dropout import Seed, keep, row_states
 
+Target = Literal["tpu", "gpu"]  # whose kernels: interpreted, either runs anywhere
+
 MIB = 2**20
 # What a kernel may take of a core's on-chip memory; `supported` says which chips have it, and what needs more.
 ONCHIP_BYTES = 48 * MIB
@@ -28,7 +30,7 @@ class Place:
     mesh: Mesh | AbstractMesh | None = None  # None: one device
     batch_axes: tuple[str, ...] = ()  # of the mesh, over which the batch lies; the parameters are whole on every device
     interpret: bool = False
-    target: Literal["tpu", "gpu"] = "tpu"
+    target: Target = "tpu"
 
     @property
     def num_shards(self) -> int:

@@ -1,7 +1,8 @@
 """Softmax attention on a GPU, block of queries by block of keys: neither scores nor probabilities leave the chip.
 
-As in FlashAttention (Dao 2023, arXiv 2307.08691): forward, the sum over keys is rescaled whenever a larger score turns up; backward,
-the probabilities are computed again from the highest score and the sum of a row, once for the queries and once for keys and values.
+As in FlashAttention (Dao 2023, arXiv 2307.08691): forward, the sum over keys is rescaled whenever a larger score turns up;
+backward, the probabilities are computed again from the highest score and the sum of a row, once for the queries and once for the
+keys and values.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _number(axis: int) -> UInt32[Array, ""]:
 def _run(
     kernel: Callable[..., None],
     blocks: _Blocks,
-    scalars: UInt32[Array, "3"],
+    scalars: Array,
     operands: tuple[Array, ...],
     more: tuple[Array, ...],
     results: list[jax.ShapeDtypeStruct],

@@ -114,7 +114,7 @@ def _fused(
     place: Place,
 ) -> Float[Array, "B T D"]:
     flat = x.reshape(-1, x.shape[-1])
-    walk = walk_of(*flat.shape, _join(settings), narrow=True, tile=FORWARD_TILE)
+    walk = walk_of(flat, _join(settings), narrow=True, tile=FORWARD_TILE)
     (y,) = launch(
         functools.partial(_kernel, walk, settings.activation),
         place,

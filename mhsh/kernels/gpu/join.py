@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Bool, Float, Float32, UInt32
+from jaxtyping import Array, Bool, Float, Float32
 
 from mhsh.kernels.dropout import Seed
 from mhsh.kernels.gpu.tiles import Span, launch, load, product, side, store
@@ -68,9 +68,9 @@ class Walk:
         """The dropout mask of a tile; None where nothing is dropped."""
         if self.rate == 0.0:
             return None
-        first = scalars[2] * jnp.uint32(self.num_rows) + rows.first.astype(jnp.uint32)
+        first = scalars[2] * jnp.uint32(self.num_rows) + jnp.asarray(rows.first, jnp.uint32)
         shape = (self.block_rows, self.tile)
-        return mask_of((scalars[0], scalars[1]), first, shape, self.rate, columns.first.astype(jnp.uint32))
+        return mask_of((scalars[0], scalars[1]), first, shape, self.rate, jnp.asarray(columns.first, jnp.uint32))
 
 
 BranchOf = Callable[[Span], Float32[Array, "R C"]]  # what a program joins, without its bias, by the columns
@@ -81,8 +81,9 @@ def is_narrow(num_inputs: int, dtype: Any) -> bool:
     return side(num_inputs) * jnp.dtype(dtype).itemsize <= NARROW_BYTES
 
 
-def walk_of(num_rows: int, width: int, settings: JoinSettings, *, narrow: bool, tile: int) -> Walk:
+def walk_of(rows: Float[Array, "R D"], settings: JoinSettings, *, narrow: bool, tile: int) -> Walk:
     """The tiles of a join: tall ones where a product feeds the matrix units, flat ones where memory alone is the limit."""
+    num_rows, width = rows.shape
     block_rows, tile = (side(num_rows, TALL_ROWS), side(width, tile)) if narrow else (FLAT_ROWS, side(width, 256))
     return Walk(num_rows, block_rows, width, tile, settings.rate, settings.epsilon)
 
@@ -101,7 +102,8 @@ def project_and_join(
     """LN(omega * x + dropout(context W + b)); a product of more terms than `is_narrow` allows is XLA's."""
 
     def local(scalars: Array, rows: tuple[Array, ...], whole: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        return (join_rows(scalars, *rows, *whole, settings, place),), ()
+        (x, context), (kernel, vectors) = rows, whole
+        return (join_rows(scalars, x, context, kernel, vectors, settings, place),), ()
 
     whole = (kernel.astype(settings.dtype), stacked(norm, bias))
     return over_shards(local, place, seed, (x, context), whole)[0][0]
@@ -127,7 +129,8 @@ def _backward(
     x, context, kernel, bias, norm, seed = saved
 
     def local(scalars: Array, rows: tuple[Array, ...], whole: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        past, by_context, *sums = join_rows_backward(scalars, *rows, *whole, settings, place)
+        (x, context, gradient), (kernel, vectors) = rows, whole
+        past, by_context, *sums = join_rows_backward(scalars, x, context, gradient, kernel, vectors, settings, place)
         return (past, by_context), tuple(sums)
 
     whole = (kernel.astype(settings.dtype), stacked(norm, bias))
@@ -140,7 +143,7 @@ project_and_join.defvjp(_forward, _backward)
 
 
 def join_rows(
-    scalars: UInt32[Array, "3"],
+    scalars: Array,
     x: Float[Array, "B T D"],
     context: Float[Array, "B T C"],
     kernel: Float[Array, "C D"],
@@ -164,7 +167,7 @@ def join_rows(
 
 
 def join_rows_backward(
-    scalars: UInt32[Array, "3"],
+    scalars: Array,
     x: Float[Array, "B T D"],
     context: Float[Array, "B T C"],
     gradient: Float[Array, "B T D"],
@@ -229,7 +232,7 @@ def _operands(
     flat, inner = x.reshape(-1, x.shape[-1]), context.reshape(-1, context.shape[-1])
     narrow = is_narrow(inner.shape[1], settings.dtype)
     source = (inner, kernel) if narrow else (product("RC,CD->RD", inner, kernel).astype(settings.dtype),)
-    return flat, source, walk_of(*flat.shape, settings, narrow=narrow, tile=tile)
+    return flat, source, walk_of(flat, settings, narrow=narrow, tile=tile)
 
 
 def _branch_of(rows: Span, source: tuple[Any, ...], terms: Span) -> BranchOf:
@@ -308,7 +311,7 @@ def _pool(
     def total(values: Array) -> Array:
         return jnp.sum(values if inside is None else jnp.where(inside[None], values, 0.0), axis=1, keepdims=True)
 
-    before, count = columns.first.astype(jnp.float32), columns.count()
+    before, count = jnp.asarray(columns.first, jnp.float32), columns.count()
     share = count / (before + count)
     left_here, right_here = total(left) / count, total(right) / count
     products_here = total((left - left_here) * (right - right_here))

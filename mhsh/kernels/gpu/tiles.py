@@ -46,7 +46,7 @@ class Span:
 
     def count(self) -> Float32[Array, ""]:
         """How many exist."""
-        return jnp.minimum(self.size, self.length - self.first).astype(jnp.float32)
+        return jnp.asarray(jnp.minimum(self.size, self.length - self.first), jnp.float32)
 
 
 def load(reference: Any, rows: Span, columns: Span) -> Array:
