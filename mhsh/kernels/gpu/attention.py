@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Float32, Int, UInt32
 
 from mhsh.kernels.dropout import Seed
-from mhsh.kernels.gpu.tiles import Span, launch, load, product, side, store
+from mhsh.kernels.gpu.tiles import Span, launch, load, most_rows, product, side, store
 from mhsh.kernels.residual_norm import dropped
 from mhsh.kernels.rows import Place, mask_of, over_shards
 from mhsh.kernels.settings import NOWHERE, AttentionSettings
@@ -151,7 +151,7 @@ class _Blocks:
 
 def _blocks(operands: tuple[Array, ...], settings: AttentionSettings) -> _Blocks:
     (batch, length, _, head_dim), source_length = operands[0].shape, operands[1].shape[1]
-    return _Blocks(batch, length, source_length, head_dim, side(max(length, source_length), 64), settings)
+    return _Blocks(batch, length, source_length, head_dim, side(max(length, source_length), most_rows(operands[0].dtype)), settings)
 
 
 def _number(axis: int) -> UInt32[Array, ""]:

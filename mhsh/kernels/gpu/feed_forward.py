@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Float32
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import Seed
 from mhsh.kernels.gpu.join import FORWARD_TILE, Walk, is_narrow, join_rows, join_rows_backward, joined_tiles, walk_of
-from mhsh.kernels.gpu.tiles import Span, launch, load, product, side
+from mhsh.kernels.gpu.tiles import Span, launch, load, most_rows, product, side
 from mhsh.kernels.residual_norm import Norm, stacked, unstacked
 from mhsh.kernels.rows import Place, over_shards
 from mhsh.kernels.settings import FeedForwardSettings, FeedForwardWeights, JoinSettings
@@ -32,9 +32,6 @@ def erf(x: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
 
 # What Triton can compute of the activations; only the forward pass needs them.
 IN_TRITON = ACTIVATIONS | {"gelu": lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))}
-
-# Terms of the first product that a program multiplies at once.
-TERMS = 64
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -132,7 +129,7 @@ def _kernel(
     walk: Walk, activation: str, scalars: Any, vectors: Any, x_ref: Any, up: Any, up_bias: Any, down: Any, y_ref: Any
 ) -> None:
     rows, wide = walk.rows(), Span(0, side(up.shape[1]), up.shape[1])
-    size = side(walk.width, TERMS)
+    size = side(walk.width, most_rows(up.dtype))
 
     def add(step: Any, hidden: Array) -> Array:
         terms = Span(step * size, size, walk.width)

@@ -18,15 +18,14 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Float32
 
 from mhsh.kernels.dropout import Seed
-from mhsh.kernels.gpu.tiles import Span, launch, load, product, side, store
+from mhsh.kernels.gpu.tiles import Span, launch, load, most_rows, product, side, store
 from mhsh.kernels.residual_norm import Norm, Vectors, gradients_by, stacked, summed, through_norm, unstacked
 from mhsh.kernels.rows import Place, mask_of, over_shards
 from mhsh.kernels.settings import JoinSettings
 
 # A program's tile of a product's factors has 512 bytes a row at most: 64 KiB for 128 columns.
 NARROW_BYTES = 512
-# Rows and columns of a tile beside a product: what the registers hold without spilling, by ptxas for sm_90a.
-TALL_ROWS = 64
+# Columns of a tile beside a product: what the registers hold without spilling, by ptxas for sm_90a.
 FORWARD_TILE, BACKWARD_TILE = 64, 32
 FLAT_ROWS = 16  # of a program that multiplies nothing
 
@@ -84,7 +83,8 @@ def is_narrow(num_inputs: int, dtype: Any) -> bool:
 def walk_of(rows: Float[Array, "R D"], settings: JoinSettings, *, narrow: bool, tile: int) -> Walk:
     """The tiles of a join: tall ones where a product feeds the matrix units, flat ones where memory alone is the limit."""
     num_rows, width = rows.shape
-    block_rows, tile = (side(num_rows, TALL_ROWS), side(width, tile)) if narrow else (FLAT_ROWS, side(width, 256))
+    tall = side(num_rows, most_rows(settings.dtype))
+    block_rows, tile = (tall, side(width, tile)) if narrow else (FLAT_ROWS, side(width, 256))
     return Walk(num_rows, block_rows, width, tile, settings.rate, settings.epsilon)
 
 

@@ -23,6 +23,13 @@ def side(length: int, most: int = 2**30) -> int:
     return min(most, max(LEAST_SIDE, pl.next_power_of_2(length)))
 
 
+def most_rows(dtype: Any) -> int:
+    """Of a tile that is a product's factor: 64, as a warp group of a Hopper chip multiplies at once. In fp32, which has no matrix
+    unit, half of that: Triton writes such a product out in single multiplications, and the compiler takes minutes over many.
+    """
+    return 128 // jnp.dtype(dtype).itemsize
+
+
 @dataclasses.dataclass(frozen=True)
 class Span:
     """A tile's extent along an axis of `length` places: `size` of them from `first`, a multiple of `size`."""
