@@ -61,7 +61,7 @@ def _forward(
             jax.ShapeDtypeStruct(query.shape, query.dtype),
             *[jax.ShapeDtypeStruct(column, jnp.float32)] * 2,
         ]
-        return tuple(_run(_forward_kernel, blocks, scalars, operands, (), shapes, place, blocks.query_blocks, name="attend")), ()
+        return _run(_forward_kernel, blocks, scalars, operands, (), shapes, place, blocks.query_blocks, name="attend"), ()
 
     (out, highest, inverse), _ = over_shards(local, place, seed, operands, ())
     return out, (*operands, seed, out, highest, inverse)
@@ -169,7 +169,7 @@ def _run(
     num_blocks: int,
     *,
     name: str,
-) -> list[Array]:
+) -> tuple[Array, ...]:
     """Runs a kernel for each block of each head of each row of the batch; it sees that head of that row alone."""
     query, key, value, segments, source_segments = operands
     arrays = (query, key, value, segments.astype(jnp.int32)[..., None], source_segments.astype(jnp.int32)[:, None], *more)

@@ -74,7 +74,7 @@ def _backward(
         (by_sum,) = activation_backward(by_hidden.astype(jnp.float32))
         by_up_bias = by_sum.sum(axis=(0, 1))
         by_sum = by_sum.astype(settings.dtype)
-        by_x = (past.astype(jnp.float32) + product("BTF,DF->BTD", by_sum, up)).astype(x.dtype)
+        by_x = past + product("BTF,DF->BTD", by_sum, up).astype(x.dtype)  # cast first: the product is written in that dtype
         by_up = product("BTD,BTF->DF", x.astype(settings.dtype), by_sum)
         return (by_x,), (by_up, by_up_bias, by_down, by_vectors)
 

@@ -68,7 +68,7 @@ def store(reference: Any, rows: Span, columns: Span, values: Array) -> None:
     triton.store(at, values.astype(reference.dtype), mask=_inside(rows, columns))
 
 
-def product(axes: str, left: Array, right: Array) -> Float32[Array, "rows columns"]:
+def product(axes: str, left: Array, right: Array) -> Float32[Array, "*shape"]:
     """A matrix product summed in fp32; fp32 factors are not cut to tf32, in Triton or in XLA."""
     precision = jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
     return jnp.einsum(axes, left, right, precision=precision, preferred_element_type=jnp.float32)
@@ -85,10 +85,10 @@ def launch(
     name: str,
     num_warps: int,
     num_stages: int,
-) -> list[Array]:
+) -> tuple[Array, ...]:
     """Runs a kernel for every place of `grid`, with references to whole arrays, or to what `specs` say of them."""
     in_specs, out_specs = specs or ([pl.BlockSpec()] * len(operands), [pl.BlockSpec()] * len(results))
-    return pl.pallas_call(
+    found = pl.pallas_call(
         kernel,
         out_shape=list(results),
         grid=grid,
@@ -98,6 +98,7 @@ def launch(
         interpret=place.interpret,
         name=name,
     )(*operands)
+    return tuple(found)
 
 
 def _inside(rows: Span, columns: Span) -> Bool[Array, "rows columns"] | None:
