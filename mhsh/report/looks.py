@@ -27,7 +27,7 @@ _SYMBOLS = (
     ("triangle-down", "v", "M0 5l5 -9h-10z"),
 )
 # matplotlib's name, plotly's name: what tells bands apart where they lie over each other
-_HATCHES = (("///", "/"), ("\\\\\\", "\\"), ("oo", "."), ("xxx", "x"), ("---", "-"), ("|||", "|"))
+_HATCHES = (("///", "/"), ("\\\\\\", "\\"), ("oo", "."), ("xx", "x"), ("---", "-"), ("|||", "|"))
 
 
 @dataclasses.dataclass(frozen=True)

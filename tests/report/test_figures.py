@@ -102,7 +102,7 @@ def test_curves_at_other_conditions_than_the_baselines_bear_a_sign(two_groups: C
     signed = {(view, trace.member) for view in (GROUPS, RUNS) for trace in traces(curves, view, "sign")}
     assert signed == {(GROUPS, 1), (RUNS, 3), (RUNS, 4), (RUNS, 5)}
     number = next(number for number, trace in enumerate(curves.traces) if trace.part == "sign")
-    assert curves.figure["data"][number]["text"] == [f"<b>{SIGN}</b>"]
+    assert curves.figure["data"][number]["text"] == [SIGN]
     assert curves.figure["data"][number]["hovertext"] == ["other dropout than the baseline"]
 
 

@@ -214,7 +214,7 @@ def test_the_band_in_a_browser_is_the_one_computed(two_groups: Comparison, tmp_p
         sign = browser.evaluate(f"{drawn}.filter(t => t.mode === 'text').map(t => [t.text, t.x, t.y])")
     assert x == pytest.approx([*band.x, *band.x[::-1], band.x[0], None])
     assert y[:-1] == pytest.approx([*band.high, *band.low[::-1], band.high[0]], rel=1e-5)
-    assert sign == [[["<b>\u2260</b>"], [band.x[-1]], [pytest.approx(band.mean[-1], rel=1e-5)]]]
+    assert sign == [[["\u2260"], [band.x[-1]], [pytest.approx(band.mean[-1], rel=1e-5)]]]
 
 
 @pytest.mark.slow
