@@ -127,22 +127,32 @@ class RunFolder:
 
     def read_metrics(self) -> Metrics:
         """All rows up to the first damaged line, which is named in `problem`; a missing file is a problem too."""
-        path = self.path / METRICS_FILE
-        try:
-            lines = path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return Metrics([], f"{path} does not exist; the run has logged nothing")
-        except OSError as error:
-            return Metrics([], f"cannot read {path}: {error.strerror}")
+        lines, problem = self.read_metrics_lines()
         rows: list[dict[str, Any]] = []
-        for number, line in enumerate(lines[:-1], 1):
+        for number, line in enumerate(lines.split(b"\n")[:-1], 1):
             row = _parse_row(line)
             if row is None:
-                return Metrics(rows, f"{path} line {number} is damaged; only the {len(rows)} rows before it are read")
+                problem = f"{self.path / METRICS_FILE} line {number} is damaged; only the {len(rows)} rows before it are read"
+                break
             rows.append(row)
-        if lines[-1]:
-            return Metrics(rows, f"{path} is cut short in line {len(lines)}; only the {len(rows)} whole rows before it are read")
-        return Metrics(rows, None if rows else f"{path} is empty; the run has logged nothing")
+        return Metrics(rows, problem)
+
+    def read_metrics_lines(self) -> tuple[bytes, str | None]:
+        """The whole lines of metrics.jsonl, each with its line end, and what is wrong with the file but for their content."""
+        path = self.path / METRICS_FILE
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return b"", f"{path} does not exist; the run has logged nothing"
+        except OSError as error:
+            return b"", f"cannot read {path}: {error.strerror}"
+        if not content:
+            return b"", f"{path} is empty; the run has logged nothing"
+        if content.endswith(b"\n"):
+            return content, None
+        whole = content[: content.rfind(b"\n") + 1]
+        rows = whole.count(b"\n")
+        return whole, f"{path} is cut short in line {rows + 1}; only the {rows} whole rows before it are read"
 
     def cut_metrics(self, step: int) -> None:
         """Drops every row after `step`, and a half line after them: what a resumed run will log again.

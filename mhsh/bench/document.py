@@ -1,46 +1,4 @@
-"""The JSON of a bench run.
-
-Format 1, all times in seconds:
-
-  format        1
-  kind          train, inference, compile, input or decode
-  unit          of work: token (train, inference, input), program (compile), target token (decode)
-  environment   versions, git_revision, devices, processes (as in a run.json); cores: that the process may use; processor;
-                torch: null, or versions, threads and device of the peers; xla_preallocates; omp_wait_policy and glibc_tunables,
-                where they are set
-  settings      the options that the run was measured with
-  configs       by name (config, against): the whole config, as config.json has it
-  ceilings      matmul and copy, on one device: unit, work of a repetition, turns, rate (the best turn's, per second), and what they
-                are of; {} where the kind has none
-  peak_flops    FLOP/s of one device by its public data sheet (dense bf16); null where the kind of device is not known, or
-                the config computes in another dtype
-  cells         one for each setting:
-    setting       batch and length (train, inference), or what else the kind varies
-    contestants   in the order in which they took turns:
-      name, label   by which it is found, and what it is for people
-      baseline      the contestant that ratios are to; null for the first
-      config        whose shape and batch it has: config or against
-      implementation  mhsh, or the peer
-      parameters    that it has; omega: how many of them are Admin's, which peers do not have
-      dtype, devices  what it computes in, and on how many
-      remat_policy  of mhsh: what `auto` came to; without meaning in inference and decode
-      work          units in one repetition
-      repetitions   in a turn
-      turns         one list a round: seconds of each repetition, or (train) one figure, the turn's mean
-      cpu           CPU seconds of a repetition, a figure a round: all threads, and children that have ended
-      seconds       of a repetition: median (over the medians of the turns), low, high, confidence; the interval's own
-      rate          units per second, at the median
-      time_ratio    seconds per unit over the baseline's, of the same round: median, low, high, confidence; above 1 is slower
-      cpu_ratio     CPU seconds per unit, the same way
-      best_ratio    of the fastest turns
-      flops         of one repetition, by the ledger: matrix products, recomputation left out
-      flops_per_second, share_of_matmul, share_of_peak   achieved on one device, and over what one device can do
-      bytes_accessed  of one repetition, on one device, by XLA's count (null where the program has loops)
-      bytes_per_second, share_of_copy   the same for bytes
-      memory        mhsh: arguments, temporaries, peak, by XLA's account; peers on CUDA: peak, that torch allocated. Bytes a device
-
-What a kind does not measure is null or absent.
-"""
+"""The document of a bench run as it is made and written; mhsh/bench_file.py says what it holds."""
 
 from __future__ import annotations
 
@@ -58,11 +16,10 @@ from mhsh.analysis.ledger import PEAK_FLOPS
 from mhsh.bench.contestant import Contestant
 from mhsh.bench.intervals import Estimate, estimate, ratios
 from mhsh.bench.rounds import Times
+from mhsh.bench_file import FORMAT
 from mhsh.config import Config, to_dict
 from mhsh.errors import UserError
 from mhsh.training.recorder import environment
-
-FORMAT = 1
 
 
 def document(
@@ -74,7 +31,7 @@ def document(
     ceilings: Mapping[str, Any],
     torch: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """All of it; the fields are described above."""
+    """All of it; the fields are described in `mhsh.bench_file`."""
     dtypes = {config.model.compute_dtype for config in configs.values()}
     surroundings = {
         "cores": cores(),

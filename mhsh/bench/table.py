@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mhsh.bench_file import memory_bytes
+from mhsh.units import duration, quantity
+
 Entry = Mapping[str, Any]
 
 
@@ -61,7 +64,7 @@ def _columns(unit: str) -> list[tuple[str, Callable[[Entry], str]]]:
         ("B/s by XLA", lambda entry: quantity(entry["bytes_per_second"], "").strip()),
         ("of copy", lambda entry: _share(entry["share_of_copy"])),
         ("parameters (of them omega)", _parameters),
-        ("memory", lambda entry: _memory(entry.get("memory") or {})),
+        ("memory", lambda entry: quantity(memory_bytes(entry.get("memory") or {}), "B")),
     ]
 
 
@@ -98,30 +101,3 @@ def _share(share: float | None) -> str:
 def _parameters(entry: Entry) -> str:
     omega = entry.get("omega")
     return f"{entry['parameters']:,}" + (f" ({omega:,})" if omega else "") if "parameters" in entry else ""
-
-
-def _memory(memory: Mapping[str, int]) -> str:
-    # XLA's peak leaves the temporaries out on CPU.
-    return quantity(max(memory.get("peak", 0), memory.get("arguments", 0) + memory.get("temporaries", 0)), "B")
-
-
-def duration(seconds: float) -> str:
-    """In the unit that leaves three digits: 1.23 s, 45.6 ms, 789 us."""
-    for size, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= size:
-            return f"{_digits(seconds / size)} {unit}"
-    return f"{_digits(seconds * 1e9)} ns"
-
-
-def quantity(number: float | int | None, unit: str) -> str:
-    """Three digits and a decimal prefix: 12.3 GFLOP/s; nothing for nothing."""
-    if not number:
-        return ""
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{_digits(number / size)} {prefix}{unit}"
-    return f"{_digits(float(number))} {unit}"
-
-
-def _digits(number: float) -> str:
-    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"

@@ -18,20 +18,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key
 
 from mhsh.kernels.dropout import Seed, dropout, seed_of
+from mhsh.kernels.gpu import attention as gpu
 from mhsh.kernels.residual_norm import dropped
 from mhsh.kernels.rows import MIB, ONCHIP_BYTES, OnChip, Place, mask_of, only, over_shards, product
-
-# The most negative finite number instead of -inf: a row that may look nowhere (padding) stays finite.
-NOWHERE = float(jnp.finfo(jnp.float32).min)
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionSettings:
-    """What a compiled attention is made for."""
-
-    num_heads: int
-    causal: bool  # a query looks at no later key
-    rate: float  # of the dropout on probabilities
+from mhsh.kernels.settings import NOWHERE, AttentionSettings
 
 
 def attend_plain(
@@ -72,6 +62,8 @@ def attend(
     if dropout_key is None:
         settings = dataclasses.replace(settings, rate=0.0)
     seed = jnp.zeros((2,), jnp.uint32) if dropout_key is None else seed_of(dropout_key)
+    if place.target == "gpu":
+        return gpu.attend(query, key, value, segments, source_segments, seed, settings, place)
     flat = [each.reshape(*each.shape[:2], -1) for each in (query, key, value)]
     rows = [each.astype(jnp.int32)[:, None] for each in (segments, source_segments)]
     return _fused(*flat, *rows, seed, settings, place).reshape(query.shape)

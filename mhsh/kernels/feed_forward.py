@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Key
+from jaxtyping import Array, Float, Key
 
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import Seed, seed_of
+from mhsh.kernels.gpu import feed_forward as gpu
 from mhsh.kernels.residual_norm import Norm, joined, joined_backward, joined_plain, stacked, unstacked, vectors_of
 from mhsh.kernels.rows import MIB, Block, OnChip, Place, Result, add_to, only, over_rows, product
-
-
-class FeedForwardWeights(NamedTuple):
-    """Two projections, D -> F -> D, fp32."""
-
-    up_kernel: Float32[Array, "D F"]
-    up_bias: Float32[Array, " F"]
-    down_kernel: Float32[Array, "F D"]
-    down_bias: Float32[Array, " D"]
-
-
-@dataclasses.dataclass(frozen=True)
-class FeedForwardSettings:
-    """What a compiled sublayer is made for."""
-
-    activation: str
-    rate: float  # of the dropout before the sum
-    epsilon: float  # of LayerNorm
-    dtype: Any  # of the products' factors; sums are fp32
+from mhsh.kernels.settings import FeedForwardSettings, FeedForwardWeights
 
 
 def feed_forward_plain(
@@ -59,7 +42,8 @@ def feed_forward(
     """
     settings = settings if key is not None else dataclasses.replace(settings, rate=0.0)
     seed = jnp.zeros((2,), jnp.uint32) if key is None else seed_of(key)
-    return _fused(x, weights, norm, seed, settings, place)
+    fused = gpu.feed_forward if place.target == "gpu" else _fused
+    return fused(x, weights, norm, seed, settings, place)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))

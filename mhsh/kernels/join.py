@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Key
 
 from mhsh.kernels.dropout import Seed, seed_of
+from mhsh.kernels.gpu import join as gpu
 from mhsh.kernels.residual_norm import Norm, joined, joined_backward, joined_plain, stacked, unstacked, vectors_of
 from mhsh.kernels.rows import MIB, Block, OnChip, Place, Result, add_to, only, over_rows, product
-
-
-class OutWeights(NamedTuple):
-    """The output projection, fp32."""
-
-    out_kernel: Float32[Array, "N H D"]
-    out_bias: Float32[Array, " D"]
-
-
-@dataclasses.dataclass(frozen=True)
-class JoinSettings:
-    """What a compiled join is made for."""
-
-    rate: float  # of the dropout before the sum
-    epsilon: float  # of LayerNorm
-    dtype: Any  # of the product's factors, that of `context`; sums are fp32
+from mhsh.kernels.settings import JoinSettings, OutWeights
 
 
 def project_and_join_plain(
@@ -64,7 +50,8 @@ def project_and_join(
     *_, num_heads, head_dim = context.shape
     flat = context.reshape(*context.shape[:2], num_heads * head_dim)
     kernel = weights.out_kernel.reshape(num_heads * head_dim, -1)
-    return _fused(x, flat, kernel, weights.out_bias, norm, seed, settings, place)
+    fused = gpu.project_and_join if place.target == "gpu" else _fused
+    return fused(x, flat, kernel, weights.out_bias, norm, seed, settings, place)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))

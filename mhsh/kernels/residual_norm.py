@@ -72,6 +72,38 @@ def dropped(values: Float32[Array, "R C"], kept: Bool[Array, "R C"] | None, rate
     return values if kept is None else jnp.where(kept, values * (2**32 / (2**32 - threshold(rate))), 0.0)
 
 
+def summed(
+    x: Float32[Array, "R C"], branch: Float32[Array, "R C"], vectors: Vectors, kept: Bool[Array, "R C"] | None, rate: float
+) -> Float32[Array, "R C"]:
+    """Inside a kernel: omega * x + dropout(branch), for any columns of the rows; `branch` lacks its bias."""
+    return vectors.omega * x + dropped(branch + vectors.branch_bias, kept, rate)
+
+
+def gradients_by(
+    gradient: Float32[Array, "R C"],
+    x: Float32[Array, "R C"],
+    normed: Float32[Array, "R C"],
+    by_summed: Float32[Array, "R C"],
+    vectors: Vectors,
+    kept: Bool[Array, "R C"] | None,
+    rate: float,
+) -> tuple[Float32[Array, "R C"], Float32[Array, "R C"], tuple[Float32[Array, "R C"], ...]]:
+    """Inside a kernel: of the gradient by `summed`, those by `x` (past the branch) and `branch`, and by the vectors, row by row."""
+    by_branch = dropped(by_summed, kept, rate)
+    return vectors.omega * by_summed, by_branch, (by_summed * x, gradient * normed, gradient, by_branch)
+
+
+def through_norm(
+    by_normed: Float32[Array, "R C"],
+    normed: Float32[Array, "R C"],
+    inverse: Float32[Array, "R 1"],
+    mean: Float32[Array, "R 1"],
+    along: Float32[Array, "R 1"],
+) -> Float32[Array, "R C"]:
+    """The gradient by what LayerNorm was given: `mean` is that of a row of `by_normed`, `along` that of `by_normed * normed`."""
+    return inverse * (by_normed - mean - normed * along)
+
+
 def joined(
     x: Float32[Array, "R D"],
     branch: Float32[Array, "R D"],
@@ -81,8 +113,8 @@ def joined(
     epsilon: float,
     rate: float,
 ) -> Float32[Array, "R D"]:
-    """Inside a kernel: what `joined_plain` says, all in fp32; `branch` lacks its bias."""
-    normed, _ = normalised(vectors.omega * x + dropped(branch + vectors.branch_bias, kept, rate), epsilon)
+    """Inside a kernel that has whole rows: what `joined_plain` says, all in fp32; `branch` lacks its bias."""
+    normed, _ = normalised(summed(x, branch, vectors, kept, rate), epsilon)
     return normed * vectors.scale + vectors.bias
 
 
@@ -96,12 +128,12 @@ def joined_backward(
     epsilon: float,
     rate: float,
 ) -> tuple[Float32[Array, "R D"], Float32[Array, "R D"], Float32[Array, "4 D"]]:
-    """Inside a kernel: the gradients of `joined` by `x` (past the branch), `branch` and the vectors, the last summed over rows."""
-    normed, inverse = normalised(vectors.omega * x + dropped(branch + vectors.branch_bias, kept, rate), epsilon)
+    """Inside a kernel that has whole rows: the gradients of `joined` by `x` (past the branch), `branch` and the vectors, the last
+    summed over rows.
+    """
+    normed, inverse = normalised(summed(x, branch, vectors, kept, rate), epsilon)
     by_normed = gradient * vectors.scale
-    along = jnp.mean(by_normed * normed, axis=-1, keepdims=True)
-    by_sum = inverse * (by_normed - jnp.mean(by_normed, axis=-1, keepdims=True) - normed * along)
-    by_branch = dropped(by_sum, kept, rate)
-    rows = (by_sum * x, gradient * normed, gradient, by_branch)
-    by_vectors = jnp.concatenate([jnp.sum(each, axis=0, keepdims=True) for each in rows])
-    return vectors.omega * by_sum, by_branch, by_vectors
+    mean, along = (jnp.mean(each, axis=-1, keepdims=True) for each in (by_normed, by_normed * normed))
+    by_summed = through_norm(by_normed, normed, inverse, mean, along)
+    past, by_branch, rows = gradients_by(gradient, x, normed, by_summed, vectors, kept, rate)
+    return past, by_branch, jnp.concatenate([jnp.sum(each, axis=0, keepdims=True) for each in rows])

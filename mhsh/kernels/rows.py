@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float32, UInt32
 
 from mhsh.kernels.dropout import Seed, keep, row_states
 
+Target = Literal["tpu", "gpu"]  # whose kernels: interpreted, either runs anywhere
+
 MIB = 2**20
 # What a kernel may take of a core's on-chip memory; `supported` says which chips have it, and what needs more.
 ONCHIP_BYTES = 48 * MIB
@@ -23,11 +25,12 @@ ONCHIP_BYTES = 48 * MIB
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where kernels run: the devices, and whether Pallas only interprets them (where no TPU is)."""
+    """Where kernels run: the devices, whose kernels, and whether Pallas only interprets them (on a CPU)."""
 
     mesh: Mesh | AbstractMesh | None = None  # None: one device
     batch_axes: tuple[str, ...] = ()  # of the mesh, over which the batch lies; the parameters are whole on every device
     interpret: bool = False
+    target: Target = "tpu"
 
     @property
     def num_shards(self) -> int:
@@ -157,10 +160,12 @@ class Block:
         return mask_of((scalars[0], scalars[1]), first, (self.size, num_columns), rate)
 
 
-def mask_of(seed: tuple[Array, Array], first: UInt32[Array, ""], shape: tuple[int, int], rate: float) -> Bool[Array, "R C"]:
-    """The elements kept of `shape` rows and columns from row `first` of an array on."""
+def mask_of(
+    seed: tuple[Array, Array], first: UInt32[Array, ""], shape: tuple[int, int], rate: float, first_column: Array | int = 0
+) -> Bool[Array, "R C"]:
+    """The elements kept of `shape` rows and columns from row `first` and column `first_column` of an array on."""
     rows = first + jax.lax.broadcasted_iota(jnp.uint32, (shape[0], 1), 0)
-    columns = jax.lax.broadcasted_iota(jnp.uint32, (1, shape[1]), 1)
+    columns = jnp.uint32(first_column) + jax.lax.broadcasted_iota(jnp.uint32, (1, shape[1]), 1)
     return keep(row_states(seed, rows), columns, rate)
 
 

@@ -44,12 +44,14 @@ def why_plain(config: ModelConfig, num_rows: int, length: int) -> dict[str, str 
         reason = "model.kernels = plain"
     elif config.kernels == "auto" and platform != "tpu":
         reason = f"model.kernels = auto fuses on TPUs, not on {platform}"
+        if platform == "gpu":
+            reason += ": kernels for GPUs were compiled and never measured; model.kernels = fused takes them"
     reason = reason or unsupported_platform(platform, kind, num_tensor_shards) or unsupported_batch(num_rows, place.num_shards)
     if reason:
         return {"attention": reason, "feed_forward": reason}
     return {
-        "attention": unsupported_attention(config, length) or unsupported_join(config),
-        "feed_forward": unsupported_feed_forward(config),
+        "attention": unsupported_attention(config, length, place.target) or unsupported_join(config, place.target),
+        "feed_forward": unsupported_feed_forward(config, place.target),
     }
 
 
@@ -70,7 +72,8 @@ def _devices() -> tuple[str, str, int]:
 
 def _place() -> Place:
     mesh = jax.sharding.get_abstract_mesh()
-    interpret = _devices()[0] == "cpu"
+    platform = _devices()[0]
+    interpret, target = platform == "cpu", "gpu" if platform == "gpu" else "tpu"
     if mesh.empty or mesh.size == 1:
-        return Place(interpret=interpret)
-    return Place(mesh, tuple(axis for axis in BATCH_AXES if axis in mesh.shape), interpret)
+        return Place(interpret=interpret, target=target)
+    return Place(mesh, tuple(axis for axis in BATCH_AXES if axis in mesh.shape), interpret, target)

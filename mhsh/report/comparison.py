@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
-from mhsh.report.fairness import LedgerRow, conditions, config_differences
+from mhsh.errors import UserError
+from mhsh.report import wording
+from mhsh.report.fairness import LedgerRow, config_differences, ledger, marks, verdict
+from mhsh.report.groups import Group, group_runs
 from mhsh.report.headline import Headline, write_headline
 from mhsh.report.runs import Loaded, Run
 from mhsh.report.summary import Summary, summarize
+from mhsh.report.targets import Standing, measure
+from mhsh.report.wording import printable
+from mhsh.run_folder import absolute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +24,12 @@ class Comparison:
 
     runs: tuple[Run, ...]
     summaries: tuple[Summary, ...]  # one for each run
+    groups: tuple[Group, ...]  # by GROUP_RULE, in the order of their first runs
+    standing: Standing  # what the groups came to, and against the baseline
     headline: Headline
-    differences: tuple[LedgerRow, ...]  # config fields that differ
-    conditions: tuple[LedgerRow, ...]  # what run.json records, equal or not
+    differences: tuple[LedgerRow, ...]  # config fields that differ between groups
+    ledger: tuple[LedgerRow, ...]  # every condition, equal or not; differences that matter first
+    marks: tuple[str, ...]  # differences that matter, a sentence each, to stand beside the curves
     problems: tuple[str, ...]  # one line each: folders that could not be opened, then damage in those that could
 
     @property
@@ -33,15 +44,44 @@ class Comparison:
         return tuple((value, f"unigram entropy {value:.3f} ({', '.join(whose)})") for value, whose in names.items())
 
 
-def compare(loaded: Loaded) -> Comparison:
-    """Summarizes the runs and words the headline."""
-    summaries = tuple(summarize(run) for run in loaded.runs)
-    differences = config_differences(loaded.runs)
+def compare(loaded: Loaded, target: float | None = None, baseline: str | None = None) -> Comparison:
+    """Puts the runs into groups, measures them against `baseline` (a run's or group's name; None: the first group), and words it.
+
+    Raises:
+      UserError: no run or group is called `baseline`, or the target is no finite loss.
+    """
+    runs, summaries, groups = loaded.runs, tuple(summarize(run) for run in loaded.runs), group_runs(loaded.runs)
+    if target is not None and not math.isfinite(target):
+        raise UserError(f"--target {target} is no loss; give nats per predicted token, such as 2.5")
+    standing = measure(runs, groups, target, _place(runs, groups, baseline))
+    rows = ledger(runs, groups)
+    ranked = [groups[place] for place in sorted(standing.ranked)]
+    fair = verdict(rows if len(ranked) == len(groups) else ledger(runs, ranked))
+    differences = config_differences(runs, groups)
     return Comparison(
-        runs=loaded.runs,
+        runs=runs,
         summaries=summaries,
-        headline=write_headline(loaded.runs, summaries, differences),
+        groups=groups,
+        standing=standing,
+        headline=write_headline(runs, summaries, groups, standing, differences, fair),
         differences=differences,
-        conditions=conditions(loaded.runs),
-        problems=loaded.refused + tuple(problem for run in loaded.runs for problem in run.problems),
+        ledger=rows,
+        marks=marks(rows),
+        problems=loaded.refused + tuple(problem for run in runs for problem in run.problems),
     )
+
+
+def _place(runs: Sequence[Run], groups: Sequence[Group], baseline: str | None) -> int:
+    """Where the baseline's group is; a group's own name counts before a run's, a run's before its folder's."""
+    if baseline is None:
+        return 0
+    names = (
+        {group.name: place for place, group in enumerate(groups)},
+        {runs[index].name: place for place, group in enumerate(groups) for index in group.runs},
+        {str(runs[index].path): place for place, group in enumerate(groups) for index in group.runs},
+    )
+    for kind, wanted in zip(names, (baseline, baseline, str(absolute(baseline))), strict=True):
+        if wanted in kind:
+            return kind[wanted]
+    known = wording.listing(list(dict.fromkeys([*names[0], *names[1]]))) if groups else "none"
+    raise UserError(f"--baseline {printable(baseline)} is no run of this comparison; allowed: {known}")

@@ -1,19 +1,23 @@
-"""The interactive loss curves: one plotly figure, and the other x-axes and smoothings that the page can switch it to."""
+"""The interactive loss curves: one plotly figure, and the x-axes, smoothings and views that the page can switch it to."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from mhsh.report import thinning
 from mhsh.report.comparison import Comparison
-from mhsh.report.looks import Look, look
-from mhsh.report.runs import AXES, Curve
+from mhsh.report.curves import AXES, Curve
+from mhsh.report.groups import Group
+from mhsh.report.looks import Look, look, run_looks
+from mhsh.report.runs import Run
+from mhsh.report.signs import SIGN, unequal
+from mhsh.report.wording import listing
 
 AXIS_TITLES = {
     "step": "training steps",
@@ -22,35 +26,46 @@ AXIS_TITLES = {
     "seconds": "device seconds of training (compilation excluded)",
 }
 SPLIT_NAMES = {"train": "training", "validation": "validation"}
+RUNS, GROUPS = "runs", "groups"  # the two views
 _DOTTED_UP_TO = 60  # points of a curve that each get a marker; longer curves get _SPARSE markers
 _SPARSE = 12
+_X_DIGITS, _LOSS_DIGITS = 7, 6  # that the page holds, more than a screen can show
+
+Values = list[float | None]  # None stands for a gap
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """The values that one trace of the figure can be switched between; None stands for a gap."""
+    """What one trace of the figure draws, for every switch of the page. What a part does not need is empty."""
 
-    run: int  # the place of its run in the comparison
+    view: str  # RUNS or GROUPS
+    part: (
+        str  # line, band (between low and high of the line it belongs to), gaps (marks at the top edge) or sign (at the line's end)
+    )
+    member: int  # the place of its run or group in the comparison
     split: str
-    x: dict[str, list[float | None]]  # by axis
-    loss: list[float | None]  # nats per predicted token; 0.97 of the plot's height for a mark
-    smooth: list[float | None]
+    line: int | None = None  # of a band or a sign: the place of its line in the figure
+    x: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # by axis
+    y: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # nats per token: `raw` and `smooth`, or by axis in GROUPS
+    low: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # by axis
+    high: Mapping[str, Values] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """A figure as first shown, the switchable values of its traces, and what the page has to say about the drawing."""
+    """A figure without its values, the values that the page switches between, and what it has to say about the drawing."""
 
-    figure: go.Figure
+    figure: Mapping[str, Any]  # data and layout in plotly's words
     traces: tuple[Trace, ...]  # one for each trace of the figure, in its order
-    split: str  # the split shown first
+    view: str  # shown first
+    split: str  # shown first
     notes: tuple[str, ...]
 
     def to_json(self) -> str:
         """Everything as one JSON object that is safe between script tags, whatever the run names hold."""
         content: dict[str, Any] = {
-            "figure": json.loads(self.figure.to_json() or "{}"),
-            "traces": [dataclasses.asdict(trace) for trace in self.traces],
+            "figure": self.figure,
+            "traces": [{key: value for key, value in vars(trace).items() if value or value == 0} for trace in self.traces],
             "axisTitles": AXIS_TITLES,
         }
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
@@ -64,25 +79,24 @@ def plotly_text(text: str) -> str:
 
 
 def draw_curves(comparison: Comparison) -> Curves:
-    """Draws the loss of every run, training and validation, smoothed training first, over steps."""
-    split = _first_split(comparison)
-    figure = go.Figure(layout=_layout(comparison))
-    traces: list[Trace] = []
-    notes: list[str] = []
-    for index, run in enumerate(comparison.runs):
-        for name, curve in run.curves.items():
-            if not len(curve):
-                continue
-            trace = _trace(index, name, curve)
-            traces.append(trace)
-            figure.add_trace(_line(run.name, trace, look(index), visible=name == split))
-            gaps = thinning.gap_starts(curve.loss)
-            if len(gaps):
-                mark = _mark(index, name, curve, gaps)
-                traces.append(mark)
-                figure.add_trace(_gap_marks(run.name, mark, look(index), visible=name == split))
-            notes += _notes(run.name, name, curve, len(trace.loss), gaps)
-    return Curves(figure, tuple(traces), split, tuple(notes))
+    """The loss of every run and of every group with its band, training and validation."""
+    pen = _Pen(thinning.most_points(sum(bool(len(curve)) for run in comparison.runs for curve in run.curves.values())))
+    # Bands first: they lie below all lines.
+    for place, group in enumerate(comparison.groups):
+        pen.draw_group(place, group)
+    looks = run_looks(comparison.groups)
+    for place, run in enumerate(comparison.runs):
+        pen.draw_run(place, run, looks[place])
+    for place, (group, differing) in enumerate(zip(comparison.groups, unequal(comparison), strict=True)):
+        if differing:
+            pen.sign(place, group, differing)
+    figure = {"data": pen.data, "layout": _layout(comparison)}
+    return Curves(figure, tuple(pen.traces), first_view(comparison), _first_split(comparison), (*pen.thinned_note(), *pen.notes))
+
+
+def first_view(comparison: Comparison) -> str:
+    """GROUPS as soon as one group has more than one seed."""
+    return GROUPS if any(len(group.runs) > 1 for group in comparison.groups) else RUNS
 
 
 def _first_split(comparison: Comparison) -> str:
@@ -91,66 +105,150 @@ def _first_split(comparison: Comparison) -> str:
     return "train" if all(len(run.curves["train"]) for run in drawn) else "validation"
 
 
-def _trace(run: int, split: str, curve: Curve) -> Trace:
-    smooth = thinning.smooth(curve.loss) if split == "train" else curve.loss
-    rows = thinning.thin(curve.loss)
-    x = {axis: _values(curve.x[axis][rows]) for axis in AXES}
-    return Trace(run, split, x, _values(curve.loss[rows]), _values(smooth[rows]))
+class _Pen:
+    """Collects the traces of one figure."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._longest = 0
+        self.data: list[dict[str, Any]] = []
+        self.traces: list[Trace] = []
+        self.notes: list[str] = []
+
+    def draw_group(self, place: int, group: Group) -> None:
+        style = look(place)
+        for split, bands in group.bands.items():
+            if not any(len(band.x) for band in bands.values()):
+                continue
+            banded = any(np.isfinite(band.low).any() for band in bands.values())
+            if banded:
+                # The line comes right after its band.
+                self._add(Trace(GROUPS, "band", place, split, line=len(self.traces) + 1), _band(group.name, style))
+            x, mean, low, high = (
+                {axis: _values(getattr(band, field), digits) for axis, band in bands.items()}
+                for field, digits in (("x", _X_DIGITS), ("mean", _LOSS_DIGITS), ("low", _LOSS_DIGITS), ("high", _LOSS_DIGITS))
+            )
+            points = max(len(values) for values in x.values())
+            line = Trace(GROUPS, "line", place, split, x=x, y=mean, low=low if banded else {}, high=high if banded else {})
+            self._add(line, _line(group.name, points, style))
+
+    def draw_run(self, place: int, run: Run, style: Look) -> None:
+        for split, curve in run.curves.items():
+            if not len(curve):
+                continue
+            rows = thinning.thin(curve.loss, self._most)
+            self._longest = max(self._longest, len(curve))
+            y = {"raw": _values(curve.loss[rows], _LOSS_DIGITS)}
+            if split == "train":
+                y["smooth"] = _values(thinning.smooth(curve.loss)[rows], _LOSS_DIGITS)
+            self._add(Trace(RUNS, "line", place, split, x=_x(curve, rows), y=y), _line(run.name, len(rows), style))
+            gaps = thinning.gap_starts(curve.loss)
+            if len(gaps):
+                height: Values = [0.97] * len(gaps)  # of the plot
+                self._add(Trace(RUNS, "gaps", place, split, x=_x(curve, gaps), y={"raw": height}), _gap_marks(run.name, style))
+                self.notes.append(_gap_note(run.name, split, curve, gaps))
+
+    def sign(self, place: int, group: Group, differing: Sequence[str]) -> None:
+        """Every line of the group and of its runs gets SIGN at its end."""
+        members = {(GROUPS, place), *((RUNS, run) for run in group.runs)}
+        for number, trace in enumerate(tuple(self.traces)):
+            if trace.part == "line" and (trace.view, trace.member) in members:
+                drawn = self.data[number]
+                text = plotly_text(f"other {listing(list(differing))} than the baseline")
+                self._add(
+                    Trace(trace.view, "sign", trace.member, trace.split, line=number),
+                    _sign(drawn["name"], drawn["line"]["color"], text),
+                )
+
+    def thinned_note(self) -> tuple[str, ...]:
+        if self._longest <= self._most:
+            return ()
+        return (
+            f"Of each longer curve {self._most:,} rows are drawn (the longest has {self._longest:,}); "
+            "every stretch keeps its lowest and its highest.",
+        )
+
+    def _add(self, trace: Trace, drawn: dict[str, Any]) -> None:
+        self.traces.append(trace)
+        self.data.append(drawn)
 
 
-def _mark(run: int, split: str, curve: Curve, gaps: np.ndarray) -> Trace:
-    height: list[float | None] = [0.97] * len(gaps)
-    return Trace(run, split, {axis: _values(curve.x[axis][gaps]) for axis in AXES}, height, height)
+def _x(curve: Curve, rows: np.ndarray) -> dict[str, Values]:
+    return {axis: _values(curve.x[axis][rows], _X_DIGITS) for axis in AXES}
 
 
-def _notes(name: str, split: str, curve: Curve, drawn: int, gaps: np.ndarray) -> list[str]:
-    """What was done to a curve before it was drawn, in words."""
-    notes = []
-    kind = SPLIT_NAMES[split]
-    if drawn < len(curve):
-        notes.append(f"{name}: {drawn:,} of {len(curve):,} {kind} rows are drawn; every stretch keeps its lowest and its highest.")
-    if len(gaps):
-        steps = ", ".join(f"{step:,.0f}" for step in curve.x["step"][gaps][:5])
-        more = f" and {len(gaps) - 5} more" if len(gaps) > 5 else ""
-        notes.append(f"{name}: the {kind} loss is not finite from step {steps}{more} on: a gap, marked x at the top edge.")
-    return notes
+def _values(values: np.ndarray, digits: int) -> Values:
+    """Rounded to that many significant digits, which makes the page a third smaller; None for what is not finite."""
+    return [float(f"{value:.{digits}g}") if finite else None for value, finite in zip(values, np.isfinite(values), strict=True)]
 
 
-def _values(values: np.ndarray) -> list[float | None]:
-    return [float(value) if finite else None for value, finite in zip(values, np.isfinite(values), strict=True)]
+def _gap_note(name: str, split: str, curve: Curve, gaps: np.ndarray) -> str:
+    steps = ", ".join(f"{step:,.0f}" for step in curve.x["step"][gaps][:5])
+    more = f" and {len(gaps) - 5} more" if len(gaps) > 5 else ""
+    since = f"{name}: the {SPLIT_NAMES[split]} loss is not finite from step {steps}{more} on"
+    return f"{since}: a gap; among single runs, x marks it at the top edge."
 
 
-def _line(name: str, trace: Trace, style: Look, visible: bool) -> go.Scatter:
-    dotted = len(trace.loss) <= _DOTTED_UP_TO
-    return go.Scatter(
-        x=trace.x["step"],
-        y=trace.smooth,
+def _line(name: str, points: int, style: Look) -> dict[str, Any]:
+    return dict(
+        type="scatter",
         name=plotly_text(name),
         mode="lines+markers",
         line=dict(color=style.color, dash=style.dash, width=2),
-        marker=dict(color=style.color, symbol=style.symbol, size=7, maxdisplayed=0 if dotted else _SPARSE),
-        visible=visible,
+        marker=dict(color=style.color, symbol=style.symbol, size=7, maxdisplayed=0 if points <= _DOTTED_UP_TO else _SPARSE),
         connectgaps=False,
         hoverlabel=dict(namelength=-1),
-        hovertemplate="loss %{y:.4f} at %{x:,.4~g}<extra>%{fullData.name}</extra>",
+        hovertemplate="loss %{y:.4f}%{text} at %{x:,.4~g}<extra>%{fullData.name}</extra>",
     )
 
 
-def _gap_marks(name: str, trace: Trace, style: Look, visible: bool) -> go.Scatter:
-    return go.Scatter(
-        x=trace.x["step"],
-        y=trace.loss,
+def _band(name: str, style: Look) -> dict[str, Any]:
+    return dict(
+        type="scatter",
+        name=plotly_text(f"{name}: 95 % interval"),
+        mode="lines",
+        line=dict(color=style.color, width=0.75),
+        fill="toself",
+        fillpattern=dict(shape=style.pattern, fillmode="overlay", fgcolor=style.color, fgopacity=0.35, size=9, solidity=0.15),
+        fillcolor=_translucent(style.color),
+        hoverinfo="skip",
+    )
+
+
+def _translucent(color: str) -> str:
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.18)"
+
+
+def _gap_marks(name: str, style: Look) -> dict[str, Any]:
+    return dict(
+        type="scatter",
         yaxis="y2",
         name=plotly_text(f"{name}: loss not finite"),
         mode="markers",
         marker=dict(color=style.color, symbol="x", size=11, line=dict(width=1, color="#ffffff")),
-        visible=visible,
         hoverlabel=dict(namelength=-1),
         hovertemplate="loss not finite from %{x:,.4~g} on<extra>%{fullData.name}</extra>",
     )
 
 
-def _layout(comparison: Comparison) -> go.Layout:
+def _sign(name: str, color: str, text: str) -> dict[str, Any]:
+    """`name` and `text` as plotly_text gives them."""
+    return dict(
+        type="scatter",
+        name=name,
+        mode="text",
+        text=[SIGN],
+        hovertext=[text],
+        textposition="middle right",
+        textfont=dict(size=24, color=color, weight=700),
+        cliponaxis=False,
+        hoverlabel=dict(namelength=-1),
+        hovertemplate="%{hovertext}<extra>%{fullData.name}</extra>",
+    )
+
+
+def _layout(comparison: Comparison) -> dict[str, Any]:
     grid = "rgba(128,128,128,0.3)"
     entropy_lines = [
         dict(
@@ -166,13 +264,12 @@ def _layout(comparison: Comparison) -> go.Layout:
         )
         for value, label in comparison.entropies
     ]
-    return go.Layout(
-        template="none",
+    return dict(
         autosize=True,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font=dict(family="system-ui, sans-serif", size=14),
-        margin=dict(l=56, r=12, t=36, b=48),
+        margin=dict(l=56, r=20, t=36, b=48),
         showlegend=False,  # the page has its own, which the keyboard reaches
         modebar=dict(bgcolor="rgba(0,0,0,0)", color="#7F7F7F", activecolor="#D55E00"),
         hovermode="closest",

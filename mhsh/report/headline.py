@@ -1,4 +1,4 @@
-"""What a report claims in plain words: which run ended lowest, by how much, on which measure, and what that is worth."""
+"""What a report claims in plain words: which group ended lowest, by how much, how sure that is, and whether it was fair."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from collections.abc import Sequence
 
 from mhsh import outcome
 from mhsh.report import fairness, wording
+from mhsh.report.estimate import Estimate, difference
 from mhsh.report.fairness import LedgerRow
+from mhsh.report.groups import Group
 from mhsh.report.runs import Run
 from mhsh.report.summary import Summary
+from mhsh.report.targets import FINAL_NAMES, Standing
 
 UNIT = "nats per predicted token"
-VALIDATION = "final validation loss"
-TRAINING = "final training loss"
 
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """The report's claim and everything that limits it, as plain text (not escaped)."""
+    """The report's claim and everything that limits it, as plain text (not escaped).
+
+    Where a winner is named, the first two sentences say how sure that is and whether the comparison was fair.
+    """
 
     title: str
     sentences: tuple[str, ...]
@@ -26,91 +30,112 @@ class Headline:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Ranking:
-    """Runs from the lowest loss to the highest, on one measure."""
+class _Ranked:
+    """A group of which every run ended finite."""
 
-    measure: str
-    losses: tuple[tuple[Summary, float], ...]
+    name: str
+    loss: float  # the mean over its runs
+    by_seed: dict[int, float]
+    summaries: tuple[Summary, ...]
 
 
-def write_headline(runs: Sequence[Run], summaries: Sequence[Summary], differences: Sequence[LedgerRow]) -> Headline:
-    """Puts a comparison into words. It names a winner only where the losses are in one unit and at least two are finite."""
+def write_headline(
+    runs: Sequence[Run],
+    summaries: Sequence[Summary],
+    groups: Sequence[Group],
+    standing: Standing,
+    differences: Sequence[LedgerRow],
+    fair: str,
+) -> Headline:
+    """Puts a comparison into words; `fair` is the verdict on the groups that are ranked.
+
+    It names a winner only where the losses are in one unit and at least two groups are finite.
+    """
     drawn = [run for run in runs if run.drawable]
-    ranking = _rank(summaries)
+    ranking = [_ranked(groups[place], standing, place, summaries) for place in standing.ranked]
     task = fairness.different_tasks(drawn)
     worth = (
         _data_sentence(drawn),
         _amount_sentence([item for item in summaries if item.outcome != outcome.NO_METRICS]),
         _config_sentence(differences, len(runs)),
         _size_sentence(summaries),
-        *_outcome_sentences(summaries),
+        *_outcome_sentences(summaries, groups),
         _problem_sentence(summaries),
     )
     if task:
         title = f"No winner is named: {task}, so the losses are not in one unit"
         return Headline(title, tuple(filter(None, worth)), None)
-    if ranking is None or len(ranking.losses) < 2:
-        return Headline(_lone_title(ranking), tuple(filter(None, worth)), None)
-    sentences = (_others_sentence(ranking), _seed_sentence([item for item, _ in ranking.losses]), *worth)
-    return Headline(_title(ranking, fairness.same_data(drawn)), tuple(filter(None, sentences)), ranking.measure)
+    if len(ranking) < 2:
+        return Headline(_lone_title(ranking, standing.measure), tuple(filter(None, worth)), None)
+    apart = difference(ranking[1].by_seed, ranking[0].by_seed)
+    sentences = (_sure_sentence(ranking, apart), fair, _others_sentence(ranking, standing.measure), *worth)
+    title = _title(ranking, apart, standing.measure, fairness.same_data(drawn))
+    return Headline(title, tuple(filter(None, sentences)), standing.measure)
 
 
-def _rank(summaries: Sequence[Summary]) -> _Ranking | None:
-    """By final validation loss if every run that is compared has one, else by final training loss if every one has that."""
-    compared = [item for item in summaries if item.outcome not in (outcome.NO_METRICS, outcome.DIVERGED)]
-    measures = (
-        (VALIDATION, [item.final_validation.loss if item.final_validation else None for item in compared]),
-        (TRAINING, [item.final_train for item in compared]),
-    )
-    for measure, losses in measures:
-        known = [(item, loss) for item, loss in zip(compared, losses, strict=True) if loss is not None]
-        if known and len(known) == len(compared):
-            return _Ranking(measure, tuple(sorted(known, key=lambda pair: pair[1])))
-    return None
+def _ranked(group: Group, standing: Standing, place: int, summaries: Sequence[Summary]) -> _Ranked:
+    final = standing.scores[place].final
+    assert final.estimate is not None
+    return _Ranked(group.name, final.estimate.mean, dict(final.each), tuple(summaries[index] for index in group.runs))
 
 
-def _title(ranking: _Ranking, same_data: bool | None) -> str:
-    (first, lowest), (second, next_lowest) = ranking.losses[:2]
-    running = any(item.status == "running" for item, _ in ranking.losses)
-    gap = next_lowest - lowest
-    if gap == 0:
-        equal = [item.name for item, loss in ranking.losses if loss == lowest]
-        return f"{wording.listing(equal)} {'are' if running else 'ended'} level: {ranking.measure} {wording.loss(lowest)} {UNIT}"
+def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str, same_data: bool | None) -> str:
+    first, second = ranking[:2]
+    items = [item for ranked in ranking for item in ranked.summaries]
+    running = any(item.status == "running" for item in items)
+    if second.loss == first.loss:
+        equal = [ranked.name for ranked in ranking if ranked.loss == first.loss]
+        return f"{wording.listing(equal)} {'are' if running else 'ended'} level: {measure} {wording.loss(first.loss)} {UNIT}"
+    gap = second.loss - first.loss
     by = f"{wording.loss_difference(gap)} below {second.name}"
-    share = f" ({wording.percent(gap / next_lowest)})" if next_lowest > 0 else ""
+    share = f" ({wording.percent(gap / second.loss)})" if second.loss > 0 else ""
+    doubt = ", not told apart" if apart.has_interval and not apart.excludes_zero else ""
     verb = "is lowest so far" if running else "ended lowest"
-    title = f"{first.name} {verb}: {ranking.measure} {wording.loss(lowest)} {UNIT}, {by}{share}"
+    title = f"{first.name} {verb}: {measure} {wording.loss(first.loss)} {UNIT}, {by}{share}{doubt}"
     but = ["the runs had different data"] if same_data is False else []
-    if len({_measured_at(item, ranking.measure) for item, _ in ranking.losses}) > 1:
+    if len({_measured_at(item, measure) for item in items}) > 1:
         but.append("the runs were measured after unequal training")
     return f"{title}; but {wording.listing(but)}" if but else title
 
 
 def _measured_at(item: Summary, measure: str) -> tuple[int | None, float | None]:
     """The step of a run's loss, and the tokens that it was trained on."""
-    return (item.final_validation.step if item.final_validation and measure == VALIDATION else item.last_step), item.tokens
+    if measure == FINAL_NAMES["validation"] and item.final_validation:
+        return item.final_validation.step, item.tokens
+    return item.last_step, item.tokens
 
 
-def _lone_title(ranking: _Ranking | None) -> str:
-    if ranking is None:
+def _lone_title(ranking: Sequence[_Ranked], measure: str) -> str:
+    if not ranking:
         return "No winner is named: no measure is there and finite for the runs to be compared on"
-    item, loss = ranking.losses[0]
-    return f"{item.name}: {ranking.measure} {wording.loss(loss)} {UNIT}; there is no second finite run to compare it with"
+    (only,) = ranking
+    return f"{only.name}: {measure} {wording.loss(only.loss)} {UNIT}; there is no second finite run to compare it with"
 
 
-def _others_sentence(ranking: _Ranking) -> str:
-    lowest = ranking.losses[0][1]
-    others = [f"{item.name} {wording.loss(loss)} (+{wording.loss_difference(loss - lowest)})" for item, loss in ranking.losses[1:]]
-    return f"After it, by {ranking.measure}: {', '.join(others)}." if len(others) > 1 else ""
+def _sure_sentence(ranking: Sequence[_Ranked], apart: Estimate) -> str:
+    first, second = ranking[:2]
+    if not apart.has_interval:
+        few = [ranked.name for ranked in (first, second) if len(ranked.by_seed) < 2]
+        return (
+            f"How sure: one seed of {wording.listing(few)}, so no error bar: "
+            "how much another seed would change the difference was not measured."
+        )
+    paired = first.by_seed.keys() == second.by_seed.keys()
+    seeds = f"{apart.seeds} seeds, paired" if paired else f"{len(first.by_seed)} and {len(second.by_seed)} seeds"
+    interval = f"the 95 % interval of the difference to {second.name}, {wording.interval(apart)}, over {seeds},"
+    if apart.excludes_zero:
+        return f"How sure: {interval} leaves out zero."
+    return f"How sure: not told apart: {interval} includes zero."
 
 
-def _seed_sentence(items: Sequence[Summary]) -> str:
-    seeds = {item.seed for item in items}
-    which = f"seed {seeds.pop()}" if len(seeds) == 1 else "seeds differ between runs and are not grouped here"
-    return (
-        f"Each run was trained once ({which}), so the differences have no error bar: "
-        "how much another seed would change them was not measured."
-    )
+def _others_sentence(ranking: Sequence[_Ranked], measure: str) -> str:
+    lowest = ranking[0]
+    others = []
+    for ranked in ranking[1:]:
+        apart = difference(ranked.by_seed, lowest.by_seed)
+        doubt = ", not told apart" if apart.has_interval and not apart.excludes_zero else ""
+        others.append(f"{ranked.name} {wording.loss(ranked.loss)} (+{wording.loss_difference(apart.mean)}{doubt})")
+    return f"After it, by {measure}: {', '.join(others)}." if len(others) > 1 else ""
 
 
 def _data_sentence(runs: Sequence[Run]) -> str:
@@ -169,7 +194,7 @@ def _size_sentence(summaries: Sequence[Summary]) -> str:
     return f"The models have {sizes} parameters: the largest has {wording.percent(high / low - 1)} more than the smallest."
 
 
-def _outcome_sentences(summaries: Sequence[Summary]) -> list[str]:
+def _outcome_sentences(summaries: Sequence[Summary], groups: Sequence[Group]) -> list[str]:
     measured = [item for item in summaries if item.outcome != outcome.NO_METRICS]
     sentences = []
     stuck = [
@@ -181,7 +206,11 @@ def _outcome_sentences(summaries: Sequence[Summary]) -> list[str]:
         sentences.append(f"On the unigram plateau, that is, not clearly better than token frequencies alone: {', '.join(stuck)}.")
     diverged = [item.name for item in measured if item.outcome == outcome.DIVERGED]
     if diverged:
-        sentences.append(f"Diverged (loss not finite at the end), so not ranked: {', '.join(diverged)}.")
+        grouped = any(
+            len(group.runs) > 1 and summaries[index].outcome == outcome.DIVERGED for group in groups for index in group.runs
+        )
+        rest = ", nor are other seeds of the same group" if grouped else ""
+        sentences.append(f"Diverged (loss not finite at the end), so not ranked{rest}: {', '.join(diverged)}.")
     unknown = [item.name for item in measured if item.outcome == outcome.NOT_KNOWN]
     if unknown:
         sentences.append(f"Whether it left the unigram plateau is not known (too little recorded): {', '.join(unknown)}.")

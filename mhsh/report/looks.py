@@ -1,8 +1,11 @@
-"""How runs are told apart in the figures: colour, dash and marker together, so that none of them is needed alone."""
+"""How runs and groups are told apart in the figures: colour, dash and marker together, so that none of them is needed alone."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+
+from mhsh.report.groups import Group
 
 # Okabe and Ito's palette without its yellow and black, which vanish on a white or a black page.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
@@ -23,28 +26,41 @@ _SYMBOLS = (
     ("cross", "P", "M-2 -5h4v3h3v4h-3v3h-4v-3h-3v-4h3z"),
     ("triangle-down", "v", "M0 5l5 -9h-10z"),
 )
+# matplotlib's name, plotly's name: what tells bands apart where they lie over each other
+_HATCHES = (("///", "/"), ("\\\\\\", "\\"), ("oo", "."), ("xx", "x"), ("---", "-"), ("|||", "|"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """The look of one run's curves, in plotly's and in matplotlib's words, and as a small SVG for a legend."""
+    """The look of the curves of one run or group, in plotly's and in matplotlib's words, and as a small SVG for a legend."""
 
     color: str
     dash: str
     symbol: str
     linestyle: str | tuple[int, tuple[int, ...]]
     marker: str
+    hatch: str  # matplotlib's pattern of the band
+    pattern: str  # plotly's
     swatch: str  # an SVG element without style attributes, which a content security policy would refuse
 
 
-def look(index: int) -> Look:
-    """The look of the index-th run; the first 210 are all different, neighbours in all three ways."""
-    color = _COLORS[index % len(_COLORS)]
-    dash, linestyle, dasharray = _DASHES[index % len(_DASHES)]
-    symbol, marker, path = _SYMBOLS[index % len(_SYMBOLS)]
+def look(place: int, family: int | None = None) -> Look:
+    """The look of the run or group at a place; the first 210 are all different, neighbours in all three ways.
+
+    Runs of one `family`, which is the place of their group, share its colour, and differ in dash and marker.
+    """
+    color = _COLORS[(place if family is None else family) % len(_COLORS)]
+    dash, linestyle, dasharray = _DASHES[place % len(_DASHES)]
+    symbol, marker, path = _SYMBOLS[place % len(_SYMBOLS)]
+    hatch, pattern = _HATCHES[place % len(_HATCHES)]
     swatch = (
         '<svg class="swatch" width="48" height="14" viewBox="-24 -7 48 14" aria-hidden="true">'
         f'<path d="M-24 0H24" fill="none" stroke="{color}" stroke-width="2" stroke-dasharray="{dasharray}"/>'
         f'<path d="{path}" fill="{color}"/></svg>'
     )
-    return Look(color, dash, symbol, linestyle, marker, swatch)
+    return Look(color, dash, symbol, linestyle, marker, hatch, pattern, swatch)
+
+
+def run_looks(groups: Sequence[Group]) -> dict[int, Look]:
+    """The look of every run by its place: the colour of its group, so that a figure of all runs still shows the groups."""
+    return {run: look(run, place) for place, group in enumerate(groups) for run in group.runs}

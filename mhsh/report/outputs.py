@@ -11,8 +11,8 @@ MARK = "written by mhsh compare"  # stands near the start of every file that is,
 _START = 4096  # bytes that are searched for the mark
 
 
-def check_replaceable(path: Path) -> None:
-    """Makes sure that writing `path` destroys nothing but a former report.
+def check_replaceable(path: Path, mark: str = MARK) -> None:
+    """Makes sure that writing `path` destroys nothing but a former report, one that bears the mark.
 
     Raises:
       UserError: something else is there, or it cannot be looked at.
@@ -26,8 +26,8 @@ def check_replaceable(path: Path) -> None:
             start = file.read(_START)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; choose another --out") from error
-    if start and MARK.encode() not in start:
-        raise UserError(f"{path} is there and was not written by mhsh compare; move it away or choose another --out")
+    if start and mark.encode() not in start:
+        raise UserError(f"{path} is there and was not {mark}; move it away or choose another --out")
 
 
 def write(path: Path, content: bytes) -> None:

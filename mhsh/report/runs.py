@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,22 +13,9 @@ from etils import epath
 
 from mhsh.config import Config
 from mhsh.errors import UserError
+from mhsh.report.curves import Curve, Curves, finite, read_all
 from mhsh.report.wording import printable
 from mhsh.run_folder import RunFolder, absolute, is_remote, vocab_file
-
-AXES = ("step", "tokens", "flops", "seconds")
-SPLITS = ("train", "validation")
-
-
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """The loss of one split, a value a logged row, against every x-axis; nan stands for a null in the file."""
-
-    x: Mapping[str, np.ndarray]  # axis of AXES: cumulative steps, training tokens, training FLOPs, device seconds
-    loss: np.ndarray  # nats per predicted token
-
-    def __len__(self) -> int:
-        return len(self.loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +27,7 @@ class Run:
     config: Config
     record: Mapping[str, Any]  # run.json; empty where it is missing or damaged
     curves: Mapping[str, Curve]  # by split; a split without rows is an empty curve
+    batches: Mapping[str, np.ndarray]  # `step` and `checksum` of the training rows that name their batch
     vocabulary: str | None  # SHA-256 of the vocab.txt in the folder; None where there is none
     problems: tuple[str, ...]  # one line each, naming the file
 
@@ -61,7 +48,7 @@ class Run:
     def recorded_number(self, *keys: str) -> float | None:
         """Like `recorded`, but None for everything that is no finite number."""
         value = self.recorded(*keys)
-        return _finite(value) if _is_number(value) else None
+        return finite(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +80,8 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
         except UserError as error:
             refused.append(str(error))
     names = _distinct_names([path for path, _ in opened])
-    runs = tuple(_load(name, path, config) for name, (path, config) in zip(names, opened, strict=True))
+    curves = read_all([RunFolder(path) for path, _ in opened])
+    runs = tuple(_load(name, path, config, read) for name, (path, config), read in zip(names, opened, curves, strict=True))
     return Loaded(runs, tuple(printable(line) for line in refused))
 
 
@@ -108,7 +96,7 @@ def _read_config(path: epath.Path) -> Config:
         raise UserError(f"{path / 'config.json'}: {error}") from error
 
 
-def _load(name: str, path: epath.Path, config: Config) -> Run:
+def _load(name: str, path: epath.Path, config: Config, curves: Curves) -> Run:
     folder = RunFolder(path)
     problems: list[str] = []
     record: Mapping[str, Any] = {}
@@ -117,15 +105,7 @@ def _load(name: str, path: epath.Path, config: Config) -> Run:
             record = folder.read_run()
         except UserError as error:
             problems.append(str(error))
-    metrics = folder.read_metrics()
-    sound, problem = _sound_rows(metrics.rows)
-    if problem:
-        problems.append(f"{path / 'metrics.jsonl'} {problem}")
-    elif metrics.problem:
-        problems.append(metrics.problem)
-    curves = {split: _curve([row for row in sound if row["split"] == split]) for split in SPLITS}
-    if sound and not any(len(curve) for curve in curves.values()):
-        problems.append(f"{path / 'metrics.jsonl'} holds no loss of the training or the validation split")
+    problems += curves.problems
     vocabulary = None
     vocab_path = path / vocab_file(config)
     if vocab_path.exists():
@@ -133,46 +113,7 @@ def _load(name: str, path: epath.Path, config: Config) -> Run:
             vocabulary = hashlib.sha256(vocab_path.read_bytes()).hexdigest()
         except OSError as error:
             problems.append(f"cannot read {vocab_path}: {error.strerror}")
-    return Run(name, path, config, record, curves, vocabulary, tuple(printable(line) for line in problems))
-
-
-def _sound_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str | None]:
-    """The rows before the first one that would draw a wrong curve, and why it would."""
-    last = dict.fromkeys(SPLITS, -1)
-    for index, row in enumerate(rows):
-        for key in ("loss", *AXES):
-            value = row.get(key)
-            if value is not None and not _is_number(value):
-                return list(rows[:index]), f"line {index + 1}: {key} is no number; only the {index} rows before it are read"
-        split, step = row["split"], row["step"]
-        if split in last:
-            if step < last[split]:
-                reason = f"steps go back from {last[split]} to {step}; only the {index} rows before it are read"
-                return list(rows[:index]), f"line {index + 1}: {reason}"
-            last[split] = step
-    return list(rows), None
-
-
-def _curve(rows: Sequence[Mapping[str, Any]]) -> Curve:
-    rows = [row for row in rows if "loss" in row]
-    x = {axis: np.array([_float(row.get(axis)) for row in rows], dtype=np.float64) for axis in AXES}
-    return Curve(x, np.array([_float(row["loss"]) for row in rows], dtype=np.float64))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _float(value: int | float | None) -> float:
-    """nan for null, and for everything else that no float holds (infinity, an integer beyond 1e308)."""
-    number = _finite(value)
-    return math.nan if number is None else number
-
-
-def _finite(value: int | float | None) -> float | None:
-    if value is None or (isinstance(value, int) and value.bit_length() > 1023):
-        return None
-    return float(value) if math.isfinite(value) else None
+    return Run(name, path, config, record, curves.by_split, curves.batches, vocabulary, tuple(printable(line) for line in problems))
 
 
 def _distinct_names(paths: Sequence[epath.Path]) -> list[str]:

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 
 from mhsh.outcome import plateau_outcome, smoothed_final
-from mhsh.report.runs import Curve, Run
+from mhsh.report.curves import Curve
+from mhsh.report.runs import Run
 
 
 @dataclasses.dataclass(frozen=True)

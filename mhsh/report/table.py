@@ -10,34 +10,41 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mhsh.report.cells import COLUMNS
+from mhsh.report.cells import COLUMNS, group_columns
 from mhsh.report.comparison import Comparison
+
+Column = tuple[str, list[str]]  # a heading, and a cell for every run or group
 
 _MOST_TABLES = 4  # below each other; where that is not enough, a block a run reads better
 _UNBOUNDED = 10_000  # characters: how wide a table would like to be
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Prints the headline, the numbers of every run, and the headline's limits. Everything is text: no colour carries meaning."""
+    """Prints the headline, the numbers of every run and group, and the headline's limits.
+
+    Everything is text: no colour carries meaning.
+    """
     console.print(Text(comparison.headline.title, style="bold", overflow="fold"))
     console.print()
-    console.print(_columns(comparison, console) or _stacked(comparison))
-    console.print(Text("Losses are in nats per predicted token.", overflow="fold"))
+    runs = [(heading, [cell(item) for item in comparison.summaries]) for heading, cell in COLUMNS]
+    for columns in (runs, group_columns(comparison)):
+        console.print(_side_by_side(columns, console) or _stacked(columns))
+    console.print(Text("Losses are in nats per predicted token; in brackets: 95 % intervals over seeds.", overflow="fold"))
     for sentence in comparison.headline.sentences:
         console.print(Text(f"- {sentence}", overflow="fold"))
 
 
-def _columns(comparison: Comparison, console: Console) -> RenderableType | None:
+def _side_by_side(columns: Sequence[Column], console: Console) -> RenderableType | None:
     """The columns in one table, or in a few below each other that each fit the terminal; None where even those would not."""
     tables: list[Table] = []
-    left = list(range(1, len(COLUMNS)))
+    names, left = columns[0], list(columns[1:])
     while left:
         fitting = 0
-        while fitting < len(left) and _width(_table(comparison, left[: fitting + 1]), console) <= console.width:
+        while fitting < len(left) and _width(_table([names, *left[: fitting + 1]]), console) <= console.width:
             fitting += 1
         if not fitting or len(tables) == _MOST_TABLES:
             return None
-        tables.append(_table(comparison, left[:fitting]))
+        tables.append(_table([names, *left[:fitting]]))
         left = left[fitting:]
     return Group(*tables)
 
@@ -46,26 +53,25 @@ def _width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(width=_UNBOUNDED), table).maximum
 
 
-def _table(comparison: Comparison, columns: Sequence[int]) -> Table:
-    """The run's name and then the `columns` of COLUMNS."""
+def _table(columns: Sequence[Column]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for index in (0, *columns):
+    for heading, _ in columns:
         # Headings of several lines keep the numbers' columns narrow.
-        table.add_column(COLUMNS[index][0].replace(" loss", "\nloss").replace(" (", "\n("), no_wrap=True)
-    for item in comparison.summaries:
-        table.add_row(*(Text(COLUMNS[index][1](item)) for index in (0, *columns)))
+        table.add_column(Text(heading.replace(" loss", "\nloss").replace(" (", "\n(")), no_wrap=True)
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*map(Text, cells))
     table.add_row()
     return table
 
 
-def _stacked(comparison: Comparison) -> RenderableType:
-    """A block a run, a line a number: what a narrow terminal shows instead of columns."""
+def _stacked(columns: Sequence[Column]) -> RenderableType:
+    """A block a run or group, a line a number: what a narrow terminal shows instead of columns."""
     blocks: list[RenderableType] = []
-    for item in comparison.summaries:
+    for index, name in enumerate(columns[0][1]):
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(overflow="fold")
         grid.add_column(overflow="fold")
-        for heading, cell in COLUMNS[1:]:
-            grid.add_row(heading, Text(cell(item), overflow="fold"))
-        blocks += [Text(item.name, style="bold", overflow="fold"), Padding(grid, (0, 0, 1, 2), expand=False)]
+        for heading, cells in columns[1:]:
+            grid.add_row(Text(heading, overflow="fold"), Text(cells[index], overflow="fold"))
+        blocks += [Text(name, style="bold", overflow="fold"), Padding(grid, (0, 0, 1, 2), expand=False)]
     return Group(*blocks)

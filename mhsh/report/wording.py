@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
+
+from mhsh.report.estimate import Estimate
 
 NOT_RECORDED = "not recorded"
 
@@ -27,6 +30,18 @@ def loss(value: float | None) -> str:
 def loss_difference(value: float) -> str:
     """A difference of two losses; a small one keeps a digit rather than reading as 0.000."""
     return f"{value:.3f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.1g}"
+
+
+def interval(of: Estimate) -> str:
+    """`0.120 to 0.340`, of losses."""
+    return f"{loss_difference(of.low)} to {loss_difference(of.high)}"
+
+
+def estimate(of: Estimate | None, show: Callable[[float], str]) -> str:
+    """`2.310 (2.290 to 2.330)`, or without the interval where there is none."""
+    if of is None:
+        return NOT_RECORDED
+    return f"{show(of.mean)} ({show(of.low)} to {show(of.high)})" if of.has_interval else show(of.mean)
 
 
 def percent(share: float) -> str:

@@ -29,13 +29,22 @@ def keep_compiled(folder: RunFolder) -> None:
     """
     if folder.is_remote or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
-    cache = Path(os.fspath(folder.path)) / CACHE_FOLDER
+    jax.config.update("jax_compilation_cache_dir", str(private_cache(Path(os.fspath(folder.path)))))
+    compilation_cache.reset_cache()  # jax remembers from its first compilation whether it has one
+
+
+def private_cache(folder: Path) -> Path:
+    """The cache in `folder` for this kind of machine's programs, made where it is missing.
+
+    Raises:
+      UserError: the cache belongs to somebody else, or others may write to it.
+    """
+    cache = folder / CACHE_FOLDER
     cache.mkdir(mode=0o700, exist_ok=True)
     found = cache.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(f"{cache} is not a folder of yours alone, and what lies in it would be executed; remove it")
-    jax.config.update("jax_compilation_cache_dir", str(cache / machine()))
-    compilation_cache.reset_cache()  # jax remembers from its first compilation whether it has one
+    return cache / machine()
 
 
 def machine() -> str:

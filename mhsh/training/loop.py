@@ -36,7 +36,7 @@ from mhsh.training.diagnosis import diagnose, in_words
 from mhsh.training.interruption import Interruption
 from mhsh.training.log import Log
 from mhsh.training.maintenance import MaintenanceWatch
-from mhsh.training.optimizer import build_optimizer
+from mhsh.training.optimizer import build_optimizer, decayed_count
 from mhsh.training.progress import ProgressDisplay
 from mhsh.training.recorder import environment
 from mhsh.training.remat import resolve_remat
@@ -301,6 +301,7 @@ def _record(setup: Setup, state: TrainState, compile_seconds: float) -> dict[str
         "remat_policy": config.model.remat_policy,
         "choices": list(setup.choices),
         "parameters": parameter_counts(config.model),
+        "weight_decayed_parameters": decayed_count(state.params),
         "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
         "flops_per_step": step_flops(config),
         "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},

@@ -38,6 +38,12 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: _is_decayed(parameter_path(path)), params)
 
 
+def decayed_count(params: Any) -> int:
+    """How many scalar parameters weight decay touches."""
+    sizes = jax.tree.map(lambda leaf, decayed: leaf.size if decayed else 0, params, decay_mask(params))
+    return sum(jax.tree.leaves(sizes))
+
+
 def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
     """Step -> learning rate: linear from 0 over the warm-up, then linear towards optimizer.end_learning_rate after the last step,
     constant, or falling with the inverse square root of the step (Vaswani et al. 2017, section 5.3, from the same peak as the

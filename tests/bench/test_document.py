@@ -13,8 +13,9 @@ from mhsh.analysis.ledger import PEAK_FLOPS
 from mhsh.bench.contestant import Contestant
 from mhsh.bench.document import cell, check_out, document, write
 from mhsh.bench.rounds import Times
-from mhsh.bench.table import duration, markdown, quantity
+from mhsh.bench.table import markdown
 from mhsh.errors import UserError
+from mhsh.units import duration, quantity
 from tests.conftest import MakeConfig
 
 CEILINGS = {

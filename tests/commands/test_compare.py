@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +42,13 @@ def test_good_runs(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixt
     assert said.err == ""
     assert "a ended lowest: final training loss 2.000" in said.out
     assert f"Report: {out}" in said.out
-    assert sorted(path.name for path in out.parent.iterdir()) == ["curves.png", "curves.svg", "report.html"]
+    assert sorted(path.name for path in out.parent.iterdir()) == [
+        "curves.csv",
+        "curves.png",
+        "curves.svg",
+        "groups.csv",
+        "report.html",
+    ]
     assert "<h1>a ended lowest" in out.read_text(encoding="utf-8")
 
 
@@ -78,7 +86,7 @@ def test_nothing_to_draw(make_run: MakeRun, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("name", ["report.html", "curves.png", "curves.svg"])
+@pytest.mark.parametrize("name", ["report.html", "curves.png", "curves.svg", "curves.csv", "groups.csv"])
 def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path: Path, name: str) -> None:
     folders = [make_run("a"), make_run("b")]
     (tmp_path / name).write_text("my thesis")
@@ -86,6 +94,24 @@ def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path
         run(folders, str(tmp_path / "report.html"))
     assert (tmp_path / name).read_text() == "my thesis"
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "runs"])
+
+
+def test_the_baseline_and_the_target_are_those_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a"), make_run("b", (3.0, 2.9, 2.8))]
+    for baseline in ("b", runs[1]):
+        run(runs, str(tmp_path / "report.html"), target=2.9, baseline=baseline)
+        with open(tmp_path / "groups.csv", encoding="utf-8", newline="") as file:
+            rows = {(row["group"], row["measure"], row["axis"]): row for row in csv.DictReader(file)}
+        assert float(rows["a", "reached loss 2.9", "step"]["mean"]) == pytest.approx(1.2)
+        assert float(rows["a", "final training loss", ""]["difference"]) == pytest.approx(-0.8)
+        assert {row["baseline"] for row in rows.values()} == {"b"}
+
+
+@pytest.mark.parametrize("wrong", [{"baseline": "c"}, {"target": float("nan")}])
+def test_a_baseline_or_target_that_is_none_is_refused(make_run: MakeRun, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        run([make_run("a"), make_run("b")], str(tmp_path / "report.html"), **wrong)
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_an_out_that_cannot_be_written(make_run: MakeRun, tmp_path: Path) -> None:

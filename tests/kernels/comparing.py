@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from mhsh.kernels.residual_norm import Norm
-from mhsh.kernels.rows import Place
+from mhsh.kernels.rows import Place, Target
 
 ALONE = Place(interpret=True)
+TARGETS = ("tpu", "gpu")  # whose kernels; here both are interpreted
 ALLOWED = {"float32": 1e-5, "bfloat16": 1e-2}
 
 
-def place_of(data: int, fsdp: int) -> Place:
+def alone(target: Target) -> Place:
+    """One device."""
+    return dataclasses.replace(ALONE, target=target)
+
+
+def place_of(data: int, fsdp: int, target: Target = "tpu") -> Place:
     """data x fsdp simulated devices, the kernels interpreted."""
     devices = np.asarray(jax.devices()[: data * fsdp]).reshape(data, fsdp, 1)
     mesh = Mesh(devices, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
-    return Place(mesh, ("data", "fsdp"), interpret=True)
+    return Place(mesh, ("data", "fsdp"), interpret=True, target=target)
 
 
 def normals(seed: int):

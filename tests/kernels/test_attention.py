@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from mhsh.kernels import attention
 from mhsh.kernels.attention import AttentionSettings, attend, attend_plain
 from mhsh.kernels.rows import OnChip
-from tests.kernels.comparing import ALLOWED, ALONE, in_float32, largest_error, normals, place_of, value_and_gradients
+from tests.kernels.comparing import (
+    ALLOWED,
+    ALONE,
+    TARGETS,
+    alone,
+    in_float32,
+    largest_error,
+    normals,
+    place_of,
+    value_and_gradients,
+)
 
 
 def segments_of(seed, batch, length):
@@ -44,6 +54,7 @@ def compared(operands, segments, gradient, options, key, place=ALONE):
     return fused, plain
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @settings(max_examples=8, derandomize=True, deadline=None)
 @given(
     batch=st.integers(1, 3),
@@ -55,9 +66,11 @@ def compared(operands, segments, gradient, options, key, place=ALONE):
     dtype=st.sampled_from(["float32", "bfloat16"]),
     seed=st.integers(0, 2**16),
 )
-def test_equals_its_plain_form(batch, length, more, heads, causal, rate, dtype, seed):
+def test_equals_its_plain_form(target, batch, length, more, heads, causal, rate, dtype, seed):
     operands, segments, gradient = case(batch, length, length + more, heads, 8, dtype, seed)
-    found, expected = compared(operands, segments, gradient, AttentionSettings(heads, causal, rate), jax.random.key(seed))
+    found, expected = compared(
+        operands, segments, gradient, AttentionSettings(heads, causal, rate), jax.random.key(seed), alone(target)
+    )
     assert largest_error(found, expected) < ALLOWED[dtype]
 
 
@@ -70,24 +83,35 @@ def test_blocks_of_queries(monkeypatch, causal):
     assert largest_error(found, expected) < ALLOWED["float32"]
 
 
-def test_a_row_of_padding_is_finite_and_looks_everywhere():
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_on_a_gpu(causal):
+    """Six blocks of queries and seven of keys, the last ones cut short."""
+    operands, segments, gradient = case(2, 180, 210, 2, 24)
+    found, expected = compared(operands, segments, gradient, AttentionSettings(2, causal, 0.2), jax.random.key(0), alone("gpu"))
+    assert largest_error(found, expected) < ALLOWED["float32"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_row_of_padding_is_finite_and_looks_everywhere(target):
     (query, key, value), segments, _ = case(2, 6, 6, 1, 4)
-    out = attend(query, key, value, *segments, None, AttentionSettings(1, False, 0.5), ALONE)
+    out = attend(query, key, value, *segments, None, AttentionSettings(1, False, 0.5), alone(target))
     np.testing.assert_allclose(out[0], jnp.broadcast_to(value[0].mean(axis=0), out[0].shape), atol=1e-6)
 
 
-def test_what_may_not_be_seen_has_no_gradient():
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_may_not_be_seen_has_no_gradient(target):
     operands, segments, gradient = case(3, 12, 12, 2, 4)
-    (_, by_query, _, _), _ = compared(operands, segments, gradient, AttentionSettings(2, True, 0.0), None)
+    (_, by_query, _, _), _ = compared(operands, segments, gradient, AttentionSettings(2, True, 0.0), None, alone(target))
     assert not by_query[0].any()
     assert by_query[1:].any()
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("mesh", [(4, 1), (2, 2)])
-def test_shards_are_one_device(mesh):
+def test_shards_are_one_device(target, mesh):
     operands, segments, gradient = case(8, 10, 10, 2, 4)
     options = AttentionSettings(2, False, 0.3)
-    alone, plain = compared(operands, segments, gradient, options, jax.random.key(2))
-    shards, _ = compared(operands, segments, gradient, options, jax.random.key(2), place_of(*mesh))
-    assert largest_error(shards, alone) < 1e-6
+    one, plain = compared(operands, segments, gradient, options, jax.random.key(2), alone(target))
+    shards, _ = compared(operands, segments, gradient, options, jax.random.key(2), place_of(*mesh, target))
+    assert largest_error(shards, one) < 1e-6
     assert largest_error(shards, plain) < ALLOWED["float32"]

@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward, feed_forward_plain
+from mhsh.kernels.gpu.feed_forward import IN_TRITON
+from mhsh.kernels.gpu.join import is_narrow
 from mhsh.kernels.rows import ONCHIP_BYTES, OnChip
 from tests.kernels.comparing import (
     ALLOWED,
     ALONE,
+    TARGETS,
+    alone,
     in_float32,
     largest_error,
     norm_of,
@@ -47,6 +51,7 @@ def compared(operands, gradient, options, rate_key, place=ALONE):
     return fused, plain
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @settings(max_examples=8, derandomize=True, deadline=None)
 @given(
     batch=st.integers(1, 5),
@@ -60,19 +65,22 @@ def compared(operands, gradient, options, rate_key, place=ALONE):
     residual_dtype=st.sampled_from(["float32", "bfloat16"]),
     seed=st.integers(0, 2**16),
 )
-def test_equals_its_plain_form(batch, length, width, hidden, omega, activation, rate, dtype, residual_dtype, seed):
+def test_equals_its_plain_form(target, batch, length, width, hidden, omega, activation, rate, dtype, residual_dtype, seed):
     operands, gradient = case(batch, length, width, hidden, omega, residual_dtype, seed)
     options = FeedForwardSettings(activation, rate, 1e-12, dtype)
-    found, expected = compared(operands, gradient, options, jax.random.key(seed))
+    found, expected = compared(operands, gradient, options, jax.random.key(seed), alone(target))
     assert largest_error(found, expected) < max(ALLOWED[dtype], ALLOWED[residual_dtype])
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_rows_that_fill_no_block(rate):
+def test_rows_that_fill_no_block(target, rate):
     """Three blocks of 512 rows, the last one cut short: what lies beyond is in no sum."""
     operands, gradient = case(5, 211, 16, 8, 30.0)
     assert OnChip(1, 0).block_rows() == 512
-    found, expected = compared(operands, gradient, FeedForwardSettings("gelu", rate, 1e-12, "float32"), jax.random.key(1))
+    found, expected = compared(
+        operands, gradient, FeedForwardSettings("gelu", rate, 1e-12, "float32"), jax.random.key(1), alone(target)
+    )
     assert largest_error(found, expected) < ALLOWED["float32"]
 
 
@@ -81,27 +89,30 @@ def test_small_blocks_where_a_row_is_large():
     assert OnChip(1, ONCHIP_BYTES).block_rows() == 0
 
 
-def test_nothing_is_dropped_without_a_key():
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_is_dropped_without_a_key(target):
     operands, _ = case(2, 9, 16, 8, 2.0)
     options = FeedForwardSettings("relu", 0.5, 1e-12, "float32")
     plain = jax.jit(lambda *each: feed_forward_plain(*each, None, options))(*operands)
     for key, equal in ((None, True), (jax.random.key(0), False)):
-        fused = jax.jit(lambda *each, key=key: feed_forward(*each, key, options, ALONE))(*operands)
+        fused = jax.jit(lambda *each, key=key: feed_forward(*each, key, options, alone(target)))(*operands)
         assert (relative_error(fused, plain) < ALLOWED["float32"]) is equal
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])
-def test_shards_are_one_device(mesh):
+def test_shards_are_one_device(target, mesh):
     """The same elements dropped, and the gradients by the parameters summed over all devices."""
     operands, gradient = case(16, 5, 24, 8, 11.0)
     options = FeedForwardSettings("gelu", 0.3, 1e-12, "float32")
-    alone, plain = compared(operands, gradient, options, jax.random.key(2))
-    shards, _ = compared(operands, gradient, options, jax.random.key(2), place_of(*mesh))
-    assert largest_error(shards, alone) < 1e-6
+    one, plain = compared(operands, gradient, options, jax.random.key(2), alone(target))
+    shards, _ = compared(operands, gradient, options, jax.random.key(2), place_of(*mesh, target))
+    assert largest_error(shards, one) < 1e-6
     assert largest_error(shards, plain) < ALLOWED["float32"]
 
 
-def test_under_scan_and_rematerialisation():
+@pytest.mark.parametrize("target", TARGETS)
+def test_under_scan_and_rematerialisation(target):
     """As the layers call it: under jit, parameters stacked, the layer computed again in the backward pass."""
     operands, gradient = case(8, 5, 16, 8, 3.0)
     x, *parameters = operands
@@ -116,10 +127,21 @@ def test_under_scan_and_rematerialisation():
 
         return value_and_gradients(apply, (x, stacked), gradient)
 
-    fused = stack(lambda x, weights, norm, key: feed_forward(x, weights, norm, key, options, place_of(2, 2)))
+    fused = stack(lambda x, weights, norm, key: feed_forward(x, weights, norm, key, options, place_of(2, 2, target)))
     assert largest_error(fused, stack(lambda *each: feed_forward_plain(*each, options))) < ALLOWED["float32"]
+
+
+@pytest.mark.parametrize("hidden", [200, 300])
+def test_wide_hidden_layers_on_a_gpu(hidden):
+    """In bf16 up to 256 are multiplied inside the kernel, what is wider before it."""
+    assert is_narrow(hidden, "bfloat16") is (hidden == 200)
+    operands, gradient = case(3, 25, 40, hidden, 11.0, "bfloat16")
+    options = FeedForwardSettings("gelu_tanh", 0.3, 1e-12, "bfloat16")
+    found, expected = compared(operands, gradient, options, jax.random.key(4), alone("gpu"))
+    assert largest_error(found, expected) < ALLOWED["bfloat16"]
 
 
 def test_gelu_is_the_exact_one():
     x = jnp.linspace(-12.0, 12.0, 100_001)
-    assert np.abs(ACTIVATIONS["gelu"](x) - jax.nn.gelu(x, approximate=False)).max() < 1e-6
+    for gelu in (ACTIVATIONS["gelu"], IN_TRITON["gelu"]):
+        assert np.abs(gelu(x) - jax.nn.gelu(x, approximate=False)).max() < 1e-6

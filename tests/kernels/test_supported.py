@@ -16,17 +16,17 @@ from mhsh.kernels.supported import (
 @pytest.mark.parametrize("variant", ["384l1h", "144l1h", "192l2h", "96l4h"])
 def test_deep_models_are_fused(make_config, variant):
     model = make_config("bert", variant).model
-    assert unsupported_feed_forward(model) is None
-    assert unsupported_join(model) is None
-    assert unsupported_attention(model, 512) is None
+    assert unsupported_feed_forward(model, "tpu") is None
+    assert unsupported_join(model, "tpu") is None
+    assert unsupported_attention(model, 512, "tpu") is None
 
 
 def test_wide_feed_forward_is_not(make_config):
     model = make_config("bert", "24l16h").model
-    assert unsupported_feed_forward(model) == (
+    assert unsupported_feed_forward(model, "tpu") == (
         "model.mlp_dim = 4096 is too wide for the 48 MiB of on-chip memory that a fused kernel may take"
     )
-    assert unsupported_attention(model, 512) is None
+    assert unsupported_attention(model, 512, "tpu") is None
 
 
 @pytest.mark.parametrize(
@@ -35,22 +35,36 @@ def test_wide_feed_forward_is_not(make_config):
 )
 def test_residual_schemes_without_a_fused_form(make_config, field, value, reason):
     model = make_config("bert", "384l1h", **{f"model.{field}": value}).model
-    assert (unsupported_feed_forward(model) or "").startswith(reason)
-    assert (unsupported_join(model) or "").startswith(reason)
-    assert unsupported_attention(model, 128) is None
+    assert (unsupported_feed_forward(model, "tpu") or "").startswith(reason)
+    assert (unsupported_join(model, "tpu") or "").startswith(reason)
+    assert unsupported_attention(model, 128, "tpu") is None
 
 
 def test_dropout_inside_the_feed_forward(make_config):
     model = make_config("bert", "384l1h", **{"model.mlp_dropout": 0.1}).model
-    assert (unsupported_feed_forward(model) or "").startswith("model.mlp_dropout = 0.1: ")
+    assert (unsupported_feed_forward(model, "tpu") or "").startswith("model.mlp_dropout = 0.1: ")
 
 
 def test_long_rows(make_config):
     model = make_config("bert", "384l1h").model
-    assert unsupported_attention(model, 4096) is None
-    assert unsupported_attention(model, 2**16) == (
+    assert unsupported_attention(model, 4096, "tpu") is None
+    assert unsupported_attention(model, 2**16, "tpu") == (
         "a row of 65536 tokens is too long for the 48 MiB of on-chip memory that a fused kernel may take"
     )
+
+
+@pytest.mark.parametrize("variant", ["384l1h", "24l16h"])
+def test_a_gpu_multiplies_before_the_kernel_what_is_too_wide_for_it(make_config, variant):
+    model = make_config("bert", variant).model
+    assert unsupported_feed_forward(model, "gpu") is None
+    assert unsupported_join(model, "gpu") is None
+    assert unsupported_attention(model, 2**16, "gpu") is None
+
+
+def test_what_a_gpu_has_no_kernel_for(make_config):
+    model = make_config("bert", "384l1h", **{"model.residual": "pre_ln", "model.head_dim": 256}).model
+    assert unsupported_feed_forward(model, "gpu") == unsupported_join(model, "gpu") == "model.residual = pre_ln has no fused form"
+    assert (unsupported_attention(model, 128, "gpu") or "").startswith("model.head_dim = 256 is wider than 128")
 
 
 def test_platforms():
@@ -58,7 +72,12 @@ def test_platforms():
     assert unsupported_platform("cpu", "cpu", 1) is None
     assert "16 MiB" not in (unsupported_platform("tpu", "TPU v4", 1) or "")
     assert (unsupported_platform("tpu", "TPU v4", 1) or "").startswith("a core of TPU v4 has less on-chip memory")
-    assert unsupported_platform("gpu", "NVIDIA H200", 1) == "there are no fused kernels for gpu yet"
+    assert unsupported_platform("gpu", "NVIDIA H200", 1) is None
+    assert unsupported_platform("gpu", "NVIDIA H100 80GB HBM3", 1) is None
+    assert (unsupported_platform("gpu", "NVIDIA A100-SXM4-40GB", 1) or "").endswith(
+        "H100, H200, GH200, not for NVIDIA A100-SXM4-40GB"
+    )
+    assert unsupported_platform("metal", "Apple M3", 1) == "there are no fused kernels for metal yet"
     assert (unsupported_platform("tpu", "TPU v5 lite", 4) or "").startswith("mesh.tensor = 4: ")
 
 

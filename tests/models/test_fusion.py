@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from mhsh.models.fusion import in_words, why_plain
+from mhsh.kernels.rows import Place
+from mhsh.models import fusion
+from mhsh.models.fusion import fused_here, in_words, why_plain
 from mhsh.models.model import build_model, forward
 from mhsh.models.objective import loss_weights, measure, total_loss
 
@@ -44,6 +47,26 @@ def test_fused_is_plain(tiny, make_batch, random_params, error, residual, dropou
     outputs, gradients = outputs_and_gradients(fused, params, batch, key)
     assert error(outputs, expected) < OUTPUTS
     assert error(gradients, expected_gradients) < GRADIENTS
+
+
+def test_fused_for_a_gpu_is_plain(tiny, make_batch, random_params, error, monkeypatch):
+    """The kernels that a GPU would run, interpreted."""
+    plain = tiny(residual="admin", admin_omega="closed_log", **SHAPES, **DROPOUT)
+    batch, params, key = make_batch(SEGMENTS), random_params(plain), jax.random.key(3)
+    expected, expected_gradients = outputs_and_gradients(plain, params, batch, key)
+    monkeypatch.setattr(fusion, "_place", lambda: Place(interpret=True, target="gpu"))
+    outputs, gradients = outputs_and_gradients(dataclasses.replace(plain, kernels="fused"), params, batch, key)
+    assert error(outputs, expected) < OUTPUTS
+    assert error(gradients, expected_gradients) < GRADIENTS
+
+
+def test_a_gpu_is_given_fused_kernels_only_when_asked(tiny):
+    device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
+    mesh = AbstractMesh((8, 1, 1), ("data", "fsdp", "tensor"), abstract_device=device)
+    with use_abstract_mesh(mesh):
+        assert in_words(why_plain(tiny(kernels="fused", **SHAPES), 8, 6)) == "kernels: attention fused, feed_forward fused"
+        assert fused_here(tiny(kernels="fused", **SHAPES), 8, 6).place == Place(mesh, ("data", "fsdp"), target="gpu")
+        assert "compiled and never measured" in (why_plain(tiny(kernels="auto", **SHAPES), 8, 6)["attention"] or "")
 
 
 def test_eight_devices_are_one(tiny, make_batch, random_params, error):

@@ -88,14 +88,28 @@ class Browser:
         return result["result"].get("value")
 
     def open(self, path: Path) -> None:
-        """Opens the page and waits until it says that its figure is drawn."""
-        self.call("Page.navigate", url=path.resolve().as_uri())
-        # Asked anew each time: a promise made before the navigation would die with the old document.
+        """Opens the page in that file and waits until it says that its figure is drawn."""
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, address: str) -> None:
+        """Opens the page at that address and waits until it says that its figure is drawn."""
+        self.call("Page.navigate", url=address)
+        self.wait("!!(document.getElementById('curves') || {dataset: {}}).dataset.ready")
+
+    def wait(self, expression: str) -> None:
+        """Waits until the JavaScript expression is true."""
+        # Asked anew each time: a promise made before a navigation would die with the old document.
         for _ in range(200):
-            if self.evaluate("!!(document.getElementById('curves') || {dataset: {}}).dataset.ready"):
+            if self.evaluate(expression):
                 return
             self.evaluate("new Promise(done => setTimeout(done, 100))")
-        raise AssertionError(f"the page did not get ready: {self.complaints()}")
+        raise AssertionError(f"never true: {expression}; the page said: {self.complaints()}")
+
+    def press(self, key: str, code: int, text: str = "") -> None:
+        """One key, by its DOM name and its virtual key code, as the keyboard sends it."""
+        fields: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **fields)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **fields)
 
     def complaints(self) -> list[str]:
         """Everything that the page threw, logged or was refused by its policy."""

@@ -27,11 +27,15 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
         *,
         model: dict[str, Any] | None = None,
         optimizer: dict[str, Any] | None = None,
+        data: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
         record: dict[str, Any] | None = None,
         with_record: bool = True,
     ) -> Path:
         changed = {f"model.{field}": value for field, value in (model or {}).items()}
         changed |= {f"optimizer.{field}": value for field, value in (optimizer or {}).items()}
+        changed |= {f"data.{field}": value for field, value in (data or {}).items()}
+        changed |= {f"train.{field}": value for field, value in (training or {}).items()}
         # The heads are those named, not regrouped once more.
         config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changed)
         folder = RunFolder.open_for_training(tmp_path / name, config)
@@ -65,3 +69,29 @@ def four_runs(make_run: MakeRun) -> Comparison:
     metrics = cut / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-20])
     return compare(load_runs([shallow, stuck, nan, cut]))
+
+
+@pytest.fixture
+def shapes(make_config: Callable[..., Config]) -> dict[str, Config]:
+    """Of a bench file: the shallow config and the deep one."""
+    fixed = {"model.heads_per_layer": 0}
+    deep = fixed | {"model.num_layers": 16, "model.num_heads": 1, "model.mlp_dim": 32}
+    return {"config": make_config("bert", "2l8h", **fixed), "against": make_config("bert", "2l8h", **deep)}
+
+
+@pytest.fixture
+def two_groups(make_run: MakeRun) -> Comparison:
+    """Three seeds of a shallow shape, and three of a deep one with another dropout; the deep one ends lower in each seed."""
+    deep = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32, "hidden_dropout": 0.0}
+    paths = [
+        make_run(
+            f"{name} seed {seed}",
+            [4 - slope * i + 0.02 * seed for i in range(30)],
+            [3.4, 2.8 + 0.01 * seed, 3 - 10 * slope + 0.01 * seed],
+            model=model,
+            training={"seed": seed},
+        )
+        for name, slope, model in (("shallow", 0.05, {}), ("deep", 0.06, deep))
+        for seed in range(3)
+    ]
+    return compare(load_runs(paths))

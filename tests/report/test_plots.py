@@ -20,6 +20,19 @@ def test_equal_runs_make_equal_bytes(four_runs: Comparison, kind: str, start: by
     assert MARK.encode() in one[:4096]
 
 
+def test_groups_are_drawn_with_bands_and_signs_and_in_equal_bytes(two_groups: Comparison) -> None:
+    one, other = picture(two_groups, "svg"), picture(two_groups, "svg")
+    assert one == other
+    root = ET.fromstring(one)
+    identities = [element.get("id", "") for element in root.iter()]
+    # A band is a fill and its hatched edge, in each of two panels for each of two groups.
+    assert sum(identity.startswith("FillBetweenPolyCollection") for identity in identities) == 8
+    words = one.decode()
+    for shown in ("shallow", "deep \u2260", "\u2260 Not equal: dropout", "validation loss (mean and 95 % interval)"):
+        assert f"<!-- {shown}" in words
+    assert picture(two_groups) == picture(two_groups)
+
+
 def test_names_are_only_text(make_run) -> None:
     names = ("_hidden", "$\\frac$", "a" * 150, "<b>&", "\u6f22\u5b57")
     comparison = compare(

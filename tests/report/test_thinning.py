@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
-from mhsh.report.thinning import SMOOTHING_MOST, gap_starts, smooth, smoothing_rows, thin
+from mhsh.report.thinning import MOST_POINTS, SMOOTHING_MOST, gap_starts, most_points, smooth, smoothing_rows, thin
 
 
 def test_short_curves_are_drawn_whole() -> None:
@@ -24,6 +25,33 @@ def test_long_curves_keep_their_spikes_gaps_and_ends(rows: int, most: int) -> No
     assert {0, rows // 3, rows // 2, rows - 1} <= set(kept.tolist())
     assert np.isnan(loss[kept]).any()
     assert (np.diff(kept) > 0).all()
+
+
+def thin_slowly(loss: np.ndarray, most: int) -> list[int]:
+    """The rule of `thin`, bucket by bucket."""
+    kept = {0, len(loss) - 1}
+    edges = np.linspace(0, len(loss), max(1, (most - 2) // 3) + 1).astype(int)
+    for start, end in itertools.pairwise(edges):
+        rows = range(start, end)
+        finite = [row for row in rows if math.isfinite(loss[row])]
+        kept |= {min(finite, key=lambda row: loss[row]), max(finite, key=lambda row: loss[row])} if finite else set()
+        kept |= {row for row in rows if not math.isfinite(loss[row])} and {
+            next(row for row in rows if not math.isfinite(loss[row]))
+        }
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("most", [5, 9, 700, 2500])
+def test_thinning_is_its_rule(most: int) -> None:
+    rng = np.random.default_rng(most)
+    loss = rng.normal(size=7777).round(1)  # with equal values
+    loss[rng.random(7777) < 0.01] = math.nan
+    loss[3000:4500] = math.nan
+    assert thin(loss, most).tolist() == thin_slowly(loss, most)
+
+
+def test_many_curves_get_fewer_points_each() -> None:
+    assert [most_points(curves) for curves in (0, 1, 8, 40, 1000)] == [MOST_POINTS, MOST_POINTS, 5000, 1000, 600]
 
 
 def test_a_long_curve_that_is_nowhere_finite_can_be_thinned() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from mhsh.analysis.ledger import parameter_shapes
 from mhsh.config import OBJECTIVES, RESIDUALS
-from mhsh.training.optimizer import DECAYED_PARAMETERS, build_optimizer, decay_mask, learning_rate, parameter_path
+from mhsh.training.optimizer import DECAYED_PARAMETERS, build_optimizer, decay_mask, decayed_count, learning_rate, parameter_path
 
 STEPS = 4
 CLOSE = dict(rtol=1e-5, atol=1e-6)
@@ -100,6 +100,13 @@ def test_the_table_covers_every_parameter(make_config, residual, objective):
     # ReZero has no LayerNorm, and the embeddings of translation have none either.
     norms = set() if (residual, objective) == ("rezero", "translation") else {"scale"}
     assert spared == {"bias"} | norms | extra
+
+
+def test_the_decayed_parameters_are_counted(make_config):
+    shapes = parameter_shapes(make_config("bert", "2l8h").model)
+    tables = [shape.size for path, shape in by_path(shapes).items() if path.endswith("kernel") or path.startswith("embeddings/")]
+    norms = [shape.size for path, shape in by_path(shapes).items() if path.startswith("embeddings/") and "norm" in path]
+    assert decayed_count(shapes) == sum(tables) - sum(norms)
 
 
 def test_every_row_of_the_table_is_needed(make_config):

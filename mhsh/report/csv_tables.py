@@ -1,0 +1,85 @@
+"""curves.csv and groups.csv: the numbers of a report for other programs, a value a line, and nothing a spreadsheet would run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from mhsh.report import thinning
+from mhsh.report.comparison import Comparison
+from mhsh.report.curves import AXES
+from mhsh.report.outputs import MARK
+from mhsh.report.targets import Score
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the start of a formula
+
+CURVE_COLUMNS = ("group", "run", "seed", "split", *AXES, "loss", "smoothed_loss")
+GROUP_COLUMNS = (
+    "group", "seeds", "measure", "axis", "mean", "low", "high", "runs", "known",
+    "difference", "difference_low", "difference_high", "paired", "baseline",
+)  # fmt: skip
+
+
+def curves_table(comparison: Comparison) -> bytes:
+    """Every curve of every run, thinned as it is drawn: a line a row. An empty cell is a value that is not finite."""
+    return _table(CURVE_COLUMNS, _curve_rows(comparison))
+
+
+def groups_table(comparison: Comparison) -> bytes:
+    """Every measure of every group with its interval, and the difference to the baseline: a line a measure and axis.
+
+    `mean` is empty where not every run has a value; `known` says how many of the `runs` have.
+    """
+    return _table(GROUP_COLUMNS, _group_rows(comparison))
+
+
+def _curve_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
+    for group in comparison.groups:
+        for index in group.runs:
+            run = comparison.runs[index]
+            for split, curve in run.curves.items():
+                smoothed = thinning.smooth(curve.loss) if split == "train" else curve.loss
+                drawn = thinning.thin(curve.loss)
+                columns = [values[drawn].tolist() for values in (*(curve.x[axis] for axis in AXES), curve.loss, smoothed)]
+                names = (_text(group.name), _text(run.name), run.config.train.seed, split)
+                for numbers in zip(*columns, strict=True):
+                    yield (*names, *map(_number, numbers))
+
+
+def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
+    standing = comparison.standing
+    baseline = comparison.groups[standing.baseline].name if comparison.groups else ""
+    for group, scores in zip(comparison.groups, standing.scores, strict=True):
+        measures: list[tuple[str, str, Score]] = [(standing.measure, "", scores.final), ("best loss", "", scores.best)]
+        measures += [("mean loss", axis, score) for axis, score in scores.mean_loss.items()]
+        measures += [(f"reached loss {standing.target}", axis, score) for axis, score in scores.reach.items()]
+        seeds = " ".join(map(str, group.seeds))
+        for name, axis, score in measures:
+            estimates = []
+            for estimate in (score.estimate, score.against):
+                numbers = (estimate.mean, estimate.low, estimate.high) if estimate else (math.nan,) * 3
+                estimates.append([_number(value) for value in numbers])
+            paired = ("yes" if score.paired else "no") if score.against else ""
+            counts = (len(score.each), score.known)
+            yield (_text(group.name), seeds, name, axis, *estimates[0], *counts, *estimates[1], paired, _text(baseline))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    # The last column, always empty, is the mark by which a later report knows what it may replace.
+    writer.writerow([*columns, MARK])
+    writer.writerows([*row, ""] for row in rows)
+    return text.getvalue().encode()
+
+
+def _number(value: float) -> float | None:
+    """An empty cell for what is not finite; the csv module writes floats in full."""
+    return value if math.isfinite(value) else None
+
+
+def _text(text: str) -> str:
+    """With an apostrophe before what a spreadsheet would take for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text

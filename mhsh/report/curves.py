@@ -1,0 +1,188 @@
+"""The loss curves of a run, read out of its metrics.jsonl: fast where every line is sound, line by line where one may not be."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import multiprocessing
+import operator
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mhsh.run_folder import METRICS_FILE, RunFolder
+
+AXES = ("step", "tokens", "flops", "seconds")
+SPLITS = ("train", "validation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The loss of one split, a value a logged row, against every x-axis; nan stands for a null in the file."""
+
+    x: Mapping[str, np.ndarray]  # axis of AXES: cumulative steps, training tokens, training FLOPs, device seconds; all ascending
+    loss: np.ndarray  # nats per predicted token
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """What a report reads of a metrics.jsonl: the rows before the first that is damaged or would draw a wrong curve."""
+
+    by_split: Mapping[str, Curve]  # for each of SPLITS; one without rows is empty
+    batches: Mapping[str, np.ndarray]  # `step` of each training row that names its batch, and `checksum`, 16 hexadecimal digits
+    problems: tuple[str, ...]  # one line each, naming the file
+
+
+class _Row(msgspec.Struct, gc=False):
+    """A row as training writes it. What this decodes, json decodes too and alike; of the rest json has the say."""
+
+    step: int
+    split: str
+    tokens: float | None = None
+    flops: float | None = None
+    seconds: float | None = None
+    loss: float | msgspec.UnsetType | None = msgspec.UNSET
+    batch: str | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Row)
+_MUCH_BYTES = 200_000_000  # of metrics: two seconds' reading; starting the processes takes half a second
+
+
+def read_all(folders: Sequence[RunFolder]) -> list[Curves]:
+    """`read_curves` of every folder, by several processes where there is much to read.
+
+    The caller's main module must then be one that can be imported, as of every program that starts processes.
+    """
+    local = [folder.path / METRICS_FILE for folder in folders if not folder.is_remote]
+    workers = min(len(local), os.cpu_count() or 1)
+    if workers < 2 or sum(path.stat().length for path in local if path.exists()) < _MUCH_BYTES:
+        return [read_curves(folder) for folder in folders]
+    # A fork would copy the locks of other threads.
+    # An interrupt is for the caller; these end with it, and have no traceback to print.
+    quiet = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), signal.signal, quiet) as pool:
+        return list(pool.map(read_curves, folders))
+
+
+def read_curves(folder: RunFolder) -> Curves:
+    """Reads the file. Nothing is raised for a bad one: `problems` says what is wrong.
+
+    Decoding the fields above alone, all lines at once, took a tenth of the time of json.loads line by line; json.loads of all
+    lines joined to one array took half.
+    """
+    lines, problem = folder.read_metrics_lines()
+    curves = read_sound(lines)
+    if curves is None:
+        return read_by_line(folder)
+    return dataclasses.replace(curves, problems=_problems(folder, problem, bool(lines), curves))
+
+
+def read_sound(lines: bytes) -> Curves | None:
+    """The curves in whole lines of JSON, or None if one of them is not what training writes, or would draw a wrong curve."""
+    # Beyond ASCII, a field that is passed over may be no UTF-8, which json would find.
+    if not lines.isascii():
+        return None
+    try:
+        rows = _DECODER.decode_lines(lines)
+        columns = {axis: np.array(_column(rows, axis), dtype=np.float64) for axis in AXES}
+    except (msgspec.MsgspecError, RecursionError, OverflowError):
+        return None
+    # The decoder takes rows apart wherever they lie; json, line by line, would find fault with two on one line.
+    if not len(rows) == lines.count(b"\n") == lines.count(b"\n{") + 1 or not lines.startswith(b"{"):
+        return None
+    splits = np.array(_column(rows, "split"), dtype=object)
+    if not all(_ascends(columns, splits == name) for name in SPLITS):
+        return None
+    return _curves(splits, columns, _column(rows, "loss"), _column(rows, "batch"))
+
+
+def _column(rows: Sequence[_Row], field: str) -> list[Any]:
+    return list(map(operator.attrgetter(field), rows))
+
+
+def read_by_line(folder: RunFolder) -> Curves:
+    """The same by json, for files that may be damaged anywhere."""
+    metrics = folder.read_metrics()
+    rows, reason = _sound_rows(metrics.rows)
+    columns = {axis: np.array([_float(row.get(axis)) for row in rows], dtype=np.float64) for axis in AXES}
+    losses = [_float(row["loss"]) if "loss" in row else msgspec.UNSET for row in rows]
+    batches = [row["batch"] if isinstance(row.get("batch"), str) else None for row in rows]
+    curves = _curves(np.array([row["split"] for row in rows], dtype=object), columns, losses, batches)
+    problem = f"{folder.path / METRICS_FILE} {reason}" if reason else metrics.problem
+    return dataclasses.replace(curves, problems=_problems(folder, problem, bool(rows), curves))
+
+
+def _problems(folder: RunFolder, problem: str | None, has_rows: bool, curves: Curves) -> tuple[str, ...]:
+    problems = [problem] if problem else []
+    if has_rows and not any(len(curve) for curve in curves.by_split.values()):
+        problems.append(f"{folder.path / METRICS_FILE} holds no loss of the training or the validation split")
+    return tuple(problems)
+
+
+def _curves(splits: np.ndarray, columns: Mapping[str, np.ndarray], losses: Sequence[Any], batches: Sequence[str | None]) -> Curves:
+    """All arguments have an entry a row; a loss is UNSET where the row has none, None or nan where it is null."""
+    measured = np.array([loss is not msgspec.UNSET for loss in losses], dtype=bool)
+    loss = np.array(losses if measured.all() else [None if loss is msgspec.UNSET else loss for loss in losses], dtype=np.float64)
+    by_split = {}
+    for name in SPLITS:
+        kept = measured & (splits == name)
+        by_split[name] = Curve({axis: columns[axis][kept] for axis in AXES}, loss[kept])
+    named = (splits == "train") & np.array([batch is not None for batch in batches], dtype=bool)
+    return Curves(by_split, {"step": columns["step"][named], "checksum": np.array(batches, dtype=object)[named]}, ())
+
+
+def _ascends(columns: Mapping[str, np.ndarray], rows: np.ndarray) -> bool:
+    if not (np.diff(columns["step"][rows]) > 0).all():
+        return False
+    return all((np.diff(x[rows & np.isfinite(x)]) >= 0).all() for x in columns.values())
+
+
+def _sound_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str | None]:
+    """The rows before the first one that would draw a wrong curve, and why it would."""
+    last: dict[tuple[str, str], int | float] = {}
+    for index, row in enumerate(rows):
+        for axis in ("loss", *AXES):
+            value = row.get(axis)
+            if value is None:
+                continue
+            if not _is_number(value):
+                return _before(rows, index, f"{axis} is no number")
+            place, before = _float(value), last.get((row["split"], axis))
+            if axis == "loss" or row["split"] not in SPLITS or math.isnan(place):
+                continue
+            if before is not None and place < _float(before):
+                return _before(rows, index, f"{axis if axis != 'step' else 'steps'} go back from {before} to {value}")
+            if before is not None and place == _float(before) and axis == "step":
+                return _before(rows, index, f"step {value} is there twice")
+            last[row["split"], axis] = value
+    return list(rows), None
+
+
+def _before(rows: Sequence[Mapping[str, Any]], index: int, reason: str) -> tuple[list[Mapping[str, Any]], str]:
+    return list(rows[:index]), f"line {index + 1}: {reason}; only the {index} rows before it are read"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _float(value: int | float | None) -> float:
+    """nan for null, and for everything else that no float holds (infinity, an integer beyond 1e308)."""
+    number = finite(value)
+    return math.nan if number is None else number
+
+
+def finite(value: int | float | None) -> float | None:
+    """The number as a float; None where it is None, or no float holds it."""
+    if value is None or (isinstance(value, int) and value.bit_length() > 1023):
+        return None
+    return float(value) if math.isfinite(value) else None
