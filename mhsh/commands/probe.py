@@ -319,19 +319,19 @@ def _amplification_table(document: dict[str, Any]) -> None:
             for each in document["schemes"]
         ]
         ends = [f"{point['layers']} layers" for point in (document["schemes"][0]["points"][i] for i in (0, -1))]
-        _print("E|f(w) - f(w + delta)|^2, fresh", ["scheme", "theory", "exponent", "best law", *ends], rows)
+        _print("E|f(w) - f(w + delta)|^2, fresh", ["scheme", "theory", "exponent", "95 %", "best law", *ends], rows)
         return
     rows = [
         [model["name"], *_growth_cells(model["result"]["growth"]), model["result"]["means"][-1] or math.nan]
         for model in document["models"]
     ]
-    _print("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "best law", "at the end"], rows)
+    _print("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "95 %", "best law", "at the end"], rows)
 
 
 def _growth_cells(fitted: dict[str, Any] | None) -> list[str]:
     if fitted is None:
-        return ["", ""]
-    return [f"{fitted['exponent']:.2f} ({fitted['low']:.2f} to {fitted['high']:.2f})", fitted["law"]]
+        return ["", "", ""]
+    return [f"{fitted['exponent']:.2f}", f"{fitted['low']:.2f} to {fitted['high']:.2f}", fitted["law"]]
 
 
 _TABLES: dict[str, Callable[[dict[str, Any]], None]] = {
