@@ -7,6 +7,7 @@ import enum
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ class LedgerRow:
     matters: bool  # losses are not comparable: it differs, and FAIRNESS_RULE counts it
     clock: bool  # it differs, and device seconds are therefore not comparable
     needed: bool  # a difference in it could matter
+    excess: float | None = None  # where counts of parameters matter: by how much the largest exceeds the smallest, as a share
 
 
 # Fields of the config that are one row together: their heading, and their names within the section.
@@ -86,7 +88,7 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
 
     configs = [to_dict(run.config) for run in runs]
     counted = [
-        record(f"parameters: {recorded(part)}", "parameters", part, weight=_part_weight(part))
+        record(f"{recorded(part)} parameters", "parameters", part, weight=_part_weight(part))
         for part in _keys_of(runs, "parameters")
     ]
     settings = [
@@ -104,7 +106,7 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
         row("tokens seen", _tokens, Weight.LOSS),
         record("unigram entropy of the data, nats per token", "data", "unigram_entropy"),
         *counted,
-        record("parameters: weight-decayed", "weight_decayed_parameters", weight=Weight.PARAMETERS),
+        record("weight-decayed parameters", "weight_decayed_parameters", weight=Weight.PARAMETERS),
         record("forward FLOPs a token", "flops_per_token_forward"),
         *settings,
         row("start", _start, Weight.LOSS),
@@ -119,7 +121,12 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
 
 def verdict(rows: Sequence[LedgerRow]) -> str:
     """Whether the losses were compared fairly, in one sentence."""
-    unfair = [row.what for row in rows if row.matters]
+    unfair = [row.what for row in rows if row.matters and row.excess is None]
+    counts = {row.what: row.excess for row in rows if row.excess is not None}
+    if counts:
+        most = max(counts, key=lambda what: counts[what])
+        allowed = wording.percent(PARAMETER_MARGIN)
+        unfair.append(f"sizes ({most}: up to {wording.percent(counts[most])} more, and {allowed} is allowed)")
     if unfair:
         return f"Not fair: different {wording.listing(unfair)}."
     unknown = [row.what for row in rows if row.needed and row.equal is None]
@@ -170,13 +177,15 @@ def _row(groups: Sequence[Group], what: str, values: Sequence[Any], weight: Weig
     by_group = [_distinct(values[index] for index in group.runs) for group in groups]
     equal = _equal(by_group)
     differs = equal is False
+    excess = _excess(values) if differs and weight is Weight.PARAMETERS else 0.0
     return LedgerRow(
         what,
         tuple("; ".join(recorded(value) for value in each) for each in by_group),
         equal,
-        matters=differs and (weight is Weight.LOSS or (weight is Weight.PARAMETERS and _beyond_margin(values))),
+        matters=differs and (weight is Weight.LOSS or excess > PARAMETER_MARGIN),
         clock=differs and weight is Weight.CLOCK,
         needed=weight is Weight.LOSS or weight is Weight.PARAMETERS,
+        excess=excess if excess > PARAMETER_MARGIN else None,
     )
 
 
@@ -192,9 +201,10 @@ def _equal(by_group: Sequence[Sequence[Any]]) -> bool | None:
     return True if all(None not in each for each in by_group) else None
 
 
-def _beyond_margin(values: Sequence[Any]) -> bool:
+def _excess(values: Sequence[Any]) -> float:
+    """By which share the largest of these counts exceeds the smallest."""
     counts = [value for value in values if isinstance(value, int | float)]
-    return max(counts) > (1 + PARAMETER_MARGIN) * min(counts)
+    return max(counts) / min(counts) - 1 if min(counts) > 0 else math.inf
 
 
 def _part_weight(part: str) -> Weight:

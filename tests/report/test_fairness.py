@@ -39,7 +39,7 @@ def test_conditions_say_equal_differs_or_not_recorded(make_run) -> None:
     assert rows["code revision"].values == ("abc", "def")
     assert rows["version of flax"].equal is None
     assert rows["version of flax"].values == ("not recorded", "0.12")
-    assert rows["parameters: total"].values == ("150000", "150000")
+    assert rows["total parameters"].values == ("150000", "150000")
 
 
 def test_same_data(make_run) -> None:
@@ -97,15 +97,17 @@ def test_two_models_under_equal_conditions_are_fair(make_run) -> None:
         ({"optimizer": {"clip_norm": 0.5}}, BATCHES, "update rule"),
         ({"model": {"attention_dropout": 0.3}}, BATCHES, "dropout"),
         ({"model": {"compute_dtype": "bfloat16"}}, BATCHES, "precision"),
-        ({"record": {"parameters": {"encoder": 100_000, "total": 153_001}}}, BATCHES, "parameters: total"),
-        ({"record": {"parameters": {"encoder": 97_900, "total": 150_000}}}, BATCHES, "parameters: encoder"),
-        ({"record": {"weight_decayed_parameters": 130_000}}, BATCHES, "parameters: weight-decayed"),
+        ({"record": {"parameters": {"encoder": 100_000, "total": 153_001}}}, BATCHES, "total parameters"),
+        ({"record": {"parameters": {"encoder": 97_900, "total": 150_000}}}, BATCHES, "encoder parameters"),
+        ({"record": {"weight_decayed_parameters": 130_000}}, BATCHES, "weight-decayed parameters"),
     ],
 )
 def test_a_planted_unfairness_is_found(make_run, changed: dict[str, Any], batches: list[str], what: str) -> None:
     changed = changed | {"record": EVERYTHING | changed.get("record", {})}
     words, marked = said(make_run, with_batches(make_run("b", [3.0] * 4, **changed), batches))
-    assert words == f"Not fair: different {what}."
+    excess = {"total parameters": "2.0 %", "encoder parameters": "2.1 %", "weight-decayed parameters": "8.3 %"}.get(what)
+    difference = f"sizes ({what}: up to {excess} more, and 2.0 % is allowed)" if excess else what
+    assert words == f"Not fair: different {difference}."
     assert len(marked) == 1
     assert marked[0].startswith(f"Not equal: {what}: ")
 

@@ -98,7 +98,7 @@ def test_names_stay_inert(case: str, request: pytest.FixtureRequest) -> None:
 def test_the_evil_is_there_in_words(evil: Comparison, evil_groups: Comparison) -> None:
     assert [group.name for group in evil_groups.groups] == [f"{EVIL[0]} shape", f"{EVIL[2]} shape"]
     text = without_plotly(rendered(evil_groups))
-    for value in ("</script><script>alert(3)</script>0", EVIL[2], "version of <b>%{y}</b>", "</td>", "parameters: <i>"):
+    for value in ("</script><script>alert(3)</script>0", EVIL[2], "version of <b>%{y}</b>", "</td>", "<i> parameters"):
         assert escape(value) in text
     assert "javascript:alert(1)&#x27;&gt;" in without_plotly(rendered(evil))
 
