@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import resources
 
 from mhsh.report import wording
 from mhsh.report.cells import COLUMNS
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE
 from mhsh.report.outputs import MARK
 from mhsh.report.stability_map import LETTERS, SQUARE_RULE, Grid, Square
+from mhsh.report.static_page import SCROLLING, bullets, picture, section, static_page, table
 from mhsh.report.sweep_cells import VERDICT_RULES, Sweep, SweptCell
 from mhsh.report.sweep_quality import QUALITY_RULE, Point, Quality, claims, difference_in_words, in_words
 from mhsh.report.wording import printable
@@ -27,40 +25,20 @@ _COLUMNS = (
     "FLOPs",
     "device time",
 )
-_SCROLLING = 'tabindex="0" role="region"'  # a part that scrolls sideways has to be reachable by keyboard
 
 
 def render(sweep: Sweep, found: Sequence[Quality], grids: Sequence[Grid], pictures: Mapping[str, bytes]) -> bytes:
     """The page as UTF-8. `pictures` are PNGs of quality by axis path."""
-    style = "".join(resources.files("mhsh.report").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "sweep.css"))
-    style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'"
-    title = f"Sweep over {wording.listing([printable(axis.name) for axis in sweep.axes])}"
     parts = (
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        f'<meta name="generator" content="{MARK}">',
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title>",
-        f"<style>{style}</style>",
-        "</head>",
-        "<body>",
-        "<main>",
-        f"<h1>{escape(title)}</h1>",
-        _list([_counts(sweep), *(claim for quality in found for claim in claims(quality)), *(grid.summary() for grid in grids)]),
+        bullets([_counts(sweep), *(claim for quality in found for claim in claims(quality)), *(grid.summary() for grid in grids)]),
         *(_quality_section(quality, pictures[quality.axis.path]) for quality in found),
         _map_section(grids) if grids else "",
         _cells_section(sweep),
-        _section("Problems", _list(sweep.problems, "problems")) if sweep.problems else "",
-        _section("Rules", _list([*VERDICT_RULES, *_rules(found, grids)], "small")),
-        "</main>",
-        "</body>",
-        "</html>",
+        section("Problems", bullets(sweep.problems, "problems")) if sweep.problems else "",
+        section("Rules", bullets([*VERDICT_RULES, *_rules(found, grids)], "small")),
     )
-    return ("\n".join(parts) + "\n").encode()
+    title = f"Sweep over {wording.listing([printable(axis.name) for axis in sweep.axes])}"
+    return static_page(title, MARK, ("page.css", "sweep.css"), parts)
 
 
 def _rules(found: Sequence[Quality], grids: Sequence[Grid]) -> list[str]:
@@ -72,18 +50,8 @@ def _counts(sweep: Sweep) -> str:
     return f"{len(sweep.cells)} cells: {', '.join(counted)}"
 
 
-def _section(heading: str, body: str) -> str:
-    return f'<section aria-label="{escape(heading)}">\n<h2>{escape(heading)}</h2>\n{body}\n</section>'
-
-
-def _list(lines: Sequence[str], kind: str = "") -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f'<ul class="{kind}">{items}</ul>' if kind else f"<ul>{items}</ul>"
-
-
-def _quality_section(quality: Quality, picture: bytes) -> str:
+def _quality_section(quality: Quality, png: bytes) -> str:
     name = printable(quality.axis.name)
-    encoded = base64.b64encode(picture).decode()
     several = bool(quality.lines[0].label)
     headings = [
         *["setting"] * several,
@@ -102,12 +70,10 @@ def _quality_section(quality: Quality, picture: bytes) -> str:
                 _difference(point, quality),
                 "; ".join(point.missing),
             ]
-            rows.append(_row(headings, cells))
-    body = (
-        f'<img class="picture" alt="Final validation loss against {escape(name)}; its numbers are in the table below" '
-        f'src="data:image/png;base64,{encoded}">\n{_table(headings, rows, f"Quality against {name}")}'
-    )
-    return _section(f"Quality against {name}", body)
+            rows.append(cells)
+    text = f"Final validation loss against {name}; its numbers are in the table below"
+    content = f"{picture(png, 'image/png', text)}\n{table(headings, rows, f'Quality against {name}')}"
+    return section(f"Quality against {name}", content)
 
 
 def _difference(point: Point, quality: Quality) -> str:
@@ -124,7 +90,7 @@ def _map_section(grids: Sequence[Grid]) -> str:
         if verdict in shown
     )
     maps = "\n".join(map(_grid, grids))
-    return _section(
+    return section(
         "Stability map: learning rate against depth", f'<ul class="legend">{legend}</ul>\n<div class="maps">{maps}</div>'
     )
 
@@ -137,7 +103,7 @@ def _grid(grid: Grid) -> str:
         rows.append(f'<tr><th scope="row">{depth} layers</th>{squares}</tr>')
     title = escape(grid.title)
     return (
-        f'<div class="scroll" {_SCROLLING} aria-label="{title}"><table class="map"><caption>{title}</caption>'
+        f'<div class="scroll" {SCROLLING} aria-label="{title}"><table class="map"><caption>{title}</caption>'
         f'<thead><tr><th scope="col">learning rate</th>{headings}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     )
 
@@ -156,9 +122,9 @@ def _square_class(verdict: str) -> str:
 
 def _cells_section(sweep: Sweep) -> str:
     headings = [*(printable(axis.name) for axis in sweep.axes), "verdict", *_COLUMNS]
-    rows = [_row(headings, _cell_texts(cell)) for cell in sweep.cells]
+    rows = [_cell_texts(cell) for cell in sweep.cells]
     note = '<p class="small">Losses are in nats per predicted token. Device time is training time without compilation.</p>'
-    return _section("All cells", _table(headings, rows, "All cells") + note)
+    return section("All cells", table(headings, rows, "All cells") + note)
 
 
 def _cell_texts(cell: SweptCell) -> list[str]:
@@ -168,20 +134,3 @@ def _cell_texts(cell: SweptCell) -> list[str]:
     figures = [columns[name](cell.summary) if cell.summary else "" for name in _COLUMNS[1:]]
     settings = [printable(str(value)) for value in cell.plan.settings.values()]
     return [*settings, cell.verdict + reason, f"{model.num_layers}L x {model.num_heads}H", *figures]
-
-
-def _table(headings: Sequence[str], rows: Sequence[str], label: str) -> str:
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
-    # The roles stay when the small screen's stylesheet takes the table's own display away.
-    return (
-        f'<div class="scroll" {_SCROLLING} aria-label="{escape(label)}"><table class="summary" role="table">'
-        f'<thead><tr role="row">{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
-
-
-def _row(headings: Sequence[str], texts: Sequence[str]) -> str:
-    cells = "".join(
-        f'<td role="cell" data-label="{escape(heading)}">{escape(text)}</td>'
-        for heading, text in zip(headings[1:], texts[1:], strict=True)
-    )
-    return f'<tr role="row"><th role="rowheader" scope="row">{escape(texts[0])}</th>{cells}</tr>'
