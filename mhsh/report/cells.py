@@ -1,14 +1,11 @@
-"""The columns of the tables of runs and of groups, as the terminal and the page both show them."""
+"""The columns of the table of runs, as the terminal and the page both show them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from mhsh.report import wording
-from mhsh.report.comparison import Comparison
-from mhsh.report.estimate import Estimate
 from mhsh.report.summary import Point, Summary
-from mhsh.report.targets import Score
 
 
 def outcome(item: Summary) -> str:
@@ -42,49 +39,3 @@ COLUMNS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("FLOPs", lambda item: wording.count(item.flops)),
     ("device time", lambda item: wording.duration(item.seconds)),
 )
-
-_AXIS_NAMES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "device time"}
-
-
-def group_columns(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """A heading, and what stands under it for each group. Losses are in nats per predicted token; intervals are in brackets."""
-    standing, groups = comparison.standing, comparison.groups
-    target = "" if standing.target is None else f" {standing.target:.4g}"
-
-    def column(heading: str, scores: Sequence[Score], show: Callable[[float], str]) -> tuple[str, list[str]]:
-        return heading, [_score(score, show) for score in scores]
-
-    against = [_against(item.final.against, place == standing.baseline) for place, item in enumerate(standing.scores)]
-    return [
-        ("group", [group.name for group in groups]),
-        ("seeds", [", ".join(map(str, group.seeds)) for group in groups]),
-        column(standing.measure, [item.final for item in standing.scores], wording.loss),
-        (f"difference to {groups[standing.baseline].name}" if groups else "difference", against),
-        column("best loss", [item.best for item in standing.scores], wording.loss),
-        column("mean loss over steps", [item.mean_loss["step"] for item in standing.scores], wording.loss),
-        *(
-            column(
-                f"{name} to loss{target}",
-                [item.reach[axis] for item in standing.scores],
-                wording.duration if axis == "seconds" else wording.count,
-            )
-            for axis, name in _AXIS_NAMES.items()
-        ),
-    ]
-
-
-def _score(score: Score, show: Callable[[float], str]) -> str:
-    if score.estimate is not None:
-        return wording.estimate(score.estimate, show)
-    return f"none of {len(score.each)}" if not score.known else f"only {score.known} of {len(score.each)} runs"
-
-
-def _against(difference: Estimate | None, is_baseline: bool) -> str:
-    if is_baseline:
-        return "the baseline"
-    if difference is None:
-        return wording.NOT_RECORDED
-    text = wording.estimate(difference, wording.loss_difference)
-    if not difference.has_interval:
-        return f"{text}, no error bar"
-    return text if difference.excludes_zero else f"{text}, not told apart"

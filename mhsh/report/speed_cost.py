@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from mhsh.bench_file import Interval
 from mhsh.config import to_dict
 from mhsh.report.runs import Run
 from mhsh.report.speed import Row
+from mhsh.report.targets import crossing
 from mhsh.report.wording import printable
 
 # Of the model, what leaves a step's work as it is.
@@ -39,23 +42,17 @@ class Cost:
     refusal: str | None
 
 
-def steps_to_target(steps: Iterable[float], losses: Iterable[float], target: float) -> tuple[float, bool] | None:
-    """The step at which the loss is first `target` or less, linear between two evaluations; None where it never is.
+def steps_to_target(steps: np.ndarray, losses: np.ndarray, target: float) -> tuple[float, bool] | None:
+    """The step at which the validation loss reaches `target`, by TARGET_RULE of mhsh.report.targets; None where it never does.
 
     The flag is True where there is no finite loss before it to start the line from: the evaluation's own step is then the most it
     can have been.
     """
-    before: tuple[float, float] | None = None
-    for step, loss in zip(steps, losses, strict=True):
-        if not math.isfinite(loss):
-            before = None
-        elif loss > target:
-            before = step, loss
-        elif before is None:
-            return step, True
-        else:
-            return before[0] + (step - before[0]) * (before[1] - target) / (before[1] - loss), False
-    return None
+    step = crossing(steps, losses, target)
+    if math.isnan(step):
+        return None
+    row = int(np.flatnonzero(losses <= target)[0])
+    return step, row == 0 or not math.isfinite(losses[row - 1])
 
 
 def costs(runs: Sequence[Run], rows: Sequence[Row], target: float) -> list[Cost]:
@@ -66,7 +63,7 @@ def costs(runs: Sequence[Run], rows: Sequence[Row], target: float) -> list[Cost]
 
 def _costs_of(run: Run, benches: Sequence[Row], target: float) -> list[Cost]:
     curve = run.curves["validation"]
-    reached = steps_to_target(curve.x["step"].tolist(), curve.loss.tolist(), target)
+    reached = steps_to_target(curve.x["step"], curve.loss, target)
     if reached is None:
         finite = [loss for loss in curve.loss.tolist() if math.isfinite(loss)]
         lowest = f"its lowest validation loss is {min(finite):.3f}" if finite else "it has no finite validation loss"

@@ -10,8 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mhsh.report.cells import COLUMNS, group_columns
+from mhsh.report.cells import COLUMNS
 from mhsh.report.comparison import Comparison
+from mhsh.report.measures import measure_rows
 
 Column = tuple[str, list[str]]  # a heading, and a cell for every run or group
 
@@ -27,11 +28,26 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(Text(comparison.headline.title, style="bold", overflow="fold"))
     console.print()
     runs = [(heading, [cell(item) for item in comparison.summaries]) for heading, cell in COLUMNS]
-    for columns in (runs, group_columns(comparison)):
+    for columns in (runs, _group_columns(comparison)):
         console.print(_side_by_side(columns, console) or _stacked(columns))
     console.print(Text("Losses are in nats per predicted token; in brackets: 95 % intervals over seeds.", overflow="fold"))
     for sentence in comparison.headline.sentences:
         console.print(Text(f"- {sentence}", overflow="fold"))
+
+
+def _group_columns(comparison: Comparison) -> list[Column]:
+    """What each group came to; of the differences to the baseline that of the final loss alone, the page has the others."""
+    columns = [
+        ("group", [group.name for group in comparison.groups]),
+        ("seeds", [", ".join(map(str, group.seeds)) for group in comparison.groups]),
+    ]
+    for number, row in enumerate(measure_rows(comparison)):
+        columns.append((row.what, [cell.value for cell in row.cells]))
+        if number == 0:
+            baseline = comparison.standing.baseline
+            against = ["the baseline" if place == baseline else cell.against for place, cell in enumerate(row.cells)]
+            columns.append((f"difference to {comparison.groups[baseline].name}", against))
+    return columns
 
 
 def _side_by_side(columns: Sequence[Column], console: Console) -> RenderableType | None:

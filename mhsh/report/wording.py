@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 from mhsh.report.estimate import Estimate
@@ -35,13 +34,6 @@ def loss_difference(value: float) -> str:
 def interval(of: Estimate) -> str:
     """`0.120 to 0.340`, of losses."""
     return f"{loss_difference(of.low)} to {loss_difference(of.high)}"
-
-
-def estimate(of: Estimate | None, show: Callable[[float], str]) -> str:
-    """`2.310 (2.290 to 2.330)`, or without the interval where there is none."""
-    if of is None:
-        return NOT_RECORDED
-    return f"{show(of.mean)} ({show(of.low)} to {show(of.high)})" if of.has_interval else show(of.mean)
 
 
 def percent(share: float) -> str:

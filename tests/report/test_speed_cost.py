@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mhsh.config import Config
@@ -33,7 +34,7 @@ Measure = Callable[..., tuple[Row, ...]]
     ],
 )
 def test_steps_to_a_target(losses: list[float], target: float, expected: tuple[float, bool] | None) -> None:
-    assert steps_to_target([10.0, 20.0, 30.0][: len(losses)], losses, target) == expected
+    assert steps_to_target(np.array([10.0, 20.0, 30.0][: len(losses)]), np.array(losses), target) == expected
 
 
 @pytest.fixture
