@@ -35,7 +35,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp("runs") / "_tiny$run"
-    settings = [*TINY, corpus, "--config.train.num_steps=2", "--config.train.eval_batches=1", f"--workdir={folder}"]
+    settings = [
+        *TINY,
+        corpus,
+        "--config.train.num_steps=2",
+        "--config.optimizer.warmup_steps=1",
+        "--config.train.eval_batches=1",
+        f"--workdir={folder}",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "mhsh.main", "train", *settings],
         cwd=ROOT,
