@@ -78,7 +78,7 @@ def fresh_amplification(
         changed = disturbed(params, scales, noise, np.random.default_rng((seed, draw)))
         outputs = output(params, arrays), output(changed, arrays)
         changes.append(mean_square(*outputs, real_tokens(batch, "encoder")))
-    return np.array(jax.device_get(changes))
+    return np.array(jax.device_get(changes), np.float64)
 
 
 def layer_amplification(
@@ -109,7 +109,7 @@ def layer_amplification(
 
     compiled = jax.jit(change)
     draws = (disturbed(params, scales, noise, np.random.default_rng((seed, draw))) for draw in range(num_draws))
-    return np.array(jax.device_get([compiled(params, changed, dict(batch)) for changed in draws]))
+    return np.array(jax.device_get([compiled(params, changed, dict(batch)) for changed in draws]), np.float64)
 
 
 def disturbed(params: Any, scales: Scales, noise: float, rng: np.random.Generator) -> Any:

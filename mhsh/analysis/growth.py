@@ -25,7 +25,7 @@ class Growth(NamedTuple):
     law: str  # the one with the least
 
 
-def growth(n: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> Growth | None:
+def growth(n: Sequence[int] | np.ndarray, y: Sequence[float] | np.ndarray) -> Growth | None:
     """The growth of positive figures y with n > 1, every one counted by its ratio to the fit, so that small and large n weigh the
     same; None where fewer than three of them are positive and finite.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.console import Console
@@ -118,10 +119,17 @@ def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: 
 def _of_run(folder: str, step: int | None, rows: int) -> Source:
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
-    model, params = restored_model(run_folder, config, step, 1)
-    del model
+    _, params = restored_model(run_folder, config, step, 1)
+    _check_finite(folder, params)
     batch = _batch(recorded_corpus(run_folder, config), rows)
     return Source(Path(folder).name or folder, step if step is not None else run_folder.newest_checkpoint(), config, params, batch)
+
+
+def _check_finite(folder: str, params: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not bool(jnp.isfinite(leaf).all()):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise UserError(f"{folder}: {name} is not finite at this checkpoint; probe an earlier one with --step")
 
 
 def _fresh_sources(configs: dict[str, Config], rows: int) -> list[Source]:

@@ -135,7 +135,7 @@ def _amplification(figure: Figure, document: Document) -> None:
             points = [point for point in scheme["points"] if point["mean"]]
             if not points:
                 continue
-            n = [point["sublayers"] for point in points]
+            n = np.array([point["sublayers"] for point in points])
             fitted = scheme["growth"]
             exponent = f": n^{fitted['exponent']:.2f}" if fitted else ""
             _line(axes, index, f"{scheme['scheme']}{exponent} (theory: {scheme['theory']})", n, [point["mean"] for point in points])
@@ -144,7 +144,7 @@ def _amplification(figure: Figure, document: Document) -> None:
         what = "sublayers n of a fresh stack"
     else:
         for index, model in enumerate(document["models"]):
-            means = model["result"]["means"]
+            means = np.array(model["result"]["means"], float)  # null: not finite
             _line(axes, index, model["name"], 2 * np.arange(1, len(means) + 1), means)
         what = "sublayers passed"
     axes.set_xscale("log", base=2)

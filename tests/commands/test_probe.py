@@ -9,9 +9,13 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
+from mhsh.commands import probe
 from mhsh.main import main
+from mhsh.training.restored import restored_model
 from tests.conftest import ROOT
 
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -35,7 +39,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp("runs") / "_tiny$run"
-    settings = [*TINY, corpus, "--config.train.num_steps=2", "--config.train.eval_batches=1", f"--workdir={folder}"]
+    settings = [
+        *TINY,
+        corpus,
+        "--config.train.num_steps=2",
+        "--config.optimizer.warmup_steps=1",
+        "--config.train.eval_batches=1",
+        f"--workdir={folder}",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "mhsh.main", "train", *settings],
         cwd=ROOT,
@@ -145,6 +156,16 @@ def test_a_run_without_checkpoints_and_one_with_other_data(run, tmp_path, capsys
     assert main(["probe", "gradients", str(run), "--rows=100000", f"--out={tmp_path}/a.json"]) == 2
     assert "--rows=100000 is more than the" in capsys.readouterr().err
     assert not (tmp_path / "a.json").exists()
+
+
+def test_a_run_whose_parameters_are_lost(run, tmp_path, capsys, monkeypatch):
+    def poisoned(*given):
+        model, params = restored_model(*given)
+        return model, params | {"prediction": jax.tree.map(lambda leaf: leaf * np.nan, params["prediction"])}
+
+    monkeypatch.setattr(probe, "restored_model", poisoned)
+    assert main(["probe", "gradients", str(run), f"--out={tmp_path}/a.json"]) == 2
+    assert "prediction/bias is not finite at this checkpoint; probe an earlier one" in capsys.readouterr().err
 
 
 def test_a_picture_that_is_there_is_kept(run, tmp_path, capsys):
