@@ -44,6 +44,10 @@ def rollout(attention: Float[Array, "L T T"], residual_share: float) -> Float[Ar
 
     A_l is the mean over the heads of a layer. r = 1/2 is attention rollout (Abnar and Zuidema 2020, arXiv 2005.00928, section 3),
     in which the residual stream counts as much as what attention adds to it; r = 0 follows attention alone.
+
+    Two things to know before stacks of unlike depth are compared: r is the same in every layer, though a layer of a deep stack adds
+    less to its stream; and under a causal mask a long product gathers at the first position, which sees itself alone, so that the
+    number falls again with depth whatever the model has learnt.
     """
     identity = jnp.eye(attention.shape[-1], dtype=attention.dtype)
 

@@ -42,6 +42,7 @@ from mhsh.training.state import create_state
 FORMAT = 1  # of the JSON
 PICTURES = ("png", "svg")
 _SEED = 0  # of the noise
+_WIDTH = 120  # of a table, at least
 
 
 class Source(NamedTuple):
@@ -247,7 +248,8 @@ def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
     table = Table(*columns, title=title, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row))
-    Console(markup=False).print(table)
+    # Wide enough for figures in one line each, also where the output goes to a file.
+    Console(markup=False, width=max(_WIDTH, Console().width)).print(table)
 
 
 def _dependency_table(document: dict[str, Any]) -> None:
