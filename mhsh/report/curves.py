@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -41,6 +41,9 @@ class Curves:
     problems: tuple[str, ...]  # one line each, naming the file
 
 
+_LONGEST_CHECKSUM = 64  # characters; anything longer is none
+
+
 class _Row(msgspec.Struct, gc=False):
     """A row as training writes it. What this decodes, json decodes too and alike; of the rest json has the say."""
 
@@ -50,7 +53,7 @@ class _Row(msgspec.Struct, gc=False):
     flops: float | None = None
     seconds: float | None = None
     loss: float | msgspec.UnsetType | None = msgspec.UNSET
-    batch: str | None = None
+    batch: Annotated[str, msgspec.Meta(max_length=_LONGEST_CHECKSUM)] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Row)
@@ -97,7 +100,9 @@ def read_sound(lines: bytes) -> Curves | None:
     except (msgspec.MsgspecError, RecursionError, OverflowError):
         return None
     # The decoder takes rows apart wherever they lie; json, line by line, would find fault with two on one line.
-    if not len(rows) == lines.count(b"\n") == lines.count(b"\n{") + 1 or not lines.startswith(b"{"):
+    content = np.frombuffer(lines, dtype=np.uint8)
+    ends = np.flatnonzero(content == ord("\n"))
+    if not len(rows) == len(ends) > 0 or not (content[np.concatenate([[0], ends[:-1] + 1])] == ord("{")).all():
         return None
     splits = np.array(_column(rows, "split"), dtype=object)
     if not all(_ascends(columns, splits == name) for name in SPLITS):
@@ -115,7 +120,7 @@ def read_by_line(folder: RunFolder) -> Curves:
     rows, reason = _sound_rows(metrics.rows)
     columns = {axis: np.array([_float(row.get(axis)) for row in rows], dtype=np.float64) for axis in AXES}
     losses = [_float(row["loss"]) if "loss" in row else msgspec.UNSET for row in rows]
-    batches = [row["batch"] if isinstance(row.get("batch"), str) else None for row in rows]
+    batches = [row["batch"] if _is_checksum(row.get("batch")) else None for row in rows]
     curves = _curves(np.array([row["split"] for row in rows], dtype=object), columns, losses, batches)
     problem = f"{folder.path / METRICS_FILE} {reason}" if reason else metrics.problem
     return dataclasses.replace(curves, problems=_problems(folder, problem, bool(rows), curves))
@@ -137,7 +142,8 @@ def _curves(splits: np.ndarray, columns: Mapping[str, np.ndarray], losses: Seque
         kept = measured & (splits == name)
         by_split[name] = Curve({axis: columns[axis][kept] for axis in AXES}, loss[kept])
     named = (splits == "train") & np.array([batch is not None for batch in batches], dtype=bool)
-    return Curves(by_split, {"step": columns["step"][named], "checksum": np.array(batches, dtype=object)[named]}, ())
+    checksums = np.array([batch or "" for batch in batches], dtype=np.str_)[named]
+    return Curves(by_split, {"step": columns["step"][named], "checksum": checksums}, ())
 
 
 def _ascends(columns: Mapping[str, np.ndarray], rows: np.ndarray) -> bool:
@@ -169,6 +175,10 @@ def _sound_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, An
 
 def _before(rows: Sequence[Mapping[str, Any]], index: int, reason: str) -> tuple[list[Mapping[str, Any]], str]:
     return list(rows[:index]), f"line {index + 1}: {reason}; only the {index} rows before it are read"
+
+
+def _is_checksum(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_CHECKSUM
 
 
 def _is_number(value: Any) -> bool:
