@@ -51,7 +51,7 @@ class LedgerRow:
     matters: bool  # losses are not comparable: it differs, and FAIRNESS_RULE counts it
     clock: bool  # it differs, and device seconds are therefore not comparable
     needed: bool  # a difference in it could matter
-    excess: float | None = None  # where counts of parameters matter: by how much the largest exceeds the smallest, as a share
+    counts: tuple[float | None, ...] = ()  # where numbers of parameters matter: that of each group; None: not recorded
 
 
 # Fields of the config that are one row together: their heading, and their names within the section.
@@ -121,12 +121,12 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
 
 def verdict(rows: Sequence[LedgerRow]) -> str:
     """Whether the losses were compared fairly, in one sentence."""
-    unfair = [row.what for row in rows if row.matters and row.excess is None]
-    counts = {row.what: row.excess for row in rows if row.excess is not None}
-    if counts:
-        most = max(counts, key=lambda what: counts[what])
+    unfair = [row.what for row in rows if row.matters and not row.counts]
+    excesses = {row.what: excess(row.counts) for row in rows if row.counts}
+    if excesses:
+        most = max(excesses, key=lambda what: excesses[what])
         allowed = wording.percent(PARAMETER_MARGIN)
-        unfair.append(f"sizes ({most}: up to {wording.percent(counts[most])} more, and {allowed} is allowed)")
+        unfair.append(f"sizes ({most}: up to {wording.percent(excesses[most])} more, and {allowed} is allowed)")
     if unfair:
         return f"Not fair: different {wording.listing(unfair)}."
     unknown = [row.what for row in rows if row.needed and row.equal is None]
@@ -143,6 +143,14 @@ def marks(rows: Sequence[LedgerRow]) -> tuple[str, ...]:
     unfair = [f"Not equal: {row.what}: {' against '.join(dict.fromkeys(row.values))}." for row in rows if row.matters]
     clock = [row.what for row in rows if row.clock]
     return (*unfair, *([f"Device seconds are not comparable: different {wording.listing(clock)}."] if clock else []))
+
+
+def excess(counts: Iterable[float | None]) -> float:
+    """By which share the largest of these numbers of parameters exceeds the smallest."""
+    known = [count for count in counts if count is not None]
+    if not known:
+        return 0.0
+    return (max(known) - min(known)) / min(known) if min(known) > 0 else math.inf
 
 
 def same_data(runs: Sequence[Run]) -> bool | None:
@@ -177,15 +185,17 @@ def _row(groups: Sequence[Group], what: str, values: Sequence[Any], weight: Weig
     by_group = [_distinct(values[index] for index in group.runs) for group in groups]
     equal = _equal(by_group)
     differs = equal is False
-    excess = _excess(values) if differs and weight is Weight.PARAMETERS else 0.0
+    counts = tuple(_count(each) for each in by_group) if differs and weight is Weight.PARAMETERS else ()
+    if excess(counts) <= PARAMETER_MARGIN:
+        counts = ()
     return LedgerRow(
         what,
         tuple("; ".join(recorded(value) for value in each) for each in by_group),
         equal,
-        matters=differs and (weight is Weight.LOSS or excess > PARAMETER_MARGIN),
+        matters=differs and (weight is Weight.LOSS or bool(counts)),
         clock=differs and weight is Weight.CLOCK,
         needed=weight is Weight.LOSS or weight is Weight.PARAMETERS,
-        excess=excess if excess > PARAMETER_MARGIN else None,
+        counts=counts,
     )
 
 
@@ -201,10 +211,9 @@ def _equal(by_group: Sequence[Sequence[Any]]) -> bool | None:
     return True if all(None not in each for each in by_group) else None
 
 
-def _excess(values: Sequence[Any]) -> float:
-    """By which share the largest of these counts exceeds the smallest."""
-    counts = [value for value in values if isinstance(value, int | float)]
-    return max(counts) / min(counts) - 1 if min(counts) > 0 else math.inf
+def _count(values: Sequence[Any]) -> float | None:
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return float(max(numbers)) if numbers else None
 
 
 def _part_weight(part: str) -> Weight:
