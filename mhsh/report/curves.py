@@ -37,7 +37,7 @@ class Curves:
     """What a report reads of a metrics.jsonl: the rows before the first that is damaged or would draw a wrong curve."""
 
     by_split: Mapping[str, Curve]  # for each of SPLITS; one without rows is empty
-    batches: Mapping[str, np.ndarray]  # `step` of each training row that names its batch, and `checksum`, 16 hexadecimal digits
+    batches: Mapping[str, np.ndarray]  # `step` of each training row that names its batch, and `checksum`, its digits as bytes
     problems: tuple[str, ...]  # one line each, naming the file
 
 
@@ -107,7 +107,10 @@ def read_sound(lines: bytes) -> Curves | None:
     splits = np.array(_column(rows, "split"), dtype=object)
     if not all(_ascends(columns, splits == name) for name in SPLITS):
         return None
-    return _curves(splits, columns, _column(rows, "loss"), _column(rows, "batch"))
+    try:
+        return _curves(splits, columns, _column(rows, "loss"), _column(rows, "batch"))
+    except UnicodeEncodeError:  # a checksum in escaped characters
+        return None
 
 
 def _column(rows: Sequence[_Row], field: str) -> list[Any]:
@@ -142,7 +145,8 @@ def _curves(splits: np.ndarray, columns: Mapping[str, np.ndarray], losses: Seque
         kept = measured & (splits == name)
         by_split[name] = Curve({axis: columns[axis][kept] for axis in AXES}, loss[kept])
     named = (splits == "train") & np.array([batch is not None for batch in batches], dtype=bool)
-    checksums = np.array([batch or "" for batch in batches], dtype=np.str_)[named]
+    # As bytes of one length: objects are dear to hand from one process to another.
+    checksums = np.array([batch or "" for batch in batches], dtype=np.bytes_)[named]
     return Curves(by_split, {"step": columns["step"][named], "checksum": checksums}, ())
 
 
@@ -178,7 +182,7 @@ def _before(rows: Sequence[Mapping[str, Any]], index: int, reason: str) -> tuple
 
 
 def _is_checksum(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_CHECKSUM
+    return isinstance(value, str) and value.isascii() and len(value) <= _LONGEST_CHECKSUM
 
 
 def _is_number(value: Any) -> bool:

@@ -251,7 +251,7 @@ def _orders(runs: Sequence[Run]) -> list[str | None]:
         checksums = batches["checksum"]
         if len(steps) < len(checksums):
             checksums = checksums[np.isin(batches["step"], steps, assume_unique=True)]
-        return hashlib.sha256(" ".join(checksums.tolist()).encode()).hexdigest()[:16]
+        return hashlib.sha256(b" ".join(checksums.tolist())).hexdigest()[:16]
 
     return [digest(run.batches) if len(steps) and len(run.batches["step"]) else None for run in runs]
 
