@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from mhsh.report import thinning
 from mhsh.report.comparison import Comparison
+from mhsh.report.csv_text import csv_bytes
 from mhsh.report.curves import AXES
 from mhsh.report.outputs import MARK
 from mhsh.report.targets import Score
-
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the start of a formula
 
 CURVE_COLUMNS = ("group", "run", "seed", "split", *AXES, "loss", "smoothed_loss")
 GROUP_COLUMNS = (
@@ -43,7 +40,7 @@ def _curve_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
                 smoothed = thinning.smooth(curve.loss) if split == "train" else curve.loss
                 drawn = thinning.thin(curve.loss)
                 columns = [values[drawn].tolist() for values in (*(curve.x[axis] for axis in AXES), curve.loss, smoothed)]
-                names = (_text(group.name), _text(run.name), run.config.train.seed, split)
+                names = (group.name, run.name, run.config.train.seed, split)
                 for numbers in zip(*columns, strict=True):
                     yield (*names, *map(_number, numbers))
 
@@ -63,23 +60,14 @@ def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
                 estimates.append([_number(value) for value in numbers])
             paired = ("yes" if score.paired else "no") if score.against else ""
             counts = (len(score.each), score.known)
-            yield (_text(group.name), seeds, name, axis, *estimates[0], *counts, *estimates[1], paired, _text(baseline))
+            yield (group.name, seeds, name, axis, *estimates[0], *counts, *estimates[1], paired, baseline)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     # The last column, always empty, is the mark by which a later report knows what it may replace.
-    writer.writerow([*columns, MARK])
-    writer.writerows([*row, ""] for row in rows)
-    return text.getvalue().encode()
+    return csv_bytes([*columns, MARK], ([*row, ""] for row in rows))
 
 
 def _number(value: float) -> float | None:
     """An empty cell for what is not finite; the csv module writes floats in full."""
     return value if math.isfinite(value) else None
-
-
-def _text(text: str) -> str:
-    """With an apostrophe before what a spreadsheet would take for a formula."""
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 
 from mhsh.bench_file import Interval
+from mhsh.report.csv_text import csv_bytes
 from mhsh.report.speed import Pair, Row, Speed, crossings, verdict
 from mhsh.report.speed_cost import Cost
 from mhsh.report.wording import listing
@@ -134,23 +133,15 @@ def turning_points(pair: Pair) -> list[str]:
 
 def to_csv(rows: Sequence[Row]) -> bytes:
     """Every row with all digits, for a spreadsheet or a plotting tool; the first line is a comment that says who wrote it."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    text.write(f"# {MARK}\n")
     estimates = [f"{name}_{field}" for name in ("seconds", "time_ratio") for field in Interval._fields]
-    writer.writerow(
-        ["kind", "device", "batch", "length", "shape", "implementation", "devices", "tokens", "tokens_per_second", "memory_bytes"]
-        + [*estimates, "time_ratio_to", "file"]
-    )
+    columns = [
+        *("kind", "device", "batch", "length", "shape", "implementation", "devices", "tokens", "tokens_per_second", "memory_bytes"),
+        *(*estimates, "time_ratio_to", "file"),
+    ]
+    lines = []
     for row in rows:
         entry = row.entry
         numbers = [*entry.seconds, *(entry.time_ratio or [""] * len(Interval._fields))]
         facts = [entry.implementation, entry.devices, entry.work, row.tokens_per_second.median, entry.memory]
-        values = [row.kind, row.device, row.batch, row.length, row.shape, *facts, *numbers, row.baseline, row.file]
-        writer.writerow([_inert(value) for value in values])
-    return text.getvalue().encode()
-
-
-def _inert(value: object) -> object:
-    """A text that a spreadsheet would take for a formula gets a quote before it."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+        lines.append([row.kind, row.device, row.batch, row.length, row.shape, *facts, *numbers, row.baseline, row.file])
+    return f"# {MARK}\n".encode() + csv_bytes(columns, lines)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from mhsh.report.csv_text import csv_bytes
 from mhsh.report.stability_map import SQUARE_RULE, Grid
 from mhsh.report.sweep_cells import VERDICT_RULES, Sweep, SweptCell
 from mhsh.report.sweep_quality import QUALITY_RULE, Quality
@@ -18,12 +17,8 @@ from mhsh.report.wording import printable
 
 def as_csv(sweep: Sweep) -> bytes:
     """A row a cell: its name and settings, what became of it, and its figures; what is not recorded stays empty."""
-    buffer = io.StringIO()
     rows = [_row(cell) for cell in sweep.cells]
-    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _inert(value) for key, value in row.items()} for row in rows)
-    return buffer.getvalue().encode()
+    return csv_bytes(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def as_json(sweep: Sweep, found: Sequence[Quality], grids: Sequence[Grid]) -> bytes:
@@ -74,11 +69,6 @@ def _row(cell: SweptCell) -> dict[str, Any]:
         "planned_tokens": cell.plan.cost.get("tokens"),
         "planned_flops": cell.plan.cost.get("flops"),
     }
-
-
-def _inert(value: Any) -> Any:
-    """What a spreadsheet would run as a formula, it shall show."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
 def _finite(value: Any) -> Any:
