@@ -22,6 +22,7 @@ from jaxtyping import install_import_hook
 # beartype checks every annotated shape of mhsh, in tests only.
 _HOOK = install_import_hook("mhsh", "beartype.beartype")
 
+import hypothesis
 import pytest
 
 from mhsh.config import Config
@@ -30,6 +31,9 @@ from mhsh.config_reading import from_dict
 REAL_DATA = Path(os.environ.get("MHSH_DATA", ROOT.parent / "shared" / "data"))
 
 jax.config.update("jax_num_cpu_devices", 8)
+# No example is timed: a busy machine is no failure.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 MakeConfig = Callable[..., Config]
 
 

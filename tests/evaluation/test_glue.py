@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sklearn import metrics as sklearn_metrics
@@ -42,7 +42,6 @@ def scipy_spearman(*values: np.ndarray) -> float:
     return float(scipy.stats.spearmanr(*values).statistic)
 
 
-@settings(deadline=None)
 @given(CLASSES)
 def test_two_classes_as_scikit_learn(both: tuple[np.ndarray, np.ndarray]) -> None:
     assert glue.accuracy(*both) == pytest.approx(quietly(sklearn_metrics.accuracy_score, *both), abs=TOLERANCE)
@@ -50,14 +49,12 @@ def test_two_classes_as_scikit_learn(both: tuple[np.ndarray, np.ndarray]) -> Non
     assert glue.matthews(*both) == pytest.approx(quietly(sklearn_metrics.matthews_corrcoef, *both), abs=TOLERANCE)
 
 
-@settings(deadline=None)
 @given(THREE_CLASSES)
 def test_three_classes_as_scikit_learn(both: tuple[np.ndarray, np.ndarray]) -> None:
     assert glue.accuracy(*both) == pytest.approx(quietly(sklearn_metrics.accuracy_score, *both), abs=TOLERANCE)
     assert glue.matthews(*both) == pytest.approx(quietly(sklearn_metrics.matthews_corrcoef, *both), abs=TOLERANCE)
 
 
-@settings(deadline=None)
 @given(SCORE_ARRAYS)
 def test_scores_as_scipy(both: tuple[np.ndarray, np.ndarray]) -> None:
     # Where values that differ are equal to six digits, it is mostly their rounding that correlates.

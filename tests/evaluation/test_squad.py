@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mhsh.data.squad import Answer, Question, SquadData, read_predictions, read_squad
@@ -69,7 +69,6 @@ WORDS = st.lists(st.sampled_from(["the", "A", "an", "Apple", "apple", "pear,", "
 TEXTS = WORDS.map(" ".join)
 
 
-@settings(deadline=None)
 @given(TEXTS | st.text(max_size=12), TEXTS | st.text(max_size=12))
 def test_normalization_exact_match_and_f1(prediction: str, answer: str) -> None:
     assert normalize_answer(prediction) == " ".join(plain_normalized(prediction))
@@ -89,7 +88,6 @@ def test_normalization_by_hand() -> None:
 ANSWERS = st.lists(TEXTS.filter(bool), min_size=1, max_size=3).map(tuple)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_version_1_against_a_plain_reference(data: st.DataObject) -> None:
     gold = data.draw(st.lists(ANSWERS, min_size=1, max_size=5))
@@ -116,7 +114,6 @@ def plain_v2(texts: tuple[str, ...], said: str) -> tuple[float, float]:
     )
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_version_2_against_a_plain_reference(data: st.DataObject) -> None:
     gold = data.draw(st.lists(ANSWERS | st.just(()), min_size=1, max_size=6))
@@ -135,7 +132,6 @@ def test_version_2_against_a_plain_reference(data: st.DataObject) -> None:
     assert score_squad(squad("2.0", gold), said, None) == pytest.approx({**expected, "missing": 0, "unknown": 0}, abs=TOLERANCE)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_thresholds_against_trying_them_all(data: st.DataObject) -> None:
     # Of different numbers other than 0, for ties and "no threshold" are tested by hand; and without an article alone for an answer,

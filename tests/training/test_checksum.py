@@ -35,7 +35,7 @@ def test_against_plain_integers():
     assert int(checksum(jnp.asarray(array))[0]) == plain(array)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(place=st.integers(0, 119), bit=st.integers(0, 31))
 def test_every_flipped_bit_is_found(place, bit):
     words = np.arange(120, dtype=np.uint32) * np.uint32(2654435761)
