@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from mhsh.report import sections
 from mhsh.report.comparison import Comparison
-from mhsh.report.figures import draw_curves
+from mhsh.report.figures import Curves, draw_curves
 from mhsh.report.outputs import MARK
 
 _NOTHING = ""  # a style element that is empty when the policy looks at it, and that plotly.js fills rule by rule
@@ -27,17 +27,17 @@ def render(comparison: Comparison, picture: bytes) -> bytes:
     return _document(comparison.headline.title, main, curves.to_json(), ("page.js",), connect="'none'")
 
 
-def render_live(comparison: Comparison) -> bytes:
-    """The page as UTF-8 for a server: it asks for each `update` and takes it over, and its reader stays where he is."""
-    curves = draw_curves(comparison)
+def render_live(comparison: Comparison, curves: Curves) -> bytes:
+    """The page as UTF-8 for a server: it asks for each `update` and takes it over, and its reader stays where he is. `curves` are
+    those of the comparison, drawn once for both.
+    """
     asking = '<p id="live">Live: this page refreshes itself while the runs train.</p>'
     main = asking + sections.body(sections.parts(comparison, curves), "<noscript><p>The curves need scripts.</p></noscript>")
     return _document(comparison.headline.title, main, curves.to_json(), ("page.js", "watch.js"), connect="'self'")
 
 
-def update(comparison: Comparison) -> bytes:
+def update(comparison: Comparison, curves: Curves) -> bytes:
     """What changes in a page of `render_live`, as JSON: its title, its parts by their places (as HTML), and its figure."""
-    curves = draw_curves(comparison)
     fields = {"title": comparison.headline.title, "parts": dict(sections.parts(comparison, curves))}
     return f'{json.dumps(fields)[:-1]}, "content": {curves.to_json()}}}'.encode()
 

@@ -17,6 +17,7 @@ from mhsh.report.groups import Group
 from mhsh.report.looks import look, run_looks
 from mhsh.report.measures import AXIS_NAMES, MeasureCell, measure_rows
 from mhsh.report.signs import SIGN, unequal
+from mhsh.report.static_page import SCROLLING
 
 _EQUAL_WORDS = {True: "equal", False: "differs", None: "not recorded for every run"}
 
@@ -160,7 +161,7 @@ def _groups_section(comparison: Comparison) -> str:
             '<h2 id="groups-heading">What each group came to</h2>',
             f'<p class="small">{reading}</p>',
             # The roles stay when the small screen's stylesheet takes the table's own display away.
-            f'<div class="scroll" {_SCROLLING} aria-label="What each group came to"><table class="summary measures" role="table">',
+            f'<div class="scroll" {SCROLLING} aria-label="What each group came to"><table class="summary measures" role="table">',
             f'<thead><tr role="row"><th scope="col">measure</th>{headings}</tr></thead>',
             f"<tbody>{rows}</tbody></table></div>",
             "</section>",
@@ -194,16 +195,13 @@ def _runs_section(comparison: Comparison) -> str:
         (
             '<section aria-labelledby="runs-heading">',
             '<h2 id="runs-heading">Every run</h2>',
-            f'<div class="scroll" {_SCROLLING} aria-label="Numbers of every run"><table class="summary" role="table">',
+            f'<div class="scroll" {SCROLLING} aria-label="Numbers of every run"><table class="summary" role="table">',
             f'<thead><tr role="row">{headings}</tr></thead>',
             f"<tbody>{''.join(rows)}</tbody></table></div>",
             '<p class="small">Losses are in nats per predicted token. Device time is training time without compilation.</p>',
             "</section>",
         )
     )
-
-
-_SCROLLING = 'tabindex="0" role="region"'  # a part that scrolls sideways has to be reachable by keyboard
 
 
 def _fairness_section(comparison: Comparison) -> str:
@@ -234,7 +232,7 @@ def _ledger(title: str, rows: Sequence[LedgerRow], names: Sequence[str]) -> str:
         for row in rows
     )
     table = f'<table class="ledger"><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<h3>{escape(title)}</h3><div class="scroll" {_SCROLLING} aria-label="{escape(title)}">{table}</div>'
+    return f'<h3>{escape(title)}</h3><div class="scroll" {SCROLLING} aria-label="{escape(title)}">{table}</div>'
 
 
 _ROW_CLASS = {True: ' class="unfair"', False: ""}

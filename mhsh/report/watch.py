@@ -19,6 +19,7 @@ from etils import epath
 from mhsh.errors import UserError
 from mhsh.report import page
 from mhsh.report.comparison import Comparison
+from mhsh.report.figures import draw_curves
 from mhsh.run_folder import absolute
 
 LOOPBACK = "127.0.0.1"
@@ -65,8 +66,10 @@ class Watched:
             if self._newest is None or signatures != self._seen:
                 start = time.monotonic()
                 comparison = self._compute()
-                update = page.update(comparison)
-                self._newest = Snapshot(page.render_live(comparison), update, f'"{hashlib.sha256(update).hexdigest()[:32]}"')
+                curves = draw_curves(comparison)
+                update = page.update(comparison, curves)
+                tag = f'"{hashlib.sha256(update).hexdigest()[:32]}"'
+                self._newest = Snapshot(page.render_live(comparison, curves), update, tag)
                 self._seen = signatures
                 end = time.monotonic()
                 self._rest_until = end + self._rest * (end - start)

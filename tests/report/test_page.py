@@ -13,6 +13,7 @@ import pytest
 
 from mhsh.report import page, plots
 from mhsh.report.comparison import Comparison, compare
+from mhsh.report.figures import draw_curves
 from mhsh.report.outputs import MARK
 from mhsh.report.runs import load_runs
 from tests.report.browser import PROGRAM, Browser
@@ -130,7 +131,7 @@ def test_what_matters_is_told_beside_the_curves_in_the_legend_and_first_in_the_l
 
 
 def test_the_live_page_may_ask_its_server_and_no_other(four_runs: Comparison) -> None:
-    live, kept = page.render_live(four_runs).decode(), rendered(four_runs)
+    live, kept = page.render_live(four_runs, draw_curves(four_runs)).decode(), rendered(four_runs)
     assert "connect-src &#x27;self&#x27;;" in live
     assert "connect-src &#x27;none&#x27;;" in kept
     assert "/update" in live
@@ -138,7 +139,8 @@ def test_the_live_page_may_ask_its_server_and_no_other(four_runs: Comparison) ->
 
 
 def test_an_update_holds_the_parts_and_the_figure_of_the_page(two_groups: Comparison) -> None:
-    update, live = json.loads(page.update(two_groups)), page.render_live(two_groups).decode()
+    curves = draw_curves(two_groups)
+    update, live = json.loads(page.update(two_groups, curves)), page.render_live(two_groups, curves).decode()
     assert update["title"] == two_groups.headline.title
     for place, html in update["parts"].items():
         assert f'id="{place}"' in live
