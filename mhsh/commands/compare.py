@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from mhsh.errors import UserError
-from mhsh.report import csv_tables, outputs, page, plots
-from mhsh.report.comparison import Comparison, compare
-from mhsh.report.runs import load_runs
-from mhsh.report.table import print_comparison
-from mhsh.report.watch import LOOPBACK, Server, Watched
+from mhsh.report import outputs
+from mhsh.report.runs import load_runs, loading
 
 
 def run(
@@ -43,7 +38,7 @@ def run(
     if watch:
         if out is not None:
             raise UserError("--watch serves the page and writes nothing; leave --out away")
-        return _watch(folders, lambda: compare(load_runs(folders), target, baseline), port or 0)
+        return _watch(folders, target, baseline, port or 0)
     if port is not None:
         raise UserError("--port is for --watch; give both or neither")
     page_path = Path(out or "report.html")
@@ -51,7 +46,15 @@ def run(
     table_paths = {name: page_path.with_name(f"{name}.csv") for name in ("curves", "groups")}
     for path in (page_path, *picture_paths.values(), *table_paths.values()):
         outputs.check_replaceable(path)
-    comparison = compare(load_runs(folders), target, baseline)
+    with loading(folders) as loaded:
+        # Imported only here: what measures and draws takes a second to import, and meanwhile others read.
+        from rich.console import Console
+
+        from mhsh.report import csv_tables, page, plots
+        from mhsh.report.comparison import compare
+        from mhsh.report.table import print_comparison
+
+        comparison = compare(loaded(), target, baseline)
     for problem in comparison.problems:
         print(f"mhsh compare: {problem}", file=sys.stderr)
     if not any(item.drawable for item in comparison.runs):
@@ -69,8 +72,11 @@ def run(
     return 2 if comparison.problems else 0
 
 
-def _watch(folders: Sequence[str], compute: Callable[[], Comparison], port: int) -> int:
-    with Server(Watched(folders, compute), port) as server:
+def _watch(folders: Sequence[str], target: float | None, baseline: str | None, port: int) -> int:
+    from mhsh.report.comparison import compare
+    from mhsh.report.watch import LOOPBACK, Server, Watched
+
+    with Server(Watched(folders, lambda: compare(load_runs(folders), target, baseline)), port) as server:
         # Flushed: whoever reads this through a pipe waits for the address.
         print(f"Watching {len(folders)} runs at {server.address} (Ctrl-C ends it)")
         print(f"From another machine: ssh -L {server.server_port}:{LOOPBACK}:{server.server_port} THIS-HOST", flush=True)

@@ -19,6 +19,7 @@ from mhsh.commands import sweep_report
 from mhsh.config import Config
 from mhsh.errors import UserError
 from mhsh.report import wording
+from mhsh.report.printable import printable
 from mhsh.sweep_axes import Axis, cells_of, parse_axes
 from mhsh.sweep_folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
 from mhsh.training.cell_processes import run_cells
@@ -86,7 +87,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     costs = ("parameters", "tokens", "FLOPs")
     table = Table(*names, "layers x heads", "D / H / F", *(Column(name, justify="right") for name in costs), box=None)
     for cell in plan.cells:
-        settings = [wording.printable(str(value)) for value in cell.settings.values()]
+        settings = [printable(str(value)) for value in cell.settings.values()]
         table.add_row(*map(escape, settings), *_shape(cell.config), *(wording.count(cell.cost[name.lower()]) for name in costs))
     sums = [wording.count(sum(cell.cost[name] for cell in plan.cells)) for name in ("tokens", "flops")]
     table.add_row(f"{len(plan.cells)} cells", *[""] * (len(names) + 2), *sums)

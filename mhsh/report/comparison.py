@@ -11,10 +11,11 @@ from mhsh.report import wording
 from mhsh.report.fairness import LedgerRow, config_differences, ledger, marks, verdict
 from mhsh.report.groups import Group, group_runs
 from mhsh.report.headline import Headline, write_headline
+from mhsh.report.printable import printable
 from mhsh.report.runs import Loaded, Run
 from mhsh.report.summary import Summary, summarize
 from mhsh.report.targets import Standing, measure
-from mhsh.report.wording import printable
+from mhsh.report.thinning import most_points
 from mhsh.run_folder import absolute
 
 
@@ -31,6 +32,11 @@ class Comparison:
     ledger: tuple[LedgerRow, ...]  # every condition, equal or not; differences that matter first
     marks: tuple[str, ...]  # differences that matter, a sentence each, to stand beside the curves
     problems: tuple[str, ...]  # one line each: folders that could not be opened, then damage in those that could
+
+    @property
+    def drawn_points(self) -> int:
+        """How many points of each curve are drawn at most, and stand in curves.csv."""
+        return most_points(sum(bool(len(curve)) for run in self.runs for curve in run.curves.values()))
 
     @property
     def entropies(self) -> tuple[tuple[float, str], ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from mhsh.report import thinning
 from mhsh.report.comparison import Comparison
 from mhsh.report.csv_text import csv_bytes
@@ -20,7 +22,7 @@ GROUP_COLUMNS = (
 
 
 def curves_table(comparison: Comparison) -> bytes:
-    """Every curve of every run, thinned as it is drawn: a line a row. An empty cell is a value that is not finite."""
+    """Every curve of every run, thinned as the page draws it: a line a row. An empty cell is a value that is not finite."""
     return _table(CURVE_COLUMNS, _curve_rows(comparison))
 
 
@@ -38,11 +40,11 @@ def _curve_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
             run = comparison.runs[index]
             for split, curve in run.curves.items():
                 smoothed = thinning.smooth(curve.loss) if split == "train" else curve.loss
-                drawn = thinning.thin(curve.loss)
-                columns = [values[drawn].tolist() for values in (*(curve.x[axis] for axis in AXES), curve.loss, smoothed)]
+                drawn = thinning.thin(curve.loss, comparison.drawn_points)
+                columns = [_numbers(values[drawn]) for values in (*(curve.x[axis] for axis in AXES), curve.loss, smoothed)]
                 names = (group.name, run.name, run.config.train.seed, split)
                 for numbers in zip(*columns, strict=True):
-                    yield (*names, *map(_number, numbers))
+                    yield (*names, *numbers)
 
 
 def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
@@ -56,8 +58,7 @@ def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
         for name, axis, score in measures:
             estimates = []
             for estimate in (score.estimate, score.against):
-                numbers = (estimate.mean, estimate.low, estimate.high) if estimate else (math.nan,) * 3
-                estimates.append([_number(value) for value in numbers])
+                estimates.append(_numbers((estimate.mean, estimate.low, estimate.high) if estimate else (math.nan,) * 3))
             paired = ("yes" if score.paired else "no") if score.against else ""
             counts = (len(score.each), score.known)
             yield (group.name, seeds, name, axis, *estimates[0], *counts, *estimates[1], paired, baseline)
@@ -68,6 +69,9 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     return csv_bytes([*columns, MARK], ([*row, ""] for row in rows))
 
 
-def _number(value: float) -> float | None:
-    """An empty cell for what is not finite; the csv module writes floats in full."""
-    return value if math.isfinite(value) else None
+def _numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    """None, an empty cell, for what is not finite."""
+    numbers = np.asarray(values, dtype=np.float64)
+    cells = numbers.astype(object)
+    cells[~np.isfinite(numbers)] = None
+    return cells.tolist()

@@ -80,7 +80,7 @@ def plotly_text(text: str) -> str:
 
 def draw_curves(comparison: Comparison) -> Curves:
     """The loss of every run and of every group with its band, training and validation."""
-    pen = _Pen(thinning.most_points(sum(bool(len(curve)) for run in comparison.runs for curve in run.curves.values())))
+    pen = _Pen(comparison.drawn_points)
     # Bands first: they lie below all lines.
     for place, group in enumerate(comparison.groups):
         pen.draw_group(place, group)

@@ -12,9 +12,9 @@ import numpy as np
 from mhsh.config import Config
 from mhsh.report.curves import AXES, SPLITS, Curve
 from mhsh.report.estimate import mean_band
+from mhsh.report.printable import printable
 from mhsh.report.runs import Run
 from mhsh.report.thinning import smooth
-from mhsh.report.wording import printable
 
 BAND_POINTS = 500  # of one band
 

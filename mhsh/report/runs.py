@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from etils import epath
 
 from mhsh.config import Config
 from mhsh.errors import UserError
-from mhsh.report.curves import Curve, Curves, finite, read_all
-from mhsh.report.wording import printable
+from mhsh.report.curves import Curve, Curves, finite, reading
+from mhsh.report.printable import printable
 from mhsh.run_folder import RunFolder, absolute, is_remote, vocab_file
 
 
@@ -61,6 +62,13 @@ class Loaded:
 
 def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
     """Opens every folder once, in the order given. Nothing is raised for a bad folder: it gets a line in `refused`."""
+    with loading(folders) as loaded:
+        return loaded()
+
+
+@contextlib.contextmanager
+def loading(folders: Sequence[str | os.PathLike[str]]) -> Iterator[Callable[[], Loaded]]:
+    """Begins to load the runs, as load_runs does; a call of what it gives waits. In between there is time for something else."""
     paths: list[epath.Path] = []
     refused: list[str] = []
     seen: set[str] = set()
@@ -80,9 +88,13 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
         except UserError as error:
             refused.append(str(error))
     names = _distinct_names([path for path, _ in opened])
-    curves = read_all([RunFolder(path) for path, _ in opened])
-    runs = tuple(_load(name, path, config, read) for name, (path, config), read in zip(names, opened, curves, strict=True))
-    return Loaded(runs, tuple(printable(line) for line in refused))
+    with reading([RunFolder(path) for path, _ in opened]) as curves:
+
+        def loaded() -> Loaded:
+            runs = (_load(name, path, config, read) for name, (path, config), read in zip(names, opened, curves(), strict=True))
+            return Loaded(tuple(runs), tuple(printable(line) for line in refused))
+
+        yield loaded
 
 
 def _read_config(path: epath.Path) -> Config:

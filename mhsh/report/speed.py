@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mhsh.bench_file import BenchFile, Cell, Entry, Interval, read_bench
-from mhsh.report.wording import printable
+from mhsh.report.printable import printable
 
 Setting = tuple[int, int]  # batch, length
 

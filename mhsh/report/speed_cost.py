@@ -11,10 +11,10 @@ import numpy as np
 
 from mhsh.bench_file import Interval
 from mhsh.config import to_dict
+from mhsh.report.printable import printable
 from mhsh.report.runs import Run
 from mhsh.report.speed import Row
 from mhsh.report.targets import crossing
-from mhsh.report.wording import printable
 
 # Of the model, what leaves a step's work as it is.
 _WITHOUT_WORK = ("admin_omega", "init", "layer_norm_epsilon")

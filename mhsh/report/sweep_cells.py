@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping
 
 from mhsh.outcome import DIVERGED, LEFT, ON_PLATEAU, PLATEAU_RULE, SMOOTHING_RULE
+from mhsh.report.printable import printable
 from mhsh.report.runs import load_runs
 from mhsh.report.summary import Summary, summarize
-from mhsh.report.wording import printable
 from mhsh.run_folder import absolute
 from mhsh.sweep_axes import SEEDS, Axis, Value
 from mhsh.sweep_folder import FAILED, FINISHED, GAVE_UP, CellState, PlannedCell, SweepFolder

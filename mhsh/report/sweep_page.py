@@ -9,11 +9,11 @@ from mhsh.report import wording
 from mhsh.report.cells import COLUMNS
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE
 from mhsh.report.outputs import MARK
+from mhsh.report.printable import printable
 from mhsh.report.stability_map import LETTERS, SQUARE_RULE, Grid, Square
 from mhsh.report.static_page import SCROLLING, bullets, picture, section, static_page, table
 from mhsh.report.sweep_cells import VERDICT_RULES, Sweep, SweptCell
 from mhsh.report.sweep_quality import QUALITY_RULE, Point, Quality, claims, difference_in_words, in_words
-from mhsh.report.wording import printable
 
 # Of the columns that runs have in `mhsh compare`; the first ones here are the settings.
 _COLUMNS = (

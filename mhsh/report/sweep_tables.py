@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mhsh.report.csv_text import csv_bytes
+from mhsh.report.printable import printable
 from mhsh.report.stability_map import SQUARE_RULE, Grid
 from mhsh.report.sweep_cells import VERDICT_RULES, Sweep, SweptCell
 from mhsh.report.sweep_quality import QUALITY_RULE, Quality
-from mhsh.report.wording import printable
 
 
 def as_csv(sweep: Sweep) -> bytes:

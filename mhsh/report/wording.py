@@ -1,4 +1,4 @@
-"""How names and numbers that come from files are put into words: printable, short, and never invented."""
+"""How numbers and settings that come from files are put into words: short, and never invented."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ import math
 from typing import Any
 
 from mhsh.report.estimate import Estimate
+from mhsh.report.printable import printable
 
 NOT_RECORDED = "not recorded"
-
-
-def printable(text: str) -> str:
-    """`text` on one line, with everything that a terminal or a page would obey rather than show replaced by U+FFFD.
-
-    That is: control characters (escape sequences), direction overrides, undecodable bytes.
-    """
-    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
 
 
 def loss(value: float | None) -> str:

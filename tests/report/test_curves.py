@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mhsh import run_folder
 from mhsh.report import curves
-from mhsh.report.curves import AXES, SPLITS, Curves, read_all, read_by_line, read_curves, read_sound
+from mhsh.report.curves import AXES, SPLITS, Curves, read_by_line, read_curves, read_sound, reading
 from mhsh.run_folder import METRICS_FILE, RunFolder
 
 _NUMBERS = st.one_of(
@@ -54,17 +55,20 @@ def assert_equal(one: Curves, other: Curves) -> None:
         np.testing.assert_array_equal(one.batches[key], other.batches[key])
 
 
-@given(content=_files())
-def test_both_ways_of_reading_agree(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+@given(content=_files(), block_bytes=st.sampled_from([1, 30, 100, 1000, 1 << 18]))
+def test_both_ways_of_reading_agree(tmp_path_factory: pytest.TempPathFactory, content: bytes, block_bytes: int) -> None:
     folder = RunFolder(tmp_path_factory.getbasetemp())
     (folder.path / METRICS_FILE).write_bytes(content)
-    assert_equal(read_curves(folder), read_by_line(folder))
+    by_line = read_by_line(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_folder, "_BLOCK_BYTES", block_bytes)
+        assert_equal(read_curves(folder), by_line)
 
 
 def test_what_training_writes_is_read_the_fast_way(make_run) -> None:
     path = make_run("a", [3.0, float("nan"), 2.0] * 10, [2.5, float("nan")])
     lines = (path / METRICS_FILE).read_bytes()
-    fast = read_sound(lines)
+    fast = read_sound([lines])
     assert fast is not None
     assert_equal(fast, read_by_line(RunFolder(path)))
     assert len(fast.by_split["train"]) == 30
@@ -83,13 +87,15 @@ def test_what_training_writes_is_read_the_fast_way(make_run) -> None:
     ],
 )
 def test_the_fast_way_leaves_what_is_doubtful_to_the_other(damaged: bytes) -> None:
-    assert read_sound(damaged) is None
+    assert read_sound([damaged]) is None
 
 
 def test_several_processes_read_the_same(make_run, monkeypatch: pytest.MonkeyPatch) -> None:
     folders: list[RunFolder] = [RunFolder(make_run(name, [3.0, 2.0, loss])) for name, loss in (("a", 1.0), ("b", 0.5))]
     Path(folders[1].path / METRICS_FILE).unlink()
-    alone = read_all(folders)
+    with reading(folders) as read:
+        alone = read()
     monkeypatch.setattr(curves, "_MUCH_BYTES", 0)
-    for one, other in zip(alone, read_all(folders), strict=True):
-        assert_equal(one, other)
+    with reading(folders) as read:
+        for one, other in zip(alone, read(), strict=True):
+            assert_equal(one, other)

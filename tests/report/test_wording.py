@@ -43,7 +43,3 @@ def test_duration(seconds: float | None, expected: str) -> None:
 def test_loss() -> None:
     assert [wording.loss(value) for value in (None, 2.60349, math.nan)] == ["not recorded", "2.603", "not finite"]
     assert [wording.loss_difference(value) for value in (0.0, 0.02, 0.00004)] == ["0.000", "0.020", "4e-05"]
-
-
-def test_printable_disarms_terminals_and_direction_overrides() -> None:
-    assert wording.printable("a\x1b[2J\u202eb\udc80\nc") == "a\ufffd[2J\ufffdb\ufffd c"
