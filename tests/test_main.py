@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.main import main, take_config
+from mhsh.config_arguments import take_config
+from mhsh.main import main
 from mhsh.run_folder import RunFolder
 from tests.conftest import ROOT
 

@@ -84,10 +84,13 @@ def reading(folders: Sequence[RunFolder]) -> Iterator[Callable[[], list[Curves]]
         yield lambda: [read_curves(folder) for folder in folders]
         return
     # A fork would copy the locks of other threads.
-    # An interrupt is for the caller; these end with it, and have no traceback to print.
-    quiet = (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), signal.signal, quiet) as pool:
-        read = pool.map(read_curves, folders)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        # An interrupt is for the caller: the processes inherit that they do not hear it, from their first moment on.
+        heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            read = pool.map(read_curves, folders)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         try:
             yield lambda: list(read)
         finally:

@@ -246,12 +246,14 @@ def _orders(runs: Sequence[Run]) -> list[str | None]:
     """The start of a hash of the checksums of a run's batches, at the steps that all runs logged one for."""
     logged = [run.batches["step"] for run in runs if len(run.batches["step"])]
     steps = functools.reduce(_common, logged) if logged else np.array([])
+    width = max((run.batches["checksum"].itemsize for run in runs), default=1)
 
     def digest(batches: Mapping[str, np.ndarray]) -> str:
         checksums = batches["checksum"]
         if len(steps) < len(checksums):
             checksums = checksums[np.isin(batches["step"], steps, assume_unique=True)]
-        return hashlib.sha256(b" ".join(checksums.tolist())).hexdigest()[:16]
+        # Of one width in all runs, so that equal checksums are equal bytes.
+        return hashlib.sha256(checksums.astype(f"S{width}").tobytes()).hexdigest()[:16]
 
     return [digest(run.batches) if len(steps) and len(run.batches["step"]) else None for run in runs]
 

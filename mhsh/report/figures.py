@@ -179,7 +179,13 @@ def _x(curve: Curve, rows: np.ndarray) -> dict[str, Values]:
 
 def _values(values: np.ndarray, digits: int) -> Values:
     """Rounded to that many significant digits, which makes the page a third smaller; None for what is not finite."""
-    return [float(f"{value:.{digits}g}") if finite else None for value, finite in zip(values, np.isfinite(values), strict=True)]
+    finite = np.isfinite(values)
+    sizes = np.abs(np.where(finite & (values != 0), values, 1.0))
+    # Products and quotients with powers of ten that a float holds exactly: the results print with no more digits than asked for.
+    places = np.minimum(digits - 1 - np.floor(np.log10(sizes)), 300)
+    up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
+    rounded = np.rint(np.where(finite, values, 0.0) * up / down) / up * down
+    return [value if known else None for value, known in zip(rounded.tolist(), finite.tolist(), strict=True)]
 
 
 def _gap_note(name: str, split: str, curve: Curve, gaps: np.ndarray) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mhsh.main import main, take_config
+from mhsh.config_arguments import take_config
+from mhsh.main import main
 from mhsh.models.model import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints

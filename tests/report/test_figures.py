@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mhsh.report import thinning
+from mhsh.report import figures, thinning
 from mhsh.report.comparison import Comparison, compare
 from mhsh.report.curves import AXES
 from mhsh.report.figures import GROUPS, RUNS, Curves, Trace, draw_curves, plotly_text
@@ -35,6 +39,18 @@ def test_values_on_every_axis_are_those_logged(make_run) -> None:
 def test_values_are_rounded_no_further_than_a_screen_can_show(make_run) -> None:
     (trace,) = traces(draw_curves(compare(load_runs([make_run("a", [2.123456789])]))), RUNS, "line")
     assert trace.y["raw"] == [2.12346]
+
+
+@given(st.lists(st.floats()), st.integers(1, 9))
+def test_rounding_keeps_as_many_digits_as_asked_for(values: list[float], digits: int) -> None:
+    for value, rounded in zip(values, figures._values(np.array(values), digits), strict=True):
+        if not math.isfinite(value):
+            assert rounded is None
+            continue
+        assert rounded is not None
+        assert rounded == pytest.approx(value, rel=0.500001 * 10.0 ** (1 - digits), abs=1e-300)
+        if 1e-15 < abs(value) < 1e22:
+            assert float(f"{rounded:.{digits}g}") == rounded
 
 
 def test_a_loss_that_is_not_finite_is_a_gap_with_a_mark(make_run) -> None:
