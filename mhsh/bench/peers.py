@@ -65,7 +65,8 @@ def check_config(flag: str, config: Config, *, training: bool) -> None:
         raise UserError(f"--{flag}: model.residual = {model.residual!r} has no torch peer; allowed with --peer: {allowed}")
     if training and optimizer.name != "adamw":
         raise UserError(f"--{flag}: peers train with AdamW; add --{flag}.optimizer.name=adamw")
-    if jax.device_count() > 1 and training:
+    # Several CPU devices are one machine's cores, which the peer has as well.
+    if jax.device_count() > 1 and training and jax.devices()[0].platform != "cpu":
         raise UserError(f"peers train on one device, jax has {jax.device_count()} here; show it one (CUDA_VISIBLE_DEVICES=0)")
 
 

@@ -1,0 +1,132 @@
+"""The matrix products of one training step, alone: by XLA and by PyTorch, in turns.
+
+  python benchmarks/products.py --config=configs/bert.py:144l1h --config.train.batch_size=4 --config.model.compute_dtype=float32
+
+A step is at least its products: what they take alone, by the library that XLA calls on this machine, is the least that any
+arrangement of the same model can take under jax there. Needs the parity extra. Prints a Markdown table: milliseconds of one such
+product, medians, and their sum over the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+
+import jax
+import torch
+
+from mhsh.bench.rounds import Plan, take_turns
+from mhsh.config import Config
+from mhsh.config_arguments import take_config
+
+PLAN = Plan(rounds=9, repetitions=None, seconds=0.05, each=False)
+# Which of a, b is transposed in the forward product, and in those for the gradients of a and of b.
+DIRECTIONS = {"y = a b": "nn", "da = dy b'": "nt", "db = a' dy": "tn"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """`count` products of a step: [batch, rows, inner] times [batch, inner, columns]."""
+
+    what: str
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+    count: int
+
+    @property
+    def flops(self) -> int:
+        """Of one."""
+        return 2 * self.batch * self.rows * self.inner * self.columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """One product by one library."""
+
+    name: str
+    run: Callable[[int], None]
+
+
+def main() -> None:
+    config, rest = take_config("config", sys.argv[1:])
+    if config is None or rest:
+        sys.exit(__doc__)
+    products = list(products_of(config))
+    contestants = [by(product) for product in products for by in (by_xla, by_torch)]
+    times = take_turns(contestants, PLAN)
+    print(f"| product | a step | shape | XLA | PyTorch | XLA / PyTorch |\n|---|{'---:|' * 5}")
+    sums = {"xla": 0.0, "torch": 0.0}
+    for product in products:
+        turns = {library: [turn[0] for turn in times[f"{library} {product.what}"].turns] for library in sums}
+        ratio = statistics.median(one / other for one, other in zip(turns["xla"], turns["torch"], strict=True))
+        seconds = {library: statistics.median(taken) for library, taken in turns.items()}
+        sums = {library: total + product.count * seconds[library] for library, total in sums.items()}
+        shape = f"{product.batch} x {product.rows} x {product.inner} x {product.columns}"
+        cells = " | ".join(f"{1e3 * taken:.2f} ms ({product.flops / taken / 1e9:.0f} GFLOP/s)" for taken in seconds.values())
+        print(f"| {product.what} | {product.count} | {shape} | {cells} | {ratio:.2f} |")
+    print(f"| all | | | {sums['xla']:.3f} s | {sums['torch']:.3f} s | {sums['xla'] / sums['torch']:.2f} |")
+
+
+def products_of(config: Config) -> Iterator[Product]:
+    """Those of the layers of an encoder and of its masked-token output, forward and both gradients."""
+    model, data = config.model, config.data
+    length, batch = data.sequence_length, config.train.batch_size
+    tokens, predicted = batch * length, batch * data.max_predictions
+    width, heads, layers = model.embed_dim, model.num_heads * model.head_dim, model.num_layers
+    forward = (
+        ("query, key, value", 1, tokens, width, heads, 3 * layers),
+        ("attention output", 1, tokens, heads, width, layers),
+        ("scores", batch * model.num_heads, length, model.head_dim, length, layers),
+        ("context", batch * model.num_heads, length, length, model.head_dim, layers),
+        ("hidden layer", 1, tokens, width, model.mlp_dim, layers),
+        ("feed-forward output", 1, tokens, model.mlp_dim, width, layers),
+        ("transform", 1, predicted, width, width, 1),
+        ("words", 1, predicted, width, model.vocab_size, 1),
+    )
+    for what, *shape, count in forward:
+        b, m, k, n = shape
+        for direction, (rows, inner, columns) in zip(DIRECTIONS, ((m, k, n), (m, n, k), (k, m, n)), strict=True):
+            yield Product(f"{what}: {direction}", b, rows, inner, columns, count)
+
+
+def shapes(product: Product) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of both factors as they lie in memory."""
+    direction = DIRECTIONS[product.what.split(": ")[1]]
+    left, right = (product.rows, product.inner), (product.inner, product.columns)
+    first, second = (left[::-1] if direction == "tn" else left), (right[::-1] if direction == "nt" else right)
+    return ((product.batch, *first), (product.batch, *second)) if product.batch > 1 else (first, second)
+
+
+def by_xla(product: Product) -> Contestant:
+    direction = DIRECTIONS[product.what.split(": ")[1]]
+    a, b = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes(product)))
+
+    @jax.jit
+    def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
+        return (a.mT if direction == "tn" else a) @ (b.mT if direction == "nt" else b)
+
+    def run(repetitions: int) -> None:
+        for _ in range(repetitions):
+            multiply(a, b).block_until_ready()
+
+    return Contestant(f"xla {product.what}", run)
+
+
+def by_torch(product: Product) -> Contestant:
+    direction = DIRECTIONS[product.what.split(": ")[1]]
+    a, b = (torch.randn(shape) for shape in shapes(product))
+    a, b = (a.mT if direction == "tn" else a), (b.mT if direction == "nt" else b)
+
+    def run(repetitions: int) -> None:
+        for _ in range(repetitions):
+            torch.matmul(a, b)
+
+    return Contestant(f"torch {product.what}", run)
+
+
+if __name__ == "__main__":
+    main()
