@@ -25,7 +25,7 @@ from mhsh.training.step import compile_train_step
 def compile_step(configs: Mapping[str, Config], rounds: int, note: Callable[[str], None]) -> dict[str, Any]:
     """The document of `configs`. Nothing is computed, and no array is made.
 
-    What the backend keeps for itself (a GPU's autotuning) is warm after the first turn, which does not count.
+    What the backend keeps for itself (a GPU's autotuning) is warm after the first repetition, which does not count.
     """
     contestants = [_contestant(name, config) for name, config in configs.items()]
     plan = Plan(rounds, 1, 0.0, each=True)

@@ -7,10 +7,8 @@ from typing import Any
 
 from mhsh.bench import ours, peers
 from mhsh.bench.ceilings import ceilings
-from mhsh.bench.contestant import Contestant
 from mhsh.bench.document import cell, document
-from mhsh.bench.other_process import OtherProcess
-from mhsh.bench.rounds import Plan, cpu_seconds, take_turns
+from mhsh.bench.rounds import Plan, take_turns
 from mhsh.config import Config
 
 
@@ -28,15 +26,13 @@ def train(configs: Mapping[str, Config], torch_peers: Sequence[str], plan: Plan,
     for name, config in configs.items():
         note(f"compiling {name}")
         contestants.append(ours.training(name, config))
-    others = []
     for name, config in configs.items() if torch_peers else ():
+        from mhsh.bench.torch_steps import training_contestant
+
         for peer in torch_peers:
             note(f"preparing {peers.peer_name(peer, name)}")
-            others.append(OtherProcess(_peer, peer, name, config))
-    contestants += [other.contestant for other in others]
-    times = take_turns(
-        [*contestants, *limits], plan, note, cpu_clock=lambda: cpu_seconds() + sum(other.cpu_seconds() for other in others)
-    )
+            contestants.append(training_contestant(peer, name, config))
+    times = take_turns([*contestants, *limits], plan, note)
     for contestant in contestants:
         contestant.check()
     first = configs[ours.CONFIG]
@@ -50,10 +46,3 @@ def train(configs: Mapping[str, Config], torch_peers: Sequence[str], plan: Plan,
         {limit.name: limit.summary(times[limit.name]) for limit in limits},
         peers.torch_environment() if torch_peers else None,
     )
-
-
-def _peer(peer: str, name: str, config: Config) -> Contestant:
-    # Imported where it runs: this process is to be what it is without torch.
-    from mhsh.bench.torch_steps import training_contestant
-
-    return training_contestant(peer, name, config)
