@@ -184,7 +184,10 @@ def _values(values: np.ndarray, digits: int) -> Values:
     # Products and quotients with powers of ten that a float holds exactly: the results print with no more digits than asked for.
     places = np.minimum(digits - 1 - np.floor(np.log10(sizes)), 300)
     up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
-    rounded = np.rint(np.where(finite, values, 0.0) * up / down) / up * down
+    with np.errstate(over="ignore"):
+        rounded = np.rint(np.where(finite, values, 0.0) * up / down) / up * down
+    # The largest floats have nothing above them to be rounded to.
+    rounded = np.where(np.isfinite(rounded), rounded, values)
     return [value if known else None for value, known in zip(rounded.tolist(), finite.tolist(), strict=True)]
 
 

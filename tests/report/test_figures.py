@@ -9,7 +9,7 @@ import math
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mhsh.report import figures, thinning
@@ -42,6 +42,7 @@ def test_values_are_rounded_no_further_than_a_screen_can_show(make_run) -> None:
 
 
 @given(st.lists(st.floats()), st.integers(1, 9))
+@example([1.5e308, -1.5e308], 1)
 def test_rounding_keeps_as_many_digits_as_asked_for(values: list[float], digits: int) -> None:
     for value, rounded in zip(values, figures._values(np.array(values), digits), strict=True):
         if not math.isfinite(value):
