@@ -76,10 +76,11 @@ def _watch(folders: Sequence[str], target: float | None, baseline: str | None, p
     from mhsh.report.comparison import compare
     from mhsh.report.watch import LOOPBACK, Server, Watched
 
-    with Server(Watched(folders, lambda: compare(load_runs(folders), target, baseline)), port) as server:
+    server = Server(Watched(folders, lambda: compare(load_runs(folders), target, baseline)), port)
+    # Suppressed from before the address is told: who reads it may interrupt at once.
+    with server, contextlib.suppress(KeyboardInterrupt):
         # Flushed: whoever reads this through a pipe waits for the address.
         print(f"Watching {len(folders)} runs at {server.address} (Ctrl-C ends it)")
         print(f"From another machine: ssh -L {server.server_port}:{LOOPBACK}:{server.server_port} THIS-HOST", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+        server.serve_forever()
     return 0
