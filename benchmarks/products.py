@@ -2,9 +2,9 @@
 
   python benchmarks/products.py --config=configs/bert.py:144l1h --config.train.batch_size=4 --config.model.compute_dtype=float32
 
-A step is at least its products: what they take alone, by the library that XLA calls on this machine, is the least that any
-arrangement of the same model can take under jax there. Needs the parity extra. Prints a Markdown table: milliseconds of one such
-product, medians, and their sum over the step.
+What they take one after the other, by the library that XLA calls on this machine, stands beside what a whole step takes. A step may
+join products (query, key and value) or run two at once, which is not measured here. Needs the parity extra. Prints a Markdown
+table: milliseconds of one such product, medians, and their sum over the step.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import torch
 
+from mhsh.bench.contestant import Contestant
 from mhsh.bench.rounds import Plan, take_turns
 from mhsh.config import Config
 from mhsh.config_arguments import take_config
@@ -31,6 +32,7 @@ class Product:
     """`count` products of a step: [batch, rows, inner] times [batch, inner, columns]."""
 
     what: str
+    transposed: str  # of a and b, which are read as their transposes: nn, nt or tn
     batch: int
     rows: int
     inner: int
@@ -41,14 +43,6 @@ class Product:
     def flops(self) -> int:
         """Of one."""
         return 2 * self.batch * self.rows * self.inner * self.columns
-
-
-@dataclasses.dataclass(frozen=True)
-class Contestant:
-    """One product by one library."""
-
-    name: str
-    run: Callable[[int], None]
 
 
 def main() -> None:
@@ -87,45 +81,41 @@ def products_of(config: Config) -> Iterator[Product]:
         ("transform", 1, predicted, width, width, 1),
         ("words", 1, predicted, width, model.vocab_size, 1),
     )
-    for what, *shape, count in forward:
-        b, m, k, n = shape
-        for direction, (rows, inner, columns) in zip(DIRECTIONS, ((m, k, n), (m, n, k), (k, m, n)), strict=True):
-            yield Product(f"{what}: {direction}", b, rows, inner, columns, count)
+    for what, b, m, k, n, count in forward:
+        for (formula, transposed), shape in zip(DIRECTIONS.items(), ((m, k, n), (m, n, k), (k, m, n)), strict=True):
+            yield Product(f"{what}: {formula}", transposed, b, *shape, count)
 
 
 def shapes(product: Product) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of both factors as they lie in memory."""
-    direction = DIRECTIONS[product.what.split(": ")[1]]
     left, right = (product.rows, product.inner), (product.inner, product.columns)
-    first, second = (left[::-1] if direction == "tn" else left), (right[::-1] if direction == "nt" else right)
+    first, second = (left[::-1] if product.transposed == "tn" else left), (right[::-1] if product.transposed == "nt" else right)
     return ((product.batch, *first), (product.batch, *second)) if product.batch > 1 else (first, second)
 
 
 def by_xla(product: Product) -> Contestant:
-    direction = DIRECTIONS[product.what.split(": ")[1]]
     a, b = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes(product)))
 
     @jax.jit
     def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
-        return (a.mT if direction == "tn" else a) @ (b.mT if direction == "nt" else b)
+        return (a.mT if product.transposed == "tn" else a) @ (b.mT if product.transposed == "nt" else b)
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
             multiply(a, b).block_until_ready()
 
-    return Contestant(f"xla {product.what}", run)
+    return Contestant(name=f"xla {product.what}", label="XLA", run=run, work=product.flops, baseline=None)
 
 
 def by_torch(product: Product) -> Contestant:
-    direction = DIRECTIONS[product.what.split(": ")[1]]
     a, b = (torch.randn(shape) for shape in shapes(product))
-    a, b = (a.mT if direction == "tn" else a), (b.mT if direction == "nt" else b)
+    a, b = (a.mT if product.transposed == "tn" else a), (b.mT if product.transposed == "nt" else b)
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
             torch.matmul(a, b)
 
-    return Contestant(f"torch {product.what}", run)
+    return Contestant(name=f"torch {product.what}", label="PyTorch", run=run, work=product.flops, baseline=None)
 
 
 if __name__ == "__main__":
