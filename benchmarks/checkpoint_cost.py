@@ -1,9 +1,11 @@
 """What saving costs: the same run with and without a checkpoint every so many steps, in turns.
 
-  python benchmarks/checkpoint_cost.py [--pairs=5] [--steps=500] [--interval=100] [--config=configs/quickstart.py:6l8h_post_ln]
+  python benchmarks/checkpoint_cost.py [--pairs=5] [--steps=500] [--interval=100]
+  [--config=configs/quickstart.py:6l8h_post_ln]
 
-Every turn is a whole `mhsh train` in a process of its own, timed from its first logged row to its end. Both kinds save after the
-last step; the difference is that of the saves between. Prints one JSON object.
+Every turn is a whole `mhsh train` in a process of its own, timed from its first logged row to its
+end. Both kinds save after the last step; the difference is that of the saves between. Prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def timed(options: argparse.Namespace, interval: int) -> float:
     """Seconds from the first logged row of a run to its end."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) / "run"
-        command = [sys.executable, "-m", "mhsh.main", "train", f"--config={options.config}", f"--workdir={workdir}"]
+        command = [sys.executable, "-m", "mhsh.cli.main", "train", f"--config={options.config}", f"--workdir={workdir}"]
         command += [f"--config.train.num_steps={options.steps}", f"--config.train.checkpoint_interval={interval}"]
         command += ["--config.train.eval_interval=0", "--config.train.eval_batches=1"]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:

@@ -1,9 +1,11 @@
 """The matrix products of one training step, alone: by XLA and by PyTorch, in turns.
 
-  python benchmarks/products.py --config=configs/bert.py:144l1h --config.train.batch_size=4 --config.model.compute_dtype=float32
+  python benchmarks/products.py --config=configs/bert.py:144l1h --config.train.batch_size=4
+  --config.model.compute_dtype=float32
 
-What they take one after the other, by the library that XLA calls on this machine, stands beside what a whole step takes. A step may
-join products (query, key and value) or run two at once, which is not measured here. Needs the parity extra. Prints a Markdown
+What they take one after the other, by the library that XLA calls on this machine, stands beside
+what a whole step takes. A step may join products (query, key and value) or run two at once, which
+is not measured here. Needs the parity extra. Prints a Markdown
 table: milliseconds of one such product, medians, and their sum over the step.
 """
 
@@ -17,10 +19,10 @@ from collections.abc import Iterator
 import jax
 import torch
 
-from mhsh.bench.contestant import Contestant
+from mhsh.bench.candidate import Contestant
 from mhsh.bench.rounds import Plan, take_turns
-from mhsh.config import Config
-from mhsh.config_arguments import take_config
+from mhsh.cli.config_flags import take_config
+from mhsh.config.schema import Config
 
 PLAN = Plan(rounds=9, repetitions=None, seconds=0.05, each=False)
 # Which of a, b is transposed in the forward product, and in those for the gradients of a and of b.
@@ -66,7 +68,9 @@ def main() -> None:
 
 
 def products_of(config: Config) -> Iterator[Product]:
-    """Those of the layers of an encoder and of its masked-token output, forward and both gradients."""
+    """Those of the layers of an encoder and of its masked-token output, forward and both
+    gradients.
+    """
     model, data = config.model, config.data
     length, batch = data.sequence_length, config.train.batch_size
     tokens, predicted = batch * length, batch * data.max_predictions

@@ -1,10 +1,12 @@
-"""How long `mhsh compare` takes to open many long runs: whole commands, from a cold process to the written files.
+"""How long `mhsh compare` takes to open many long runs: whole commands, from a cold process to the
+written files.
 
   python benchmarks/report_time.py RUN... [--runs=20] [--rows=100000] [--rounds=5]
 
-RUN... are folders of finished runs, such as runs/quickstart/*. Each is copied under further seeds until there are as many as
-asked for, with as many training rows (every field as that run logged it, and a loss that falls as 1/sqrt(step) with noise) and a
-validation row for a thousand of them. Prints one JSON object.
+RUN... are folders of finished runs, such as runs/quickstart/*. Each is copied under further seeds
+until there are as many as asked for, with as many training rows (every field as that run logged it,
+and a loss that falls as 1/sqrt(step) with noise) and a validation row for a thousand of them.
+Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -1,16 +1,21 @@
-"""BERT pre-training, shallow multi-head against deep single-head: configs/bert.py:VARIANT or configs/bert.py:VARIANT-RECIPE.
+"""BERT pre-training, shallow multi-head against deep single-head: configs/bert.py:VARIANT or
+configs/bert.py:VARIANT-RECIPE.
 
-  mhsh prepare --config=configs/bert.py:24l16h --config.data.source='text:corpus/*.txt.xz' --config.data.vocab_path=vocab.txt \\
+  mhsh prepare --config=configs/bert.py:24l16h --config.data.source='text:corpus/*.txt.xz'
+  --config.data.vocab_path=vocab.txt \\
       --out=prepared
-  mhsh train --config=configs/bert.py:24l16h --config.data.source=arrayrecord:prepared --workdir=runs/24l16h
-Variants: every way to group BERT-base's 144 heads (12l12h ... 144l1h), BERT-large's 384 (24l16h ... 384l1h), the 8 of a mini
-model that two CPU cores train within the hour (2l4h, 4l2h, 8l1h), and a tiny model's 16 (2l8h ... 16l1h). All rows of one size
-share every hyper-parameter; only the grouping of the heads differs. Without a recipe all steps are on rows of one length.
-Recipes: BERT's two phases (phase1, phase2), the same with LAMB's large batches (lamb1, lamb2), and one day of one accelerator
-(day). A second phase starts where the first one ends:
+  mhsh train --config=configs/bert.py:24l16h --config.data.source=arrayrecord:prepared
+  --workdir=runs/24l16h
+Variants: every way to group BERT-base's 144 heads (12l12h ... 144l1h), BERT-large's 384 (24l16h ...
+384l1h), the 8 of a mini model that two CPU cores train within the hour (2l4h, 4l2h, 8l1h), and a
+tiny model's 16 (2l8h ... 16l1h). All rows of one size share every hyper-parameter; only the
+grouping of the heads differs. Without a recipe all steps are on rows of one length. Recipes: BERT's
+two phases (phase1, phase2), the same with LAMB's large batches (lamb1, lamb2), and one day of one
+accelerator (day). A second phase starts where the first one ends:
   mhsh train --config=configs/bert.py:24l16h-phase2 --config.data.source=arrayrecord:prepared512 \\
       --config.train.start_from=runs/24l16h-phase1 --workdir=runs/24l16h-phase2
-Hardware, time and result: the mini rows are in docs/bert.md; none of the full-size rows has been trained to the end yet.
+Hardware, time and result: the mini rows are in docs/bert.md; none of the full-size rows has been
+trained to the end yet.
 """
 
 from __future__ import annotations
@@ -123,9 +128,10 @@ TINY = dict(
     train=dict(num_steps=40, batch_size=8, log_interval=1, eval_interval=20, eval_batches=2, checkpoint_interval=10),
 )
 
-# What the mini size changes besides its shape: an hour of two CPU cores, in two phases. On rows of 32 tokens it learns to look at
-# its neighbours within 2,000 steps; on as many tokens in rows of 128 it had not after 9,000 (docs/bert.md). It sees few texts more
-# than once, so nothing is dropped; for so narrow a model BERT's deviation of 0.02 is small.
+# What the mini size changes besides its shape: an hour of two CPU cores, in two phases. On rows of
+# 32 tokens it learns to look at its neighbours within 2,000 steps; on as many tokens in rows of 128
+# it had not after 9,000 (docs/bert.md). It sees few texts more than once, so nothing is dropped;
+# for so narrow a model BERT's deviation of 0.02 is small.
 MINI = dict(
     model=dict(
         vocab_size=8192,
@@ -144,15 +150,17 @@ MINI = dict(
 FIRST_PHASE = 0.9  # of the steps (Devlin et al. 2018, appendix A.2)
 LONGER = 4  # times as long are the rows of the second phase: 512 tokens after 128
 
-# The batches and rates of You et al. 2020 (arXiv 1904.00962, table 4) for 32,768 rows: as many rows as 1M steps of 512.
+# The batches and rates of You et al. 2020 (arXiv 1904.00962, table 4) for 32,768 rows: as many rows
+# as 1M steps of 512.
 LAMB = dict(
     optimizer=dict(name="lamb", learning_rate=5e-3, warmup_steps=3_125),
     train=dict(num_steps=15_625, batch_size=32_768, log_interval=10, eval_interval=250, eval_batches=1, checkpoint_interval=250),
 )
 
-# What Izsak et al. 2021 (arXiv 2104.07705) and Geiping and Goldstein 2022 (arXiv 2212.14034) found for a day: rows of 128 tokens of
-# one text, batches of 4,096 (in parts that one device holds), a high rate with clipping, no dropout as no text comes back.
-# 21 billion tokens; with 12l12h 1.2e19 FLOPs, a day at 134 TFLOP/s: set train.num_steps for another device, or for 24l16h.
+# What Izsak et al. 2021 (arXiv 2104.07705) and Geiping and Goldstein 2022 (arXiv 2212.14034) found
+# for a day: rows of 128 tokens of one text, batches of 4,096 (in parts that one device holds), a
+# high rate with clipping, no dropout as no text comes back. 21 billion tokens; with 12l12h 1.2e19
+# FLOPs, a day at 134 TFLOP/s: set train.num_steps for another device, or for 24l16h.
 DAY = dict(
     model=dict(next_sentence=False, hidden_dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0),
     optimizer=dict(learning_rate=1e-3, warmup_steps=2_400, beta2=0.98, clip_norm=0.5),
@@ -195,7 +203,9 @@ def first_phase(config: ConfigDict) -> None:
 
 
 def second_phase(config: ConfigDict) -> None:
-    """The last tenth, on longer rows: goes on with the parameters, the moments and the rate of the first."""
+    """The last tenth, on longer rows: goes on with the parameters, the moments and the rate of the
+    first.
+    """
     first = _steps_of_first_phase(config)
     length, predictions = LONGER * config.data.sequence_length, LONGER * config.data.max_predictions
     config.data.update(sequence_length=length, max_predictions=predictions)
@@ -219,7 +229,9 @@ def _steps_of_first_phase(config: ConfigDict) -> int:
 
 
 def _rate(config: ConfigDict, step: int) -> float:
-    """On the line that falls from the peak at the end of the warm-up to 0 one step after the last; `step` counts from 1."""
+    """On the line that falls from the peak at the end of the warm-up to 0 one step after the last;
+    `step` counts from 1.
+    """
     end = config.train.num_steps + 1
     return config.optimizer.learning_rate * (end - step) / (end - config.optimizer.warmup_steps)
 

@@ -1,7 +1,8 @@
-"""The two sweeps of docs/evidence.md: quality against heads per layer, and the stability map of the residual schemes.
+"""The two sweeps of docs/evidence.md: quality against heads per layer, and the stability map of the
+residual schemes.
 
-A causal language model over bytes of English, small enough that either sweep fits into an hour of two CPU cores; the fields that a
-sweep varies are given on its command line.
+A causal language model over bytes of English, small enough that either sweep fits into an hour of
+two CPU cores; the fields that a sweep varies are given on its command line.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from mhsh.errors import UserError
 VARIANTS = {
     # 24 heads in all; --axes heads_per_layer=8,4,2,1 makes 3, 6, 12 and 24 layers of them.
     "heads": {"model": {}, "optimizer": {}, "train": {}},
-    # One head a layer, its feed-forward part as narrow as regrouping makes it; --axes depth=6,18,54.
+    # One head a layer, its feed-forward part as narrow as regrouping makes it; --axes
+    # depth=6,18,54.
     "stability": {
         "model": dict(num_heads=1, embed_dim=64, mlp_dim=32, head_dim=16, residual="post_ln"),
         "optimizer": dict(warmup_steps=50),

@@ -1,11 +1,14 @@
-"""Translation with an encoder and a decoder, shallow multi-head against deep single-head: configs/translation.py:VARIANT.
+"""Translation with an encoder and a decoder, shallow multi-head against deep single-head:
+configs/translation.py:VARIANT.
 
-  mhsh train --config=configs/translation.py:tiny --workdir=runs/tiny
-  mhsh prepare --config=configs/translation.py:6l8h --config.data.source=tfds:wmt14_translate/de-en --out=wmt14
-  mhsh train --config=configs/translation.py:48l1h --config.data.source=arrayrecord:wmt14 --workdir=runs/48l1h
-Variants: every way to group Transformer-base's 48 heads a stack (6l8h ... 48l1h); 18 and 100 layers of 8 heads (18l8h, 100l8h); a
-small model for multi30k (small ... small_16l1h); a tiny one for number words (tiny ... tiny_8l1h). All rows of one size share every
-hyper-parameter. The recipe of the base size is that of Admin's authors for WMT'14 (arXiv 2004.08249, and its published scripts).
+  mhsh train --config=configs/translation.py:tiny --workdir=runs/tiny mhsh prepare
+  --config=configs/translation.py:6l8h --config.data.source=tfds:wmt14_translate/de-en --out=wmt14
+  mhsh train --config=configs/translation.py:48l1h --config.data.source=arrayrecord:wmt14
+  --workdir=runs/48l1h
+Variants: every way to group Transformer-base's 48 heads a stack (6l8h ... 48l1h); 18 and 100 layers
+of 8 heads (18l8h, 100l8h); a small model for multi30k (small ... small_16l1h); a tiny one for
+number words (tiny ... tiny_8l1h). All rows of one size share every hyper-parameter. The recipe of
+the base size is that of Admin's authors for WMT'14 (arXiv 2004.08249, and its published scripts).
 Hardware, time and result: docs/translation.md.
 """
 
@@ -106,8 +109,9 @@ TRAIN = dict(
     hang_seconds=0,
 )
 
-# What a size changes besides its shape. Small: the width that works for multi30k's 29,000 pairs (Wu et al. 2021, arXiv 2105.14462,
-# section 4.1), and an hour on two CPU cores. Tiny: minutes on two CPU cores.
+# What a size changes besides its shape. Small: the width that works for multi30k's 29,000 pairs (Wu
+# et al. 2021, arXiv 2105.14462, section 4.1), and an hour on two CPU cores. Tiny: minutes on two
+# CPU cores.
 CHANGES = {
     "small": dict(
         model=dict(

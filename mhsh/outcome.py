@@ -1,4 +1,6 @@
-"""What became of a run: left the unigram plateau, stayed on it, or diverged; by rules that are written down here."""
+"""What became of a run: left the unigram plateau, stayed on it, or diverged; by rules that are
+written down here.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ PLATEAU_RULE = (
 
 
 def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
-    """The final training loss by SMOOTHING_RULE: the mean of the last ceil(n / 10) of n rows; None where there are none."""
+    """The final training loss by SMOOTHING_RULE: the mean of the last ceil(n / 10) of n rows; None
+    where there are none.
+    """
     if not len(train_loss):
         return None
     rows = math.ceil(len(train_loss) * SMOOTHED_SHARE)
@@ -37,7 +41,9 @@ def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
 
 
 def plateau_outcome(final_train: float | None, final_validation: float | None, entropy: float | None) -> str:
-    """Which of LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN, NO_METRICS a run is, by PLATEAU_RULE; all arguments in nats."""
+    """Which of LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN, NO_METRICS a run is, by PLATEAU_RULE; all
+    arguments in nats.
+    """
     if final_train is None and final_validation is None:
         return NO_METRICS
     if any(value is not None and not math.isfinite(value) for value in (final_train, final_validation)):

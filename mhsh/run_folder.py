@@ -1,4 +1,5 @@
-"""What a run leaves behind and how it is read back: config.json, run.json, metrics.jsonl, vocabulary, tensorboard/, checkpoints/.
+"""What a run leaves behind and how it is read back: config.json, run.json, metrics.jsonl,
+vocabulary, tensorboard/, checkpoints/.
 
 Nothing here imports jax: reports open run folders on machines without it.
 """
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from mhsh.config import Config, TranslationDataConfig, to_dict
-from mhsh.config_reading import from_saved
+from mhsh.config.resolve import from_saved
+from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
@@ -27,13 +28,17 @@ TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """The rows of a metrics.jsonl, and what is wrong with the file, if anything (rows then end before the damage)."""
+    """The rows of a metrics.jsonl, and what is wrong with the file, if anything (rows then end
+    before the damage).
+    """
 
     rows: list[dict[str, Any]]
     problem: str | None
 
     def series(self, split: str, x: str, y: str) -> tuple[list[float], list[float]]:
-        """The (x, y) points of the rows of `split` (train or validation) that hold both; a null reads as nan."""
+        """The (x, y) points of the rows of `split` (train or validation) that hold both; a null
+        reads as nan.
+        """
         points = [(row[x], row[y]) for row in self.rows if row["split"] == split and x in row and y in row]
         return [_number(p[0]) for p in points], [_number(p[1]) for p in points]
 
@@ -41,7 +46,8 @@ class Metrics:
 class MetricsBlocks:
     """The whole lines of a metrics.jsonl, each with its line end, some of them at a time.
 
-    Small blocks, so that what a reader makes of one stays in the processor's caches: a third less time for 644 MB.
+    Small blocks, so that what a reader makes of one stays in the processor's caches: a third less
+    time for 644 MB.
     """
 
     problem: str | None = None  # once all are read: what is wrong with the file but for the content of the lines
@@ -76,7 +82,9 @@ class MetricsBlocks:
 
 
 class RunFolder:
-    """One run's folder, here or in a bucket (gs://). Everything written is either appended whole lines or replaced atomically."""
+    """One run's folder, here or in a bucket (gs://). Everything written is either appended whole
+    lines or replaced atomically.
+    """
 
     def __init__(self, path: epath.PathLike) -> None:
         self.path = epath.Path(path)
@@ -86,7 +94,8 @@ class RunFolder:
         """Creates the folder for `config`, or opens it where it holds a run of that very config.
 
         Raises:
-          UserError: the folder holds another config's run, or something that is no run, or cannot be written.
+          UserError: the folder holds another config's run, or something that is no run, or cannot
+            be written.
         """
         folder = cls(path)
         if folder.is_remote and not str(folder.path).startswith("gs://"):
@@ -111,7 +120,9 @@ class RunFolder:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the folder lies in a bucket, whose objects are replaced whole: appending there rewrites the file."""
+        """Whether the folder lies in a bucket, whose objects are replaced whole: appending there
+        rewrites the file.
+        """
         return is_remote(self.path)
 
     @property
@@ -137,7 +148,9 @@ class RunFolder:
         return self._read_json("run.json")
 
     def has_begun(self) -> bool:
-        """Whether a run left more than its config here: an attempt that failed before its first step does not count."""
+        """Whether a run left more than its config here: an attempt that failed before its first
+        step does not count.
+        """
         traces = [self.path / "run.json", self.path / METRICS_FILE, *self.checkpoints_path.glob("*")]
         return self._config_path.exists() and any(trace.exists() for trace in traces)
 
@@ -146,7 +159,9 @@ class RunFolder:
         return max((int(path.name) for path in self.checkpoints_path.glob("*") if path.name.isdecimal()), default=None)
 
     def has_run_record(self) -> bool:
-        """Whether run.json exists, that is, whether training got as far as knowing its data and devices."""
+        """Whether run.json exists, that is, whether training got as far as knowing its data and
+        devices.
+        """
         return (self.path / "run.json").exists()
 
     def write_run(self, record: Mapping[str, Any]) -> None:
@@ -154,7 +169,9 @@ class RunFolder:
         _write_atomically(self.path / "run.json", _dump(record))
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Appends rows (each needs `step` and `split`); a non-finite number is written as null, which is what JSON has for it."""
+        """Appends rows (each needs `step` and `split`); a non-finite number is written as null,
+        which is what JSON has for it.
+        """
         finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
         path = self.path / METRICS_FILE
@@ -165,7 +182,9 @@ class RunFolder:
                 file.write(lines)
 
     def read_metrics(self) -> Metrics:
-        """All rows up to the first damaged line, which is named in `problem`; a missing file is a problem too."""
+        """All rows up to the first damaged line, which is named in `problem`; a missing file is a
+        problem too.
+        """
         blocks = self.metrics_blocks()
         lines = b"".join(blocks)
         problem = blocks.problem
@@ -183,7 +202,8 @@ class RunFolder:
         return MetricsBlocks(self.path / METRICS_FILE)
 
     def cut_metrics(self, step: int) -> None:
-        """Drops every row after `step`, and a half line after them: what a resumed run will log again.
+        """Drops every row after `step`, and a half line after them: what a resumed run will log
+        again.
 
         Raises:
           UserError: a line is damaged before the rows reach `step`; nothing is changed then.
@@ -253,7 +273,8 @@ def _dump(value: Mapping[str, Any]) -> str:
 
 
 def _write_atomically(path: epath.Path, text: str) -> None:
-    """The old content or the new, never a half: written beside it, flushed to disk, then renamed over it.
+    """The old content or the new, never a half: written beside it, flushed to disk, then renamed
+    over it.
 
     An object in a bucket is replaced as a whole anyway.
     """

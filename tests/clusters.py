@@ -19,7 +19,9 @@ def free_port() -> int:
 
 
 def start(count: int, arguments: Sequence[str], *, extra: dict[int, Sequence[str]] | None = None) -> list[subprocess.Popen[str]]:
-    """Starts `count` processes with one CPU device each; `extra` arguments go to single processes."""
+    """Starts `count` processes with one CPU device each; `extra` arguments go to single
+    processes.
+    """
     port = free_port()
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     return [
@@ -42,7 +44,9 @@ def start(count: int, arguments: Sequence[str], *, extra: dict[int, Sequence[str
 
 
 def finish(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """(exit status, stdout, stderr) of each; those that are left after the time of a hung run are killed."""
+    """(exit status, stdout, stderr) of each; those that are left after the time of a hung run are
+    killed.
+    """
     results = []
     for process in processes:
         try:

@@ -10,8 +10,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
-# Many tests, and the processes that they start, compile the same small programs; what XLA made of them is kept between tests and
-# between runs. In the environment, so that those processes have it too: whole runs take half the time.
+# Many tests, and the processes that they start, compile the same small programs; what XLA made of
+# them is kept between tests and between runs. In the environment, so that those processes have it
+# too: whole runs take half the time.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
@@ -25,8 +26,8 @@ _HOOK = install_import_hook("mhsh", "beartype.beartype")
 import hypothesis
 import pytest
 
-from mhsh.config import Config
-from mhsh.config_reading import from_dict
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config
 
 REAL_DATA = Path(os.environ.get("MHSH_DATA", ROOT.parent / "shared" / "data"))
 
@@ -53,7 +54,9 @@ def load_fields(task: str, variant: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def make_config() -> MakeConfig:
-    """make_config("bert", "2l8h", **{"model.num_layers": 3}): a shipped config with fields overridden."""
+    """make_config("bert", "2l8h", **{"model.num_layers": 3}): a shipped config with fields
+    overridden.
+    """
 
     def make(task: str, variant: str, **overrides: Any) -> Config:
         fields = load_fields(task, variant)

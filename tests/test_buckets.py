@@ -1,4 +1,6 @@
-"""A run in a bucket: an emulator of Google Cloud Storage on the loopback interface stands in for Google's own."""
+"""A run in a bucket: an emulator of Google Cloud Storage on the loopback interface stands in for
+Google's own.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,9 @@ def objects(address: str, prefix: str) -> str:
         return answer.read().decode()
 
 
-# Not among the default tests: the emulator answers some concurrent writes of TensorStore with generations that are no numbers
-# ("Malformed StorageGeneration"), and the save then fails; about every other run of this test ends so.
+# Not among the default tests: the emulator answers some concurrent writes of TensorStore with
+# generations that are no numbers ("Malformed StorageGeneration"), and the save then fails; about
+# every other run of this test ends so.
 @pytest.mark.slow
 def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken, corpus, tmp_path):
     arguments = command("train", *CONFIG, corpus, f"--workdir=gs://{BUCKET}/here/run")

@@ -1,4 +1,6 @@
-"""Runs of several processes: they equal the run of one, agree before they start, and stop together."""
+"""Runs of several processes: they equal the run of one, agree before they start, and stop
+together.
+"""
 
 from __future__ import annotations
 

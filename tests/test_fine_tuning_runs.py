@@ -1,4 +1,6 @@
-"""From a pre-trained run to a table: fine-tuned with two seeds, from its parameters and afresh, answered with, scored."""
+"""From a pre-trained run to a table: fine-tuned with two seeds, from its parameters and afresh,
+answered with, scored.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.main import main
+from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
 
 SHORT = [

@@ -1,4 +1,6 @@
-"""The full-width, full-depth models on real text: trained, saved and gone on with by another process. Slow: minutes and 9 GB."""
+"""The full-width, full-depth models on real text: trained, saved and gone on with by another
+process. Slow: minutes and 9 GB.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from mhsh.models.model import build_model
+from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES
@@ -49,7 +51,8 @@ def test_a_full_size_model_trains_and_goes_on(real_data: Path, tmp_path: Path, v
     assert abs(losses[0] - math.log(30522)) < 0.5
     assert losses[4] < losses[0]
 
-    # Another process takes the checkpoint of step 5, as if the first had been killed in its sixth step.
+    # Another process takes the checkpoint of step 5, as if the first had been killed in its sixth
+    # step.
     shutil.rmtree(RunFolder(workdir).checkpoints_path / "6")
     again = subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False)
     assert again.returncode == 0 and "checkpoint of step 5" in again.stdout, again.stderr
@@ -57,7 +60,9 @@ def test_a_full_size_model_trains_and_goes_on(real_data: Path, tmp_path: Path, v
 
 
 def test_the_program_does_not_grow_with_depth(make_config):
-    """384 layers lower to as many operations as 24: what is compiled is one layer, whatever their number."""
+    """384 layers lower to as many operations as 24: what is compiled is one layer, whatever their
+    number.
+    """
     sizes = {}
     for variant in ("24l16h", "384l1h"):
         config = make_config("bert", variant, **{"train.batch_size": 2})

@@ -1,4 +1,6 @@
-"""What goes wrong in a run: numbers that are not finite, checkpoints that are damaged, kills at any moment."""
+"""What goes wrong in a run: numbers that are not finite, checkpoints that are damaged, kills at any
+moment.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import pytest
 from etils import epath
 
 from mhsh.run_folder import RunFolder
-from mhsh.training.inventory import damage, write_inventory
+from mhsh.training.file_manifest import damage, write_inventory
 from tests.conftest import ROOT
 from tests.test_runs import CONFIG, command, corpus, final_state, mhsh, rows_without_timings, unbroken
 
@@ -22,7 +24,9 @@ __all__ = ["corpus", "unbroken"]  # fixtures
 
 
 def test_a_run_that_diverges_says_so(corpus, tmp_path):
-    """At a learning rate of 1e38 the second forward pass overflows; nothing of it reaches parameters or checkpoints."""
+    """At a learning rate of 1e38 the second forward pass overflows; nothing of it reaches
+    parameters or checkpoints.
+    """
     workdir = tmp_path / "diverging"
     overrides = ["--config.optimizer.learning_rate=1e38", "--config.model.residual=pre_ln", "--config.optimizer.warmup_steps=0"]
     done = mhsh("train", *CONFIG, corpus, *overrides, "--config.train.max_skipped_steps=5", f"--workdir={workdir}")
@@ -41,7 +45,9 @@ def test_plateau_and_success_are_told_apart(unbroken):
 
 
 def copied(run: Path, to: Path) -> Path:
-    """A copy of a finished run without its last checkpoint, as if it had been killed after step 60 was saved."""
+    """A copy of a finished run without its last checkpoint, as if it had been killed after step 60
+    was saved.
+    """
     subprocess.run(["cp", "-r", str(run), str(to)], check=True)
     subprocess.run(["rm", "-r", str(to / "checkpoints" / "90")], check=True)
     return to
@@ -71,7 +77,8 @@ DAMAGES = {
 }
 
 
-# Whole runs are dear: every kind of damage to a file is also in tests/training/test_inventory.py.
+# Whole runs are dear: every kind of damage to a file is also in
+# tests/training/test_file_manifest.py.
 IN_EVERY_RUN = ("a byte flipped", "a file deleted")
 
 
@@ -121,7 +128,9 @@ def last_step(workdir: Path) -> int:
 
 
 def killed_once(workdir: Path, arguments: list[str], after: float) -> int:
-    """Kills the run `after` seconds after it has logged a step beyond its newest checkpoint; returns the last step logged."""
+    """Kills the run `after` seconds after it has logged a step beyond its newest checkpoint;
+    returns the last step logged.
+    """
     saved = RunFolder(workdir).newest_checkpoint() or 0
     metrics = workdir / "metrics.jsonl"
     old = metrics.stat().st_mtime_ns if metrics.exists() else 0
@@ -140,7 +149,9 @@ def killed_once(workdir: Path, arguments: list[str], after: float) -> int:
 
 @pytest.mark.slow
 def test_twenty_kills_change_nothing(corpus, tmp_path):
-    """A save every tenth step, which takes about as long as ten steps do: every other kill falls into one. Many epochs."""
+    """A save every tenth step, which takes about as long as ten steps do: every other kill falls
+    into one. Many epochs.
+    """
     overrides = ["--config.train.num_steps=1000", "--config.train.checkpoint_interval=10", "--config.train.eval_interval=100"]
     arguments = ["train", *CONFIG, corpus, *overrides]
     whole = mhsh(*arguments, f"--workdir={tmp_path / 'whole'}")
@@ -159,7 +170,9 @@ def test_twenty_kills_change_nothing(corpus, tmp_path):
 
 
 def test_a_lost_omega_is_an_error(unbroken, tmp_path):
-    """A whole checkpoint without omega is one of another model, not a damaged one: nothing is filled in."""
+    """A whole checkpoint without omega is one of another model, not a damaged one: nothing is
+    filled in.
+    """
     workdir = copied(unbroken, tmp_path / "run")
     path = workdir / "checkpoints" / "60" / "manifest" / "metadata"
     manifest = json.loads(path.read_text())

@@ -1,4 +1,6 @@
-"""Tests of the run folder: who may write into it, what damage does to reading, and that nothing written is lost."""
+"""Tests of the run folder: who may write into it, what damage does to reading, and that nothing
+written is lost.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.config import Config
+from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.run_folder import Metrics, RunFolder
 
@@ -202,7 +204,8 @@ def test_a_write_that_fails_before_it_starts_leaves_the_old_content(folder: RunF
 
 
 def test_a_write_that_fails_half_way_leaves_the_old_content_and_no_half_file(folder: RunFolder) -> None:
-    # A process of its own, whose files may not grow beyond 4 KiB: the disk is full in the middle of the write.
+    # A process of its own, whose files may not grow beyond 4 KiB: the disk is full in the middle of
+    # the write.
     folder.write_run({"status": "running"})
     before = contents(folder.path)
     code = (

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.models.model import build_model
+from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
@@ -36,7 +36,7 @@ CONFIG = [
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "mhsh.main", *arguments]
+    return [sys.executable, "-m", "mhsh.cli.main", *arguments]
 
 
 def mhsh(*arguments: str) -> subprocess.CompletedProcess[str]:

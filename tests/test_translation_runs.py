@@ -1,4 +1,6 @@
-"""Whole translation runs in real processes: trained from memory and from prepared rows, gone on with, scored, used to translate."""
+"""Whole translation runs in real processes: trained from memory and from prepared rows, gone on
+with, scored, used to translate.
+"""
 
 from __future__ import annotations
 

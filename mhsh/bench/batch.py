@@ -1,17 +1,21 @@
-"""A batch that a config could have drawn: random tokens, all rows full, in the shapes and dtypes of the real one."""
+"""A batch that a config could have drawn: random tokens, all rows full, in the shapes and dtypes of
+the real one.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from mhsh.config import Config
+from mhsh.config.schema import Config
 from mhsh.training.state import example_batch
 
 SEED = 0
 
 
 def synthetic_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
-    """`rows` rows of data.sequence_length tokens without padding, one segment each; equal configs give equal batches."""
+    """`rows` rows of data.sequence_length tokens without padding, one segment each; equal configs
+    give equal batches.
+    """
     generator = np.random.default_rng(SEED)
     model = config.model
     batch = example_batch(config, rows)

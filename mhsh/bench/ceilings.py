@@ -1,4 +1,6 @@
-"""What the device can do at all: a big matrix product and a big copy, timed in the same turns as everything else."""
+"""What the device can do at all: a big matrix product and a big copy, timed in the same turns as
+everything else.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Ceiling:
     facts: Mapping[str, Any]
 
     def summary(self, times: Times) -> dict[str, Any]:
-        """For the JSON. The ceiling is the best turn's: what slowed the others down was not the device."""
+        """For the JSON. The ceiling is the best turn's: what slowed the others down was not the
+        device.
+        """
         best = min(min(turn) for turn in times.turns)
         return {**self.facts, "unit": self.unit, "work": self.work, "turns": times.turns, "rate": self.work / best}
 
@@ -68,7 +72,8 @@ def _seconds(multiply: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array
 
 def _copy() -> Ceiling:
     num_bytes = COPIED_BYTES.get(jax.devices()[0].platform, COPIED_BYTES_ELSEWHERE)
-    # In its own place: a fresh array would cost page faults on a CPU, and a third pass over the memory.
+    # In its own place: a fresh array would cost page faults on a CPU, and a third pass over the
+    # memory.
     change = jax.jit(lambda x: -x, donate_argnums=0)
     held = [jnp.ones(num_bytes // 4, jnp.float32)]
 

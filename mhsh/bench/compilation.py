@@ -9,12 +9,12 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from mhsh.bench import ours
-from mhsh.bench.contestant import Contestant
-from mhsh.bench.document import cell, document
+from mhsh.bench import mhsh_steps
+from mhsh.bench.candidate import Contestant
+from mhsh.bench.results import cell, document
 from mhsh.bench.rounds import Plan, take_turns
-from mhsh.config import Config
-from mhsh.models.model import build_model
+from mhsh.config.schema import Config
+from mhsh.models.build import build_model
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.remat import resolve_remat
 from mhsh.training.sharding import make_mesh
@@ -25,15 +25,16 @@ from mhsh.training.step import compile_train_step
 def compile_step(configs: Mapping[str, Config], rounds: int, note: Callable[[str], None]) -> dict[str, Any]:
     """The document of `configs`. Nothing is computed, and no array is made.
 
-    What the backend keeps for itself (a GPU's autotuning) is warm after the first repetition, which does not count.
+    What the backend keeps for itself (a GPU's autotuning) is warm after the first repetition, which
+    does not count.
     """
     contestants = [_contestant(name, config) for name, config in configs.items()]
     plan = Plan(rounds, 1, 0.0, each=True)
     with _no_persistent_cache():
         times = take_turns(contestants, plan, note)
     setting = {
-        "batch": configs[ours.CONFIG].train.batch_size,
-        "length": configs[ours.CONFIG].data.sequence_length,
+        "batch": configs[mhsh_steps.CONFIG].train.batch_size,
+        "length": configs[mhsh_steps.CONFIG].data.sequence_length,
     }
     return document("compile", "program", {"rounds": rounds}, configs, [cell(setting, contestants, times)], {}, None)
 
@@ -50,11 +51,11 @@ def _contestant(name: str, config: Config) -> Contestant:
 
     return Contestant(
         name=name,
-        label=ours.label(config),
+        label=mhsh_steps.label(config),
         run=run,
         work=1,
-        baseline=ours.baseline_of(name),
-        facts=ours.identity(name, config, mesh.size),
+        baseline=mhsh_steps.baseline_of(name),
+        facts=mhsh_steps.identity(name, config, mesh.size),
     )
 
 

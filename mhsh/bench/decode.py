@@ -1,12 +1,15 @@
-"""mhsh bench decode: useful target tokens a second of beam search, beside MarianMTModel of transformers in the same shape.
+"""mhsh bench decode: useful target tokens a second of beam search, beside MarianMTModel of
+transformers in the same shape.
 
 Weights are random. Everything is decoded in turns, in two settings:
 
-batch: one batch of sentences of one length, all decoded by the same number of steps (the end mark is suppressed).
-file: sentences of many lengths (log-normal, 8 to 60 tokens, drawn once), each translated to as many tokens as it has itself. mhsh
-makes its own batches, as `mhsh translate` does; the peer `marian` gets batches of 32 in the order of the file, which is what a
-pipeline does, and `marian-sorted` in the order of length. A batch runs until its last sentence is whole, and only the tokens of
-whole sentences count.
+batch: one batch of sentences of one length, all decoded by the same number of steps (the end mark
+  is suppressed).
+file: sentences of many lengths (log-normal, 8 to 60 tokens, drawn once), each translated to as many
+tokens as it has itself. mhsh makes its own batches, as `mhsh translate` does; the peer `marian`
+gets batches of 32 in the order of the file, which is what a pipeline does, and `marian-sorted` in
+the order of length. A batch runs until its last sentence is whole, and only the tokens of whole
+sentences count.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from mhsh.bench import ours, peers
-from mhsh.bench.contestant import Contestant
-from mhsh.bench.document import cell, document
+from mhsh.bench import mhsh_steps
+from mhsh.bench.candidate import Contestant
+from mhsh.bench.peers import build
+from mhsh.bench.results import cell, document
 from mhsh.bench.rounds import Plan, take_turns
-from mhsh.config import Config
-from mhsh.data.translation_tokenizer import BOS_ID, EOS_ID, PAD_ID
+from mhsh.config.schema import Config
+from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import Decoder, Sentence, length_limit, model_decoder, sentence_batches, source_batch
 from mhsh.models.seq2seq import Seq2Seq
@@ -52,13 +56,14 @@ def decode(
     """The document of `configs` (by name), each with its peers.
 
     Args:
-      sentences, source_tokens, steps: of the setting `batch`: how many, how long with the end mark, and target tokens of each.
+      sentences, source_tokens, steps: of the setting `batch`: how many, how long with the end mark,
+      and target tokens of each.
       file_sentences: of the setting `file`.
 
     Raises:
       UserError: no translation model, positions too few, or a shape that Marian cannot have.
     """
-    peers.require(chosen)
+    build.require(chosen)
     for config in configs.values():
         _check(config, chosen, max(source_tokens, steps, LONGEST))
     generator = np.random.default_rng(0)
@@ -83,7 +88,7 @@ def decode(
         cells.append(cell({"setting": setting, "sentences": len(sources), "tokens": sum(lengths)}, contestants, times))
     options = {"rounds": rounds, "sentences": sentences, "source_tokens": source_tokens, "steps": steps}
     options |= {"file_sentences": file_sentences, "beam": HYPOTHESES, "length_penalty": LENGTH_PENALTY}
-    return document("decode", "target token", options, configs, cells, {}, peers.torch_environment() if chosen else None)
+    return document("decode", "target token", options, configs, cells, {}, build.torch_environment() if chosen else None)
 
 
 def random_sources(generator: np.random.Generator, lengths: Sequence[int], vocabulary: int) -> list[np.ndarray]:
@@ -110,14 +115,14 @@ def _check(config: Config, chosen: Sequence[str], longest: int) -> None:
 
 def _decoders(name: str, config: Config, chosen: Sequence[str]) -> dict[str, dict[str, Decode]]:
     """By contestant, then by setting. On one batch there is nothing to sort."""
-    model, _, params = ours.built(config)
+    model, _, params = mhsh_steps.built(config)
     assert isinstance(model, Seq2Seq)
     search = model_decoder(model, params, num_hypotheses=HYPOTHESES, length_penalty=LENGTH_PENALTY, forbidden=SPECIALS)
     found: dict[str, dict[str, Decode]] = {
         name: {"batch": partial(_one_batch, search), "file": partial(_file, search, config.model.max_positions)}
     }
     if chosen:
-        from mhsh.bench.torch_marian import Marian
+        from mhsh.bench.peers.marian import Marian
 
         marian = Marian(config, HYPOTHESES, LENGTH_PENALTY)
         settings: dict[str, dict[str, Decode]] = {
@@ -138,12 +143,12 @@ def _contestant(name: str, peer: str, config: Config, search: Decode, sources: S
                 raise UserError(f"{peer} has not written as many tokens as were asked for; there is nothing to compare")
 
     return Contestant(
-        name=peer if is_ours else peers.peer_name(peer, name),
-        label=ours.label(config) if is_ours else peers.label(config, "transformers MarianMTModel", peer),
+        name=peer if is_ours else build.peer_name(peer, name),
+        label=mhsh_steps.label(config) if is_ours else build.label(config, "transformers MarianMTModel", peer),
         run=run,
         work=sum(lengths),
-        baseline=ours.baseline_of(name) if is_ours else name,
-        facts=ours.identity(name, config, 1) if is_ours else {"config": name, "implementation": "transformers MarianMTModel"},
+        baseline=mhsh_steps.baseline_of(name) if is_ours else name,
+        facts=mhsh_steps.identity(name, config, 1) if is_ours else {"config": name, "implementation": "transformers MarianMTModel"},
     )
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mhsh.bench import ours, peers
+from mhsh.bench import mhsh_steps
+from mhsh.bench.candidate import whole_numbers
 from mhsh.bench.ceilings import ceilings
-from mhsh.bench.contestant import whole_numbers
-from mhsh.bench.document import cell, document
+from mhsh.bench.peers import build
+from mhsh.bench.results import cell, document
 from mhsh.bench.rounds import Plan, take_turns
-from mhsh.config import Config
+from mhsh.config.schema import Config
 
 LENGTHS = (32, 128, 512)
 
 
 def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[tuple[int, int]]:
-    """(rows, tokens of a row) of every cell, from --batch and --length; without the latter, those of LENGTHS (or else the
-    data.sequence_length) that every model has positions for.
+    """(rows, tokens of a row) of every cell, from --batch and --length; without the latter, those
+    of LENGTHS (or else the data.sequence_length) that every model has positions for.
 
     Raises:
       UserError: no numbers, or a length that a model has no positions for.
@@ -26,7 +27,7 @@ def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[
     fitting = [each for each in LENGTHS if each <= positions] or [positions]
     lengths = whole_numbers("length", length) if length is not None else fitting
     for config in configs.values():
-        ours.cell_config(config, 1, max(lengths))
+        mhsh_steps.cell_config(config, 1, max(lengths))
     return [(rows, tokens) for rows in whole_numbers("batch", batch) for tokens in lengths]
 
 
@@ -37,22 +38,23 @@ def inference(
     plan: Plan,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The document of `configs` (by name, the first is what the others are compared with), each with its peers, a cell for each
-    of `cells`. The ceilings are measured in the turns of the first cell.
+    """The document of `configs` (by name, the first is what the others are compared with), each
+    with its peers, a cell for each of `cells`. The ceilings are measured in the turns of the first
+    cell.
 
     Raises:
       UserError: a config has no peer, or what they compute is not finite.
     """
-    peers.require(torch_peers)
+    build.require(torch_peers)
     for name, config in configs.items() if torch_peers else ():
-        peers.check_config(name, config, training=False)
+        build.check_config(name, config, training=False)
     note("making the models")
-    makers: list[Any] = [ours.Inference(name, config) for name, config in configs.items()]
+    makers: list[Any] = [mhsh_steps.Inference(name, config) for name, config in configs.items()]
     if torch_peers:
-        from mhsh.bench.torch_steps import Inference
+        from mhsh.bench.peers.steps import Inference
 
         makers += [Inference(peer, name, config) for name, config in configs.items() for peer in torch_peers]
-    limits = ceilings(configs[ours.CONFIG].model.compute_dtype)
+    limits = ceilings(configs[mhsh_steps.CONFIG].model.compute_dtype)
     found, summaries = [], {}
     for number, (rows, length) in enumerate(cells, 1):
         note(f"cell {number} of {len(cells)}: {rows} x {length} tokens")
@@ -63,5 +65,5 @@ def inference(
         summaries = summaries or {limit.name: limit.summary(times[limit.name]) for limit in limits}
         found.append(cell({"batch": rows, "length": length}, contestants, times))
     settings = {"rounds": plan.rounds, "repetitions": plan.repetitions, "seconds": plan.seconds}
-    environment = peers.torch_environment() if torch_peers else None
+    environment = build.torch_environment() if torch_peers else None
     return document("inference", "token", settings, configs, found, summaries, environment)

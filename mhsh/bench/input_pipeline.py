@@ -1,14 +1,19 @@
-"""mhsh bench input: masked batches a second from a config's rows, beside DataCollatorForLanguageModeling of transformers.
+"""mhsh bench input: masked batches a second from a config's rows, beside
+DataCollatorForLanguageModeling of transformers.
 
-Everything makes masked batches of train.batch_size of the same rows, with all cores at its disposal:
+Everything makes masked batches of train.batch_size of the same rows, with all cores at its
+disposal:
 
-config: what `mhsh train` does: rows read from the shards in shuffled order, masked, made ahead of time by a thread.
-collator: DataCollatorForLanguageModeling alone. The rows lie in memory, as the lists of ids that a tokenizer gives, with token
-types, attention mask and the mask of special tokens, so that a batch holds what ours does; reading and shuffling cost it nothing.
-collator-of-ids: the same with the ids alone; it finds the special tokens by itself, and its batches have no token types.
+config: what `mhsh train` does: rows read from the shards in shuffled order, masked, made ahead of
+  time by a thread.
+collator: DataCollatorForLanguageModeling alone. The rows lie in memory, as the lists of ids that a
+tokenizer gives, with token types, attention mask and the mask of special tokens, so that a batch
+holds what ours does; reading and shuffling cost it nothing. collator-of-ids: the same with the ids
+alone; it finds the special tokens by itself, and its batches have no token types.
 loader: the first collator in torch's DataLoader, shuffled, with a worker process a core.
 
-Tokens are places of the rows, padding among them. Where cores are shared, wall time says little: then look at the CPU seconds.
+Tokens are places of the rows, padding among them. Where cores are shared, wall time says little:
+then look at the CPU seconds.
 """
 
 from __future__ import annotations
@@ -18,14 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from mhsh.bench import ours, peers
-from mhsh.bench.contestant import Contestant
-from mhsh.bench.document import cell, document
+from mhsh.bench import mhsh_steps
+from mhsh.bench.candidate import Contestant
+from mhsh.bench.peers import build
+from mhsh.bench.results import cell, document
 from mhsh.bench.rounds import Plan, take_turns
-from mhsh.config import Config, DataConfig
+from mhsh.config.schema import Config, DataConfig
+from mhsh.data.batches import prefetched
 from mhsh.data.load import load_corpus
-from mhsh.data.pipeline import prefetched
-from mhsh.data.pretraining import PretrainingCorpus
+from mhsh.data.pretraining.corpus import PretrainingCorpus
 from mhsh.errors import UserError
 
 PEERS = ("collator", "collator-of-ids", "loader")
@@ -40,18 +46,19 @@ def input_batches(
     """The document; a turn is `batches` batches.
 
     Raises:
-      UserError: the config's rows are not masked as they are batched, or somebody masks another share of them.
+      UserError: the config's rows are not masked as they are batched, or somebody masks another
+        share of them.
     """
     _check(config, chosen)
-    peers.require(chosen)
+    build.require(chosen)
     note("reading the rows")
     corpus = load_corpus(config, None)
     assert isinstance(corpus, PretrainingCorpus)
     corpus.check_batch(config.train.batch_size)
     steps = corpus.train_steps(config.train.batch_size)
-    makers: dict[str, Batches] = {ours.CONFIG: lambda count: prefetched(steps, 0, count)}
+    makers: dict[str, Batches] = {mhsh_steps.CONFIG: lambda count: prefetched(steps, 0, count)}
     if chosen:
-        from mhsh.bench.torch_collator import collators
+        from mhsh.bench.peers.collator import collators
 
         made = collators(config, corpus)
         makers |= {peer: made[peer] for peer in chosen}
@@ -60,12 +67,14 @@ def input_batches(
     times = take_turns(contestants, Plan(rounds, 1, 0.0, each=True), note)
     setting = {"batch": config.train.batch_size, "length": config.data.sequence_length, "rows": len(corpus.train)}
     found = [cell(setting, contestants, times)]
-    environment = peers.torch_environment() if chosen else None
-    return document("input", "token", {"rounds": rounds, "batches": batches}, {ours.CONFIG: config}, found, {}, environment)
+    environment = build.torch_environment() if chosen else None
+    return document("input", "token", {"rounds": rounds, "batches": batches}, {mhsh_steps.CONFIG: config}, found, {}, environment)
 
 
 def check_masking(inputs: dict[str, Iterator[np.ndarray]], mask_id: int, pad_id: int) -> None:
-    """Raises UserError where somebody does not do the work: all mask about the same share of the tokens of their batches."""
+    """Raises UserError where somebody does not do the work: all mask about the same share of the
+    tokens of their batches.
+    """
     shares = {}
     for name, arrays in inputs.items():
         seen = list(arrays)
@@ -84,7 +93,7 @@ def _check(config: Config, chosen: Sequence[str]) -> None:
 
 def _inputs(name: str, make: Batches) -> Iterator[np.ndarray]:
     for batch in make(BATCHES_LOOKED_AT):
-        yield batch["inputs"] if name == ours.CONFIG else batch["input_ids"].numpy()
+        yield batch["inputs"] if name == mhsh_steps.CONFIG else batch["input_ids"].numpy()
 
 
 def _contestant(name: str, make: Batches, config: Config, batches: int) -> Contestant:
@@ -94,12 +103,12 @@ def _contestant(name: str, make: Batches, config: Config, batches: int) -> Conte
             if made != batches:
                 raise UserError(f"{name} has made {made} batches instead of {batches}; there is nothing to compare")
 
-    is_ours = name == ours.CONFIG
+    is_ours = name == mhsh_steps.CONFIG
     return Contestant(
         name=name,
         label="mhsh's pipeline" if is_ours else f"transformers' collator ({name})",
         run=run,
-        work=batches * ours.tokens(config, config.train.batch_size),
-        baseline=None if is_ours else ours.CONFIG,
-        facts={"config": ours.CONFIG, "implementation": "mhsh" if is_ours else "transformers"},
+        work=batches * mhsh_steps.tokens(config, config.train.batch_size),
+        baseline=None if is_ours else mhsh_steps.CONFIG,
+        facts={"config": mhsh_steps.CONFIG, "implementation": "mhsh" if is_ours else "transformers"},
     )

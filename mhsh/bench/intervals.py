@@ -22,9 +22,10 @@ class Estimate(NamedTuple):
 def estimate(values: Sequence[float]) -> Estimate:
     """The median of independent values with its distribution-free interval, from order statistics.
 
-    Of n sorted values, the k-th smallest and the k-th largest enclose the true median with probability
-    1 - 2 P(Binomial(n, 1/2) < k), whatever the distribution (David and Nagaraja 2003, Order Statistics, section 7.1). Taken is the
-    largest k for which this is at least CONFIDENCE, and k = 1 where none is: five values give 93.75 %, six 96.9 %.
+    Of n sorted values, the k-th smallest and the k-th largest enclose the true median with
+    probability 1 - 2 P(Binomial(n, 1/2) < k), whatever the distribution (David and Nagaraja 2003,
+    Order Statistics, section 7.1). Taken is the largest k for which this is at least CONFIDENCE,
+    and k = 1 where none is: five values give 93.75 %, six 96.9 %.
 
     Raises:
       ValueError: there are no values.
@@ -37,7 +38,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def coverage(n: int, k: int) -> float:
-    """The probability that the k-th smallest and the k-th largest of n values enclose the true median."""
+    """The probability that the k-th smallest and the k-th largest of n values enclose the true
+    median.
+    """
     below = sum(math.comb(n, j) for j in range(k))
     return max(0.0, 1 - 2 * below / 2**n)
 

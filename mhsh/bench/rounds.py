@@ -1,7 +1,8 @@
-"""Taking turns: every contestant is timed once a round, A B A B, so that whatever else the machine does meets them all alike.
+"""Taking turns: every contestant is timed once a round, A B A B, so that whatever else the machine
+does meets them all alike.
 
-A turn begins with a repetition that is not counted: what others left behind is not the contestant's, and a step in the midst of
-training is what is asked for.
+A turn begins with a repetition that is not counted: what others left behind is not the
+contestant's, and a step in the midst of training is what is asked for.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Plan:
 
 @dataclasses.dataclass
 class Times:
-    """What one contestant took, in seconds of one repetition; a list a turn, in the order of the rounds."""
+    """What one contestant took, in seconds of one repetition; a list a turn, in the order of the
+    rounds.
+    """
 
     repetitions: int  # in a turn
     turns: list[list[float]]  # one figure for each repetition, or one that is their mean: see Plan.each
@@ -95,7 +98,8 @@ def _repetitions(runner: Runner, seconds: float, clock: Clock) -> int:
 
 
 def _turn(runner: Runner, repetitions: int, each: bool, clock: Clock, cpu_clock: Clock) -> tuple[list[float], float]:
-    # On virtual machines, memory that was free for seconds has gone back to the host: a step of 4.0 s took 5.6 after 4 s of rest.
+    # On virtual machines, memory that was free for seconds has gone back to the host: a step of 4.0
+    # s took 5.6 after 4 s of rest.
     runner.run(1)
     cpu_begin, taken = cpu_clock(), []
     for count in [1] * repetitions if each else [repetitions]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mhsh.bench_file import memory_bytes
-from mhsh.units import duration, quantity
+from mhsh.bench.schema import memory_bytes
+from mhsh.text import duration, quantity
 
 Entry = Mapping[str, Any]
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """A table of all cells, what the device can do above it, and what the columns mean below; ends without a newline."""
+    """A table of all cells, what the device can do above it, and what the columns mean below; ends
+    without a newline.
+    """
     cells = document["cells"]
     varied = [key for key in cells[0]["setting"] if len({str(cell["setting"][key]) for cell in cells}) > 1]
     entries = [entry for cell in cells for entry in cell["contestants"]]

@@ -5,37 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mhsh.bench import ours, peers
+from mhsh.bench import mhsh_steps
 from mhsh.bench.ceilings import ceilings
-from mhsh.bench.document import cell, document
+from mhsh.bench.peers import build
+from mhsh.bench.results import cell, document
 from mhsh.bench.rounds import Plan, take_turns
-from mhsh.config import Config
+from mhsh.config.schema import Config
 
 
 def train(configs: Mapping[str, Config], torch_peers: Sequence[str], plan: Plan, note: Callable[[str], None]) -> dict[str, Any]:
-    """The document of `configs` (by name, the first is what the others are compared with), each with its peers.
+    """The document of `configs` (by name, the first is what the others are compared with), each
+    with its peers.
 
     Raises:
       UserError: a config has no peer, or what they compute is not finite.
     """
-    peers.require(torch_peers)
+    build.require(torch_peers)
     for name, config in configs.items() if torch_peers else ():
-        peers.check_config(name, config, training=True)
-    limits = ceilings(configs[ours.CONFIG].model.compute_dtype)
+        build.check_config(name, config, training=True)
+    limits = ceilings(configs[mhsh_steps.CONFIG].model.compute_dtype)
     contestants = []
     for name, config in configs.items():
         note(f"compiling {name}")
-        contestants.append(ours.training(name, config))
+        contestants.append(mhsh_steps.training(name, config))
     for name, config in configs.items() if torch_peers else ():
-        from mhsh.bench.torch_steps import training_contestant
+        from mhsh.bench.peers.steps import training_contestant
 
         for peer in torch_peers:
-            note(f"preparing {peers.peer_name(peer, name)}")
+            note(f"preparing {build.peer_name(peer, name)}")
             contestants.append(training_contestant(peer, name, config))
     times = take_turns([*contestants, *limits], plan, note)
     for contestant in contestants:
         contestant.check()
-    first = configs[ours.CONFIG]
+    first = configs[mhsh_steps.CONFIG]
     setting = {"batch": first.train.batch_size, "length": first.data.sequence_length}
     return document(
         "train",
@@ -44,5 +46,5 @@ def train(configs: Mapping[str, Config], torch_peers: Sequence[str], plan: Plan,
         configs,
         [cell(setting, contestants, times)],
         {limit.name: limit.summary(times[limit.name]) for limit in limits},
-        peers.torch_environment() if torch_peers else None,
+        build.torch_environment() if torch_peers else None,
     )

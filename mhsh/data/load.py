@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from etils import epath
 
-from mhsh.config import ClassificationDataConfig, Config, DataConfig, SpanDataConfig, TranslationDataConfig
-from mhsh.data import classification, pretraining, spans, translation
+from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, SpanDataConfig, TranslationDataConfig
 from mhsh.data.corpus import Corpus
+from mhsh.data.fine_tuning import classification, spans
+from mhsh.data.pretraining import corpus as pretraining
+from mhsh.data.translation import corpus as translation
 from mhsh.run_folder import vocab_file
 
 
 def load_corpus(config: Config, saved: epath.PathLike | None) -> Corpus:
-    """Reads data.source and makes the rows of both splits; equal configs and text give equal corpora, in every process.
+    """Reads data.source and makes the rows of both splits; equal configs and text give equal
+    corpora, in every process.
 
     Args:
-      saved: the run folder that holds the vocabulary of this very run, under the name `vocab_file` gives; None: none is saved
-        yet, and it is that of data.vocab_path, or learnt from the training split alone.
+      saved: the run folder that holds the vocabulary of this very run, under the name `vocab_file`
+        gives; None: none is saved yet, and it is that of data.vocab_path, or learnt from the
+        training split alone.
 
     Raises:
-      UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a split without rows.
+      UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a
+        split without rows.
     """
     saved_vocab = epath.Path(saved) / vocab_file(config) if saved is not None else None
     match config.data:

@@ -1,7 +1,9 @@
-"""Rows on disk, of whatever task: a source read once, split, one vocabulary, and the rows of every chunk in a shard of their own.
+"""Rows on disk, of whatever task: a source read once, split, one vocabulary, and the rows of every
+chunk in a shard of their own.
 
-The folder that comes of it is what data.source = arrayrecord:DIR reads: prepare.json (of what it was made), the vocabulary, and the
-rows of train/ and validation/ (see shards.py). A killed preparation goes on from its whole shards; its end has the same bytes.
+The folder that comes of it is what data.source = arrayrecord:DIR reads: prepare.json (of what it
+was made), the vocabulary, and the rows of train/ and validation/ (see shards.py). A killed
+preparation goes on from its whole shards; its end has the same bytes.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from typing import Any, ClassVar, Generic
 import numpy as np
 import tokenizers
 
-from mhsh.config import Config
+from mhsh.config.schema import Config
 from mhsh.data.prepared import AnyVocabulary
-from mhsh.data.rows import Rows
+from mhsh.data.pretraining.packing import Rows
 from mhsh.data.shards import (
     INDEX_FILE,
     Shard,
@@ -45,7 +47,8 @@ _JOB_FILE = "prepare.json"
 _FORMAT = 1
 
 Say = Callable[[str], None]  # a line about how far it is
-# Runs a chunk's work for each of so many chunks, and says which are done: workers.run_chunks, or the same on Beam.
+# Runs a chunk's work for each of so many chunks, and says which are done: workers.run_chunks, or
+# the same on Beam.
 RunChunks = Callable[[Callable[[int], None], range], None]
 
 
@@ -62,11 +65,15 @@ class Preparation(Source, Generic[AnyVocabulary]):
 
     @abc.abstractmethod
     def job(self) -> dict[str, Any]:
-        """All that decides the bytes, but for what the source holds and the chunks: plain values by their names."""
+        """All that decides the bytes, but for what the source holds and the chunks: plain values by
+        their names.
+        """
 
     @abc.abstractmethod
     def new_vocabulary(self, texts: Iterable[str], say: Say) -> AnyVocabulary:
-        """The vocabulary that the config names, or learnt from `texts`, those of training, which can be gone through twice."""
+        """The vocabulary that the config names, or learnt from `texts`, those of training, which
+        can be gone through twice.
+        """
 
     @abc.abstractmethod
     def read_vocabulary(self, path: Path) -> AnyVocabulary:
@@ -78,7 +85,9 @@ class Preparation(Source, Generic[AnyVocabulary]):
 
     @abc.abstractmethod
     def encode(self, content: str, chunk: Chunk, tokenizer: AnyVocabulary) -> tuple[Sequence[Rows], dict[str, Any]]:
-        """The rows of a chunk's content, in groups of equal shapes, and numbers or arrays that are summed over the chunks."""
+        """The rows of a chunk's content, in groups of equal shapes, and numbers or arrays that are
+        summed over the chunks.
+        """
 
     @abc.abstractmethod
     def meta(self) -> dict[str, Any]:
@@ -86,7 +95,9 @@ class Preparation(Source, Generic[AnyVocabulary]):
 
     @abc.abstractmethod
     def counts(self, sums: Mapping[str, Any], split: str, tokenizer: AnyVocabulary) -> dict[str, Any]:
-        """The sums of a split as plain numbers for people. Raises UserError where there are no rows."""
+        """The sums of a split as plain numbers for people. Raises UserError where there are no
+        rows.
+        """
 
     @abc.abstractmethod
     def entropy(self, sums: Mapping[str, Any], tokenizer: AnyVocabulary) -> float:
@@ -98,14 +109,15 @@ class Preparation(Source, Generic[AnyVocabulary]):
 
 
 def prepare(task: Preparation[Any], out: Path, per_shard: int, run: RunChunks, say: Say) -> dict[str, Any]:
-    """Makes `out` hold the rows of a task, whatever part of it is there already; the bytes hang on `task`, its source and
-    `per_shard` (items a shard) alone.
+    """Makes `out` hold the rows of a task, whatever part of it is there already; the bytes hang on
+    `task`, its source and `per_shard` (items a shard) alone.
 
     Returns:
       what was read and left out, and under the name of each split its counts.
 
     Raises:
-      UserError: whatever is wrong with the source or the vocabulary; `out` belongs to another job, or its files are damaged.
+      UserError: whatever is wrong with the source or the vocabulary; `out` belongs to another job,
+        or its files are damaged.
     """
     if per_shard < task.least_items:
         raise UserError(f"--per-shard={per_shard} must be {task.least_items} or more")
@@ -130,7 +142,9 @@ def prepare(task: Preparation[Any], out: Path, per_shard: int, run: RunChunks, s
 
 @dataclasses.dataclass(frozen=True)
 class EncodeChunk:
-    """The work on one chunk: its shard, unless it is there; called with the chunk's place among all."""
+    """The work on one chunk: its shard, unless it is there; called with the chunk's place among
+    all.
+    """
 
     out: Path
     task: Preparation[Any]
@@ -162,7 +176,9 @@ def _loaded(task: Preparation[Any], path: Path) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _TrainingTexts:
-    """The texts of the training chunks, a chunk in memory at a time; every iteration begins anew."""
+    """The texts of the training chunks, a chunk in memory at a time; every iteration begins
+    anew.
+    """
 
     out: Path
     task: Preparation[Any]
@@ -272,7 +288,9 @@ def _is_complete(out: Path) -> bool:
 
 
 def _clear(out: Path) -> None:
-    """Removes what only an unfinished preparation needs; a kill in the middle leaves it to the next one."""
+    """Removes what only an unfinished preparation needs; a kill in the middle leaves it to the next
+    one.
+    """
     for split in SPLITS:
         clear_notes(out / split)
     shutil.rmtree(_staging(out), ignore_errors=True)

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from etils import epath
 
-from mhsh.config import DataConfig, TranslationDataConfig
+from mhsh.config.schema import DataConfig, TranslationDataConfig
 from mhsh.data.shards import StoredRows, open_rows
 from mhsh.data.splits import TRAIN, VALIDATION
 from mhsh.errors import UserError
@@ -67,14 +67,15 @@ def open_prepared(
     """The rows of a folder, to be read as they are needed.
 
     Args:
-      wanted: what the rows must have been prepared with: values by the names of fields of the config, the objective first.
+      wanted: what the rows must have been prepared with: values by the names of fields of the
+        config, the objective first.
       load: reads a vocabulary; raises UserError where it does not fit the model.
       vocab_name: the vocabulary's file in the folder.
       saved_vocab: the vocabulary of the run, where it has one already.
 
     Raises:
-      UserError: the folder is unfinished, damaged, or holds other rows or another vocabulary than wanted, or the config asks for
-        what was decided when it was prepared.
+      UserError: the folder is unfinished, damaged, or holds other rows or another vocabulary than
+        wanted, or the config asks for what was decided when it was prepared.
     """
     for name in _USED_UP:
         if getattr(data, name, ""):
@@ -83,7 +84,8 @@ def open_prepared(
                 f"empty data.{name}"
             )
     train, validation = (open_rows(folder / split) for split in (TRAIN, VALIDATION))
-    # Rows of translation do not say their objective: there were no others when their index was made up.
+    # Rows of translation do not say their objective: there were no others when their index was made
+    # up.
     meta = {"objective": "translation"} | train.meta
     for name, value in wanted.items():
         there = meta[name.partition(".")[2]]

@@ -1,7 +1,8 @@
 """Random numbers and permutations as functions of where they stand: no state, whole arrays at once.
 
-What numpy's and grain's generators give one by one (some microseconds a row) is computed here for all rows of a batch together, so
-that a row's numbers hang on its key alone, whatever batch or process it is in.
+What numpy's and grain's generators give one by one (some microseconds a row) is computed here for
+all rows of a batch together, so that a row's numbers hang on its key alone, whatever batch or
+process it is in.
 """
 
 from __future__ import annotations
@@ -27,21 +28,24 @@ def keys(seed: int, *numbers: Integer[np.ndarray, " n"]) -> UInt64[np.ndarray, "
 def random_bits(of_rows: UInt64[np.ndarray, " B"], count: int) -> UInt64[np.ndarray, "B count"]:
     """`count` numbers of 64 random bits for every key: the SplitMix64 generator seeded with it.
 
-    Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014, figure 16 (with the constants of
-    Stafford's variant 13).
+    Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014,
+    figure 16 (with the constants of Stafford's variant 13).
     """
     steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     return _mixed(of_rows[:, None] + steps)
 
 
 def shuffled(positions: Int64[np.ndarray, " n"], size: int, seed: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """Where an endless stream of shuffled epochs has these positions: the numbers (0 to size - 1) there, and their epochs.
+    """Where an endless stream of shuffled epochs has these positions: the numbers (0 to size - 1)
+    there, and their epochs.
 
-    Every run of `size` positions, from 0, is one epoch, in which each number stands once, in an order of its own.
+    Every run of `size` positions, from 0, is one epoch, in which each number stands once, in an
+    order of its own.
 
-    A Feistel cipher over the least a x b places that hold all numbers, a and b near their square root, in whose rounds one half
-    is added to, modulo its size, what the other and a key give; what falls outside is enciphered again. Source: Black and Rogaway,
-    Ciphers with arbitrary finite domains, CT-RSA 2002, methods 2 and 3.
+    A Feistel cipher over the least a x b places that hold all numbers, a and b near their square
+    root, in whose rounds one half is added to, modulo its size, what the other and a key give; what
+    falls outside is enciphered again. Source: Black and Rogaway, Ciphers with arbitrary finite
+    domains, CT-RSA 2002, methods 2 and 3.
     """
     epochs, numbers = np.divmod(positions, size)
     num_left = math.isqrt(max(0, size - 1)) + 1

@@ -17,5 +17,7 @@ ARTICLE_SPLIT = 10
 
 
 def derived_seed(seed: int, purpose: int) -> int:
-    """A 32-bit seed (what grain takes) for one purpose, unrelated to those of other purposes and of neighbouring seeds."""
+    """A 32-bit seed (what grain takes) for one purpose, unrelated to those of other purposes and of
+    neighbouring seeds.
+    """
     return int(np.random.SeedSequence((seed, purpose)).generate_state(1, np.uint32)[0])

@@ -1,9 +1,12 @@
-"""Rows of arrays in ArrayRecord shards with an index: written once, each shard whole or not at all, and read lazily in any order.
+"""Rows of arrays in ArrayRecord shards with an index: written once, each shard whole or not at all,
+and read lazily in any order.
 
-A folder of rows holds shards `00000.arrayrecord`, `00001.arrayrecord`, ... and `index.json`. A record is one row: the little-endian
-bytes of its arrays one after the other, in the order of the index's `fields`; their shapes stand in the index, once for every
-run of rows that share them. So nothing in a shard is executable, and a row costs no parsing. While a folder is being written,
-a note `00000.json` beside each finished shard says of what job it is; the index takes the notes in, and they go.
+A folder of rows holds shards `00000.arrayrecord`, `00001.arrayrecord`, ... and `index.json`. A
+record is one row: the little-endian bytes of its arrays one after the other, in the order of the
+index's `fields`; their shapes stand in the index, once for every run of rows that share them. So
+nothing in a shard is executable, and a row costs no parsing. While a folder is being written, a
+note `00000.json` beside each finished shard says of what job it is; the index takes the notes in,
+and they go.
 """
 
 from __future__ import annotations
@@ -30,14 +33,16 @@ from mhsh.errors import UserError
 
 INDEX_FILE = "index.json"
 _FORMAT = 1
-# One record a chunk, so that a row is read without its neighbours. One thread a writer, as workers are many already.
+# One record a chunk, so that a row is read without its neighbours. One thread a writer, as workers
+# are many already.
 _WRITER_OPTIONS = "group_size:1,max_parallelism:1"
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
-# What is read at once: little more than a row, as the bytes behind it are those of a row that nobody has asked for.
+# What is read at once: little more than a row, as the bytes behind it are those of a row that
+# nobody has asked for.
 _READ_BYTES = 1 << 11
 
-# How records are packed; docs/preparation.md has what either costs. zstd, at its quickest, is for rows whose arrays repeat each
-# other.
+# How records are packed; docs/preparation.md has what either costs. zstd, at its quickest, is for
+# rows whose arrays repeat each other.
 ZSTD, PLAIN = "zstd:1", "uncompressed"
 
 Row = dict[str, np.ndarray]
@@ -69,14 +74,18 @@ class Shard:
 
 
 def write_shard(folder: Path, number: int, groups: Sequence[Rows], packing: str, job: str, note: Mapping[str, Any]) -> Shard:
-    """Writes shard `number` of `folder`; afterwards it is there whole, with its note, or (after a kill) is to be written again.
+    """Writes shard `number` of `folder`; afterwards it is there whole, with its note, or (after a
+    kill) is to be written again.
 
-    Equal rows give equal bytes. Several processes may write different shards, and even the same, at the same time.
+    Equal rows give equal bytes. Several processes may write different shards, and even the same, at
+    the same time.
 
     Args:
-      groups: the rows; the groups have the same arrays and dtypes, and may differ in shapes. Groups without rows are left out.
+      groups: the rows; the groups have the same arrays and dtypes, and may differ in shapes. Groups
+        without rows are left out.
       packing: ZSTD or PLAIN.
-      job: what `finished_shard` must be asked with to accept it: the identity of all that its bytes hang on.
+      job: what `finished_shard` must be asked with to accept it: the identity of all that its bytes
+        hang on.
       note: numbers about it, kept until the index is written.
     """
     path = folder / shard_name(number)
@@ -98,7 +107,9 @@ def write_shard(folder: Path, number: int, groups: Sequence[Rows], packing: str,
 
 
 def finished_shard(folder: Path, number: int, job: str) -> tuple[Shard, dict[str, Any]] | None:
-    """Shard `number` and its note where it is there whole and of this very job; None where it is to be written (again)."""
+    """Shard `number` and its note where it is there whole and of this very job; None where it is to
+    be written (again).
+    """
     path = _note_path(folder, number)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -113,9 +124,11 @@ def finished_shard(folder: Path, number: int, job: str) -> tuple[Shard, dict[str
 
 
 def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) -> str:
-    """Closes a folder of rows: index.json with all its shards and `meta` (plain JSON values), then removes notes and half files.
+    """Closes a folder of rows: index.json with all its shards and `meta` (plain JSON values), then
+    removes notes and half files.
 
-    Returns the fingerprint: SHA-256, in hex, over all that the index says, the hash of every shard among it.
+    Returns the fingerprint: SHA-256, in hex, over all that the index says, the hash of every shard
+    among it.
     """
     content = {
         "format": _FORMAT,
@@ -141,7 +154,9 @@ def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) 
 
 
 def clear_notes(folder: Path) -> None:
-    """Removes what only an unfinished folder needs: the shards' notes, and files left half written."""
+    """Removes what only an unfinished folder needs: the shards' notes, and files left half
+    written.
+    """
     for path in folder.glob("[0-9]*.json"):
         path.unlink()
     clear_half_files(folder)
@@ -153,10 +168,12 @@ def shard_name(number: int) -> str:
 
 
 def open_rows(folder: str | os.PathLike[str]) -> StoredRows:
-    """The rows of a folder. Sizes and counts of all shards are compared with the index; their bytes as they are read.
+    """The rows of a folder. Sizes and counts of all shards are compared with the index; their bytes
+    as they are read.
 
     Raises:
-      UserError: no index, a damaged one, or a shard that is missing, of another size, or of another number of rows; it names it.
+      UserError: no index, a damaged one, or a shard that is missing, of another size, or of another
+        number of rows; it names it.
     """
     return StoredRows(Path(folder))
 
@@ -164,8 +181,8 @@ def open_rows(folder: str | os.PathLike[str]) -> StoredRows:
 class StoredRows:
     """Random access to the rows of a folder: `len(rows)`, `rows[index]`, `rows.take(numbers)`.
 
-    Threads may share it, and it may go to other processes. A file is opened when its first row is read, and stays open, at about 50
-    bytes a row, which the library keeps of where the rows lie.
+    Threads may share it, and it may go to other processes. A file is opened when its first row is
+    read, and stays open, at about 50 bytes a row, which the library keeps of where the rows lie.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -190,7 +207,9 @@ class StoredRows:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> Row:
-        """The arrays of row `index`, 0 <= index < len, read-only. Raises UserError, with the shard's name, where it is damaged."""
+        """The arrays of row `index`, 0 <= index < len, read-only. Raises UserError, with the
+        shard's name, where it is damaged.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         (record,) = self._records(np.array([index]))
@@ -198,7 +217,9 @@ class StoredRows:
         return {name: np.frombuffer(record, dtype, count, offset).reshape(shape) for name, dtype, count, offset, shape in layout}
 
     def take(self, numbers: Integer[np.ndarray, " n"]) -> dict[str, np.ndarray]:
-        """The rows of these numbers, which have the same shapes, put together. Raises as `rows[index]` does."""
+        """The rows of these numbers, which have the same shapes, put together. Raises as
+        `rows[index]` does.
+        """
         layout = self._layouts[0]
         if any(other != layout for other in self._layouts):
             raise ValueError(f"the rows of {self.folder} differ in their shapes, and cannot be put together")
@@ -224,14 +245,18 @@ class StoredRows:
         return found
 
     def verify(self) -> None:
-        """Reads every byte of every shard. Raises UserError, naming the first shard whose SHA-256 is not the index's."""
+        """Reads every byte of every shard. Raises UserError, naming the first shard whose SHA-256
+        is not the index's.
+        """
         for shard in self.shards:
             if not _is_whole(self.folder / shard.name, shard):
                 raise UserError(f"{self.folder / shard.name} is damaged: its SHA-256 is not that of the index; {_REMEDY}")
 
 
 class _Readers:
-    """The readers of some files by their number, each opened when it is first asked for; in another process, opened anew."""
+    """The readers of some files by their number, each opened when it is first asked for; in another
+    process, opened anew.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -260,9 +285,11 @@ _REMEDY = "put it back from a copy, or prepare into another folder"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; at the end of the `with` it takes the place of `path`, whole and on the disk.
+    """A name beside `path` to write to; at the end of the `with` it takes the place of `path`,
+    whole and on the disk.
 
-    Where the `with` ends by an exception, nothing is changed; where the process is killed, `clear_half_files` removes the rest.
+    Where the `with` ends by an exception, nothing is changed; where the process is killed,
+    `clear_half_files` removes the rest.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -275,7 +302,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def clear_half_files(folder: Path) -> None:
-    """Removes what `replacing` could not when its process was killed; nobody may be writing to the folder."""
+    """Removes what `replacing` could not when its process was killed; nobody may be writing to the
+    folder.
+    """
     for path in folder.glob(".*.tmp"):
         path.unlink()
 

@@ -1,4 +1,6 @@
-"""Where text comes from: `documents(source)` reads the documents of `stdlib`, `text:GLOB` or `tfds:NAME`, one after the other."""
+"""Where text comes from: `documents(source)` reads the documents of `stdlib`, `text:GLOB` or
+`tfds:NAME`, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +13,37 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mhsh.data.files import matching_files, text_lines
+from mhsh.data.text_files import matching_files, text_lines
 from mhsh.errors import UserError
 
-# Folders of the standard library that hold tests, other people's packages, or (pydoc_data) the topics read as such.
+# Folders of the standard library that hold tests, other people's packages, or (pydoc_data) the
+# topics read as such.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "ensurepip"})
 # A line that starts like this stands for itself: list items, prompts, quoted output, directives.
 _OWN_LINE = re.compile(r"(?:[-*+|>#@]|\.\. |\.\.\.|\d+[.)] |:\w+)")
 _RULER = re.compile(r"[^\w\s]*")
-# str.strip() without an argument would also strip U+0085 and its like, which are text to us: only "\n" ends a line.
+# str.strip() without an argument would also strip U+0085 and its like, which are text to us: only
+# "\n" ends a line.
 _BLANKS = " \t\r\v\f"
 
 
 def documents(source: str) -> Iterator[str]:
-    """The documents of a source, in a fixed order, read as they are asked for; each is a string of paragraphs, one a line.
+    """The documents of a source, in a fixed order, read as they are asked for; each is a string of
+    paragraphs, one a line.
 
     Paragraphs have `"\\n"` between them, no blanks around them, and are not empty.
 
-    Sources:
-      stdlib: the running Python's own reference manual and the docstrings of its standard library, about 2 MB of English.
-        Its files are parsed, never imported. The text is that of the Python version, so two versions give two data sets.
-      text:GLOB: plain, .gz and .xz files in sorted order, UTF-8, lines ended by "\\n" only. A blank line ends a document.
-      tfds:NAME: the feature "text" of a data set that TFDS has prepared, such as tfds:wikipedia/20230601.en; a document a record.
+    Sources: stdlib: the running Python's own reference manual and the docstrings of its standard
+      library, about 2 MB of English.
+        Its files are parsed, never imported. The text is that of the Python version, so two
+        versions give two data sets.
+      text:GLOB: plain, .gz and .xz files in sorted order, UTF-8, lines ended by "\\n" only. A blank
+      line ends a document. tfds:NAME: the feature "text" of a data set that TFDS has prepared, such
+      as tfds:wikipedia/20230601.en; a document a record.
 
     Raises:
-      UserError: no such source; a glob without files; files that hold no text, are not UTF-8, or are damaged. What is wrong in
-        the middle of a file is found when the reading gets there.
+      UserError: no such source; a glob without files; files that hold no text, are not UTF-8, or
+        are damaged. What is wrong in the middle of a file is found when the reading gets there.
     """
     kind, _, rest = source.partition(":")
     if source == "stdlib":
@@ -44,9 +51,9 @@ def documents(source: str) -> Iterator[str]:
     if kind == "text" and rest:
         return _text_documents(rest)
     if kind == "tfds" and rest:
-        from mhsh.data import tfds_source  # the library behind it is an extra
+        from mhsh.data import tfds  # the library behind it is an extra
 
-        return _joined(tfds_source.read_texts(rest))
+        return _joined(tfds.read_texts(rest))
     raise UserError(
         f"data.source = {source!r} is not a source; allowed: stdlib, text:GLOB (for example text:corpus/*.txt.xz), tfds:NAME, "
         "arrayrecord:DIR"
@@ -64,7 +71,9 @@ def _manual_topics() -> Iterator[str]:
 
 
 def _module_docstrings(folder: Path) -> Iterator[str]:
-    """A document for every module below `folder` that has docstrings: all of them, in the order of the file."""
+    """A document for every module below `folder` that has docstrings: all of them, in the order of
+    the file.
+    """
     found = False
     for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
         if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1]):
@@ -85,7 +94,8 @@ def _docstrings(path: Path) -> Iterator[str]:
         raise UserError(
             f"data.source = 'stdlib': cannot parse {path}: {error}; repair this Python or use another source"
         ) from error
-    # In the order of the file: a reader (and a language model) wants a class's methods right after the class.
+    # In the order of the file: a reader (and a language model) wants a class's methods right after
+    # the class.
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -100,10 +110,12 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Text wrapped at some column as paragraphs, one a line: the wrapped lines of a paragraph are joined by a space.
+    """Text wrapped at some column as paragraphs, one a line: the wrapped lines of a paragraph are
+    joined by a space.
 
-    A line is taken as the continuation of the one before where it is indented like it (or the one before is a list item)
-    and does not itself start like a list item, a prompt or a directive. Rulers (lines of punctuation) are left out.
+    A line is taken as the continuation of the one before where it is indented like it (or the one
+    before is a list item) and does not itself start like a list item, a prompt or a directive.
+    Rulers (lines of punctuation) are left out.
     """
     lines: list[str] = []
     previous_indent: int | None = None

@@ -1,7 +1,8 @@
-"""A source in numbered text files: what is left of it once it is cleaned and split, so that workers can share it.
+"""A source in numbered text files: what is left of it once it is cleaned and split, so that workers
+can share it.
 
-A chunk is a file such as train-00012.txt with so many items (sentence pairs, documents) as text; `staged.json`, written last, names
-them all with their hashes.
+A chunk is a file such as train-00012.txt with so many items (sentence pairs, documents) as text;
+`staged.json`, written last, names them all with their hashes.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def least_items(self) -> int:
-        """The items that a chunk must have at least; fewer at the end of a split go to the chunk before."""
+        """The items that a chunk must have at least; fewer at the end of a split go to the chunk
+        before.
+        """
 
     @abc.abstractmethod
     def streams(self) -> Sequence[Iterable[Texts]]:
-        """All items, in a fixed order, read as they are asked for. Raises UserError for whatever is wrong with the source."""
+        """All items, in a fixed order, read as they are asked for. Raises UserError for whatever is
+        wrong with the source.
+        """
 
     @abc.abstractmethod
     def new_counts(self) -> Any:
@@ -42,7 +47,9 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def split(self, streams: Sequence[Iterable[Texts]], counts: Any) -> Iterator[tuple[str, str]]:
-        """The split of every item that is left, and its text in a chunk, which `staging` only puts together."""
+        """The split of every item that is left, and its text in a chunk, which `staging` only puts
+        together.
+        """
 
     @abc.abstractmethod
     def check(self, sizes: Mapping[str, int], counts: Any) -> None:
@@ -82,7 +89,8 @@ def source_fingerprint(source: Source) -> str:
 
 
 def stage(source: Source, folder: Path, items_per_chunk: int) -> Staged:
-    """Reads and splits the source, and writes the chunks into the empty `folder`; no more than a chunk of each split is in memory.
+    """Reads and splits the source, and writes the chunks into the empty `folder`; no more than a
+    chunk of each split is in memory.
 
     Raises:
       UserError: whatever is wrong with the source, or a split with too few items.
@@ -112,7 +120,9 @@ def read_staged(folder: Path) -> Staged | None:
 
 
 def read_chunk(folder: Path, chunk: Chunk) -> str:
-    """The texts of a chunk's items, one after the other. Raises UserError where it is not as it was written."""
+    """The texts of a chunk's items, one after the other. Raises UserError where it is not as it was
+    written.
+    """
     path = folder / chunk.name
     try:
         content = path.read_bytes()
@@ -138,7 +148,9 @@ class _ChunkFiles:
             self._write(self.items_per_chunk)
 
     def close(self) -> None:
-        """Writes the last chunk, of `least_items` at least, and fewer than that more than the others."""
+        """Writes the last chunk, of `least_items` at least, and fewer than that more than the
+        others.
+        """
         if self._texts:
             self._write(len(self._texts))
 

@@ -1,4 +1,6 @@
-"""Answers to SQuAD's questions out of a span model's logits: the best spans of all windows, and how sure it is of none. No jax."""
+"""Answers to SQuAD's questions out of a span model's logits: the best spans of all windows, and how
+sure it is of none. No jax.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from mhsh.data.spans import Window
-from mhsh.data.squad import Question
+from mhsh.data.fine_tuning.spans import Window
+from mhsh.data.fine_tuning.squad import Question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,9 @@ class Answers:
     null_difference: float  # the score of no answer, less that of the best candidate: the higher, the surer that there is none
 
     def text(self, threshold: float | None) -> str:
-        """The best answer; "" for none, where its difference is above the threshold (None: never)."""
+        """The best answer; "" for none, where its difference is above the threshold (None:
+        never).
+        """
         if not self.candidates or (threshold is not None and self.null_difference > threshold):
             return ""
         return self.candidates[0].text
@@ -44,8 +48,8 @@ def find_answers(
 ) -> list[Answers]:
     """The answers to every question, as Devlin et al.'s run_squad.py chooses them.
 
-    An answer begins at a token that its window shows best, and has `max_answer_length` tokens at most. The score of no answer is
-    that of [CLS] in the window where it is least.
+    An answer begins at a token that its window shows best, and has `max_answer_length` tokens at
+    most. The score of no answer is that of [CLS] in the window where it is least.
     """
     found: list[list[Candidate]] = [[] for _ in questions]
     nulls = np.full(len(questions), np.inf)

@@ -1,4 +1,6 @@
-"""Beam search over an abstract decoding step, jittable; with one hypothesis it is greedy decoding."""
+"""Beam search over an abstract decoding step, jittable; with one hypothesis it is greedy
+decoding.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-# (tokens [B,K], their position [], seen [B,K,T,K], cache) -> (logits [B,K,V], cache); see `beam_search`.
+# (tokens [B,K], their position [], seen [B,K,T,K], cache) -> (logits [B,K,V], cache); see
+# `beam_search`.
 Step = Callable[
     [Int32[Array, "B K"], Int32[Array, ""], Bool[Array, "B K T K"], Any],
     tuple[Float32[Array, "B K V"], Any],
@@ -65,26 +68,33 @@ def beam_search(
     end: int,
     forbidden: Sequence[int],
 ) -> Decoded:
-    """The hypothesis of the highest log-probability / length ** length_penalty that a beam of K = num_hypotheses finds.
+    """The hypothesis of the highest log-probability / length ** length_penalty that a beam of K =
+    num_hypotheses finds.
 
-    The score is fairseq's and Marian's; the length counts the end mark. Of the 2 K best continuations, an end mark among the first
-    K finishes its hypothesis, and the K best others live on (fairseq's rule). A sentence is done when K hypotheses are finished,
-    or when no live one can win any more: log-probabilities only fall, so that none can pass its own / limit ** length_penalty,
-    which is exact for length_penalty >= 0. Of equal candidates the one of the better parent and then of the lower token is taken.
+    The score is fairseq's and Marian's; the length counts the end mark. Of the 2 K best
+    continuations, an end mark among the first K finishes its hypothesis, and the K best others live
+    on (fairseq's rule). A sentence is done when K hypotheses are finished, or when no live one can
+    win any more: log-probabilities only fall, so that none can pass its own / limit **
+    length_penalty, which is exact for length_penalty >= 0. Of equal candidates the one of the
+    better parent and then of the lower token is taken.
 
-    The cache is never reordered: `step` is told instead what every hypothesis may read of it ("cache indirection" in NVIDIA's
-    FasterTransformer). `seen[b, k, t, j]` is True where hypothesis k of sentence b descends from, or is, what was given to the step
-    as hypothesis j at place t <= position, T being what the cache has room for: it grows in `stages`, so that short sentences do
-    not read the room of long ones at every step. Every stage is a loop of its own in the compiled program.
+    The cache is never reordered: `step` is told instead what every hypothesis may read of it
+    ("cache indirection" in NVIDIA's FasterTransformer). `seen[b, k, t, j]` is True where hypothesis
+    k of sentence b descends from, or is, what was given to the step as hypothesis j at place t <=
+    position, T being what the cache has room for: it grows in `stages`, so that short sentences do
+    not read the room of long ones at every step. Every stage is a loop of its own in the compiled
+    program.
 
     Args:
-      step: the model; it writes the given tokens into its cache, under k and at `position`, and returns the next ones' logits.
+      step: the model; it writes the given tokens into its cache, under k and at `position`, and
+        returns the next ones' logits.
       grow: the cache with room for so many places, what is in it kept.
       cache: a cache without room; any pytree.
-      limits: the most tokens of every sentence; a hypothesis that has reached it is finished as it is, without an end mark.
-        0 leaves a sentence out.
-      stages: the places that the cache has room for, one after the other, rising; the last is the largest limit there can be.
-      begin, end: the marks' token ids; `forbidden` ids are never produced (their probability is not shared out to the others).
+      limits: the most tokens of every sentence; a hypothesis that has reached it is finished as it
+        is, without an end mark. 0 leaves a sentence out.
+      stages: the places that the cache has room for, one after the other, rising; the last is the
+      largest limit there can be. begin, end: the marks' token ids; `forbidden` ids are never
+      produced (their probability is not shared out to the others).
     """
     batch_size, beam, max_length = limits.shape[0], num_hypotheses, stages[-1]
     blank = jnp.zeros((batch_size, beam, max_length), jnp.int32)
@@ -133,7 +143,9 @@ def beam_search(
 
 
 def _given(live: _Live, position: Int32[Array, ""], begin: int) -> tuple[Int32[Array, "B K"], Int32[Array, "B K T"]]:
-    """The token that each hypothesis gives to the step at `position`, and its slots with that one noted."""
+    """The token that each hypothesis gives to the step at `position`, and its slots with that one
+    noted.
+    """
     last = jax.lax.dynamic_index_in_dim(live.tokens, jnp.maximum(position - 1, 0), axis=2, keepdims=False)
     slots = live.slots.at[:, :, position].set(jnp.arange(live.slots.shape[1]))
     return jnp.where(position == 0, begin, last), slots
@@ -147,8 +159,9 @@ def _seen(slots: Int32[Array, "B K T"], position: Int32[Array, ""]) -> Bool[Arra
 def _extend(logprobs: Float32[Array, "B K"], logits: Float32[Array, "B K V"], forbidden: Sequence[int]) -> _Candidates:
     """The 2 K best of all K V continuations, by value and then by place.
 
-    They can only be in the 2 K chunks of the vocabulary whose largest are the largest, and looking for a maximum is far cheaper
-    than sorting, or than writing K V sums: what a hypothesis has so far is added to the chunks' maxima, and to the chunks chosen.
+    They can only be in the 2 K chunks of the vocabulary whose largest are the largest, and looking
+    for a maximum is far cheaper than sorting, or than writing K V sums: what a hypothesis has so
+    far is added to the chunks' maxima, and to the chunks chosen.
     """
     batch_size, beam, vocab_size = logits.shape
     allowed = jnp.ones((vocab_size,), bool).at[jnp.asarray(forbidden, jnp.int32)].set(False)
@@ -175,7 +188,9 @@ def _descend(histories: Int32[Array, "B K T"], parents: Int32[Array, "B C"]) -> 
 def _better(
     best: Decoded, tokens: Int32[Array, "B C T"], logprobs: Float32[Array, "B C"], length: Int32[Array, ""], length_penalty: float
 ) -> Decoded:
-    """The best so far, or the best of those that finish at `length` (-inf: it does not); the shorter of equals."""
+    """The best so far, or the best of those that finish at `length` (-inf: it does not); the
+    shorter of equals.
+    """
     first = jnp.argmax(logprobs, axis=1)
     score = jnp.take_along_axis(logprobs, first[:, None], axis=1)[:, 0] / length.astype(jnp.float32) ** length_penalty
     wins = score > best.scores

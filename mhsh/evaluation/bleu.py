@@ -1,4 +1,6 @@
-"""How close translations are to their references: sacreBLEU's BLEU and chrF, and exact matches. No jax here."""
+"""How close translations are to their references: sacreBLEU's BLEU and chrF, and exact matches. No
+jax here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from sacrebleu.metrics.chrf import CHRF
 
 @dataclasses.dataclass(frozen=True)
 class TranslationScores:
-    """Corpus-level figures of one reference a sentence, with the signatures under which they can be compared."""
+    """Corpus-level figures of one reference a sentence, with the signatures under which they can be
+    compared.
+    """
 
     num_lines: int
     exact_matches: int  # lines equal to their reference but for white space at the ends

@@ -1,4 +1,6 @@
-"""The metrics that GLUE publishes, on arrays of classes or scores; equal to scikit-learn's and SciPy's. No jax here."""
+"""The metrics that GLUE publishes, on arrays of classes or scores; equal to scikit-learn's and
+SciPy's. No jax here.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,15 @@ import math
 import numpy as np
 from jaxtyping import Real
 
-from mhsh.data.glue import GlueTask
+from mhsh.data.fine_tuning.glue import GlueTask
 from mhsh.errors import UserError
 
 
 def glue_scores(
     task: GlueTask, labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]
 ) -> dict[str, float]:
-    """The metrics of a task by name, in the order in which GLUE lists them. They are shares or correlations: GLUE prints 100 times
-    as much.
+    """The metrics of a task by name, in the order in which GLUE lists them. They are shares or
+    correlations: GLUE prints 100 times as much.
 
     Args:
       labels: classes, or the scores of a regression.
@@ -42,7 +44,9 @@ def accuracy(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray
 
 
 def f1(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
-    """The harmonic mean of precision and recall of class 1; 0, as in scikit-learn, where it is neither there nor predicted."""
+    """The harmonic mean of precision and recall of class 1; 0, as in scikit-learn, where it is
+    neither there nor predicted.
+    """
     hits = int(np.sum((labels == 1) & (predictions == 1)))
     claimed_or_there = int(np.sum(labels == 1)) + int(np.sum(predictions == 1))
     return 2 * hits / claimed_or_there if claimed_or_there else 0.0
@@ -64,12 +68,15 @@ def matthews(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray
 
 
 def pearson(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
-    """Pearson's correlation; nan, as in SciPy, where the labels or the predictions are all equal."""
+    """Pearson's correlation; nan, as in SciPy, where the labels or the predictions are all
+    equal.
+    """
     directions = []
     for values in (labels.astype(np.float64), predictions.astype(np.float64)):
         if np.all(values == values[0]):
             return math.nan
-        # The correlation does not depend on the scale, and squares of scaled numbers do not overflow.
+        # The correlation does not depend on the scale, and squares of scaled numbers do not
+        # overflow.
         centred = values / np.max(np.abs(values))
         centred -= np.mean(centred)
         directions.append(centred / np.linalg.norm(centred))
@@ -77,7 +84,9 @@ def pearson(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray,
 
 
 def spearman(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
-    """Pearson's correlation of the ranks, equal values sharing the mean of theirs; nan where `pearson` is."""
+    """Pearson's correlation of the ranks, equal values sharing the mean of theirs; nan where
+    `pearson` is.
+    """
     return pearson(_ranks(labels), _ranks(predictions))
 
 

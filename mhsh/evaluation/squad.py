@@ -1,4 +1,6 @@
-"""SQuAD's exact match and F1, as its two official scorers compute them (evaluate-v1.1.py, evaluate-v2.0.py). No jax here."""
+"""SQuAD's exact match and F1, as its two official scorers compute them (evaluate-v1.1.py,
+evaluate-v2.0.py). No jax here.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,11 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 
-from mhsh.data.squad import Question, SquadData
+from mhsh.data.fine_tuning.squad import Question, SquadData
 from mhsh.errors import UserError
 
-# The official scorer of 2.0 takes an answer for none where its no-answer probability is above this, unless told otherwise.
+# The official scorer of 2.0 takes an answer for none where its no-answer probability is above this,
+# unless told otherwise.
 NO_ANSWER_THRESHOLD = 1.0
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -21,14 +24,15 @@ def score_squad(
 ) -> dict[str, float | int]:
     """The figures of the official scorer of the data's version, under its names, in percent.
 
-    With 1.1 `exact_match` and `f1`; with 2.0 `exact` and `f1`, of all questions and (HasAns_, NoAns_) of those with and without
-    an answer, and with probabilities `best_exact` and `best_f1` with the thresholds that give them. A question without a
-    prediction counts as wrong: so does the scorer of 1.1, while that of 2.0 gives no figures then. `missing` is their number,
-    `unknown` that of predictions for questions that the data do not have; these count for nothing.
+    With 1.1 `exact_match` and `f1`; with 2.0 `exact` and `f1`, of all questions and (HasAns_,
+    NoAns_) of those with and without an answer, and with probabilities `best_exact` and `best_f1`
+    with the thresholds that give them. A question without a prediction counts as wrong: so does the
+    scorer of 1.1, while that of 2.0 gives no figures then. `missing` is their number, `unknown`
+    that of predictions for questions that the data do not have; these count for nothing.
 
     Raises:
-      UserError: a question cannot be scored as it has no answers to compare with, no prediction is for a question of the data,
-        there are probabilities with 1.1, or a prediction has none.
+      UserError: a question cannot be scored as it has no answers to compare with, no prediction is
+        for a question of the data, there are probabilities with 1.1, or a prediction has none.
     """
     ids = {question.id for question in data.questions}
     missing = len(ids - predictions.keys())
@@ -47,7 +51,9 @@ def score_squad(
 
 
 def normalize_answer(text: str) -> str:
-    """In lower case, without ASCII punctuation and English articles, and with one space between words."""
+    """In lower case, without ASCII punctuation and English articles, and with one space between
+    words.
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
@@ -57,7 +63,9 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def word_f1(prediction: str, answer: str) -> float:
-    """The harmonic mean of precision and recall of the words, counted as often as they stand there; 0 where none is shared."""
+    """The harmonic mean of precision and recall of the words, counted as often as they stand there;
+    0 where none is shared.
+    """
     predicted, expected = normalize_answer(prediction).split(), normalize_answer(answer).split()
     shared = sum((collections.Counter(predicted) & collections.Counter(expected)).values())
     if not shared:
@@ -130,7 +138,9 @@ def _check_probabilities(scores: Mapping[str, float], no_answer_probabilities: M
 def _with_threshold(
     questions: Sequence[Question], scores: Mapping[str, float], no_answer_probabilities: Mapping[str, float]
 ) -> dict[str, float]:
-    """The scores, with no answer in place of those predictions whose no-answer probability is above NO_ANSWER_THRESHOLD."""
+    """The scores, with no answer in place of those predictions whose no-answer probability is above
+    NO_ANSWER_THRESHOLD.
+    """
     return {
         question.id: float(question.is_impossible)
         if no_answer_probabilities[question.id] > NO_ANSWER_THRESHOLD
@@ -148,8 +158,9 @@ def _best_threshold(
 ) -> tuple[float, float]:
     """The best figure that any threshold gives, in percent, and that threshold.
 
-    From no answer anywhere, the predictions are let in one by one, in the order of their probabilities; like the official
-    scorer, it may stop between two of the same probability, where no threshold could, and the first threshold is 0.
+    From no answer anywhere, the predictions are let in one by one, in the order of their
+    probabilities; like the official scorer, it may stop between two of the same probability, where
+    no threshold could, and the first threshold is 0.
     """
     impossible = {question.id: question.is_impossible for question in questions}
     current = best = float(sum(impossible[question_id] for question_id in scores))

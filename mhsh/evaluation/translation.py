@@ -1,4 +1,6 @@
-"""Lines to lines: tokens, batches of sentences of like length, beam search, text again, in the order of the lines."""
+"""Lines to lines: tokens, batches of sentences of like length, beam search, text again, in the
+order of the lines.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
-from mhsh.data.pairs import clean_text
-from mhsh.data.translation_tokenizer import BOS_ID, EOS_ID, PAD_ID, TranslationTokenizer
+from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, TranslationTokenizer
+from mhsh.data.translation.pairs import clean_text
 from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded, beam_search
-from mhsh.models.contract import Batch
 from mhsh.models.seq2seq import Seq2Seq, decode_step, decoding_params, empty_caches, encode, grown_caches
+from mhsh.models.types import Batch
 
-# Sources are padded to this many tokens times a power of two: a program is compiled for each of these lengths that occurs.
+# Sources are padded to this many tokens times a power of two: a program is compiled for each of
+# these lengths that occurs.
 _SHORTEST = 8
 
-# (the source side of a batch, the most tokens of every row, the largest limit there can be) -> what was found
+# (the source side of a batch, the most tokens of every row, the largest limit there can be) -> what
+# was found
 Decoder = Callable[[Batch, Int32[np.ndarray, " B"], int], Decoded]
 
 
@@ -42,13 +46,15 @@ class Sentence:
 
 
 def length_limit(source_length: int, max_positions: int) -> int:
-    """The most tokens that a sentence of so many is translated to, end mark included: 2 n + 10, as far as positions reach."""
+    """The most tokens that a sentence of so many is translated to, end mark included: 2 n + 10, as
+    far as positions reach.
+    """
     return min(2 * source_length + 10, max_positions)
 
 
 def stages_to(max_length: int) -> list[int]:
-    """The room of the decoder's cache: a quarter and a half of it before the whole. A translation is about as long as its source,
-    and so ends about halfway to the limit.
+    """The room of the decoder's cache: a quarter and a half of it before the whole. A translation
+    is about as long as its source, and so ends about halfway to the limit.
     """
     return sorted({-(-max_length // 4), -(-max_length // 2), max_length})
 
@@ -56,7 +62,9 @@ def stages_to(max_length: int) -> list[int]:
 def model_decoder(
     model: Seq2Seq, params: Any, *, num_hypotheses: int, length_penalty: float, forbidden: tuple[int, ...] = (PAD_ID, BOS_ID)
 ) -> Decoder:
-    """Beam search with a model, compiled for each shape that comes; `forbidden` tokens are never produced."""
+    """Beam search with a model, compiled for each shape that comes; `forbidden` tokens are never
+    produced.
+    """
     return lambda batch, limits, max_length: jax.device_get(
         _decode(model, num_hypotheses, length_penalty, forbidden, max_length, params, batch, jnp.asarray(limits))
     )
@@ -75,8 +83,10 @@ def translate_lines(
 
     Args:
       decode: as `model_decoder` makes it.
-      max_positions: the longest sentence that the model reads or writes, in tokens, end mark included.
-      batch_tokens: source tokens decoded at once, padding included; a longer sentence is a batch of its own.
+      max_positions: the longest sentence that the model reads or writes, in tokens, end mark
+        included.
+      batch_tokens: source tokens decoded at once, padding included; a longer sentence is a batch of
+        its own.
       cut_overlong: longer sentences lose their end, instead of being an error.
 
     Raises:
@@ -112,7 +122,9 @@ def translate_lines(
 def sentence_batches(
     sentences: Sequence[Sentence], max_positions: int, batch_tokens: int
 ) -> Iterator[tuple[Sequence[Sentence], int, int]]:
-    """(the sentences, the batch's rows, its length), longest first; all batches of a length have the same number of rows."""
+    """(the sentences, the batch's rows, its length), longest first; all batches of a length have
+    the same number of rows.
+    """
     by_length: dict[int, list[Sentence]] = {}
     for sentence in sorted(sentences, key=lambda sentence: -len(sentence.tokens)):
         by_length.setdefault(_padded_length(len(sentence.tokens), max_positions), []).append(sentence)
@@ -128,7 +140,9 @@ def _padded_length(length: int, max_positions: int) -> int:
 
 
 def source_batch(members: Sequence[Sentence], rows: int, length: int) -> dict[str, np.ndarray]:
-    """The source side of a batch: the sentences, then rows of padding up to `rows`, all of `length` places."""
+    """The source side of a batch: the sentences, then rows of padding up to `rows`, all of `length`
+    places.
+    """
     tokens = np.full((rows, length), PAD_ID, np.int32)
     segmentation = np.zeros((rows, length), np.int32)
     for row, sentence in enumerate(members):

@@ -9,19 +9,23 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from mhsh.models.contract import Batch
-from mhsh.models.objective import Mean, Means
+from mhsh.models.losses import Mean, Means
+from mhsh.models.types import Batch
 
 
 def evaluate(step: Callable[[Any, Batch], Means], params: Any, batches: Iterable[Batch]) -> dict[str, float]:
-    """The figures of `step` over all batches together, each sum divided by its weight once, at the end."""
+    """The figures of `step` over all batches together, each sum divided by its weight once, at the
+    end.
+    """
     return _divided(jax.device_get(step(params, batch)) for batch in batches)
 
 
 def evaluate_rows(
     step: Callable[[Any, Batch], tuple[Means, Array]], params: Any, batches: Iterable[Batch], num_rows: int
 ) -> tuple[dict[str, float], Float[np.ndarray, "rows ..."]]:
-    """As `evaluate`, and the logits of the first `num_rows` rows; what follows fills the last batch."""
+    """As `evaluate`, and the logits of the first `num_rows` rows; what follows fills the last
+    batch.
+    """
     parts: list[tuple[Means, np.ndarray]] = [jax.device_get(step(params, batch)) for batch in batches]
     return _divided(means for means, _ in parts), np.concatenate([logits for _, logits in parts])[:num_rows]
 

@@ -1,4 +1,6 @@
-"""config.json of a Hugging Face BERT, read and written: the fields of the model section that it decides."""
+"""config.json of a Hugging Face BERT, read and written: the fields of the model section that it
+decides.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.interop.json_object import read_object
 from mhsh.models.layers import BERT_STDDEV
@@ -33,7 +35,8 @@ _SIZES = {
     "intermediate_size": "mlp_dim",
 }
 _DROPOUTS = {"hidden_dropout_prob": "hidden_dropout", "attention_probs_dropout_prob": "attention_dropout"}
-# Of the fields that a checkpoint of 2018 could leave out: Devlin et al.'s code has this as a constant.
+# Of the fields that a checkpoint of 2018 could leave out: Devlin et al.'s code has this as a
+# constant.
 _LAYER_NORM_EPSILON = 1e-12
 
 
@@ -53,7 +56,8 @@ def read_bert_config(path: Path) -> BertConfig:
     """The config.json at `path`.
 
     Raises:
-      UserError: it cannot be read, lacks a field or has one of another type, or is of a model that mhsh has not.
+      UserError: it cannot be read, lacks a field or has one of another type, or is of a model that
+        mhsh has not.
     """
     if not path.exists():
         raise UserError(f"there is no {path}; without it the weights mean nothing: fetch it into the folder of the weights")
@@ -124,7 +128,9 @@ def architecture_of(model: ModelConfig) -> str:
 
 
 def check_classification(there: BertConfig, num_classes: int, where: Path) -> None:
-    """Raises UserError where `there` is no choice of one among `num_classes`, or no regression on one number for 1."""
+    """Raises UserError where `there` is no choice of one among `num_classes`, or no regression on
+    one number for 1.
+    """
     if len(there.labels) != num_classes:
         raise UserError(
             f"{where} has {len(there.labels)} labels, the --config model.num_classes = {num_classes}; give a --config of that "

@@ -1,4 +1,6 @@
-"""Which tensor of a Hugging Face BERT is which parameter here, and how the one is laid out as the other."""
+"""Which tensor of a Hugging Face BERT is which parameter here, and how the one is laid out as the
+other.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 
-# Before every tensor of the body (embeddings, encoder, pooler), unless the checkpoint is a body alone.
+# Before every tensor of the body (embeddings, encoder, pooler), unless the checkpoint is a body
+# alone.
 BODY_PREFIX = "bert."
 # Tied to the token table and to cls.predictions.bias: no numbers of their own.
 TIED_KERNEL, TIED_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 OUTPUT_BIAS, TOKEN_TABLE = "cls.predictions.bias", "embeddings.word_embeddings.weight"
-# By the first part of a parameter's path: what the tensors of a head begin with. The pooler belongs to the body.
+# By the first part of a parameter's path: what the tensors of a head begin with. The pooler belongs
+# to the body.
 HEADS = {
     "prediction": "cls.predictions.",
     "next_sentence": "cls.seq_relationship.",
@@ -31,7 +35,9 @@ _LAYERS = "encoder/layers/"
 
 
 class Parameter(NamedTuple):
-    """One parameter, of one layer where every layer has its own, and the tensor with the same numbers."""
+    """One parameter, of one layer where every layer has its own, and the tensor with the same
+    numbers.
+    """
 
     path: str  # in the parameter tree
     name: str  # of the tensor, without BODY_PREFIX; {} is the layer's number
@@ -41,7 +47,9 @@ class Parameter(NamedTuple):
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """The shape there: all inputs are one axis and all outputs another; a bias has one; a table is as it is."""
+        """The shape there: all inputs are one axis and all outputs another; a bias has one; a table
+        is as it is.
+        """
         if self.num_inputs:
             return (math.prod(self.shape[self.num_inputs :]), math.prod(self.shape[: self.num_inputs]))
         return self.shape if self.name.endswith("embeddings.weight") else (math.prod(self.shape),)
@@ -70,9 +78,11 @@ class Parameter(NamedTuple):
 
 
 def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
-    """Every parameter of a Post-LN BERT with learned positions and token types, in the order of computation.
+    """Every parameter of a Post-LN BERT with learned positions and token types, in the order of
+    computation.
 
-    The two classes of the next-sentence head stand the other way there: 0 says that the second segment follows, here 1 does.
+    The two classes of the next-sentence head stand the other way there: 0 says that the second
+    segment follows, here 1 does.
     """
     d = model.embed_dim
     rows = [
@@ -107,7 +117,9 @@ def heads_of(model: ModelConfig) -> tuple[str, ...]:
 
 
 def each_tensor(model: ModelConfig, rows: Iterable[Parameter]) -> Iterator[tuple[str, Parameter]]:
-    """Name (without BODY_PREFIX) and parameter of every tensor, layer by layer where there are layers."""
+    """Name (without BODY_PREFIX) and parameter of every tensor, layer by layer where there are
+    layers.
+    """
     rows = tuple(rows)
     yield from ((row.name, row) for row in rows if not row.is_stacked)
     for layer in range(model.num_layers):
@@ -115,7 +127,9 @@ def each_tensor(model: ModelConfig, rows: Iterable[Parameter]) -> Iterator[tuple
 
 
 def to_tensors(model: ModelConfig, params: Any) -> dict[str, np.ndarray]:
-    """All tensors of a Post-LN BERT by name, of its parameter tree; none of them is tied to another."""
+    """All tensors of a Post-LN BERT by name, of its parameter tree; none of them is tied to
+    another.
+    """
     tensors: dict[str, np.ndarray] = {}
     for row in parameters(model):
         values: Any = params
@@ -129,8 +143,8 @@ def to_tensors(model: ModelConfig, params: Any) -> dict[str, np.ndarray]:
 
 
 def canonical_names(names: Iterable[str]) -> dict[str, str]:
-    """{name as `Parameter.name` has it: name in the file}: without BODY_PREFIX, LayerNorm's gamma and beta (of TensorFlow's
-    checkpoints) as weight and bias; buffers are left out.
+    """{name as `Parameter.name` has it: name in the file}: without BODY_PREFIX, LayerNorm's gamma
+    and beta (of TensorFlow's checkpoints) as weight and bias; buffers are left out.
 
     Raises:
       UserError: two tensors have one name.

@@ -1,4 +1,6 @@
-"""A model and its parameters as a folder that transformers loads: config.json, model.safetensors, vocabulary."""
+"""A model and its parameters as a folder that transformers loads: config.json, model.safetensors,
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from mhsh.config import ModelConfig
-from mhsh.data.tokenizer import WordPieceTokenizer
+from mhsh.config.schema import ModelConfig
+from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
 from mhsh.interop.bert_config import CONFIG_FILE, bert_config
 from mhsh.interop.bert_tensors import to_tensors

@@ -1,4 +1,6 @@
-"""A Hugging Face BERT checkpoint as a model section and parameters: every tensor is accounted for, none is believed unchecked."""
+"""A Hugging Face BERT checkpoint as a model section and parameters: every tensor is accounted for,
+none is believed unchecked.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.interop.bert_config import ARCHITECTURES, CONFIG_FILE, BertConfig, check_classification, read_bert_config
 from mhsh.interop.bert_tensors import (
@@ -65,16 +67,19 @@ class _Tensors(NamedTuple):
 
 
 def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> ImportedBert:
-    """Reads the checkpoint in the folder `source`, or the .safetensors file `source` with the config.json beside it.
+    """Reads the checkpoint in the folder `source`, or the .safetensors file `source` with the
+    config.json beside it.
 
     Args:
       base: gives the fields that a checkpoint knows nothing of: dtypes, remat_policy, scan_unroll.
-      fresh_heads: only the body (embeddings, encoder, pooler) is taken; the objective and the heads are those of `base`, and their
-        parameters, those of a pooler that the checkpoint lacks included, are named in `fresh`.
+      fresh_heads: only the body (embeddings, encoder, pooler) is taken; the objective and the heads
+        are those of `base`, and their parameters, those of a pooler that the checkpoint lacks
+        included, are named in `fresh`.
 
     Raises:
-      UserError: the checkpoint is damaged, pickled, of another architecture, without a head, or of another objective than `base`;
-        config.json and the tensors disagree; a tensor is missing or belongs nowhere.
+      UserError: the checkpoint is damaged, pickled, of another architecture, without a head, or of
+        another objective than `base`; config.json and the tensors disagree; a tensor is missing or
+        belongs nowhere.
     """
     weights = open_weights(source)
     config_path = (source if source.is_dir() else source.parent) / CONFIG_FILE
@@ -107,8 +112,8 @@ def _heads_of_base(base: ModelConfig) -> _Heads:
 
 
 def _heads_there(there: BertConfig, tensors: _Tensors, base: ModelConfig, config_path: Path) -> _Heads:
-    """By the architecture, or where config.json has none by the tensors. A BertForMaskedLM may have the next-sentence head as well:
-    that is how the first BERTs were published.
+    """By the architecture, or where config.json has none by the tensors. A BertForMaskedLM may have
+    the next-sentence head as well: that is how the first BERTs were published.
     """
     found = [head for head, prefix in HEADS.items() if any(name.startswith(prefix) for name in tensors.names)]
     if there.architecture is not None:
@@ -138,7 +143,9 @@ def _heads_there(there: BertConfig, tensors: _Tensors, base: ModelConfig, config
 
 
 def _fresh_parts(model: ModelConfig, tensors: _Tensors) -> tuple[str, ...]:
-    """The parts of the parameter tree that are drawn: all heads, and the pooler where the checkpoint has none."""
+    """The parts of the parameter tree that are drawn: all heads, and the pooler where the
+    checkpoint has none.
+    """
     has_pooler = any(name.startswith(POOLER) for name in tensors.names)
     return tuple(part for part in heads_of(model) if part != "pooler" or not has_pooler)
 
@@ -152,7 +159,9 @@ def _left_out(model: ModelConfig, tensors: _Tensors, fresh_heads: bool) -> set[s
 
 
 def _check_tensors(model: ModelConfig, taken: list[Parameter], tensors: _Tensors, left_out: set[str], config_path: Path) -> None:
-    """Every parameter has its tensor, of the shape that config.json gives it; every other tensor is one of `left_out`."""
+    """Every parameter has its tensor, of the shape that config.json gives it; every other tensor is
+    one of `left_out`.
+    """
     known = set(left_out)
     if "prediction" in heads_of(model):
         known |= {TIED_KERNEL, TIED_BIAS}
@@ -179,7 +188,9 @@ def _check_tensors(model: ModelConfig, taken: list[Parameter], tensors: _Tensors
 
 
 def _check_tied(there: BertConfig, tensors: _Tensors, config_path: Path) -> None:
-    """The output matrix and its bias, where they are stored a second time, are those that they are tied to."""
+    """The output matrix and its bias, where they are stored a second time, are those that they are
+    tied to.
+    """
     if OUTPUT_BIAS not in tensors.names:
         return
     if not there.is_tied and TIED_KERNEL not in tensors.names:

@@ -10,7 +10,9 @@ from mhsh.errors import UserError
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds. Raises UserError where it cannot be read or is something else."""
+    """The object that a JSON file holds. Raises UserError where it cannot be read or is something
+    else.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -22,8 +24,8 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
     """The object that `content` is the JSON of; `what` it is, as an error shows it.
 
     Raises:
-      UserError: it is not UTF-8, not JSON or not an object, is nested too deep, or gives one name twice, of which readers believe
-        now the first, now the last.
+      UserError: it is not UTF-8, not JSON or not an object, is nested too deep, or gives one name
+        twice, of which readers believe now the first, now the last.
     """
     try:
         value = json.loads(content.decode("utf-8"), object_pairs_hook=_without_repeats)

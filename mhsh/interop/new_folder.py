@@ -27,7 +27,8 @@ def check_new(out: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: str) -> Iterator[Path]:
-    """A folder beside `out` to be filled inside the `with`; at its end it becomes `out`, after an exception it is removed.
+    """A folder beside `out` to be filled inside the `with`; at its end it becomes `out`, after an
+    exception it is removed.
 
     Raises:
       UserError: `out` exists, or its folder cannot be written to.

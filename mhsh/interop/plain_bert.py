@@ -1,4 +1,6 @@
-"""The plain Post-LN BERT that computes what a model computes: omega folded into the weights, heads padded, tables written out."""
+"""The plain Post-LN BERT that computes what a model computes: omega folded into the weights, heads
+padded, tables written out.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,29 @@ import jax
 import numpy as np
 from jaxtyping import Float64
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.positions import sinusoids
 from mhsh.models.residual import deepnorm_constants
 from mhsh.models.stack import SUBLAYERS, encoder_stack
 
-# What divides by less grows a million times and more: half precision, in which exported models are run, could not hold it.
+# What divides by less grows a million times and more: half precision, in which exported models are
+# run, could not hold it.
 SMALLEST_OMEGA = 1e-6
-# The kernels of each sublayer that read the residual stream; their inputs are axis 1, after the layers.
+# The kernels of each sublayer that read the residual stream; their inputs are axis 1, after the
+# layers.
 _READERS = {"attention": ("query_kernel", "key_kernel", "value_kernel"), "feed_forward": ("up_kernel",)}
 
 
 def plain_bert(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """A Post-LN model with learned tables and N H = D, and fp32 parameters with which it computes what `model` does with `params`.
+    """A Post-LN model with learned tables and N H = D, and fp32 parameters with which it computes
+    what `model` does with `params`.
 
     What is plain already is passed on bit for bit.
 
     Raises:
-      UserError: there is none: another objective, another residual scheme, an omega that cannot be divided by, heads too wide.
+      UserError: there is none: another objective, another residual scheme, an omega that cannot be
+        divided by, heads too wide.
     """
     check_exportable(model)
     params = jax.tree.map(np.asarray, params)
@@ -36,7 +42,9 @@ def plain_bert(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
 
 
 def write_tables(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """The sines as a table like a learned one; where there are no token types, two that add nothing."""
+    """The sines as a table like a learned one; where there are no token types, two that add
+    nothing.
+    """
     embeddings = dict(params["embeddings"])
     if model.positions == "sinusoidal":
         embeddings["position"] = sinusoids(model.max_positions, model.embed_dim)
@@ -47,14 +55,17 @@ def write_tables(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
 
 
 def fold_residuals(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """LN(omega x + f(x)) as LN(x' + f'(x')) with x' = omega x, for Admin's omega and DeepNorm's alpha.
+    """LN(omega x + f(x)) as LN(x' + f'(x')) with x' = omega x, for Admin's omega and DeepNorm's
+    alpha.
 
-    x is the affine output of the LayerNorm before the sublayer (the embeddings' before the first), so its scale and bias times
-    omega make x'; and f' is f with the kernels that read x divided by omega along their inputs. The last LayerNorm stays as it is:
-    what reads it are the heads. All of it in fp64, rounded once.
+    x is the affine output of the LayerNorm before the sublayer (the embeddings' before the first),
+    so its scale and bias times omega make x'; and f' is f with the kernels that read x divided by
+    omega along their inputs. The last LayerNorm stays as it is: what reads it are the heads. All of
+    it in fp64, rounded once.
 
     Raises:
-      UserError: an omega that is not finite, or below SMALLEST_OMEGA: what f reads of such a coordinate cannot be had from omega x.
+      UserError: an omega that is not finite, or below SMALLEST_OMEGA: what f reads of such a
+        coordinate cannot be had from omega x.
     """
     if model.residual == "post_ln":
         return model, params
@@ -78,9 +89,11 @@ def fold_residuals(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
 
 
 def pad_heads(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """The same attention with heads of width D / N': zeros beside the H that there are, and as many heads of zeros as N' is more.
+    """The same attention with heads of width D / N': zeros beside the H that there are, and as many
+    heads of zeros as N' is more.
 
-    transformers divides the scores by sqrt(D / N'), so that queries grow by sqrt(D / N' / H), in fp64.
+    transformers divides the scores by sqrt(D / N'), so that queries grow by sqrt(D / N' / H), in
+    fp64.
 
     Raises:
       UserError: N heads of width H have no room in D.
@@ -101,7 +114,9 @@ def pad_heads(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
 
 
 def check_exportable(model: ModelConfig) -> None:
-    """Raises UserError where no plain BERT computes what the model does, whatever its parameters are."""
+    """Raises UserError where no plain BERT computes what the model does, whatever its parameters
+    are.
+    """
     reasons = {
         "clm": "its attention is causal, a BERT's is not",
         "translation": "it has a decoder, a BERT has none",

@@ -1,7 +1,9 @@
-"""One safetensors file: its header is checked before anything in it is believed, its tensors are read one at a time.
+"""One safetensors file: its header is checked before anything in it is believed, its tensors are
+read one at a time.
 
-The format (github.com/huggingface/safetensors): the header's length in 8 bytes, little-endian; the header, a JSON object of
-{name: {dtype, shape, data_offsets}}; then the tensors' bytes, without gaps.
+The format (github.com/huggingface/safetensors): the header's length in 8 bytes, little-endian; the
+header, a JSON object of {name: {dtype, shape, data_offsets}}; then the tensors' bytes, without
+gaps.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from mhsh.interop.json_object import parse_object
 LENGTH_BYTES = 8  # of the header's length
 # As in the library that writes these files.
 _LONGEST_HEADER = 100_000_000
-# Bytes an element, of the types that a BERT checkpoint may hold: weights, buffers of positions, masks.
+# Bytes an element, of the types that a BERT checkpoint may hold: weights, buffers of positions,
+# masks.
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 # Those that fp32 holds without loss.
 _READABLE = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": jnp.dtype("bfloat16")}
@@ -41,7 +44,8 @@ class SafetensorsFile:
         """Reads and checks the header alone.
 
         Raises:
-          UserError: the file cannot be read, or its header is cut short, no JSON, or at odds with itself or the file's size.
+          UserError: the file cannot be read, or its header is cut short, no JSON, or at odds with
+            itself or the file's size.
         """
         self.path = path
         try:
@@ -99,7 +103,9 @@ class SafetensorsFile:
         return TensorInfo(dtype, tuple(shape), start + offsets[0])
 
     def _check_layout(self, start: int, size: int) -> None:
-        """The tensors lie one behind the other and fill the file: none reads another's bytes, none the header's, none beyond."""
+        """The tensors lie one behind the other and fill the file: none reads another's bytes, none
+        the header's, none beyond.
+        """
         end = start
         for name, info in sorted(self.tensors.items(), key=lambda item: (item[1].start, math.prod(item[1].shape))):
             if info.start != end:

@@ -1,4 +1,6 @@
-"""The vocabulary of a Hugging Face BERT: vocab.txt or tokenizer.json, and what tokenizer_config.json says of the text before it."""
+"""The vocabulary of a Hugging Face BERT: vocab.txt or tokenizer.json, and what
+tokenizer_config.json says of the text before it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mhsh.data.tokenizer import SPECIALS, WordPieceTokenizer, load_wordpiece
+from mhsh.data.tokenizers.wordpiece import SPECIALS, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.interop.json_object import read_object
 
 TOKENIZER_CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE = "tokenizer_config.json", "vocab.txt", "tokenizer.json"
 _ADDED_TOKENS_FILE = "added_tokens.json"
 _TOKENIZER_CLASSES = ("BertTokenizer", "BertTokenizerFast")
-# What WordPieceTokenizer does, by the names of tokenizer.json. Older files lack the model's type; its other fields tell it.
+# What WordPieceTokenizer does, by the names of tokenizer.json. Older files lack the model's type;
+# its other fields tell it.
 _PARTS = {
     "model": {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
     "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
@@ -33,7 +36,8 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     """The vocabulary in a checkpoint's folder; None where there is none.
 
     Raises:
-      UserError: a file is damaged, two disagree, or they describe another tokenizer than BERT's WordPiece.
+      UserError: a file is damaged, two disagree, or they describe another tokenizer than BERT's
+        WordPiece.
     """
     files = {name: read_object(folder / name) for name in (TOKENIZER_CONFIG_FILE, TOKENIZER_FILE) if (folder / name).exists()}
     settings, whole = files.get(TOKENIZER_CONFIG_FILE, {}), files.get(TOKENIZER_FILE)
@@ -63,7 +67,9 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
 
 
 def write_vocabulary(folder: Path, tokenizer: WordPieceTokenizer, *, lowercase: bool, max_positions: int) -> None:
-    """vocab.txt and tokenizer_config.json, from which transformers makes a BertTokenizer with the same ids for the same text."""
+    """vocab.txt and tokenizer_config.json, from which transformers makes a BertTokenizer with the
+    same ids for the same text.
+    """
     tokenizer.save(folder / VOCAB_FILE)
     settings = {
         "tokenizer_class": "BertTokenizer",

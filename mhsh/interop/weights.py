@@ -1,4 +1,6 @@
-"""Where the weights of a checkpoint lie: one safetensors file, or several and their index. Pickles and archives are refused."""
+"""Where the weights of a checkpoint lie: one safetensors file, or several and their index. Pickles
+and archives are refused.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def open_weights(source: Path) -> Weights:
     """The weights in the folder `source`, or in the file `source`; nothing but headers is read.
 
     Raises:
-      UserError: there are none, they are pickled or in an archive, or a file or the index is damaged.
+      UserError: there are none, they are pickled or in an archive, or a file or the index is
+        damaged.
     """
     if not source.exists():
         raise UserError(f"there is no {source}; mhsh downloads nothing: give the folder that holds config.json and {WEIGHTS_FILE}")

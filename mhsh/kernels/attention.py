@@ -1,7 +1,9 @@
-"""Softmax attention in one kernel: neither scores nor probabilities leave the chip, nor is a mask ever written.
+"""Softmax attention in one kernel: neither scores nor probabilities leave the chip, nor is a mask
+ever written.
 
-Written here because what jax ships has no dropout on the probabilities by a mask of the caller's: flash_attention and
-splash_attention (TPU) have none, jax.nn.dot_product_attention neither, and cuDNN's draws its own.
+Written here because what jax ships has no dropout on the probabilities by a mask of the caller's:
+flash_attention and splash_attention (TPU) have none, jax.nn.dot_product_attention neither, and
+cuDNN's draws its own.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ def attend_plain(
     dropout_key: Key[Array, ""] | None,
     settings: AttentionSettings,
 ) -> Float[Array, "B T N H"]:
-    """Dropout(softmax(query key^T)) value a head, the definition; `query` has been divided by sqrt(H).
+    """Dropout(softmax(query key^T)) value a head, the definition; `query` has been divided by
+    sqrt(H).
 
-    A query may look at the keys of its segment, but for segment 0, which is padding: where it may look nowhere it looks everywhere.
+    A query may look at the keys of its segment, but for segment 0, which is padding: where it may
+    look nowhere it looks everywhere.
     """
     mask = (segments[:, :, None] == source_segments[:, None, :]) & (source_segments > 0)[:, None, :]
     if settings.causal:
@@ -55,9 +59,11 @@ def attend(
     settings: AttentionSettings,
     place: Place,
 ) -> Float[Array, "B T N H"]:
-    """`attend_plain` in one kernel, with the same probabilities dropped for the same key, on any mesh.
+    """`attend_plain` in one kernel, with the same probabilities dropped for the same key, on any
+    mesh.
 
-    The backward pass is one kernel as well: it keeps the operands and computes the probabilities again.
+    The backward pass is one kernel as well: it keeps the operands and computes the probabilities
+    again.
     """
     if dropout_key is None:
         settings = dataclasses.replace(settings, rate=0.0)
@@ -112,7 +118,9 @@ _fused.defvjp(_forward, _backward)
 
 @dataclasses.dataclass(frozen=True)
 class _Tile:
-    """The scores that a kernel has on the chip at once: a block of queries against all keys, of one head."""
+    """The scores that a kernel has on the chip at once: a block of queries against all keys, of one
+    head.
+    """
 
     num_queries: int  # in the block
     length: int  # T; the last block may reach beyond
@@ -129,7 +137,9 @@ class _Tile:
         return jax.lax.broadcasted_iota(jnp.int32, (self.num_queries, 1), 0) < self.length - self.first_query()
 
     def visible(self, segments: Any, source_segments: Any) -> Bool[Array, "Q S"]:
-        """Where a query may look, of references to a row of the segments of the queries and of the keys."""
+        """Where a query may look, of references to a row of the segments of the queries and of the
+        keys.
+        """
         source = source_segments[...]
         mask = (segments[...].reshape(self.num_queries, 1) == source) & (source > 0)
         if not self.settings.causal:
@@ -138,7 +148,9 @@ class _Tile:
         return mask & (jax.lax.broadcasted_iota(jnp.int32, (1, self.source_length), 1) <= queries)
 
     def kept(self, scalars: Any, head: int) -> Bool[Array, "Q S"] | None:
-        """The dropout mask of one head; None where nothing is dropped. Rows are counted over B, N and T."""
+        """The dropout mask of one head; None where nothing is dropped. Rows are counted over B, N
+        and T.
+        """
         if self.settings.rate == 0.0:
             return None
         row = (scalars[2] * jnp.uint32(pl.num_programs(0)) + jnp.uint32(pl.program_id(0))) * jnp.uint32(self.settings.num_heads)
@@ -152,8 +164,9 @@ class _Tile:
 
 
 def onchip(source_length: int, width: int, dtype: Any) -> OnChip:
-    """What the backward pass takes, which is more than the forward pass does: a query's operands and results twice and its fp32
-    scores, probabilities and their gradients; besides, keys and values with their gradients and sums.
+    """What the backward pass takes, which is more than the forward pass does: a query's operands
+    and results twice and its fp32 scores, probabilities and their gradients; besides, keys and
+    values with their gradients and sums.
     """
     factor, padded = jnp.dtype(dtype).itemsize, -(-width // 128) * 128
     return OnChip(6 * padded * factor + 32 * source_length, source_length * padded * (8 * factor + 8) + 4 * MIB)

@@ -1,4 +1,6 @@
-"""Dropout whose mask is a hash of a key and an element's place: nothing is drawn, stored or sent, in plain code and in kernels."""
+"""Dropout whose mask is a hash of a key and an element's place: nothing is drawn, stored or sent,
+in plain code and in kernels.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ DropoutKey = Key[Array, ""] | None  # None: nothing is dropped
 
 
 def dropout(x: Float[Array, "*rows C"], rate: float, key: DropoutKey) -> Float[Array, "*rows C"]:
-    """`x` with each element kept with probability 1 - `rate` and then divided by it (Srivastava et al. 2014), or 0.
+    """`x` with each element kept with probability 1 - `rate` and then divided by it (Srivastava et
+    al. 2014), or 0.
 
-    Without a key nothing is dropped. The mask depends on the key and on the element's place in the whole array: it is the same on
-    every mesh. The backward pass makes it again, so that no mask is kept between the two.
+    Without a key nothing is dropped. The mask depends on the key and on the element's place in the
+    whole array: it is the same on every mesh. The backward pass makes it again, so that no mask is
+    kept between the two.
     """
     if key is None or rate == 0.0:
         return x
@@ -30,7 +34,9 @@ def subkeys(key: DropoutKey, count: int) -> tuple[DropoutKey, ...]:
 
 
 def layer_keys(key: DropoutKey, lengths: tuple[int, ...]) -> Key[Array, " ..."] | None:
-    """A key a layer, stacked on as many axes as there are lengths, the same however the layers are grouped; or none."""
+    """A key a layer, stacked on as many axes as there are lengths, the same however the layers are
+    grouped; or none.
+    """
     return None if key is None else jax.random.split(key, math.prod(lengths)).reshape(lengths)
 
 
@@ -47,16 +53,20 @@ def threshold(rate: float) -> int:
 def row_states(
     seed: Seed | tuple[Array, Array], rows: UInt32[Array, "*rows"]
 ) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
-    """64 bits for each row of an array, `rows` being the rows' numbers: what `keep` mixes with an element's column."""
+    """64 bits for each row of an array, `rows` being the rows' numbers: what `keep` mixes with an
+    element's column.
+    """
     return _mixed(_mixed(rows + seed[0]) ^ seed[1]), _mixed(_mixed(rows ^ seed[1]) + seed[0])
 
 
 def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: float) -> Array:
-    """Whether elements survive, by the states of their rows and the numbers of their columns, which broadcast against each other.
+    """Whether elements survive, by the states of their rows and the numbers of their columns, which
+    broadcast against each other.
 
-    One multiply-and-shift hash with 32 bits of state, as good as hashes of two multiplications get (the constants are those of
-    Chris Wellons's "lowbias32"), the row's second word added half-way, so that rows are no shifted copies of each other.
-    Plain uint32 arithmetic: it runs inside any kernel, and XLA computes it in the loop that uses the mask.
+    One multiply-and-shift hash with 32 bits of state, as good as hashes of two multiplications get
+    (the constants are those of Chris Wellons's "lowbias32"), the row's second word added half-way,
+    so that rows are no shifted copies of each other. Plain uint32 arithmetic: it runs inside any
+    kernel, and XLA computes it in the loop that uses the mask.
     """
     first, second = states
     return _mixed(first + columns * jnp.uint32(0x9E3779B9), second) >= jnp.uint32(threshold(rate))

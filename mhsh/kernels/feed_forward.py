@@ -1,4 +1,6 @@
-"""The feed-forward sublayer and its join in one kernel: the F-wide hidden layer never leaves the chip."""
+"""The feed-forward sublayer and its join in one kernel: the F-wide hidden layer never leaves the
+chip.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from mhsh.kernels.settings import FeedForwardSettings, FeedForwardWeights
 def feed_forward_plain(
     x: Float[Array, "B T D"], weights: FeedForwardWeights, norm: Norm, key: Key[Array, ""] | None, settings: FeedForwardSettings
 ) -> Float[Array, "B T D"]:
-    """LN(omega * x + dropout(activation(x W1 + b1) W2 + b2)), the definition; without a key nothing is dropped."""
+    """LN(omega * x + dropout(activation(x W1 + b1) W2 + b2)), the definition; without a key nothing
+    is dropped.
+    """
     up, up_bias, down, down_bias = (each.astype(settings.dtype) for each in weights)
     hidden = ACTIVATIONS[settings.activation](jnp.einsum("BTD,DF->BTF", x.astype(settings.dtype), up) + up_bias)
     branch = jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias
@@ -36,9 +40,11 @@ def feed_forward(
     settings: FeedForwardSettings,
     place: Place,
 ) -> Float[Array, "B T D"]:
-    """`feed_forward_plain` in one kernel, with the same elements dropped for the same key, on any mesh.
+    """`feed_forward_plain` in one kernel, with the same elements dropped for the same key, on any
+    mesh.
 
-    Everything between two products is fp32. The backward pass is one kernel as well: it keeps `x` and computes the rest again.
+    Everything between two products is fp32. The backward pass is one kernel as well: it keeps `x`
+    and computes the rest again.
     """
     settings = settings if key is not None else dataclasses.replace(settings, rate=0.0)
     seed = jnp.zeros((2,), jnp.uint32) if key is None else seed_of(key)
@@ -104,8 +110,8 @@ _fused.defvjp(_forward, _backward)
 def onchip(num_inputs: int, num_hidden: int, residual_dtype: Any, dtype: Any) -> OnChip:
     """What the backward pass takes, which is more than the forward pass does.
 
-    A row: x and both gradients, each one in use and one on its way, and the fp32 values in between. Besides: the weights, their
-    gradients, and a block's part of these.
+    A row: x and both gradients, each one in use and one on its way, and the fp32 values in between.
+    Besides: the weights, their gradients, and a block's part of these.
     """
     residual, factor = jnp.dtype(residual_dtype).itemsize, jnp.dtype(dtype).itemsize
     return OnChip(num_inputs * (6 * residual + 32) + num_hidden * 32, 2 * num_inputs * num_hidden * (factor + 8) + 4 * MIB)

@@ -1,4 +1,6 @@
-"""How a branch joins the residual stream, LN(omega * x + dropout(branch)), for rows of any array: plain, and inside kernels."""
+"""How a branch joins the residual stream, LN(omega * x + dropout(branch)), for rows of any array:
+plain, and inside kernels.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from mhsh.kernels.dropout import dropout, threshold
 
 
 class Norm(NamedTuple):
-    """The parameters of the join, fp32: omega is ones for `post_ln`, DeepNorm's constant alpha, or Admin's."""
+    """The parameters of the join, fp32: omega is ones for `post_ln`, DeepNorm's constant alpha, or
+    Admin's.
+    """
 
     omega: Float32[Array, " D"]
     scale: Float32[Array, " D"]
@@ -20,7 +24,9 @@ class Norm(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """What a kernel reads as one array [4, D]: the join's parameters and the bias of the projection before it."""
+    """What a kernel reads as one array [4, D]: the join's parameters and the bias of the projection
+    before it.
+    """
 
     omega: Float32[Array, "1 D"]
     scale: Float32[Array, "1 D"]
@@ -37,7 +43,9 @@ def joined_plain(
     rate: float,
     key: Key[Array, ""] | None,
 ) -> Float[Array, "*rows D"]:
-    """LN(omega * x + dropout(branch)) in the dtype of `x`, the statistics of LayerNorm in fp32 (two passes over a row)."""
+    """LN(omega * x + dropout(branch)) in the dtype of `x`, the statistics of LayerNorm in fp32 (two
+    passes over a row).
+    """
     summed = norm.omega.astype(x.dtype) * x + dropout(branch, rate, key).astype(x.dtype)
     normed, _ = normalised(summed.astype(jnp.float32), epsilon)
     return (normed * norm.scale + norm.bias).astype(x.dtype)
@@ -59,8 +67,8 @@ def vectors_of(vectors_ref: Any) -> Vectors:
 
 
 def normalised(summed: Float32[Array, "*rows D"], epsilon: float) -> tuple[Float32[Array, "*rows D"], Float32[Array, "*rows 1"]]:
-    """Rows of mean 0 and variance 1, and what they were multiplied by. The mean is taken off before squaring: E[x^2] - E[x]^2
-    loses digits once omega * x dominates the sum.
+    """Rows of mean 0 and variance 1, and what they were multiplied by. The mean is taken off before
+    squaring: E[x^2] - E[x]^2 loses digits once omega * x dominates the sum.
     """
     centred = summed - jnp.mean(summed, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + epsilon)
@@ -75,7 +83,9 @@ def dropped(values: Float32[Array, "R C"], kept: Bool[Array, "R C"] | None, rate
 def summed(
     x: Float32[Array, "R C"], branch: Float32[Array, "R C"], vectors: Vectors, kept: Bool[Array, "R C"] | None, rate: float
 ) -> Float32[Array, "R C"]:
-    """Inside a kernel: omega * x + dropout(branch), for any columns of the rows; `branch` lacks its bias."""
+    """Inside a kernel: omega * x + dropout(branch), for any columns of the rows; `branch` lacks its
+    bias.
+    """
     return vectors.omega * x + dropped(branch + vectors.branch_bias, kept, rate)
 
 
@@ -88,7 +98,9 @@ def gradients_by(
     kept: Bool[Array, "R C"] | None,
     rate: float,
 ) -> tuple[Float32[Array, "R C"], Float32[Array, "R C"], tuple[Float32[Array, "R C"], ...]]:
-    """Inside a kernel: of the gradient by `summed`, those by `x` (past the branch) and `branch`, and by the vectors, row by row."""
+    """Inside a kernel: of the gradient by `summed`, those by `x` (past the branch) and `branch`,
+    and by the vectors, row by row.
+    """
     by_branch = dropped(by_summed, kept, rate)
     return vectors.omega * by_summed, by_branch, (by_summed * x, gradient * normed, gradient, by_branch)
 
@@ -100,7 +112,9 @@ def through_norm(
     mean: Float32[Array, "R 1"],
     along: Float32[Array, "R 1"],
 ) -> Float32[Array, "R C"]:
-    """The gradient by what LayerNorm was given: `mean` is that of a row of `by_normed`, `along` that of `by_normed * normed`."""
+    """The gradient by what LayerNorm was given: `mean` is that of a row of `by_normed`, `along`
+    that of `by_normed * normed`.
+    """
     return inverse * (by_normed - mean - normed * along)
 
 
@@ -113,7 +127,9 @@ def joined(
     epsilon: float,
     rate: float,
 ) -> Float32[Array, "R D"]:
-    """Inside a kernel that has whole rows: what `joined_plain` says, all in fp32; `branch` lacks its bias."""
+    """Inside a kernel that has whole rows: what `joined_plain` says, all in fp32; `branch` lacks
+    its bias.
+    """
     normed, _ = normalised(summed(x, branch, vectors, kept, rate), epsilon)
     return normed * vectors.scale + vectors.bias
 
@@ -128,8 +144,8 @@ def joined_backward(
     epsilon: float,
     rate: float,
 ) -> tuple[Float32[Array, "R D"], Float32[Array, "R D"], Float32[Array, "4 D"]]:
-    """Inside a kernel that has whole rows: the gradients of `joined` by `x` (past the branch), `branch` and the vectors, the last
-    summed over rows.
+    """Inside a kernel that has whole rows: the gradients of `joined` by `x` (past the branch),
+    `branch` and the vectors, the last summed over rows.
     """
     normed, inverse = normalised(summed(x, branch, vectors, kept, rate), epsilon)
     by_normed = gradient * vectors.scale

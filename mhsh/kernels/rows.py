@@ -1,4 +1,6 @@
-"""How a kernel runs over the rows of a batch: in blocks that one core takes in turn, and on every device its share of them."""
+"""How a kernel runs over the rows of a batch: in blocks that one core takes in turn, and on every
+device its share of them.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ from mhsh.kernels.dropout import Seed, keep, row_states
 Target = Literal["tpu", "gpu"]  # whose kernels: interpreted, either runs anywhere
 
 MIB = 2**20
-# What a kernel may take of a core's on-chip memory; `supported` says which chips have it, and what needs more.
+# What a kernel may take of a core's on-chip memory; `supported` says which chips have it, and what
+# needs more.
 ONCHIP_BYTES = 48 * MIB
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where kernels run: the devices, whose kernels, and whether Pallas only interprets them (on a CPU)."""
+    """Where kernels run: the devices, whose kernels, and whether Pallas only interprets them (on a
+    CPU).
+    """
 
     mesh: Mesh | AbstractMesh | None = None  # None: one device
     batch_axes: tuple[str, ...] = ()  # of the mesh, over which the batch lies; the parameters are whole on every device
@@ -45,9 +50,11 @@ def over_shards(
     batched: Sequence[Array],
     whole: Sequence[Array],
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """`function(scalars, batched, whole)` on every device's share of the batch; the second part of what it returns is summed.
+    """`function(scalars, batched, whole)` on every device's share of the batch; the second part of
+    what it returns is summed.
 
-    `scalars` are the seed and the number of shards before this one: masks go by an element's place in the whole array.
+    `scalars` are the seed and the number of shards before this one: masks go by an element's place
+    in the whole array.
     """
     if place.num_shards == 1:
         return function(jnp.append(seed, jnp.uint32(0)), tuple(batched), tuple(whole))
@@ -57,7 +64,8 @@ def over_shards(
         rows, sums = function(jnp.append(seed, shard), batched, whole)
         return rows, jax.lax.psum(sums, place.batch_axes) if sums else sums
 
-    # The gradients by parameters are summed here, in the open; `check_vma` would ask every kernel to declare what varies.
+    # The gradients by parameters are summed here, in the open; `check_vma` would ask every kernel
+    # to declare what varies.
     shares, same = PartitionSpec(place.batch_axes), PartitionSpec()
     mapped = jax.shard_map(local, mesh=place.mesh, in_specs=(same, shares, same), out_specs=(shares, same), check_vma=False)
     return mapped(seed, tuple(batched), tuple(whole))
@@ -71,7 +79,9 @@ class OnChip:
     fixed_bytes: int
 
     def block_rows(self) -> int:
-        """The most rows that fit, at most 512 and by sixteens (a tile of bf16); 0 if not even sixteen do."""
+        """The most rows that fit, at most 512 and by sixteens (a tile of bf16); 0 if not even
+        sixteen do.
+        """
         return max(0, min(512, (ONCHIP_BYTES - self.fixed_bytes) // self.bytes_per_row // 16 * 16))
 
 
@@ -99,9 +109,10 @@ def over_rows(
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Runs `kernel(block, *references)` over the rows of `rows` [B,T,*], block by block.
 
-    The references are: the scalars that `Block.kept` reads, a block of each of `rows`, each of `whole` entire, a block of each of
-    `row_results`, and each of `summed_results` entire: the blocks of one device come in order and add to it, the first one after
-    clearing it; the devices' sums are added.
+    The references are: the scalars that `Block.kept` reads, a block of each of `rows`, each of
+    `whole` entire, a block of each of `row_results`, and each of `summed_results` entire: the
+    blocks of one device come in order and add to it, the first one after clearing it; the devices'
+    sums are added.
     """
 
     def local(scalars: Array, rows: tuple[Array, ...], whole: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -121,7 +132,8 @@ def over_rows(
                 *(_entire(each) for each in whole),
             ],
             out_specs=[*(_blocked(each, block.size) for each in row_shapes), *(_entire(each) for each in summed_results)],
-            # "parallel": a chip of two cores that pass for one device takes half of the blocks with each; a sum is one core's.
+            # "parallel": a chip of two cores that pass for one device takes half of the blocks with
+            # each; a sum is one core's.
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("arbitrary" if summed_results else "parallel",), vmem_limit_bytes=ONCHIP_BYTES
             ),
@@ -163,7 +175,9 @@ class Block:
 def mask_of(
     seed: tuple[Array, Array], first: UInt32[Array, ""], shape: tuple[int, int], rate: float, first_column: Array | int = 0
 ) -> Bool[Array, "R C"]:
-    """The elements kept of `shape` rows and columns from row `first` and column `first_column` of an array on."""
+    """The elements kept of `shape` rows and columns from row `first` and column `first_column` of
+    an array on.
+    """
     rows = first + jax.lax.broadcasted_iota(jnp.uint32, (shape[0], 1), 0)
     columns = jnp.uint32(first_column) + jax.lax.broadcasted_iota(jnp.uint32, (1, shape[1]), 1)
     return keep(row_states(seed, rows), columns, rate)

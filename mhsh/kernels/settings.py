@@ -1,4 +1,6 @@
-"""What a compiled kernel is made for, and the parameters that it takes: the same for every platform."""
+"""What a compiled kernel is made for, and the parameters that it takes: the same for every
+platform.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-# The most negative finite number instead of -inf: a row that may look nowhere (padding) stays finite.
+# The most negative finite number instead of -inf: a row that may look nowhere (padding) stays
+# finite.
 NOWHERE = float(jnp.finfo(jnp.float32).min)
 
 

@@ -1,30 +1,37 @@
-"""What can be fused, and what not, in words for people: every question is answered by None (it can) or one line why not."""
+"""What can be fused, and what not, in words for people: every question is answered by None (it can)
+or one line why not.
+"""
 
 from __future__ import annotations
 
-from mhsh.config import ModelConfig
-from mhsh.kernels import attention, feed_forward, join
+from mhsh.config.schema import ModelConfig
+from mhsh.kernels import attention, feed_forward, out_proj_residual_norm
 from mhsh.kernels.gpu.attention import WIDEST_HEAD
 from mhsh.kernels.rows import MIB, ONCHIP_BYTES, OnChip, Target
 
 FUSED_RESIDUALS = ("post_ln", "deepnorm", "admin")
 
-# The least rows of a block with which the matrix units are worth their feeding, a side of the 128 x 128 array.
+# The least rows of a block with which the matrix units are worth their feeding, a side of the 128 x
+# 128 array.
 LEAST_ROWS = 128
 
-# Kinds of TPU, as jax names them, of whose cores each has too little on-chip memory (jax's own table of TPUs,
-# jax/_src/pallas/mosaic/tpu_info.py: 16 MiB a core for v2, v3, v4 and v4 lite; 64 for v5p and v7; 128 for v5e and v6e). A kernel
-# asks for its share itself: XLA's own default, 16 MiB, binds only those that ask for none.
+# Kinds of TPU, as jax names them, of whose cores each has too little on-chip memory (jax's own
+# table of TPUs, jax/_src/pallas/mosaic/tpu_info.py: 16 MiB a core for v2, v3, v4 and v4 lite; 64
+# for v5p and v7; 128 for v5e and v6e). A kernel asks for its share itself: XLA's own default, 16
+# MiB, binds only those that ask for none.
 SMALL_KINDS = ("TPU v2", "TPU v3", "TPU v4", "TPU v4 lite")
 
-# The GPUs, by a part of their names, for which the kernels were compiled: their tiles are cut to these chips' shared memory.
+# The GPUs, by a part of their names, for which the kernels were compiled: their tiles are cut to
+# these chips' shared memory.
 GPU_KINDS = ("H100", "H200", "GH200")
 
 
 def unsupported_platform(platform: str, device_kind: str, num_tensor_shards: int) -> str | None:
-    """Why no kernel at all runs on devices of this platform and kind, cut so many times along the mesh's axis `tensor`.
+    """Why no kernel at all runs on devices of this platform and kind, cut so many times along the
+    mesh's axis `tensor`.
 
-    `platform` is `tpu`, `gpu`, or `cpu`, where Pallas interprets the kernels: right, and far slower than the plain form.
+    `platform` is `tpu`, `gpu`, or `cpu`, where Pallas interprets the kernels: right, and far slower
+    than the plain form.
     """
     if platform not in ("tpu", "gpu", "cpu"):
         return f"there are no fused kernels for {platform} yet"
@@ -52,7 +59,7 @@ def unsupported_join(model: ModelConfig, target: Target) -> str | None:
     if target == "gpu":
         return _unsupported_residual(model)
     width = model.num_heads * model.head_dim
-    needed = join.onchip(width, model.embed_dim, model.residual_dtype, model.compute_dtype)
+    needed = out_proj_residual_norm.onchip(width, model.embed_dim, model.residual_dtype, model.compute_dtype)
     what = f"model.num_heads x model.head_dim = {model.num_heads} x {model.head_dim} is too wide"
     return _unsupported_residual(model) or _too_large(what, needed)
 
@@ -67,7 +74,9 @@ def unsupported_attention(model: ModelConfig, source_length: int, target: Target
 
 
 def unsupported_batch(batch_size: int, num_shards: int) -> str | None:
-    """Why a batch of so many rows cannot be cut for so many devices: unlike XLA's own cut, a kernel's is even."""
+    """Why a batch of so many rows cannot be cut for so many devices: unlike XLA's own cut, a
+    kernel's is even.
+    """
     return f"{batch_size} rows do not divide over {num_shards} devices" if batch_size % num_shards else None
 
 

@@ -1,4 +1,6 @@
-"""Admin's profiling pass: omega of every sublayer from one forward pass of the fresh model on one batch."""
+"""Admin's profiling pass: omega of every sublayer from one forward pass of the fresh model on one
+batch.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,20 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mhsh.config import ModelConfig
-from mhsh.models.contract import Batch
-from mhsh.models.model import MODELS
+from mhsh.config.schema import ModelConfig
+from mhsh.models.build import MODELS
 from mhsh.models.residual import AdminProfile
 from mhsh.models.stack import SUBLAYERS
+from mhsh.models.types import Batch
 
 
 def profile_omega(config: ModelConfig, params: Any, batch: Batch) -> dict[str, Float[Array, "_ _"]]:
-    """omega [L, sublayers] of every stack, sublayers as in SUBLAYERS, in one pass in depth order, dropout off.
+    """omega [L, sublayers] of every stack, sublayers as in SUBLAYERS, in one pass in depth order,
+    dropout off.
 
-    The encoder and then the decoder, each from omega = 1 (arXiv 2004.08249, section 4.2). Pure and jittable: on a mesh, the
-    variances are over the global batch. `params` are those of the Admin model.
+    The encoder and then the decoder, each from omega = 1 (arXiv 2004.08249, section 4.2). Pure and
+    jittable: on a mesh, the variances are over the global batch. `params` are those of the Admin
+    model.
     """
     model = MODELS[config.objective](config, AdminProfile)
     _, collected = model.apply({"params": params}, batch, None, mutable=["omega"])
@@ -31,7 +35,9 @@ def profile_omega(config: ModelConfig, params: Any, batch: Batch) -> dict[str, F
 
 
 def set_omega(params: Any, omega: dict[str, Float[Array, "_ _"]]) -> Any:
-    """`params` with every omega vector [L, D] filled with its sublayer's figure; everything else is shared."""
+    """`params` with every omega vector [L, D] filled with its sublayer's figure; everything else is
+    shared.
+    """
     changed = {}
     for stack, figures in omega.items():
         layers = dict(params[stack]["layers"])

@@ -1,4 +1,6 @@
-"""Multi-head attention with an explicit head width, and the masks it reads. Single-head is N = 1: no branch anywhere."""
+"""Multi-head attention with an explicit head width, and the masks it reads. Single-head is N = 1:
+no branch anywhere.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,30 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.kernels.attention import NOWHERE, AttentionSettings, attend
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
-from mhsh.kernels.join import JoinSettings, OutWeights, project_and_join
+from mhsh.kernels.out_proj_residual_norm import JoinSettings, OutWeights, project_and_join
 from mhsh.kernels.residual_norm import Norm
 from mhsh.kernels.rows import Place
 from mhsh.models.layers import bias_init, kernel_init
 
 
 class KeysValues(NamedTuple):
-    """What may be looked at, projected and kept: a matrix a head, each as the products with it read it fastest on a CPU."""
+    """What may be looked at, projected and kept: a matrix a head, each as the products with it read
+    it fastest on a CPU.
+    """
 
     key: Float[Array, "... N H S"]
     value: Float[Array, "... N S H"]
 
 
 class MultiHeadAttention(nn.Module):
-    """Sum over heads i of softmax(Q W_i^Q (K W_i^K)^T / sqrt(H)) V W_i^V W_i^O (arXiv 2106.09650, eq. 1), then hidden dropout.
+    """Sum over heads i of softmax(Q W_i^Q (K W_i^K)^T / sqrt(H)) V W_i^V W_i^O (arXiv 2106.09650,
+    eq. 1), then hidden dropout.
 
-    Every contraction carries the heads N as a batch axis, so one head costs what it computes and nothing else.
+    Every contraction carries the heads N as a batch axis, so one head costs what it computes and
+    nothing else.
     """
 
     config: ModelConfig
@@ -46,7 +52,9 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], source: Float[Array, "B S D"], mask: Bool[Array, "B 1 T S"], dropout_key: DropoutKey
     ) -> Float[Array, "B T D"]:
-        """`x` asks, `source` answers (itself, for self-attention); `mask` is True where a query may look."""
+        """`x` asks, `source` answers (itself, for self-attention); `mask` is True where a query may
+        look.
+        """
         return self._attend(x, self._key(source), self._value(source), mask, dropout_key)
 
     def remember(self, source: Float[Array, "B S D"]) -> KeysValues:
@@ -61,11 +69,14 @@ class MultiHeadAttention(nn.Module):
     def step(
         self, x: Float[Array, "B K D"], cache: KeysValues, position: Int[Array, ""], seen: Bool[Array, "B K T K"]
     ) -> tuple[Float[Array, "B K D"], KeysValues]:
-        """Causal self-attention of one new position of K sequences a row, without dropout; returns the cache with it in.
+        """Causal self-attention of one new position of K sequences a row, without dropout; returns
+        the cache with it in.
 
-        `cache` has room for S = T*K keys and values, those of the K sequences at one position side by side. `seen[b, k, t, j]` is
-        True where sequence k may look at what sequence j wrote at position t: its own new ones included, as they are written before
-        anything is read. In this order, and without a reshape of the cache, XLA writes in place; else it copies the whole cache.
+        `cache` has room for S = T*K keys and values, those of the K sequences at one position side
+        by side. `seen[b, k, t, j]` is True where sequence k may look at what sequence j wrote at
+        position t: its own new ones included, as they are written before anything is read. In this
+        order, and without a reshape of the cache, XLA writes in place; else it copies the whole
+        cache.
         """
         new, place = self.remember(x), position * x.shape[1]
         key = jax.lax.dynamic_update_slice_in_dim(cache.key, new.key, place, axis=3)
@@ -86,14 +97,17 @@ class MultiHeadAttention(nn.Module):
         scores = jnp.einsum("BTNH,BSNH->BNTS", self._query(x), key).astype(jnp.float32)
         probabilities = self._softmax(jnp.where(mask, scores, NOWHERE))
         probabilities = dropout(probabilities, config.attention_dropout, probabilities_key)
-        # In this order of the factors: XLA's CPU backend takes three times as long for the other where T is small.
+        # In this order of the factors: XLA's CPU backend takes three times as long for the other
+        # where T is small.
         out = self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities))
         return dropout(out, config.hidden_dropout, out_key)
 
     def joined(
         self, x: Float[Array, "B T D"], segmentation: Int[Array, "B T"], norm: Norm, dropout_key: DropoutKey, place: Place
     ) -> Float[Array, "B T D"]:
-        """Self-attention within segments and its join, LN(omega * x + f(x)), in two kernels after the projections."""
+        """Self-attention within segments and its join, LN(omega * x + f(x)), in two kernels after
+        the projections.
+        """
         config = self.config
         probabilities_key, out_key = subkeys(dropout_key, 2)
         attending = AttentionSettings(config.num_heads, config.objective == "clm", config.attention_dropout)
@@ -132,7 +146,9 @@ class MultiHeadAttention(nn.Module):
 
 
 def attention_mask(segmentation: Int[Array, "B T"], *, causal: bool) -> Bool[Array, "B 1 T T"]:
-    """True where query t may look at key s: same segment, not padding (segment 0), and s <= t if causal."""
+    """True where query t may look at key s: same segment, not padding (segment 0), and s <= t if
+    causal.
+    """
     mask = cross_attention_mask(segmentation, segmentation)
     if causal:
         length = segmentation.shape[1]

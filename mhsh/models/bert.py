@@ -1,4 +1,6 @@
-"""BERT (Devlin et al. 2018) with the heads of its pre-training and fine-tuning; under a causal mask, a language model."""
+"""BERT (Devlin et al. 2018) with the heads of its pre-training and fine-tuning; under a causal
+mask, a language model.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,21 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.attention import NOWHERE
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
-from mhsh.models.contract import Batch, Outputs
 from mhsh.models.layers import LayerNorm, bias_init, embedding_init, kernel_init
 from mhsh.models.positions import position_table
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Encoder
+from mhsh.models.types import Batch, Outputs
 
 
 class Embeddings(nn.Module):
-    """Token, position and (where the model has them) token-type embeddings, summed, normalised, dropped."""
+    """Token, position and (where the model has them) token-type embeddings, summed, normalised,
+    dropped.
+    """
 
     config: ModelConfig
 
@@ -41,7 +45,9 @@ class Embeddings(nn.Module):
 
 
 class PredictionHead(nn.Module):
-    """Dense, activation, LayerNorm, then the transposed token embeddings and a bias: the tied output of BERT."""
+    """Dense, activation, LayerNorm, then the transposed token embeddings and a bias: the tied
+    output of BERT.
+    """
 
     config: ModelConfig
 
@@ -86,16 +92,19 @@ class Classifier(nn.Module):
 
 
 class Bert(nn.Module):
-    """Embeddings, encoder and heads. `residual` is the config's scheme, or AdminProfile in the profiling pass."""
+    """Embeddings, encoder and heads. `residual` is the config's scheme, or AdminProfile in the
+    profiling pass.
+    """
 
     config: ModelConfig
     residual: type[Residual]
 
     @nn.compact
     def __call__(self, batch: Batch, dropout_key: DropoutKey) -> Outputs:
-        """Batch: inputs, inputs_position, inputs_segmentation [B,T]; token_types [B,T] where the model has types;
-        targets_position [B,P] with the mlm objective, the only positions that are projected on the vocabulary.
-        Logits: [B,P,V] (mlm), [B,T,V] (clm), [B,C] (classification), [B,2,T] (span: where the answer starts, and ends).
+        """Batch: inputs, inputs_position, inputs_segmentation [B,T]; token_types [B,T] where the
+        model has types; targets_position [B,P] with the mlm objective, the only positions that are
+        projected on the vocabulary. Logits: [B,P,V] (mlm), [B,T,V] (clm), [B,C] (classification),
+        [B,2,T] (span: where the answer starts, and ends).
         """
         config = self.config
         embeddings_key, encoder_key, pooled_key = subkeys(dropout_key, 3)

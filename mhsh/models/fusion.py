@@ -1,4 +1,6 @@
-"""Which sublayers of the encoder run as fused kernels: by the config, the devices they are compiled for, and what there is."""
+"""Which sublayers of the encoder run as fused kernels: by the config, the devices they are compiled
+for, and what there is.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.kernels.rows import Place
 from mhsh.kernels.supported import (
     unsupported_attention,
@@ -30,13 +32,17 @@ class Fused(NamedTuple):
 
 
 def fused_here(config: ModelConfig, num_rows: int, length: int) -> Fused:
-    """For a batch of `num_rows` x `length` tokens on the mesh that is set (jax.set_mesh), or else on one device."""
+    """For a batch of `num_rows` x `length` tokens on the mesh that is set (jax.set_mesh), or else
+    on one device.
+    """
     reasons = why_plain(config, num_rows, length)
     return Fused(reasons["attention"] is None, reasons["feed_forward"] is None, _place())
 
 
 def why_plain(config: ModelConfig, num_rows: int, length: int) -> dict[str, str | None]:
-    """A line for each sublayer that runs in its plain form, None for one that is fused; see `fused_here`."""
+    """A line for each sublayer that runs in its plain form, None for one that is fused; see
+    `fused_here`.
+    """
     place = _place()
     platform, kind, num_tensor_shards = _devices()
     reason = None

@@ -1,4 +1,6 @@
-"""The parts every sublayer shares: initialisers with logical axis names, LayerNorm, dropout, and the feed-forward sublayer."""
+"""The parts every sublayer shares: initialisers with logical axis names, LayerNorm, dropout, and
+the feed-forward sublayer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from flax import linen as nn
 from flax.typing import Initializer
 from jaxtyping import Array, Float
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
 from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward
@@ -22,10 +24,12 @@ BERT_STDDEV = 0.02
 
 
 def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain: float = 1.0) -> Initializer:
-    """The initialiser of a kernel whose first `num_inputs` axes are contracted and whose others are produced.
+    """The initialiser of a kernel whose first `num_inputs` axes are contracted and whose others are
+    produced.
 
-    `bert`: normal of deviation 0.02 truncated at two deviations (Devlin et al. 2018). `xavier`: uniform in
-    +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), as fairseq's Transformer.
+    `bert`: normal of deviation 0.02 truncated at two deviations (Devlin et al. 2018). `xavier`:
+    uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), as fairseq's
+    Transformer.
     """
     if config.init == "bert":
         init = truncated_normal(BERT_STDDEV * gain)
@@ -37,7 +41,9 @@ def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain
 
 
 def embedding_init(config: ModelConfig, names: Sequence[str]) -> Initializer:
-    """Embedding tables: as the kernels for `bert`; normal of deviation D^-1/2 for `xavier`, as fairseq's."""
+    """Embedding tables: as the kernels for `bert`; normal of deviation D^-1/2 for `xavier`, as
+    fairseq's.
+    """
     if config.init == "bert":
         init = truncated_normal(BERT_STDDEV)
     else:
@@ -46,7 +52,9 @@ def embedding_init(config: ModelConfig, names: Sequence[str]) -> Initializer:
 
 
 def truncated_normal(stddev: float) -> Initializer:
-    """A normal cut at two of its deviations and not rescaled afterwards: what BERT's `initializer_range` means."""
+    """A normal cut at two of its deviations and not rescaled afterwards: what BERT's
+    `initializer_range` means.
+    """
     return nn.initializers.truncated_normal(stddev, lower=-2.0, upper=2.0)
 
 
@@ -56,7 +64,9 @@ def bias_init(names: Sequence[str]) -> Initializer:
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm (Ba et al. 2016) whose statistics are fp32 whatever comes in, and which returns the residual stream's dtype."""
+    """LayerNorm (Ba et al. 2016) whose statistics are fp32 whatever comes in, and which returns the
+    residual stream's dtype.
+    """
 
     config: ModelConfig
 
@@ -76,8 +86,8 @@ class LayerNorm(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _normalised(x: Float[Array, "*rows D"], epsilon: float) -> Float[Array, "*rows D"]:
-    """Each row minus its mean, over its deviation. The backward pass is written out: of what JAX would derive from the forward pass
-    a CPU keeps and reads three arrays where one does.
+    """Each row minus its mean, over its deviation. The backward pass is written out: of what JAX
+    would derive from the forward pass a CPU keeps and reads three arrays where one does.
     """
     return _normalised_forward(x, epsilon)[0]
 
@@ -98,7 +108,9 @@ _normalised.defvjp(_normalised_forward, _normalised_backward)
 
 
 class FeedForward(nn.Module):
-    """Two projections, an activation and dropout between: D -> F -> D (Vaswani et al. 2017, eq. 2), then hidden dropout."""
+    """Two projections, an activation and dropout between: D -> F -> D (Vaswani et al. 2017, eq. 2),
+    then hidden dropout.
+    """
 
     config: ModelConfig
     gain: float = 1.0  # DeepNorm's beta on both kernels

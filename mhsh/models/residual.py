@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.kernels.residual_norm import Norm
 from mhsh.models.layers import LayerNorm
 from mhsh.models.stack import Stack
@@ -24,7 +24,9 @@ class Profile(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """What one sublayer hands to the next: the residual stream, and the profile in a profiling pass."""
+    """What one sublayer hands to the next: the residual stream, and the profile in a profiling
+    pass.
+    """
 
     x: Float[Array, "B T D"]
     profile: Profile | None
@@ -35,8 +37,9 @@ JoinedSublayer = Callable[[Float[Array, "B T D"], Norm], Float[Array, "B T D"]] 
 
 
 class Residual(nn.Module):
-    """A residual scheme: `__call__` joins one sublayer f, which includes its dropout, to the stream. The schemes that normalise the
-    sum may be given the sublayer fused with its join (mhsh/kernels/supported.py), which they take instead.
+    """A residual scheme: `__call__` joins one sublayer f, which includes its dropout, to the
+    stream. The schemes that normalise the sum may be given the sublayer fused with its join
+    (mhsh/kernels/supported.py), which they take instead.
     """
 
     config: ModelConfig
@@ -80,7 +83,9 @@ class PreLN(Residual):
 
 
 class Admin(Residual):
-    """LN(omega * x + f(x)), omega [D] trainable, one per sublayer (Liu et al. 2020, arXiv 2004.08249, eq. 5)."""
+    """LN(omega * x + f(x)), omega [D] trainable, one per sublayer (Liu et al. 2020, arXiv
+    2004.08249, eq. 5).
+    """
 
     def setup(self) -> None:
         start = closed_form_omega(self.config.admin_omega, self.stack.num_sublayers)
@@ -96,7 +101,9 @@ class Admin(Residual):
 
 
 class DeepNorm(Residual):
-    """LN(alpha x + f(x)), kernels scaled by beta at the start (Wang et al. 2022, arXiv 2203.00555)."""
+    """LN(alpha x + f(x)), kernels scaled by beta at the start (Wang et al. 2022, arXiv
+    2203.00555).
+    """
 
     @classmethod
     def init_gain(cls, stack: Stack) -> float:
@@ -113,7 +120,9 @@ class DeepNorm(Residual):
 
 
 class ReZero(Residual):
-    """x + alpha f(x), alpha a trainable scalar that starts at 0, no LayerNorm (Bachlechner et al. 2020, arXiv 2003.04887)."""
+    """x + alpha f(x), alpha a trainable scalar that starts at 0, no LayerNorm (Bachlechner et al.
+    2020, arXiv 2003.04887).
+    """
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
@@ -124,10 +133,12 @@ class ReZero(Residual):
 
 
 class AdminProfile(Residual):
-    """Admin's profiling pass: the same sum, omega taken from what the sublayers before this one put out.
+    """Admin's profiling pass: the same sum, omega taken from what the sublayers before this one put
+    out.
 
-    omega_1 = 1, omega_{i+1}^2 = Var[omega_i x_{i-1}] + Var[f_i(x_{i-1})] (arXiv 2004.08249, section 4.2), variances over
-    all real elements in fp32. Shares Admin's LayerNorm parameters; each omega is sown in the collection `omega`.
+    omega_1 = 1, omega_{i+1}^2 = Var[omega_i x_{i-1}] + Var[f_i(x_{i-1})] (arXiv 2004.08249, section
+    4.2), variances over all real elements in fp32. Shares Admin's LayerNorm parameters; each omega
+    is sown in the collection `omega`.
     """
 
     @classmethod
@@ -157,15 +168,17 @@ STRATEGIES: dict[str, type[Residual]] = {
 
 
 def closed_form_omega(admin_omega: str, num_sublayers: int) -> float:
-    """omega before any data is seen, n sublayers: `closed_log` sqrt((n+1)/ln(n+1) - 1), for an output change of O(log n);
-    `closed_one` sqrt(n), for O(1) (the two of the authors' admin-torch); `profiled` 1, until the profiling pass sets it.
+    """omega before any data is seen, n sublayers: `closed_log` sqrt((n+1)/ln(n+1) - 1), for an
+    output change of O(log n); `closed_one` sqrt(n), for O(1) (the two of the authors' admin-torch);
+    `profiled` 1, until the profiling pass sets it.
     """
     n = num_sublayers
     return {"closed_log": math.sqrt((n + 1) / math.log(n + 1) - 1), "closed_one": math.sqrt(n), "profiled": 1.0}[admin_omega]
 
 
 def deepnorm_constants(stack: Stack) -> tuple[float, float]:
-    """alpha and beta (arXiv 2203.00555, figure 2): an encoder alone (2N)^1/4, (8N)^-1/4; beside M decoder layers
+    """alpha and beta (arXiv 2203.00555, figure 2): an encoder alone (2N)^1/4, (8N)^-1/4; beside M
+    decoder layers
     0.81 (N^4 M)^1/16, 0.87 (N^4 M)^-1/16; the decoder (3M)^1/4, (12M)^-1/4.
     """
     if stack.decoder_layers:

@@ -1,4 +1,6 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017), trained on whole targets and decoded position by position."""
+"""The encoder-decoder Transformer (Vaswani et al. 2017), trained on whole targets and decoded
+position by position.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
 from mhsh.models.attention import KeysValues, attention_mask, cross_attention_mask
-from mhsh.models.contract import Batch, Outputs
 from mhsh.models.layers import embedding_init
 from mhsh.models.positions import position_table
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Context, Decoder, Encoder, decoder_step, unstack_layers
+from mhsh.models.types import Batch, Outputs
 
 
 class Memory(NamedTuple):
@@ -27,8 +29,9 @@ class Memory(NamedTuple):
 
 
 class SharedEmbeddings(nn.Module):
-    """One token table for both languages and for the output, as fairseq's --share-all-embeddings: times sqrt(D) on the way in
-    (Vaswani et al. 2017, section 3.4), as it is on the way out, without a bias. Learned positions are each side's own.
+    """One token table for both languages and for the output, as fairseq's --share-all-embeddings:
+    times sqrt(D) on the way in (Vaswani et al. 2017, section 3.4), as it is on the way out, without
+    a bias. Learned positions are each side's own.
     """
 
     config: ModelConfig
@@ -62,7 +65,9 @@ class SharedEmbeddings(nn.Module):
 
 
 class Seq2Seq(nn.Module):
-    """Shared embeddings, encoder and decoder. `residual` is the config's scheme, or AdminProfile in the profiling pass."""
+    """Shared embeddings, encoder and decoder. `residual` is the config's scheme, or AdminProfile in
+    the profiling pass.
+    """
 
     config: ModelConfig
     residual: type[Residual]
@@ -73,8 +78,9 @@ class Seq2Seq(nn.Module):
         self.decoder = Decoder(self.config, self.residual)
 
     def __call__(self, batch: Batch, dropout_key: DropoutKey) -> Outputs:
-        """Batch: inputs, inputs_position, inputs_segmentation [B,S]; decoder_inputs, targets_position, targets_segmentation [B,T].
-        Attention never leaves a segment, which is one sentence pair; the logits of position t see decoder_inputs up to t.
+        """Batch: inputs, inputs_position, inputs_segmentation [B,S]; decoder_inputs,
+        targets_position, targets_segmentation [B,T]. Attention never leaves a segment, which is one
+        sentence pair; the logits of position t see decoder_inputs up to t.
         """
         source_segmentation = jnp.asarray(batch["inputs_segmentation"])
         segmentation = jnp.asarray(batch["targets_segmentation"])
@@ -89,7 +95,9 @@ class Seq2Seq(nn.Module):
         return Outputs(self.embeddings.logits(hidden), None)
 
     def remember(self, batch: Batch) -> KeysValues:
-        """The keys [L,B,N,H,S] and values [L,B,N,S,H] that every layer's cross-attention makes of the sources; see `encode`."""
+        """The keys [L,B,N,H,S] and values [L,B,N,S,H] that every layer's cross-attention makes of
+        the sources; see `encode`.
+        """
         return self.decoder.remember(self._encode(batch, None, None))
 
     def _encode(self, batch: Batch, source_key: DropoutKey, encoder_key: DropoutKey) -> Float[Array, "B S D"]:
@@ -100,7 +108,9 @@ class Seq2Seq(nn.Module):
 
 
 def empty_caches(config: ModelConfig, batch_size: int, num_hypotheses: int, max_length: int) -> tuple[KeysValues, ...]:
-    """Room for the self-attention keys and values of every decoder layer, T*K each; see MultiHeadAttention.step."""
+    """Room for the self-attention keys and values of every decoder layer, T*K each; see
+    MultiHeadAttention.step.
+    """
     rows, places = (batch_size, config.num_heads), max_length * num_hypotheses
     key = jnp.zeros((*rows, config.head_dim, places), config.compute_dtype)
     value = jnp.zeros((*rows, places, config.head_dim), config.compute_dtype)
@@ -108,7 +118,9 @@ def empty_caches(config: ModelConfig, batch_size: int, num_hypotheses: int, max_
 
 
 def grown_caches(caches: tuple[KeysValues, ...], num_hypotheses: int, max_length: int) -> tuple[KeysValues, ...]:
-    """The same keys and values with room for T = max_length positions, which is no less than there was."""
+    """The same keys and values with room for T = max_length positions, which is no less than there
+    was.
+    """
     places = max_length * num_hypotheses - caches[0].key.shape[3]
     return tuple(
         KeysValues(
@@ -119,13 +131,17 @@ def grown_caches(caches: tuple[KeysValues, ...], num_hypotheses: int, max_length
 
 
 def decoding_params(config: ModelConfig, params: Any) -> Any:
-    """The parameters as `decode_step` takes them: the decoder's layers apart. To be made once, not in every step."""
+    """The parameters as `decode_step` takes them: the decoder's layers apart. To be made once, not
+    in every step.
+    """
     decoder = params["decoder"]
     return params | {"decoder": decoder | {"layers": unstack_layers(decoder["layers"], config.num_decoder_layers)}}
 
 
 def encode(model: Seq2Seq, params: Any, batch: Batch) -> Memory:
-    """What decoding needs of the sources, one sentence a row; reads inputs, inputs_position and inputs_segmentation [B,S]."""
+    """What decoding needs of the sources, one sentence a row; reads inputs, inputs_position and
+    inputs_segmentation [B,S].
+    """
     layers = cast(KeysValues, model.apply({"params": params}, batch, method=Seq2Seq.remember))
     return Memory(unstack_layers(layers, model.config.num_decoder_layers), jnp.asarray(batch["inputs_segmentation"]) > 0)
 
@@ -139,10 +155,12 @@ def decode_step(
     caches: tuple[KeysValues, ...],
     memory: Memory,
 ) -> tuple[Float[Array, "B K V"], tuple[KeysValues, ...]]:
-    """The logits that follow `tokens`, which stand at `position` (from 0) of K hypotheses a row, and the caches with them in.
+    """The logits that follow `tokens`, which stand at `position` (from 0) of K hypotheses a row,
+    and the caches with them in.
 
-    `params` are made by `decoding_params`. `seen[b, k, t, j]` is True where hypothesis k may read what was written under j at place
-    t <= position, so that hypotheses can change their numbers while the caches stay as they are.
+    `params` are made by `decoding_params`. `seen[b, k, t, j]` is True where hypothesis k may read
+    what was written under j at place t <= position, so that hypotheses can change their numbers
+    while the caches stay as they are.
     """
     config = model.config
     embeddings: Any = SharedEmbeddings(config)

@@ -1,4 +1,6 @@
-"""What a stack of layers is: where it stands in the model, how deep it is, and which sublayers its layers have."""
+"""What a stack of layers is: where it stands in the model, how deep it is, and which sublayers its
+layers have.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeVar
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 
-# The sublayers of one layer, in the order in which the residual stream meets them, by stack; both also name the parameters:
-# params[stack]["layers"][sublayer] is the sublayer, [sublayer + "_residual"] what joins it to the stream.
+# The sublayers of one layer, in the order in which the residual stream meets them, by stack; both
+# also name the parameters: params[stack]["layers"][sublayer] is the sublayer, [sublayer +
+# "_residual"] what joins it to the stream.
 SUBLAYERS = {
     "encoder": ("attention", "feed_forward"),
     "decoder": ("self_attention", "cross_attention", "feed_forward"),
@@ -20,7 +23,9 @@ Value = TypeVar("Value")
 
 
 def in_stack_order(by_stack: Mapping[str, Value]) -> dict[str, Value]:
-    """The same, the encoder before the decoder: a pytree's dictionaries come back from jax in the order of their names."""
+    """The same, the encoder before the decoder: a pytree's dictionaries come back from jax in the
+    order of their names.
+    """
     return {stack: by_stack[stack] for stack in SUBLAYERS if stack in by_stack}
 
 

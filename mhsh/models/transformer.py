@@ -1,4 +1,6 @@
-"""The encoder and the decoder: layers under one scan, rematerialised by policy. Who may look where is the masks' affair."""
+"""The encoder and the decoder: layers under one scan, rematerialised by policy. Who may look where
+is the masks' affair.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.kernels.dropout import DropoutKey, layer_keys, subkeys
 from mhsh.kernels.residual_norm import Norm
 from mhsh.models.attention import KeysValues, MultiHeadAttention, attention_mask
@@ -20,9 +22,10 @@ from mhsh.models.layers import FeedForward, LayerNorm
 from mhsh.models.residual import Residual, Stream, Sublayer
 from mhsh.models.stack import decoder_stack, encoder_stack
 
-# What the backward pass finds saved; everything else of a layer is computed again. `none` saves all. `groups` as well saves the
-# stream before every group of layers alone (Chen et al. 2016, arXiv 1604.06174), so that depth costs the root of its memory.
-# `auto` is for training to decide (mhsh/training/remat.py); whatever is never differentiated reads none of them.
+# What the backward pass finds saved; everything else of a layer is computed again. `none` saves
+# all. `groups` as well saves the stream before every group of layers alone (Chen et al. 2016, arXiv
+# 1604.06174), so that depth costs the root of its memory. `auto` is for training to decide
+# (mhsh/training/remat.py); whatever is never differentiated reads none of them.
 REMAT_POLICIES: dict[str, Any] = {
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -32,7 +35,9 @@ REMAT_POLICIES: dict[str, Any] = {
 
 
 def group_sizes(num_layers: int) -> tuple[int, int]:
-    """Groups, and layers of a group, so that their sum, the streams that `groups` keeps at once, is least."""
+    """Groups, and layers of a group, so that their sum, the streams that `groups` keeps at once, is
+    least.
+    """
     sizes = [(num_layers // size, size) for size in range(1, num_layers + 1) if num_layers % size == 0]
     return min(sizes, key=sum)
 
@@ -48,9 +53,10 @@ def scan_lengths(owner: nn.Module, config: ModelConfig, num_layers: int) -> tupl
 
 
 def over_layers(layer: Any, config: ModelConfig, lengths: tuple[int, ...], in_axes: Mapping[str, Any]) -> Any:
-    """The module class of copies of `layer`, one after the other, in scans of these lengths, their parameters stacked on axis 0
-    (logical axis `layers`). `in_axes` says of each method of the layer which arguments after the first, the carry, are stacked as
-    well, on an axis a scan. `__call__` alone is rematerialised.
+    """The module class of copies of `layer`, one after the other, in scans of these lengths, their
+    parameters stacked on axis 0 (logical axis `layers`). `in_axes` says of each method of the layer
+    which arguments after the first, the carry, are stacked as well, on an axis a scan. `__call__`
+    alone is rematerialised.
     """
     for length in reversed(lengths):
         if config.remat_policy in REMAT_POLICIES:
@@ -77,7 +83,9 @@ SOWN = ("omega", "diagnosis", "probe")
 
 
 class Sight(NamedTuple):
-    """Who may look where in the encoder: the mask, and the segments that it was made of, which is what fused kernels read."""
+    """Who may look where in the encoder: the mask, and the segments that it was made of, which is
+    what fused kernels read.
+    """
 
     mask: Bool[Array, "B 1 T T"]
     segmentation: Int[Array, "B T"]
@@ -125,7 +133,9 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], segmentation: Int[Array, "B T"], dropout_key: DropoutKey) -> Float[Array, "B T D"]:
-        """Attention stays within a segment (0: padding); in a language model (clm) it never looks ahead."""
+        """Attention stays within a segment (0: padding); in a language model (clm) it never looks
+        ahead.
+        """
         config = self.config
         lengths = scan_lengths(self, config, config.num_layers)
         layers = over_layers(EncoderLayer, config, lengths, {"__call__": (0, nn.broadcast)})
@@ -147,7 +157,9 @@ class Context(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, cross-attention, feed-forward, each joined to the stream by the residual scheme."""
+    """Self-attention, cross-attention, feed-forward, each joined to the stream by the residual
+    scheme.
+    """
 
     config: ModelConfig
     residual: type[Residual]
@@ -175,7 +187,9 @@ class DecoderLayer(nn.Module):
         return Stream(x, stream.profile), None
 
     def remember(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "B S D"], KeysValues]:
-        """The encoder's output, passed on, and its keys and values for this layer's cross-attention."""
+        """The encoder's output, passed on, and its keys and values for this layer's
+        cross-attention.
+        """
         return source, self.cross_attention.remember(source)
 
     def step(
@@ -187,7 +201,9 @@ class DecoderLayer(nn.Module):
         seen: Bool[Array, "B K T K"],
         cross_mask: Bool[Array, "B 1 K S"],
     ) -> tuple[Float[Array, "B K D"], KeysValues]:
-        """One new position of K sequences a row, and the cache with it in; see MultiHeadAttention.step."""
+        """One new position of K sequences a row, and the cache with it in; see
+        MultiHeadAttention.step.
+        """
         written = []
 
         def self_attention(x: Float[Array, "B K D"]) -> Float[Array, "B K D"]:
@@ -195,7 +211,8 @@ class DecoderLayer(nn.Module):
             written.append(after)
             return out
 
-        # The K sequences of a row stand where a row's T positions stand in training: these sublayers treat each by itself.
+        # The K sequences of a row stand where a row's T positions stand in training: these
+        # sublayers treat each by itself.
         stream = self._join(Stream(x, None), self_attention, lambda x: self.cross_attention.recall(x, memory, cross_mask), None)
         return stream.x, written[0]
 
@@ -228,7 +245,9 @@ class Decoder(nn.Module):
         return self._finish(stream.x)
 
     def remember(self, source: Float[Array, "B S D"]) -> KeysValues:
-        """The keys [L,B,N,H,S] and values [L,B,N,S,H] that the cross-attention of every layer makes of the encoder's output."""
+        """The keys [L,B,N,H,S] and values [L,B,N,S,H] that the cross-attention of every layer makes
+        of the encoder's output.
+        """
         _, memory = self.layers.remember(source)
         return jax.tree.map(lambda stacked: stacked.reshape(-1, *stacked.shape[len(self.lengths) :]), memory)
 
@@ -246,10 +265,12 @@ def decoder_step(
     seen: Bool[Array, "B K T K"],
     cross_mask: Bool[Array, "B 1 K S"],
 ) -> tuple[Float[Array, "B K D"], tuple[KeysValues, ...]]:
-    """One new position of K sequences a row, and every layer's cache with it in; see MultiHeadAttention.step.
+    """One new position of K sequences a row, and every layer's cache with it in; see
+    MultiHeadAttention.step.
 
-    `params` are the decoder's, except that `layers` has been through `unstack_layers`: in the scan over layers each step would
-    copy every layer's slice of the parameters, the caches and the memories.
+    `params` are the decoder's, except that `layers` has been through `unstack_layers`: in the scan
+    over layers each step would copy every layer's slice of the parameters, the caches and the
+    memories.
     """
     layer: Any = DecoderLayer(decoder.config, decoder.residual)
     written = []

@@ -1,4 +1,6 @@
-"""Means over seeds and how sure they are: Student-t intervals of a mean, and of the difference of two means."""
+"""Means over seeds and how sure they are: Student-t intervals of a mean, and of the difference of
+two means.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Estimate:
 
 
 def mean_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, low and high over axis 0 (the seeds) by INTERVAL_RULE; a nan anywhere in a column makes that column nan."""
+    """Mean, low and high over axis 0 (the seeds) by INTERVAL_RULE; a nan anywhere in a column makes
+    that column nan.
+    """
     seeds = len(values)
     mean = values.mean(axis=0)
     if seeds < 2:
@@ -59,7 +63,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate:
-    """How much larger the mean of `values` is than that of `baseline`, both by seed, by DIFFERENCE_RULE.
+    """How much larger the mean of `values` is than that of `baseline`, both by seed, by
+    DIFFERENCE_RULE.
 
     `seeds` is that of the smaller group.
     """

@@ -1,7 +1,8 @@
-"""Saving and restoring the training state through Orbax, with a manifest that is compared before any array is read.
+"""Saving and restoring the training state through Orbax, with a manifest that is compared before
+any array is read.
 
-The manifest holds every array's path, shape, dtype and checksum; a checkpoint whose files are not those that were written, or
-whose arrays do not give the checksums again, is damaged.
+The manifest holds every array's path, shape, dtype and checksum; a checkpoint whose files are not
+those that were written, or whose arrays do not give the checksums again, is damaged.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from mhsh.config import TrainConfig
+from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder, absolute
 from mhsh.training.checksum import as_hex, checksums
 from mhsh.training.cluster import told_by_first
-from mhsh.training.inventory import damage, write_inventory
+from mhsh.training.file_manifest import damage, write_inventory
 from mhsh.training.state import TrainState
 
 Manifest = dict[str, dict[str, Any]]
@@ -29,7 +30,8 @@ ITEMS = ("params", "opt_state", "manifest")
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 
 
-# What a save in the background dies of is raised by `raise_failed_save`, `save` and `close`; Orbax also logs its whole traceback.
+# What a save in the background dies of is raised by `raise_failed_save`, `save` and `close`; Orbax
+# also logs its whole traceback.
 logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "async_checkpointer" in record.pathname))
 
 
@@ -38,7 +40,9 @@ class DamagedCheckpoint(UserError):
 
 
 class Checkpoints:
-    """The checkpoints of one run: params, opt_state and manifest as separate items, so that params restore alone."""
+    """The checkpoints of one run: params, opt_state and manifest as separate items, so that params
+    restore alone.
+    """
 
     def __init__(self, folder: epath.PathLike, *, keep: int, keep_every: int) -> None:
         """Keeps the newest `keep` steps, and for good every multiple of `keep_every` (0: none)."""
@@ -63,7 +67,9 @@ class Checkpoints:
         return sorted(self._manager.all_steps(), reverse=True)
 
     def existing_step(self, step: int | None) -> int:
-        """`step` where it is saved, or the newest where it is None. Raises UserError where there is no such checkpoint."""
+        """`step` where it is saved, or the newest where it is None. Raises UserError where there is
+        no such checkpoint.
+        """
         steps = self.steps()
         if not steps:
             raise UserError(f"{self._folder} holds no checkpoint; train the run first")
@@ -109,7 +115,9 @@ class Checkpoints:
         return self._restore_item(step, "params", abstract)
 
     def set_aside(self, step: int) -> epath.Path:
-        """Moves a damaged checkpoint out of the way, so that its step can be saved again; returns where it lies now."""
+        """Moves a damaged checkpoint out of the way, so that its step can be saved again; returns
+        where it lies now.
+        """
         aside = self._folder.parent / "damaged_checkpoints" / str(step)
         number = 1
         while aside.exists():
@@ -140,7 +148,9 @@ class Checkpoints:
             ) from error
 
     def _list_files(self) -> None:
-        """Called by Orbax when all files are written and the checkpoint is not yet committed: they are committed together."""
+        """Called by Orbax when all files are written and the checkpoint is not yet committed: they
+        are committed together.
+        """
         if jax.process_index() == 0:
             [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]
             write_inventory(unfinished)
@@ -173,7 +183,9 @@ class Checkpoints:
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """{path: leaf} in the tree's own order; a plain dictionary is all that a checkpoint needs to know of a tree."""
+    """{path: leaf} in the tree's own order; a plain dictionary is all that a checkpoint needs to
+    know of a tree.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
@@ -187,7 +199,9 @@ def manifest(leaves: dict[str, Any], sums: dict[str, Any] | None = None) -> Mani
 
 
 def compare_manifests(saved: Manifest, wanted: Manifest, where: epath.Path) -> None:
-    """Raises UserError naming the first array that is missing, unexpected, or of another shape or dtype."""
+    """Raises UserError naming the first array that is missing, unexpected, or of another shape or
+    dtype.
+    """
     differences = [
         f"{path} is {_describe(saved.get(path))} there, {_describe(wanted.get(path))} in the config"
         for path in sorted(saved.keys() | wanted.keys())

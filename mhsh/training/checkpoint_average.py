@@ -1,4 +1,6 @@
-"""The average of a run's last checkpoints: parameters that stand nearer to the middle of where training moves about."""
+"""The average of a run's last checkpoints: parameters that stand nearer to the middle of where
+training moves about.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from mhsh.training.checkpoint import Checkpoints
 
 
 def newest_steps(checkpoints: Checkpoints, count: int, step: int | None) -> list[int]:
-    """The newest `count` steps that are kept, newest first; with `step`, that one and those before it.
+    """The newest `count` steps that are kept, newest first; with `step`, that one and those before
+    it.
 
     Raises:
       UserError: there are not so many, or `step` is not among them.
@@ -31,10 +34,11 @@ def newest_steps(checkpoints: Checkpoints, count: int, step: int | None) -> list
 
 
 def average(checkpoints: Checkpoints, steps: Sequence[int], abstract_params: Any) -> Any:
-    """The mean of the parameters of `steps`, each array in its own dtype, laid out as `abstract_params` says.
+    """The mean of the parameters of `steps`, each array in its own dtype, laid out as
+    `abstract_params` says.
 
-    Source: the averaging of Vaswani et al. 2017, section 6.1. A running mean in fp32, so that beside it only one checkpoint is in
-    memory at a time.
+    Source: the averaging of Vaswani et al. 2017, section 6.1. A running mean in fp32, so that
+    beside it only one checkpoint is in memory at a time.
 
     Raises:
       UserError: as `Checkpoints.restore_params`.

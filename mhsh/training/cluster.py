@@ -1,4 +1,6 @@
-"""Several processes as one run: joining them, checking that they agree before they start, and stopping them at one step."""
+"""Several processes as one run: joining them, checking that they agree before they start, and
+stopping them at one step.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from mhsh.errors import UserError
 
 REPORT_TIMEOUT_SECONDS = 300
 BARRIER_TIMEOUT_SECONDS = 3600  # between the first and the last process to come
-# A process that is asked to stop at step k names step k + 3. No other can have passed it: the host runs at most one step ahead
-# of the device, and no device finishes step k + 1 before the asked process has begun it, after it wrote its wish down.
+# A process that is asked to stop at step k names step k + 3. No other can have passed it: the host
+# runs at most one step ahead of the device, and no device finishes step k + 1 before the asked
+# process has begun it, after it wrote its wish down.
 STEPS_TO_STOP = 3
 _LONGEST_MESSAGE = 512  # bytes
 
@@ -29,7 +32,8 @@ def join(*, coordinator: str | None, num_processes: int | None, process_id: int 
       UserError: the others cannot be found or reached.
     """
     try:
-        # With a coordinator named, nothing is to be detected: inside a Slurm job JAX would otherwise hand out devices by task.
+        # With a coordinator named, nothing is to be detected: inside a Slurm job JAX would
+        # otherwise hand out devices by task.
         detection = None if coordinator is None else "deactivate"
         jax.distributed.initialize(coordinator, num_processes, process_id, cluster_detection_method=detection)
     except (ValueError, RuntimeError) as error:
@@ -45,7 +49,8 @@ def preflight(facts: Mapping[str, str]) -> None:
     Every process must call it. A run of one process has nothing to compare.
 
     Raises:
-      UserError: naming each process that differs, and in what, or that has not reported in time; on every process.
+      UserError: naming each process that differs, and in what, or that has not reported in time; on
+        every process.
     """
     if jax.process_count() == 1:
         return
@@ -69,7 +74,8 @@ def preflight(facts: Mapping[str, str]) -> None:
 
 
 def wait_for_all(name: str) -> None:
-    """Goes on when every process of the run has come to the point of this name; no two points have the same.
+    """Goes on when every process of the run has come to the point of this name; no two points have
+    the same.
 
     Raises:
       UserError: one of them has ended, or has not come in time.
@@ -100,7 +106,8 @@ class StopAgreement:
         self._told = False
 
     def stops_after(self, step: int, requested: int | None) -> int | None:
-        """Asked once a step, in step order: the number of the signal that ends the run with this step, or None to go on.
+        """Asked once a step, in step order: the number of the signal that ends the run with this
+        step, or None to go on.
 
         `requested` is the signal that this process has received, if any.
         """

@@ -1,4 +1,6 @@
-"""Compiled programs kept in the run's folder, so that a run that goes on does not compile again; for its owner alone."""
+"""Compiled programs kept in the run's folder, so that a run that goes on does not compile again;
+for its owner alone.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ CACHE_FOLDER = "compilation_cache"
 def keep_compiled(folder: RunFolder) -> None:
     """Lets jax keep what it compiles from now on in the run's folder, and look there first.
 
-    A program from the cache is executed as it is: the cache is for its owner alone, and one that others could have written to is
-    refused. In a bucket nothing is kept, as nobody could tell; and where the user has chosen a cache for all of jax
-    (JAX_COMPILATION_CACHE_DIR), that one stands.
+    A program from the cache is executed as it is: the cache is for its owner alone, and one that
+    others could have written to is refused. In a bucket nothing is kept, as nobody could tell; and
+    where the user has chosen a cache for all of jax (JAX_COMPILATION_CACHE_DIR), that one stands.
 
     Raises:
       UserError: the cache belongs to somebody else, or others may write to it.
@@ -48,8 +50,8 @@ def private_cache(folder: Path) -> Path:
 
 
 def machine() -> str:
-    """Which machine's programs these are, in a word: jax tells versions and accelerators apart by itself, but not CPUs, and a
-    program that was compiled for a better one dies.
+    """Which machine's programs these are, in a word: jax tells versions and accelerators apart by
+    itself, but not CPUs, and a program that was compiled for a better one dies.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

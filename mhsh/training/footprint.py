@@ -1,4 +1,6 @@
-"""Bytes per device that a training step needs, told from shapes alone: no array is made and no device is asked."""
+"""Bytes per device that a training step needs, told from shapes alone: no array is made and no
+device is asked.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from mhsh.config import Config, ModelConfig
-from mhsh.models.model import build_model, forward
-from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.config.schema import Config, ModelConfig
+from mhsh.models.build import build_model, forward
+from mhsh.models.losses import loss_weights, measure, total_loss
 from mhsh.models.stack import SUBLAYERS
 from mhsh.models.transformer import group_sizes
 from mhsh.training.optimizer import build_optimizer
@@ -36,7 +38,9 @@ class Footprint(NamedTuple):
 
 
 def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
-    """The footprint on a mesh of that shape (devices by axis). Activations are counted whole on the `tensor` axis."""
+    """The footprint on a mesh of that shape (devices by axis). Activations are counted whole on the
+    `tensor` axis.
+    """
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     boxed = boxed_state(config, model, optimizer)
     specs = nn.logical_to_mesh(nn.get_partition_spec(boxed), axis_rules(config.model))
@@ -80,8 +84,8 @@ def saved_activations(config: Config, rows: int) -> int:
 
 
 def recomputed_activations(config: Config, rows: int) -> int:
-    """Bytes that the backward pass of `rows` rows makes again at once: of the deepest stack's layers one, and before it, with the
-    policy `groups`, the streams within a group.
+    """Bytes that the backward pass of `rows` rows makes again at once: of the deepest stack's
+    layers one, and before it, with the policy `groups`, the streams within a group.
     """
     model = config.model
     if model.remat_policy in ("auto", "none"):

@@ -1,4 +1,6 @@
-"""The rows of a run: each step's figures, fetched one step late so that the device never waits for the host."""
+"""The rows of a run: each step's figures, fetched one step late so that the device never waits for
+the host.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 
 import jax
 
-from mhsh.analysis.ledger import PEAK_FLOPS, step_flops
-from mhsh.config import Config
+from mhsh.config.schema import Config
+from mhsh.models.costs import PEAK_FLOPS, step_flops
 from mhsh.run_folder import RunFolder
 from mhsh.training.checksum import as_hex
 from mhsh.training.progress import ProgressDisplay
@@ -40,7 +42,9 @@ class Log:
     """Writes rows (process 0 alone does) and keeps count of what they accumulate."""
 
     def __init__(self, config: Config, folder: RunFolder, start: int) -> None:
-        """Goes on after step `start`: rows after it are dropped, tokens and seconds up to it are taken over."""
+        """Goes on after step `start`: rows after it are dropped, tokens and seconds up to it are
+        taken over.
+        """
         self._recorder = Recorder(folder, start) if jax.process_index() == 0 else None
         rows = [row for row in folder.read_metrics().rows if row["split"] == "train" and row["step"] <= start]
         last = rows[-1] if rows else {"tokens": 0, "flops": 0, "seconds": 0.0}
@@ -58,7 +62,9 @@ class Log:
         self._pending = (step, length, report)
 
     def finish_previous(self, display: ProgressDisplay, *, always: bool = False) -> None:
-        """Waits for the pending step; writes its row where the interval, `always` or a skipped update says so."""
+        """Waits for the pending step; writes its row where the interval, `always` or a skipped
+        update says so.
+        """
         if self._pending is None:
             return
         step, length, report = self._pending
@@ -91,7 +97,9 @@ class Log:
             self._recorder.close()
 
     def _rates(self, seconds: float) -> dict[str, float]:
-        """Tokens and FLOPs a second since the row before; the share of the devices' peak where that is known."""
+        """Tokens and FLOPs a second since the row before; the share of the devices' peak where that
+        is known.
+        """
         last_flops, last_tokens, last_seconds = self._last
         elapsed = max(seconds - last_seconds, 1e-9)
         flops_per_second = (self._flops - last_flops) / elapsed

@@ -1,4 +1,6 @@
-"""Training from a config to a finished run folder: mesh, data, model, state, step, checkpoint, loop."""
+"""Training from a config to a finished run folder: mesh, data, model, state, step, checkpoint,
+loop.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +19,34 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from mhsh.analysis.ledger import parameter_counts, row_flops, step_flops
-from mhsh.config import Config, TranslationDataConfig, to_dict
+from mhsh.config.schema import Config, TranslationDataConfig, to_dict
+from mhsh.data.batches import ProcessRows, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
-from mhsh.data.pipeline import ProcessRows, prefetched
 from mhsh.errors import UserError
 from mhsh.models import fusion
 from mhsh.models.admin import read_omega
-from mhsh.models.model import Model, build_model
+from mhsh.models.build import Model, build_model
+from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.stack import in_stack_order
 from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.cluster import StopAgreement, preflight, wait_for_all
 from mhsh.training.compile_cache import keep_compiled
-from mhsh.training.diagnosis import diagnose, in_words
-from mhsh.training.interruption import Interruption
+from mhsh.training.init_from import check_same_vocabulary, started_from
 from mhsh.training.log import Log
 from mhsh.training.maintenance import MaintenanceWatch
+from mhsh.training.nan_report import diagnose, in_words
 from mhsh.training.optimizer import build_optimizer, decayed_count
 from mhsh.training.progress import ProgressDisplay
 from mhsh.training.recorder import environment
 from mhsh.training.remat import resolve_remat
-from mhsh.training.scoring import Decoding, Scorer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
-from mhsh.training.start import check_same_vocabulary, started_from
+from mhsh.training.signals import Interruption
 from mhsh.training.state import TrainState, abstract_state, create_state
 from mhsh.training.step import CompiledByLength, compile_train_step
+from mhsh.training.validation import Decoding, Scorer
 from mhsh.training.watchdog import Watchdog
 
 
@@ -70,10 +72,12 @@ class Setup:
 def train(config: Config, folder: RunFolder) -> int | None:
     """Trains `config` in `folder`, going on from its newest good checkpoint if it has one.
 
-    Returns None when the run has reached train.num_steps, or the number of the signal that stopped it; its state is saved then.
+    Returns None when the run has reached train.num_steps, or the number of the signal that stopped
+    it; its state is saved then.
 
     Raises:
-      UserError: the data, the mesh or what the folder holds does not fit the config, or the run has diverged.
+      UserError: the data, the mesh or what the folder holds does not fit the config, or the run has
+        diverged.
     """
     if folder.newest_checkpoint() == config.train.num_steps:
         return None  # nothing is left to do
@@ -114,7 +118,9 @@ def _loop(
     display: ProgressDisplay,
     record: dict[str, Any],
 ) -> int | None:
-    """Steps `start` + 1 to train.num_steps; returns the number of the signal that ended it early, if one did."""
+    """Steps `start` + 1 to train.num_steps; returns the number of the signal that ended it early,
+    if one did.
+    """
     train, checkpoints = setup.config.train, setup.checkpoints
     steps = setup.corpus.train_steps(train.batch_size, setup.rows)
     num_eval_batches = min(train.eval_batches or scorer.num_batches, scorer.num_batches)
@@ -183,8 +189,9 @@ def _prepare(config: Config, folder: RunFolder) -> Setup:
 
 
 def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainState, int, dict[str, Any] | None]:
-    """The newest good checkpoint and its step, damaged ones set aside; where none was ever saved, a fresh state, or one that starts
-    from another run, and 0. And of what other run it started, as `started_from` says it (None: of none).
+    """The newest good checkpoint and its step, damaged ones set aside; where none was ever saved, a
+    fresh state, or one that starts from another run, and 0. And of what other run it started, as
+    `started_from` says it (None: of none).
     """
     config, checkpoints = setup.config, setup.checkpoints
     abstract = abstract_state(config, setup.model, setup.optimizer, setup.mesh)
@@ -240,7 +247,8 @@ def _compiled(setup: Setup, watchdog: Watchdog) -> tuple[CompiledByLength, Score
 
     @contextlib.contextmanager
     def together() -> Iterator[None]:
-        # Nobody goes on before all have compiled: else the watchdog of the first would count the time that the last one needs.
+        # Nobody goes on before all have compiled: else the watchdog of the first would count the
+        # time that the last one needs.
         with watchdog.paused():
             yield
             wait_for_all(f"compiled/{next(points)}")
@@ -276,7 +284,9 @@ def _write_record(setup: Setup, record: dict[str, Any]) -> None:
 
 
 def _outcome(setup: Setup) -> str:
-    """Left the unigram plateau, on it, or diverged: by the rules of mhsh/outcome.py, over all rows of the run."""
+    """Left the unigram plateau, on it, or diverged: by the rules of mhsh/outcome.py, over all rows
+    of the run.
+    """
     metrics = setup.folder.read_metrics()
     _, losses = metrics.series("train", "step", "loss")
     _, validation = metrics.series("validation", "step", "loss")
@@ -284,7 +294,9 @@ def _outcome(setup: Setup) -> str:
 
 
 def _record(setup: Setup, state: TrainState, compile_seconds: float) -> dict[str, Any]:
-    """run.json: everything about the run that is not a curve. A resumed run keeps the omega it started from."""
+    """run.json: everything about the run that is not a curve. A resumed run keeps the omega it
+    started from.
+    """
     config, corpus = setup.config, setup.corpus
     omega = None
     if config.model.residual == "admin":

@@ -1,4 +1,6 @@
-"""Google Cloud's notice that this machine is about to be taken away (maintenance, preemption), heard as a SIGTERM is."""
+"""Google Cloud's notice that this machine is about to be taken away (maintenance, preemption),
+heard as a SIGTERM is.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from types import TracebackType
 
 import jax
 
-from mhsh.training.interruption import Interruption
+from mhsh.training.signals import Interruption
 
 # Where google-auth and the cloud's own tools look for another metadata server.
 HOST_VARIABLE = "GCE_METADATA_HOST"
@@ -21,9 +23,11 @@ _QUIET = {"maintenance-event": "NONE", "preempted": "FALSE"}
 
 
 class MaintenanceWatch:
-    """While entered, asks the metadata server every POLL_SECONDS and requests the interruption once something is announced.
+    """While entered, asks the metadata server every POLL_SECONDS and requests the interruption once
+    something is announced.
 
-    Only on TPUs, or where the environment names a metadata server; elsewhere there is nothing to ask.
+    Only on TPUs, or where the environment names a metadata server; elsewhere there is nothing to
+    ask.
     """
 
     def __init__(self, interruption: Interruption) -> None:
@@ -51,7 +55,9 @@ class MaintenanceWatch:
 
 
 def announced() -> bool:
-    """Whether the metadata server announces maintenance or preemption; no server, no announcement."""
+    """Whether the metadata server announces maintenance or preemption; no server, no
+    announcement.
+    """
     return any(_ask(path) not in (None, quiet) for path, quiet in _QUIET.items())
 
 

@@ -14,7 +14,9 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressDisplay:
-    """Shows the newest figures of a run; prints every validation, and training figures at most every few seconds."""
+    """Shows the newest figures of a run; prints every validation, and training figures at most
+    every few seconds.
+    """
 
     def __init__(self, name: str, num_steps: int, *, quiet: bool = False) -> None:
         """`quiet`: say nothing; of several processes one speaks."""

@@ -1,4 +1,6 @@
-"""Where a run's figures go: metrics.jsonl and TensorBoard, row by row, and the record of what the run was."""
+"""Where a run's figures go: metrics.jsonl and TensorBoard, row by row, and the record of what the
+run was.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ AXES = ("step", "split", "tokens", "flops", "seconds")
 
 
 class Recorder:
-    """Appends rows to metrics.jsonl and TensorBoard. Opening it at a step drops what was logged after that step.
+    """Appends rows to metrics.jsonl and TensorBoard. Opening it at a step drops what was logged
+    after that step.
 
-    In a bucket, files can only be replaced: rows are gathered there, and go out every _UPLOAD_SECONDS and at `flush`.
+    In a bucket, files can only be replaced: rows are gathered there, and go out every
+    _UPLOAD_SECONDS and at `flush`.
     """
 
     def __init__(self, folder: RunFolder, step: int) -> None:
@@ -40,9 +44,11 @@ class Recorder:
         self._uploaded = time.monotonic()
         self._local = tempfile.TemporaryDirectory(prefix="mhsh-") if folder.is_remote else None
         events = folder.tensorboard_path if self._local is None else epath.Path(self._local.name)
-        # The event file is written from this thread: a SummaryWriter's own would swallow what goes wrong, such as a full disk.
+        # The event file is written from this thread: a SummaryWriter's own would swallow what goes
+        # wrong, such as a full disk.
         self._events = EventsWriter(str(events / "events"))
-        # A session that starts at a step makes TensorBoard forget the events of later steps, which this run will write again.
+        # A session that starts at a step makes TensorBoard forget the events of later steps, which
+        # this run will write again.
         self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START), wall_time=time.time()))
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -87,7 +93,9 @@ def environment() -> dict[str, Any]:
 
 
 def git_revision() -> str | None:
-    """The commit of the code that runs, `+changes` where files differ from it; None outside a checkout."""
+    """The commit of the code that runs, `+changes` where files differ from it; None outside a
+    checkout.
+    """
     here = Path(__file__).resolve().parent
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,6 @@
-"""The rematerialisation policy for `model.remat_policy = auto`: the fastest of which a step's memory fits the device."""
+"""The rematerialisation policy for `model.remat_policy = auto`: the fastest of which a step's
+memory fits the device.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,16 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from mhsh.config import Config
+from mhsh.config.schema import Config
 from mhsh.training.footprint import footprint
 
-# From the fastest to the leanest. A CPU computes elementwise figures again faster than it fetches them (docs/performance.md), so
-# saving everything is not on its list.
+# From the fastest to the leanest. A CPU computes elementwise figures again faster than it fetches
+# them (docs/performance.md), so saving everything is not on its list.
 CANDIDATES = ("none", "dots", "full", "groups")
 CPU_CANDIDATES = CANDIDATES[1:]
 
-# The share of a device's memory that a footprint may take: the compiler's scratch, its program and its alignment need the rest.
+# The share of a device's memory that a footprint may take: the compiler's scratch, its program and
+# its alignment need the rest.
 USABLE_SHARE = 0.8
 
 
@@ -34,7 +37,9 @@ class RematChoice(NamedTuple):
 
 
 def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | None]:
-    """The config with `auto` replaced by a policy for the devices of this mesh, and the choice (None: the config made it)."""
+    """The config with `auto` replaced by a policy for the devices of this mesh, and the choice
+    (None: the config made it).
+    """
     if config.model.remat_policy != "auto":
         return config, None
     device = mesh.devices.flat[0]
@@ -44,7 +49,9 @@ def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | Non
 
 
 def choose_remat(config: Config, mesh_shape: dict[str, int], device_bytes: int, candidates: tuple[str, ...]) -> RematChoice:
-    """The first of the candidates whose footprint fits; where none does, the last, which may fit all the same."""
+    """The first of the candidates whose footprint fits; where none does, the last, which may fit
+    all the same.
+    """
     choice = None
     for policy in candidates:
         choice = RematChoice(policy, footprint(with_policy(config, policy), mesh_shape).total, device_bytes)

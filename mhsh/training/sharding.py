@@ -1,4 +1,6 @@
-"""Which logical axis lies on which mesh axis: one table, checked for divisibility, for parameters and batches alike."""
+"""Which logical axis lies on which mesh axis: one table, checked for divisibility, for parameters
+and batches alike.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from mhsh.config import Config, MeshConfig, ModelConfig, rows_in_batch
+from mhsh.config.schema import Config, MeshConfig, ModelConfig, rows_in_batch
 from mhsh.errors import UserError
 from mhsh.models.fusion import BATCH_AXES
 
@@ -35,7 +37,9 @@ AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {
 
 
 def axis_rules(model: ModelConfig) -> tuple[tuple[str, Any], ...]:
-    """The table for one model: heads go on `tensor` too, except a single head, which is never cut."""
+    """The table for one model: heads go on `tensor` too, except a single head, which is never
+    cut.
+    """
     return (*AXIS_RULES.items(), ("heads", "tensor" if model.num_heads > 1 else None))
 
 
@@ -58,13 +62,15 @@ def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
 
 
 def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh over all devices of all processes (or over `devices`), after checking that the model and the batch divide over it.
+    """The mesh over all devices of all processes (or over `devices`), after checking that the model
+    and the batch divide over it.
 
-    Several slices lie along `data`, or along `fsdp` where `data` is not a multiple of their number: what crosses the slow network
-    between them is then only what these axes exchange.
+    Several slices lie along `data`, or along `fsdp` where `data` is not a multiple of their number:
+    what crosses the slow network between them is then only what these axes exchange.
 
     Raises:
-      UserError: the axes do not make the devices, something does not divide, or the slices fit on neither axis.
+      UserError: the axes do not make the devices, something does not divide, or the slices fit on
+        neither axis.
     """
     devices = jax.devices() if devices is None else devices
     shape = mesh_shape(config.mesh, len(devices))
@@ -85,7 +91,9 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def check_divisibility(config: Config, shape: dict[str, int]) -> None:
-    """Raises UserError where an axis of the model, or the rows of a micro-batch, do not divide over the mesh."""
+    """Raises UserError where an axis of the model, or the rows of a micro-batch, do not divide over
+    the mesh.
+    """
     model, train = config.model, config.train
     rows, shards = train.batch_size // train.accumulation_steps, shape["data"] * shape["fsdp"]
     if rows % shards:
@@ -110,7 +118,9 @@ def check_divisibility(config: Config, shape: dict[str, int]) -> None:
 
 
 def tree_shardings(boxed: Any, mesh: Mesh, model: ModelConfig) -> Any:
-    """NamedShardings of a tree of parameters (or optimiser state) that still carries its logical axis names."""
+    """NamedShardings of a tree of parameters (or optimiser state) that still carries its logical
+    axis names.
+    """
     return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, axis_rules(model))
 
 

@@ -12,10 +12,10 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Int32
 
-from mhsh.config import Config, DataConfig, TranslationDataConfig
+from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
 from mhsh.models.admin import profile_omega, set_omega
-from mhsh.models.contract import Batch
-from mhsh.models.model import Model
+from mhsh.models.build import Model
+from mhsh.models.types import Batch
 from mhsh.training.sharding import axis_rules, batch_sharding, tree_shardings
 
 
@@ -28,8 +28,8 @@ class TrainState(NamedTuple):
 
 
 def example_batch(config: Config, rows: int, length: int | None = None) -> dict[str, np.ndarray]:
-    """A batch of zeros in the shapes and dtypes of the real one, `rows` of `length` (None: data.sequence_length) tokens: what
-    tracing and compiling need.
+    """A batch of zeros in the shapes and dtypes of the real one, `rows` of `length` (None:
+    data.sequence_length) tokens: what tracing and compiling need.
     """
     length = length or config.data.sequence_length
     keys = ["inputs", "inputs_position", "inputs_segmentation"]
@@ -55,7 +55,9 @@ def example_batch(config: Config, rows: int, length: int | None = None) -> dict[
 
 
 def boxed_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state's shapes and dtypes with the logical axis names still on them; nothing is allocated."""
+    """The state's shapes and dtypes with the logical axis names still on them; nothing is
+    allocated.
+    """
     return jax.eval_shape(lambda: _initial_state(config, model, optimizer))
 
 
@@ -74,7 +76,9 @@ def abstract_state(config: Config, model: Model, optimizer: optax.GradientTransf
 def create_state(
     config: Config, model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, first_batch: Batch
 ) -> TrainState:
-    """A fresh state, every array made where it will lie; for profiled Admin, omega is measured on `first_batch`."""
+    """A fresh state, every array made where it will lie; for profiled Admin, omega is measured on
+    `first_batch`.
+    """
     shardings = state_shardings(config, model, optimizer, mesh)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         state = jax.jit(lambda: nn.unbox(_initial_state(config, model, optimizer)), out_shardings=shardings)()

@@ -15,10 +15,10 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, UInt32
 
-from mhsh.config import Config, rows_in_batch
-from mhsh.models.contract import Batch
-from mhsh.models.model import Model, forward
-from mhsh.models.objective import Mean, Means, loss_weights, measure, total_loss
+from mhsh.config.schema import Config, rows_in_batch
+from mhsh.models.build import Model, forward
+from mhsh.models.losses import Mean, Means, loss_weights, measure, total_loss
+from mhsh.models.types import Batch
 from mhsh.training.checksum import checksum
 from mhsh.training.optimizer import global_norm, learning_rate
 from mhsh.training.sharding import axis_rules, batch_sharding, replicated, shapes_of, shardings_of
@@ -38,9 +38,10 @@ def train_step(
 ) -> tuple[TrainState, StepReport]:
     """The state after one update, and what the step says of itself.
 
-    The batch is cut into `train.accumulation_steps` micro-batches; each loss is divided by the weight of the whole batch,
-    so the cut changes nothing but the memory. Dropout is keyed by (train.seed, step, micro-batch). An update that is not finite
-    is not applied; the step counts all the same, as its batch is used up.
+    The batch is cut into `train.accumulation_steps` micro-batches; each loss is divided by the
+    weight of the whole batch, so the cut changes nothing but the memory. Dropout is keyed by
+    (train.seed, step, micro-batch). An update that is not finite is not applied; the step counts
+    all the same, as its batch is used up.
     """
     weights = loss_weights(batch)
     step_key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
@@ -86,7 +87,9 @@ def real_tokens(batch: Batch) -> Float[Array, ""]:
 
 
 def micro_batches(batch: Batch, count: int) -> Batch:
-    """[B, ...] -> [count, B / count, ...], rows dealt out in turn so that each device keeps the rows it holds."""
+    """[B, ...] -> [count, B / count, ...], rows dealt out in turn so that each device keeps the
+    rows it holds.
+    """
     return {key: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1) for key, rows in batch.items()}
 
 
@@ -115,9 +118,11 @@ def compile_train_step(
     state: TrainState,
     length: int | None = None,
 ) -> jax.stages.Compiled:
-    """The train step compiled ahead for this mesh, with explicit shardings and the old state's memory given up to the new.
+    """The train step compiled ahead for this mesh, with explicit shardings and the old state's
+    memory given up to the new.
 
-    `state` may be abstract (shapes, dtypes and shardings); the batch's rows have `length` tokens, or data.sequence_length.
+    `state` may be abstract (shapes, dtypes and shardings); the batch's rows have `length` tokens,
+    or data.sequence_length.
     """
     shardings = shardings_of(state)
     batch = example_batch(config, rows_in_batch(config, length), length)
@@ -134,7 +139,9 @@ def compile_train_step(
 def compile_eval_step(
     step: Callable[..., Any], config: Config, model: Model, mesh: Mesh, params: Any, length: int | None = None
 ) -> jax.stages.Compiled:
-    """`eval_step` or `predict_step` compiled ahead for this mesh; `params` may be abstract, `length` as above."""
+    """`eval_step` or `predict_step` compiled ahead for this mesh; `params` may be abstract,
+    `length` as above.
+    """
     batch = example_batch(config, rows_in_batch(config, length), length)
     jitted = jax.jit(
         functools.partial(step, model=model),
@@ -146,8 +153,8 @@ def compile_eval_step(
 
 
 class CompiledByLength:
-    """A step (of training, or of evaluation) that is compiled for every length of rows when a batch of it first comes; within
-    the context `compiling`, made anew each time.
+    """A step (of training, or of evaluation) that is compiled for every length of rows when a batch
+    of it first comes; within the context `compiling`, made anew each time.
     """
 
     def __init__(

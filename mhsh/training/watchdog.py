@@ -1,4 +1,6 @@
-"""Ends a process that hangs, with the stacks of its threads: what another process's silence does to a collective."""
+"""Ends a process that hangs, with the stacks of its threads: what another process's silence does to
+a collective.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _STANDARD_ERROR = 2  # the file descriptor, whatever stands in for sys.stderr
 
 
 class Watchdog:
-    """While entered, the process ends with status 1 and all stacks on standard error once `seconds` pass without `alive`."""
+    """While entered, the process ends with status 1 and all stacks on standard error once `seconds`
+    pass without `alive`.
+    """
 
     def __init__(self, seconds: int) -> None:
         """0: never."""

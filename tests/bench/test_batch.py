@@ -1,4 +1,6 @@
-"""Synthetic batches: the shapes and dtypes of real ones, with values that a model can read, and losses that are finite."""
+"""Synthetic batches: the shapes and dtypes of real ones, with values that a model can read, and
+losses that are finite.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Medians and their intervals: against hand-computed figures, and by how often they hold the true median."""
+"""Medians and their intervals: against hand-computed figures, and by how often they hold the true
+median.
+"""
 
 from __future__ import annotations
 

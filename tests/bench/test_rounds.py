@@ -1,4 +1,6 @@
-"""Turns: the order, what is counted, and how many repetitions a turn has; on a clock that moves only when somebody works."""
+"""Turns: the order, what is counted, and how many repetitions a turn has; on a clock that moves
+only when somebody works.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Clock:
 
 @dataclasses.dataclass
 class Worker:
-    """Takes `seconds` a repetition, `first` more for the very first call, and writes down each call."""
+    """Takes `seconds` a repetition, `first` more for the very first call, and writes down each
+    call.
+    """
 
     name: str
     clock: Clock

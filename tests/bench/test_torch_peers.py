@@ -1,4 +1,6 @@
-"""The torch peers do the work of mhsh: with the same weights the same loss and the same first step; and they are timed whole."""
+"""The torch peers do the work of mhsh: with the same weights the same loss and the same first step;
+and they are timed whole.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.analysis.ledger import parameter_shapes
 from mhsh.bench.batch import synthetic_batch
-from mhsh.bench.peers import build, fits_transformers
-from mhsh.config import Config
+from mhsh.bench.peers.build import build, fits_transformers
+from mhsh.config.schema import Config
 from mhsh.interop.bert_tensors import to_tensors
 from mhsh.interop.plain_bert import write_tables
-from mhsh.models.model import build_model, forward
-from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.models.build import build_model, forward
+from mhsh.models.costs import parameter_shapes
+from mhsh.models.losses import loss_weights, measure, total_loss
 from mhsh.training.optimizer import build_optimizer, decay_mask
 from tests.conftest import MakeConfig
 
@@ -65,7 +67,9 @@ NO_DROPOUT = dict(hidden_dropout=0.0, attention_dropout=0.0, embedding_dropout=0
 
 
 def small(make_config: MakeConfig, **model: Any) -> Config:
-    """Four rows of 16 tokens, Post-LN, nothing dropped, weights large enough that everything shows in the loss."""
+    """Four rows of 16 tokens, Post-LN, nothing dropped, weights large enough that everything shows
+    in the loss.
+    """
     config = make_config("bert", "2l8h", **{"train.batch_size": 8, "data.sequence_length": 16, "data.max_predictions": 5})
     fields = dict(residual="post_ln", vocab_size=101, init="xavier") | NO_DROPOUT | model
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
@@ -116,7 +120,7 @@ def our_loss(config: Config, params: Any, batch: dict[str, np.ndarray]) -> jax.A
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_the_same_weights_give_the_same_loss(make_config, shape, label_smoothing):
-    from mhsh.bench.torch_steps import loss, torch_batch
+    from mhsh.bench.peers.steps import loss, torch_batch
 
     config = small(make_config, **SHAPES[shape])
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, label_smoothing=label_smoothing))
@@ -136,8 +140,10 @@ def test_the_same_weights_give_the_same_loss(make_config, shape, label_smoothing
 @pytest.mark.parametrize("shape", ["transformers", "one head"])
 @pytest.mark.parametrize("peer", ["torch-eager", "torch-compile-layers"])
 def test_a_step_moves_the_parameters_as_ours(make_config, shape, peer):
-    """Gradients, clipping, micro-batches and AdamW: after one step with the same rate the parameters are those of optax."""
-    from mhsh.bench.torch_steps import Training
+    """Gradients, clipping, micro-batches and AdamW: after one step with the same rate the
+    parameters are those of optax.
+    """
+    from mhsh.bench.peers.steps import Training
 
     config = small(make_config, **SHAPES[shape], next_sentence=False)
     train = dataclasses.replace(config.train, accumulation_steps=2)
@@ -162,7 +168,7 @@ def test_a_step_moves_the_parameters_as_ours(make_config, shape, peer):
 
 
 def test_weight_decay_is_on_the_same_parameters(make_config):
-    from mhsh.bench.torch_steps import adamw
+    from mhsh.bench.peers.steps import adamw
 
     for shape in ("transformers", "one head"):
         config = small(make_config, **SHAPES[shape])
@@ -175,7 +181,7 @@ def test_weight_decay_is_on_the_same_parameters(make_config):
 
 def test_inference_of_all_peers(make_config):
     """The compiled programs answer as the eager one does, for every shape of a grid."""
-    from mhsh.bench.torch_steps import Inference
+    from mhsh.bench.peers.steps import Inference
 
     config = small(make_config, num_heads=2)
     eager, layers = (Inference(peer, "config", config) for peer in ("torch-eager", "torch-compile-layers"))
@@ -186,8 +192,8 @@ def test_inference_of_all_peers(make_config):
             contestant.run(2)
             contestant.check()
             assert contestant.work == rows * length
-        from mhsh.bench.ours import cell_config
-        from mhsh.bench.torch_steps import torch_batch
+        from mhsh.bench.mhsh_steps import cell_config
+        from mhsh.bench.peers.steps import torch_batch
 
         batch = torch_batch(cell_config(config, rows, length), rows, torch.device("cpu"))
         with torch.inference_mode():
@@ -202,7 +208,7 @@ def test_the_table_of_a_run_with_a_peer(make_config, tmp_path: Path):
 
     from tests.conftest import ROOT
 
-    command = [sys.executable, "-m", "mhsh.main", "bench", "train", "--config=configs/bert.py:2l8h", "--peer=torch-eager"]
+    command = [sys.executable, "-m", "mhsh.cli.main", "bench", "train", "--config=configs/bert.py:2l8h", "--peer=torch-eager"]
     command += ["--rounds=2", "--repetitions=1", f"--out={tmp_path}/bench.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

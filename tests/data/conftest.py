@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mhsh.config import Config
-from mhsh.config_reading import from_dict
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config
 from tests.conftest import load_fields
 
 CONFIG = {

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mhsh.config import Config, DataConfig, to_dict
-from mhsh.config_reading import from_dict
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config, DataConfig, to_dict
+from mhsh.data.pool import run_chunks
 from mhsh.data.prepare import Preparation, prepare
-from mhsh.data.prepare_pretraining import PretrainingPreparation
-from mhsh.data.prepare_translation import TranslationPreparation
-from mhsh.data.workers import run_chunks
+from mhsh.data.pretraining.prepare import PretrainingPreparation
+from mhsh.data.translation.prepare import TranslationPreparation
 from tests.conftest import ROOT, load_fields
 from tests.data.conftest import CONFIG
 
@@ -53,7 +53,9 @@ def translation_config(vocab_size: int = 400, **data: Any) -> Config:
 
 
 def pretraining_config(**fields: Any) -> Config:
-    """CONFIG of the floor, with fields of any section replaced: pretraining_config(source=..., vocab_size=300)."""
+    """CONFIG of the floor, with fields of any section replaced: pretraining_config(source=...,
+    vocab_size=300).
+    """
     return from_dict({name: {key: fields.get(key, value) for key, value in section.items()} for name, section in CONFIG.items()})
 
 
@@ -84,7 +86,9 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def invented(count: int, seed: int) -> list[tuple[str, str]]:
-    """Pairs of made-up sentences, some empty, some twice, some of very unlike length, some too long."""
+    """Pairs of made-up sentences, some empty, some twice, some of very unlike length, some too
+    long.
+    """
     rng = random.Random(seed)
     words = ["".join(rng.choices("abcdefghäöüß", k=rng.randint(1, 6))) for _ in range(200)]
 
@@ -106,16 +110,17 @@ def write_documents(folder: Path, name: str, documents: list[str]) -> str:
     return f"text:{folder / name}.txt"
 
 
-# Prepares once whole; then again and again, killed by SIGKILL before the n-th change of a file, and started anew to its end.
-# A fork has all modules imported: hundreds of starts in seconds. The hook hears of a call before it happens.
+# Prepares once whole; then again and again, killed by SIGKILL before the n-th change of a file, and
+# started anew to its end. A fork has all modules imported: hundreds of starts in seconds. The hook
+# hears of a call before it happens.
 _KILLED_EVERYWHERE = """
 import json, os, shutil, signal, sys
 from pathlib import Path
-from mhsh.config_reading import from_dict
+from mhsh.config.resolve import from_dict
 from mhsh.data.prepare import prepare
-from mhsh.data.prepare_pretraining import PretrainingPreparation
-from mhsh.data.prepare_translation import TranslationPreparation
-from mhsh.data.workers import run_chunks
+from mhsh.data.pretraining.prepare import PretrainingPreparation
+from mhsh.data.translation.prepare import TranslationPreparation
+from mhsh.data.pool import run_chunks
 
 folder, config, per_shard, stride = Path(sys.argv[1]), from_dict(json.loads(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
 task = (TranslationPreparation if config.model.objective == "translation" else PretrainingPreparation)(config)
@@ -176,7 +181,9 @@ print(kills)
 
 
 def killed_everywhere(config: Config, folder: Path, per_shard: int, stride: int) -> int:
-    """The kills that a preparation survived with equal bytes: one before every `stride`-th change of a file."""
+    """The kills that a preparation survived with equal bytes: one before every `stride`-th change
+    of a file.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _KILLED_EVERYWHERE, str(folder), json.dumps(to_dict(config)), str(per_shard), str(stride)],
         cwd=ROOT,

@@ -1,4 +1,6 @@
-"""Kills, workers and the moment leave no trace in prepared rows, of either kind; another job's folder is left alone."""
+"""Kills, workers and the moment leave no trace in prepared rows, of either kind; another job's
+folder is left alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.config import Config
+from mhsh.config.schema import Config
 from mhsh.data.prepare import prepare
 from mhsh.errors import UserError
 from tests.data.preparing import (

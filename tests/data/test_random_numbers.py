@@ -90,7 +90,8 @@ def test_places_do_not_tell_numbers(size: int) -> None:
     numbers = np.array([shuffled(np.arange(epoch * size, (epoch + 1) * size), size, 7)[0] for epoch in range(30)], float)
     assert abs(np.corrcoef(np.tile(np.arange(size), 30), numbers.reshape(-1))[0, 1]) < 5 / np.sqrt(numbers.size)
     steps = np.diff(numbers, axis=1)
-    # Neighbours in an order are no nearer to each other than any two numbers: a third of the range apart in the mean.
+    # Neighbours in an order are no nearer to each other than any two numbers: a third of the range
+    # apart in the mean.
     assert abs(np.abs(steps).mean() / size - 1 / 3) < 0.02
     # Nor do the orders of two epochs go together.
     for a, b in itertools.pairwise(numbers):

@@ -1,4 +1,6 @@
-"""Rows of any arrays go through shards unchanged, equal rows give equal bytes, and a damaged shard is named."""
+"""Rows of any arrays go through shards unchanged, equal rows give equal bytes, and a damaged shard
+is named.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def test_equal_rows_give_equal_bytes_and_another_row_another_fingerprint(tmp_pat
 
 @pytest.mark.parametrize("packing", [ZSTD, PLAIN])
 def test_bytes_do_not_hang_on_other_threads_at_work(tmp_path, packing):
-    """Eight shards written at once, against the same one alone: the writer's own threads and their timing leave no trace."""
+    """Eight shards written at once, against the same one alone: the writer's own threads and their
+    timing leave no trace.
+    """
     rows = rows_of(2000, 64)
     write_shard(tmp_path, 0, [rows], packing, "job", {})
     with ThreadPoolExecutor(8) as pool:
@@ -173,7 +177,9 @@ def flipped(path: Path, at: float = 0.5) -> None:
 
 
 def replaced(path: Path) -> None:
-    """Another shard of the same size but with other rows: riegeli files are padded to blocks of 64 KiB."""
+    """Another shard of the same size but with other rows: riegeli files are padded to blocks of 64
+    KiB.
+    """
     other = path.parent.parent / "other"
     written(other, [[rows_of(3)]])
     path.write_bytes((other / shard_name(0)).read_bytes())

@@ -1,4 +1,6 @@
-"""Processes in which TFDS prepares or reads small data sets: one process knows one folder of them, all its life."""
+"""Processes in which TFDS prepares or reads small data sets: one process knows one folder of them,
+all its life.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is 
 
 
 def python(program: str, data_dir: Path, *arguments: str) -> str:
-    """What `program` prints, for which `data_dir` is TFDS's folder; raises what the user would be told where it ends with 2."""
+    """What `program` prints, for which `data_dir` is TFDS's folder; raises what the user would be
+    told where it ends with 2.
+    """
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         check=False,

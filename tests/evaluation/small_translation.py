@@ -1,4 +1,6 @@
-"""A translation model small enough to decode with in a test, its parameters drawn at random, and a vocabulary for it."""
+"""A translation model small enough to decode with in a test, its parameters drawn at random, and a
+vocabulary for it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from mhsh.config import Config
-from mhsh.config_reading import from_dict
-from mhsh.data.translation_tokenizer import TranslationTokenizer, train_tokenizer
-from mhsh.models.model import build_model
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config
+from mhsh.data.tokenizers.subword import TranslationTokenizer, train_tokenizer
+from mhsh.models.build import build_model
 from mhsh.models.seq2seq import Seq2Seq
 from tests.conftest import load_fields
 
@@ -47,7 +49,9 @@ def small_model() -> Seq2Seq:
 
 @functools.cache
 def random_params(seed: int) -> Any:
-    """Parameters as they are initialised, the kernels eight times as large: the output then hangs on the input."""
+    """Parameters as they are initialised, the kernels eight times as large: the output then hangs
+    on the input.
+    """
     row = np.zeros((1, 4), np.int32)
     source = {"inputs": row, "inputs_position": row, "inputs_segmentation": row}
     batch = source | {"decoder_inputs": row, "targets_position": row, "targets_segmentation": row}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mhsh.data.spans import Window
-from mhsh.data.squad import Question
+from mhsh.data.fine_tuning.spans import Window
+from mhsh.data.fine_tuning.squad import Question
 from mhsh.evaluation.answers import find_answers
 
 LONGEST = 3
 
 
 def make_case(seed: int) -> tuple[list[Question], list[Window], np.ndarray]:
-    """Two questions over one-letter words, the first in two windows that overlap, with random logits."""
+    """Two questions over one-letter words, the first in two windows that overlap, with random
+    logits.
+    """
     rng = np.random.default_rng(seed)
     contexts = ["a b c d e f g h", "a b a"]
     questions = [Question(str(k), "?", context, (), True, "t") for k, context in enumerate(contexts)]

@@ -1,4 +1,6 @@
-"""Beam search against all sequences there are, against a beam search in plain Python, and against greedy decoding."""
+"""Beam search against all sequences there are, against a beam search in plain Python, and against
+greedy decoding.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ History = tuple[int, ...]
 
 
 class RandomModel:
-    """Logits that hang on every token of the history, on its order and on the sentence; the cache holds what the step was given."""
+    """Logits that hang on every token of the history, on its order and on the sentence; the cache
+    holds what the step was given.
+    """
 
     def __init__(self, seed: int, num_sentences: int, vocab_size: int, end_bias: float = 0.0) -> None:
         generator = np.random.default_rng(seed)
@@ -38,7 +42,9 @@ class RandomModel:
 
 
 def step(tokens, position, seen, cache):
-    """The model as a decoding step; its parameters are in the cache, so that models share what is compiled."""
+    """The model as a decoding step; its parameters are in the cache, so that models share what is
+    compiled.
+    """
     given, phases, weights, end_bias = cache
     weights = weights[: given.shape[2]]
     given = given.at[:, :, position].set(tokens)
@@ -78,7 +84,9 @@ def all_sequences(vocab_size: int, limit: int) -> list[History]:
 
 
 def plain_beam_search(model: RandomModel, sentence: int, limit: int, beam: int, alpha: float, vocab_size: int) -> History:
-    """Without early stopping, so that stopping early is shown to lose nothing; K finished hypotheses end it, as the rule says."""
+    """Without early stopping, so that stopping early is shown to lose nothing; K finished
+    hypotheses end it, as the rule says.
+    """
     live: list[tuple[float, History]] = [(0.0, ())]
     finished: list[tuple[float, History]] = []
     while live and len(finished) < beam:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sklearn import metrics as sklearn_metrics
 
-from mhsh.data.glue import GLUE_TASKS
+from mhsh.data.fine_tuning.glue import GLUE_TASKS
 from mhsh.errors import UserError
 from mhsh.evaluation import glue
 
 TOLERANCE = 1e-12
-# Each of two arrays of as many classes; few values, so that constant ones and missing classes come often.
+# Each of two arrays of as many classes; few values, so that constant ones and missing classes come
+# often.
 CLASSES = st.integers(1, 40).flatmap(lambda size: st.tuples(*[arrays.arrays(np.int64, size, elements=st.integers(0, 1))] * 2))
 THREE_CLASSES = st.integers(1, 40).flatmap(lambda size: st.tuples(*[arrays.arrays(np.int64, size, elements=st.integers(0, 2))] * 2))
 # Quarters tie often; the others hardly ever.

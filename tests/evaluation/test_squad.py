@@ -1,4 +1,6 @@
-"""SQuAD's figures: the published ones of two systems, plain references for random data, and the scorers' odd cases by hand."""
+"""SQuAD's figures: the published ones of two systems, plain references for random data, and the
+scorers' odd cases by hand.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mhsh.data.squad import Answer, Question, SquadData, read_predictions, read_squad
+from mhsh.data.fine_tuning.squad import Answer, Question, SquadData, read_predictions, read_squad
 from mhsh.errors import UserError
 from mhsh.evaluation.squad import exact_match, normalize_answer, score_squad, word_f1
 
@@ -134,8 +136,8 @@ def test_version_2_against_a_plain_reference(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_thresholds_against_trying_them_all(data: st.DataObject) -> None:
-    # Of different numbers other than 0, for ties and "no threshold" are tested by hand; and without an article alone for an answer,
-    # which the official scorer's search takes for one.
+    # Of different numbers other than 0, for ties and "no threshold" are tested by hand; and without
+    # an article alone for an answer, which the official scorer's search takes for one.
     gold = data.draw(st.lists(st.sampled_from([("red apple",), ("pear", "the pear"), ()]), min_size=1, max_size=6))
     texts = st.sampled_from(["", "apple", "red apple", "the pear", "fig"])
     said = {f"q{k}": data.draw(texts) for k in range(len(gold))}
@@ -162,7 +164,8 @@ def test_thresholds_by_hand() -> None:
     said = {"q0": "apple", "q1": "plum", "q2": "", "q3": "fig"}
     probabilities = {"q3": 0.9, "q2": 0.7, "q1": 0.5, "q0": 0.3, "other": 0.1}
     found = score_squad(squad("2.0", gold), said, probabilities)
-    # Nothing let in: both impossible ones are right. With q0: three. Then q1 adds nothing, q2 nothing, and q3 takes one away.
+    # Nothing let in: both impossible ones are right. With q0: three. Then q1 adds nothing, q2
+    # nothing, and q3 takes one away.
     assert found["best_exact"] == found["best_f1"] == 75.0
     assert found["best_exact_thresh"] == found["best_f1_thresh"] == 0.3
     assert (found["exact"], found["HasAns_exact"], found["NoAns_exact"], found["unknown"]) == (50.0, 50.0, 50.0, 0)
@@ -171,7 +174,8 @@ def test_thresholds_by_hand() -> None:
     found = score_squad(squad("2.0", gold), said, odds)
     assert (found["exact"], found["HasAns_exact"], found["NoAns_exact"]) == (75.0, 50.0, 100.0)
     assert (found["best_exact"], found["best_exact_thresh"]) == (75.0, -3.0)
-    # Nothing is worth letting in; and between two of one probability it may stop, as the official scorer does.
+    # Nothing is worth letting in; and between two of one probability it may stop, as the official
+    # scorer does.
     found = score_squad(squad("2.0", gold), dict.fromkeys(said, "fig"), dict.fromkeys(said, 0.5))
     assert (found["best_exact"], found["best_exact_thresh"]) == (50.0, 0.0)
     found = score_squad(squad("2.0", gold), said | {"q2": "fig"}, {"q0": 0.5, "q1": 0.5, "q2": 0.5, "q3": 0.5})

@@ -1,4 +1,6 @@
-"""Lines to lines: with a decoder that says its source again, what is in must come out; with a model, what the model says."""
+"""Lines to lines: with a decoder that says its source again, what is in must come out; with a
+model, what the model says.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ import pytest
 import scipy.special
 from hypothesis import strategies
 
-from mhsh.data.pairs import clean_text
-from mhsh.data.translation_tokenizer import BOS_ID, EOS_ID, PAD_ID
+from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID
+from mhsh.data.translation.pairs import clean_text
 from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded
 from mhsh.evaluation.translation import length_limit, model_decoder, translate_lines
-from mhsh.models.model import forward
+from mhsh.models.build import forward
 from tests.evaluation.small_translation import MAX_POSITIONS, random_params, small_model, small_tokenizer
 
 LINES = ["the in a", "", "sich", "der und die und das mit den", " \t", "zu of to to is a", "Straße 😀"]
@@ -149,7 +151,9 @@ def uncached_greedy(line: str) -> list[int]:
 
 
 def found_of(lines: list[str], beam: int) -> list[tuple[list[int], float]]:
-    """The tokens and the score of each line, which must be given longest first; every line is a batch."""
+    """The tokens and the score of each line, which must be given longest first; every line is a
+    batch.
+    """
     decode = model_decoder(small_model(), random_params(0), num_hypotheses=beam, length_penalty=0.6)
     found: list[tuple[list[int], float]] = []
 
@@ -172,7 +176,9 @@ def test_a_beam_of_one_is_greedy_without_a_cache():
 
 
 def test_the_scores_are_those_without_a_cache():
-    """Hypotheses of a beam change places all the time; what is read of the cache must be their own past."""
+    """Hypotheses of a beam change places all the time; what is read of the cache must be their own
+    past.
+    """
     for line, (tokens, score) in zip(LONGEST_FIRST, found_of(LONGEST_FIRST, beam=4), strict=True):
         logprobs = uncached_logprobs(line, [BOS_ID, *tokens[:-1]])
         expected = logprobs[np.arange(len(tokens)), tokens].sum() / len(tokens) ** 0.6

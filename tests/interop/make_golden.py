@@ -1,8 +1,10 @@
-"""Makes tests/interop/golden: small random BERTs as transformers saves them, and what it computes with them.
+"""Makes tests/interop/golden: small random BERTs as transformers saves them, and what it computes
+with them.
 
     python -m tests.interop.make_golden
 
-Needs torch and transformers (the parity extra). What is there already is made anew; the same versions give the same bytes.
+Needs torch and transformers (the parity extra). What is there already is made anew; the same
+versions give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Small BERTs for the tests of import and export: configs, parameters like trained ones, batches, outputs."""
+"""Small BERTs for the tests of import and export: configs, parameters like trained ones, batches,
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from mhsh.analysis.ledger import parameter_shapes
-from mhsh.config import Config, ModelConfig
-from mhsh.config_reading import from_dict
-from mhsh.data.tokenizer import SPECIALS, WordPieceTokenizer
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config, ModelConfig
+from mhsh.data.tokenizers.wordpiece import SPECIALS, WordPieceTokenizer
 from mhsh.models.admin import profile_omega
-from mhsh.models.contract import Outputs
-from mhsh.models.model import build_model, forward
+from mhsh.models.build import build_model, forward
+from mhsh.models.costs import parameter_shapes
 from mhsh.models.stack import SUBLAYERS
+from mhsh.models.types import Outputs
 from tests.conftest import load_fields
 
 GOLDEN = Path(__file__).parent / "golden"  # made by make_golden.py
@@ -62,14 +64,17 @@ def small_config(**model: Any) -> Config:
 
 
 def small_model(**model: Any) -> ModelConfig:
-    """The model section of configs/bert.py:2l8h with SMALL and `model` in it; also of other objectives than mlm."""
+    """The model section of configs/bert.py:2l8h with SMALL and `model` in it; also of other
+    objectives than mlm.
+    """
     base = small_config().model
     return dataclasses.replace(base, **model)
 
 
 def trained_params(model: ModelConfig, seed: int = 0) -> Any:
-    """Parameters in which nothing is silent: kernels that keep the variance, LayerNorms and biases off their start, and omega a
-    fifth around what the profiling pass finds while the LayerNorms are at their start, one in twenty of them negative.
+    """Parameters in which nothing is silent: kernels that keep the variance, LayerNorms and biases
+    off their start, and omega a fifth around what the profiling pass finds while the LayerNorms are
+    at their start, one in twenty of them negative.
     """
     rng = np.random.default_rng(seed)
 
@@ -105,7 +110,9 @@ def _profiled(model: ModelConfig, params: Any, seed: int) -> np.ndarray:
 
 
 def random_inputs(model: ModelConfig, seed: int = 0, rows: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids, the mask of real tokens (rows of different lengths, the first full) and token types [B,T]."""
+    """Token ids, the mask of real tokens (rows of different lengths, the first full) and token
+    types [B,T].
+    """
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, model.vocab_size, (rows, LENGTH))
     lengths = np.array([LENGTH, *rng.integers(3, LENGTH, rows - 1)])

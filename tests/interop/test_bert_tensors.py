@@ -1,4 +1,6 @@
-"""Which tensor is which parameter: all of them, each once, laid out as a linear map of PyTorch is."""
+"""Which tensor is which parameter: all of them, each once, laid out as a linear map of PyTorch
+is.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.analysis.ledger import parameter_shapes
 from mhsh.errors import UserError
 from mhsh.interop.bert_tensors import canonical_names, nested, parameters, to_tensors
+from mhsh.models.costs import parameter_shapes
 from tests.interop.small_bert import HEADS, small_model, trained_params
 
 

@@ -1,4 +1,6 @@
-"""Checkpoints that transformers saved, and what it computed with them: imported, run, exported. make_golden.py made the files."""
+"""Checkpoints that transformers saved, and what it computed with them: imported, run, exported.
+make_golden.py made the files.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from safetensors.numpy import load_file
 
 from mhsh.interop.export_bert import export_bert
 from mhsh.interop.import_bert import import_bert
-from mhsh.models.objective import measure
+from mhsh.models.losses import measure
 from tests.interop.small_bert import GOLDEN, HEADS, as_batch, outputs, small_model, small_tokenizer
 
 TOLERANCE = 1e-5  # absolute, fp32

@@ -1,4 +1,6 @@
-"""Importing: every tensor is accounted for, config.json is believed as far as the tensors bear it out, nothing is filled in."""
+"""Importing: every tensor is accounted for, config.json is believed as far as the tensors bear it
+out, nothing is filled in.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def checkpoint(written, tmp_path):
-    """checkpoint("mlm", config={...}, tensors=function): a copy with fields of config.json replaced (... removes one) and tensors
-    changed.
+    """checkpoint("mlm", config={...}, tensors=function): a copy with fields of config.json replaced
+    (... removes one) and tensors changed.
     """
 
     def make(heads, config=None, tensors=None):
@@ -80,7 +82,9 @@ def test_one_file_with_config_json_beside_it(written):
 
 
 def older(tensors):
-    """The names of TensorFlow's checkpoints, the buffers and the tied tensors that older versions saved."""
+    """The names of TensorFlow's checkpoints, the buffers and the tied tensors that older versions
+    saved.
+    """
     for name in list(tensors):
         if "LayerNorm" in name:
             tensors[name.replace(".weight", ".gamma").replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)

@@ -1,4 +1,6 @@
-"""Folding and padding: the plain BERT computes what the model did, within fp32's rounding, and what cannot be had is refused."""
+"""Folding and padding: the plain BERT computes what the model did, within fp32's rounding, and what
+cannot be had is refused.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_what_is_plain_is_passed_on_bit_for_bit():
 
 
 def test_folding_by_hand():
-    """DeepNorm's alpha is one number: every LayerNorm but the last grows by it, and what reads the stream shrinks."""
+    """DeepNorm's alpha is one number: every LayerNorm but the last grows by it, and what reads the
+    stream shrinks.
+    """
     model = small_model(**HEADS["mlm"], residual="deepnorm")
     params = trained_params(model)
     alpha, _ = deepnorm_constants(encoder_stack(model))

@@ -1,4 +1,6 @@
-"""Reading safetensors: what the library wrote is read alike, and whatever is wrong with a file is one line."""
+"""Reading safetensors: what the library wrote is read alike, and whatever is wrong with a file is
+one line.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def test_no_damage_to_the_header_is_a_traceback(tmp_path):
-    """Bytes changed at random: refused, or tensors that lie inside the file and can be read or are refused by type."""
+    """Bytes changed at random: refused, or tensors that lie inside the file and can be read or are
+    refused by type.
+    """
     whole = bytearray(save(TENSORS))
     header = 8 + struct.unpack("<Q", whole[:8])[0]
     rng = random.Random(0)

@@ -1,4 +1,6 @@
-"""Against transformers on PyTorch: what is imported, and what is exported, computes the same there and here."""
+"""Against transformers on PyTorch: what is imported, and what is exported, computes the same there
+and here.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mhsh.config import ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.interop.export_bert import export_bert
 from mhsh.interop.import_bert import import_bert
 from mhsh.interop.vocabulary import read_vocabulary
-from mhsh.models.objective import measure
+from mhsh.models.losses import measure
 from tests.interop.small_bert import HEADS, TOKENS, as_batch, outputs, random_inputs, small_model, small_tokenizer, trained_params
 
 torch = pytest.importorskip("torch")
@@ -218,7 +220,9 @@ GROUPED = {
 @pytest.mark.parametrize("residual", ["admin", "deepnorm", "post_ln"])
 @pytest.mark.parametrize("shape", GROUPED)
 def test_a_deep_model_is_a_plain_bert(tmp_path, shape, residual):
-    """Omega and alpha folded, heads padded: what mhsh computes with them is what transformers computes without."""
+    """Omega and alpha folded, heads padded: what mhsh computes with them is what transformers
+    computes without.
+    """
     model = small_model(**HEADS["pretraining"], **GROUPED[shape], residual=residual)
     params = trained_params(model)
     there = exported(model, params, tmp_path / "there")
@@ -230,7 +234,9 @@ def test_a_deep_model_is_a_plain_bert(tmp_path, shape, residual):
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_every_head_is_exported(tmp_path, heads, activation):
-    """With sines for positions and without token types as well: a BERT of transformers has both as tables."""
+    """With sines for positions and without token types as well: a BERT of transformers has both as
+    tables.
+    """
     model = small_model(
         **HEADS[heads], num_heads=2, residual="admin", activation=activation, positions="sinusoidal", num_token_types=0
     )

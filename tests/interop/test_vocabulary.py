@@ -1,4 +1,6 @@
-"""The vocabulary of a checkpoint: from vocab.txt or tokenizer.json, and only where mhsh's WordPiece does what theirs did."""
+"""The vocabulary of a checkpoint: from vocab.txt or tokenizer.json, and only where mhsh's WordPiece
+does what theirs did.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from mhsh.data.tokenizer import load_wordpiece
+from mhsh.data.tokenizers.wordpiece import load_wordpiece
 from mhsh.errors import UserError
 from mhsh.interop.vocabulary import read_vocabulary, write_vocabulary
 from tests.interop.small_bert import TOKENS, small_tokenizer

@@ -1,4 +1,6 @@
-"""Which files are opened: safetensors alone, inside the folder alone; nothing that is pickled is ever unpickled."""
+"""Which files are opened: safetensors alone, inside the folder alone; nothing that is pickled is
+ever unpickled.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ def place_of(data: int, fsdp: int, target: Target = "tpu") -> Place:
 
 
 def normals(seed: int):
-    """normals(0)(3, 4, scale=2.0): an fp32 array of deviation 2, another one at each call. All are numbers that bf16 has as well:
-    what is compared in bf16 is the arithmetic, not the rounding of what goes into it.
+    """normals(0)(3, 4, scale=2.0): an fp32 array of deviation 2, another one at each call. All are
+    numbers that bf16 has as well: what is compared in bf16 is the arithmetic, not the rounding of
+    what goes into it.
     """
     generator = np.random.default_rng(seed)
     return lambda *shape, scale=1.0: jnp.asarray(scale * generator.standard_normal(shape), jnp.bfloat16).astype(jnp.float32)
@@ -43,14 +44,18 @@ def norm_of(draw, width: int, omega: float) -> Norm:
 
 
 def relative_error(found, expected) -> float:
-    """max |found - expected| / max |expected|, or the largest |found| where all that is expected is 0."""
+    """max |found - expected| / max |expected|, or the largest |found| where all that is expected is
+    0.
+    """
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     assert found.shape == expected.shape
     return float(np.abs(found - expected).max() / (np.abs(expected).max() or 1.0))
 
 
 def value_and_gradients(function, operands, gradient):
-    """What `function(*operands)` is, and the gradients by all leaves of its operands of its product with `gradient`."""
+    """What `function(*operands)` is, and the gradients by all leaves of its operands of its product
+    with `gradient`.
+    """
 
     @jax.jit  # one compilation for all of it
     def run(operands, gradient):

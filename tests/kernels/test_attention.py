@@ -1,4 +1,6 @@
-"""Fused attention against its plain form, in value and in every gradient: segments, padding, causal masks, dropout, blocks."""
+"""Fused attention against its plain form, in value and in every gradient: segments, padding, causal
+masks, dropout, blocks.
+"""
 
 from __future__ import annotations
 

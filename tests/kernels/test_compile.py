@@ -1,4 +1,6 @@
-"""Every kernel, forward and backward, through the real compilers for TPUs and GPUs, without a TPU or a GPU."""
+"""Every kernel, forward and backward, through the real compilers for TPUs and GPUs, without a TPU
+or a GPU.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import json, sys
 import jax, jax.numpy as jnp
 from mhsh.kernels.attention import AttentionSettings, attend
 from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward
-from mhsh.kernels.join import JoinSettings, OutWeights, project_and_join
+from mhsh.kernels.out_proj_residual_norm import JoinSettings, OutWeights, project_and_join
 from mhsh.kernels.residual_norm import Norm
 from mhsh.kernels.rows import Place
 
@@ -59,14 +61,15 @@ shapes = [(16, 512, 1, 64, 1024, 256, bf16, fp32), (3, 200, 4, 64, 256, 64, fp32
 """
 
 FOR_A_TPU = """
-from mhsh.training.aot import devices_of, parse_topology
+from mhsh.planning.aot import devices_of, parse_topology
 
 device = devices_of(parse_topology(sys.argv[1]))[0]
 texts = [compiled(device, *each) for shape in shapes for each in kernels("tpu", *shape)]
 print(json.dumps([text.count('custom_call_target="tpu_custom_call"') for text in texts]))
 """
 
-# As many heads and as wide a hidden layer as are multiplied before the kernels; a width that is no power of two.
+# As many heads and as wide a hidden layer as are multiplied before the kernels; a width that is no
+# power of two.
 FOR_A_GPU = """
 from jax.experimental import topologies
 
@@ -87,8 +90,8 @@ for shape in shapes:
 print(json.dumps(counts))
 """
 
-# NVIDIA's published figures of an H200 (H200 datasheet; CUDA C programming guide, compute capability 9.0), in the form of XLA's
-# GpuTargetConfigProto.
+# NVIDIA's published figures of an H200 (H200 datasheet; CUDA C programming guide, compute
+# capability 9.0), in the form of XLA's GpuTargetConfigProto.
 H200 = """
 gpu_device_info {
   name: "NVIDIA H200" cuda_compute_capability { major: 9 minor: 0 } core_count: 132 clock_rate_ghz: 1.98
@@ -106,7 +109,9 @@ runtime_version { major: 13 minor: 0 patch: 0 }
 
 
 def counts_of(program: str, *arguments: str) -> list[int]:
-    """What a program about the kernels prints at last: how many calls of kernels each sublayer became."""
+    """What a program about the kernels prints at last: how many calls of kernels each sublayer
+    became.
+    """
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "true"}
     done = subprocess.run(
         [sys.executable, "-c", KERNELS + program, *arguments],
@@ -129,7 +134,8 @@ def test_kernels_compile_for_a_tpu(topology):
     assert counts_of(FOR_A_TPU, topology) == [2] * 6, "one kernel forward, one backward, for each"
 
 
-# A join is a kernel forward and one backward, a feed-forward sublayer as well; attention has two backward.
+# A join is a kernel forward and one backward, a feed-forward sublayer as well; attention has two
+# backward.
 A_LAYER_ON_A_GPU = [2, 2, 3]
 
 
@@ -143,5 +149,7 @@ def test_kernels_compile_for_an_h200():
 
 
 def test_kernels_are_taken_by_triton():
-    """Down to Triton's own language, which jax writes wherever it runs: what it has no operation for shows here."""
+    """Down to Triton's own language, which jax writes wherever it runs: what it has no operation
+    for shows here.
+    """
     assert counts_of(LOWERED_FOR_A_GPU) == A_LAYER_ON_A_GPU * 2

@@ -1,4 +1,6 @@
-"""Dropout: the share that it drops, each element by itself, on any mesh; nothing where there is nothing to do."""
+"""Dropout: the share that it drops, each element by itself, on any mesh; nothing where there is
+nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_the_share_and_the_mean(rate, last):
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_the_shares_of_many_masks_scatter_as_those_of_coins(rate):
-    """Too regular a hash would show as well as too clustered a one: in whole masks, in their rows, and in their columns."""
+    """Too regular a hash would show as well as too clustered a one: in whole masks, in their rows,
+    and in their columns.
+    """
     kept = masks(rate, (256, 256), 256)
     scores = (kept - (1 - rate)) / math.sqrt(rate * (1 - rate))
     for axes in ((1, 2), (2,), (1,)):

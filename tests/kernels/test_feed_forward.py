@@ -113,7 +113,9 @@ def test_shards_are_one_device(target, mesh):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_under_scan_and_rematerialisation(target):
-    """As the layers call it: under jit, parameters stacked, the layer computed again in the backward pass."""
+    """As the layers call it: under jit, parameters stacked, the layer computed again in the
+    backward pass.
+    """
     operands, gradient = case(8, 5, 16, 8, 3.0)
     x, *parameters = operands
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf, leaf + 0.1]), parameters)

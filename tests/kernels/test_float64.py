@@ -1,4 +1,6 @@
-"""Kernels against the same sublayers written once more in fp64, where nothing rounds: interpreted, or on a GPU (-m gpu)."""
+"""Kernels against the same sublayers written once more in fp64, where nothing rounds: interpreted,
+or on a GPU (-m gpu).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,15 @@ import pytest
 from mhsh.kernels.attention import AttentionSettings, attend
 from mhsh.kernels.dropout import dropout
 from mhsh.kernels.feed_forward import FeedForwardSettings, feed_forward
-from mhsh.kernels.join import JoinSettings, project_and_join
+from mhsh.kernels.out_proj_residual_norm import JoinSettings, project_and_join
 from mhsh.kernels.rows import Place
 from tests.kernels.comparing import ALLOWED, alone, largest_error, value_and_gradients
 from tests.kernels.test_attention import case as attention_case
 from tests.kernels.test_feed_forward import case as feed_forward_case
-from tests.kernels.test_join import case as join_case
+from tests.kernels.test_out_proj_residual_norm import case as join_case
 
-# The shapes that a GPU compiles are those of a layer of 384L1H, with rows that fill no block; the interpreter's are small.
+# The shapes that a GPU compiles are those of a layer of 384L1H, with rows that fill no block; the
+# interpreter's are small.
 SIZES = {"small": (2, 37, 48, 24, 2, 16), "384l1h": (9, 500, 1024, 256, 1, 64), "24l16h": (3, 500, 1024, 4096, 16, 64)}
 HERE = [pytest.param(alone("tpu"), "small", id="tpu"), pytest.param(alone("gpu"), "small", id="gpu interpreted")]
 ON_A_GPU = [pytest.param(Place(target="gpu"), size, id=size, marks=pytest.mark.gpu) for size in ("384l1h", "24l16h")]

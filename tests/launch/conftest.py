@@ -1,4 +1,6 @@
-"""The launchers as a user starts them, in real processes, with stand-ins for the tools of the platforms."""
+"""The launchers as a user starts them, in real processes, with stand-ins for the tools of the
+platforms.
+"""
 
 from __future__ import annotations
 
@@ -98,5 +100,7 @@ def credential(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True, scope="session")
 def hear_interrupts() -> None:
-    """A shell cannot trap a signal that is ignored when it starts, and below a background job SIGINT is: not for these tests."""
+    """A shell cannot trap a signal that is ignored when it starts, and below a background job
+    SIGINT is: not for these tests.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)

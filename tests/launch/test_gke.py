@@ -1,4 +1,6 @@
-"""launch/gke: the manifest, against a schema of what JobSet, Job and Pod document, and as Kubernetes would read its arguments."""
+"""launch/gke: the manifest, against a schema of what JobSet, Job and Pod document, and as
+Kubernetes would read its arguments.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""launch/local_cluster: several real processes of a stand-in for mhsh, their output, signals, ends and exit statuses."""
+"""launch/local_cluster: several real processes of a stand-in for mhsh, their output, signals, ends
+and exit statuses.
+"""
 
 from __future__ import annotations
 

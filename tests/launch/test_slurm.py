@@ -1,4 +1,6 @@
-"""launch/slurm: the batch script it writes, and that script's run with stand-ins for Slurm's commands."""
+"""launch/slurm: the batch script it writes, and that script's run with stand-ins for Slurm's
+commands.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Runs one task, without srun's own options, and tells TERM apart: to srun itself it would be the end of all tasks.
+# Runs one task, without srun's own options, and tells TERM apart: to srun itself it would be the
+# end of all tasks.
 SRUN = """
 trap 'echo killed >>"$HOME/slurm.log"; exit 143' TERM
 echo "srun $*" | head -n 1 >>"$HOME/slurm.log"
@@ -26,7 +29,9 @@ SCANCEL = 'echo "scancel $*" >>"$HOME/slurm.log"\nkill -s "${1#--signal=}" "$(ca
 
 @pytest.fixture
 def cluster(stand_in: Callable, tmp_path: Path) -> Path:
-    """A home folder with Slurm's commands, which note what they are asked, and an mhsh that ends with MHSH_STATUS."""
+    """A home folder with Slurm's commands, which note what they are asked, and an mhsh that ends
+    with MHSH_STATUS.
+    """
     stand_in("srun", SRUN)
     stand_in("scancel", SCANCEL)
     stand_in("scontrol", 'echo "scontrol $*" >>"$HOME/slurm.log"\n')

@@ -87,7 +87,9 @@ def test_prints_how_logs_are_fetched(launch: Callable, tmp_path: Path) -> None:
 
 @pytest.fixture
 def worker(stand_in: Callable, tmp_path: Path) -> Path:
-    """The home folder of a worker with an mhsh that notes its arguments and ends with the next status of `statuses`."""
+    """The home folder of a worker with an mhsh that notes its arguments and ends with the next
+    status of `statuses`.
+    """
     stand_in("gcloud", GCLOUD)
     mhsh = tmp_path / "mhsh/.venv/bin/mhsh"
     mhsh.parent.mkdir(parents=True)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from mhsh.analysis.ledger import parameter_shapes
-from mhsh.config import ModelConfig
-from mhsh.models.model import build_model
+from mhsh.config.schema import ModelConfig
+from mhsh.models.build import build_model
+from mhsh.models.costs import parameter_shapes
 
 TINY = dict(
     vocab_size=48,
@@ -46,13 +46,17 @@ def compile_fast() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny(make_config) -> Callable[..., ModelConfig]:
-    """tiny(num_heads=1): a BERT with all its parts that compiles in a second, dropout off, fields replaced."""
+    """tiny(num_heads=1): a BERT with all its parts that compiles in a second, dropout off, fields
+    replaced.
+    """
     return functools.partial(dataclasses.replace, make_config("bert", "2l8h").model, **TINY)
 
 
 @pytest.fixture(scope="session")
 def make_batch() -> Callable[..., dict[str, np.ndarray]]:
-    """make_batch([[1, 1, 2, 0]]): random tokens in these segments (0: padding), P positions of each row predicted."""
+    """make_batch([[1, 1, 2, 0]]): random tokens in these segments (0: padding), P positions of each
+    row predicted.
+    """
 
     def make(segmentation: Sequence[Sequence[int]], *, vocab_size: int = 48, predicted: int = 3, seed: int = 0) -> dict[str, Any]:
         segments = np.array(segmentation, np.int32)
@@ -78,7 +82,9 @@ def make_batch() -> Callable[..., dict[str, np.ndarray]]:
 
 @pytest.fixture(scope="session")
 def tiny_seq2seq(tiny) -> Callable[..., ModelConfig]:
-    """tiny_seq2seq(num_heads=1): an encoder of two layers and a decoder of three, else as `tiny`."""
+    """tiny_seq2seq(num_heads=1): an encoder of two layers and a decoder of three, else as
+    `tiny`.
+    """
     base = tiny(
         objective="translation",
         positions="sinusoidal",
@@ -94,7 +100,9 @@ def tiny_seq2seq(tiny) -> Callable[..., ModelConfig]:
 
 @pytest.fixture(scope="session")
 def make_pairs() -> Callable[..., dict[str, np.ndarray]]:
-    """make_pairs([[1, 1, 2, 0]], [[1, 2, 2, 2]]): random sentence pairs in these segments of sources and targets."""
+    """make_pairs([[1, 1, 2, 0]], [[1, 2, 2, 2]]): random sentence pairs in these segments of
+    sources and targets.
+    """
 
     def make(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *, seed: int = 0) -> dict[str, Any]:
         rng = np.random.default_rng(seed)
@@ -125,7 +133,9 @@ def fresh() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def random_like() -> Callable[..., Any]:
-    """random_like(shapes): parameters of noise, scales and omegas about 1; none is silent, as biases and alphas at first are."""
+    """random_like(shapes): parameters of noise, scales and omegas about 1; none is silent, as
+    biases and alphas at first are.
+    """
 
     def make(shapes: Any, seed: int = 1) -> Any:
         rng = np.random.default_rng(seed)
@@ -147,9 +157,11 @@ def random_params(random_like) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def error() -> Callable[[Any, Any], float]:
-    """error(actual, expected): the largest difference of any leaf, relative to that leaf's largest element.
+    """error(actual, expected): the largest difference of any leaf, relative to that leaf's largest
+    element.
 
-    A leaf that is zero but for rounding (the gradient of a key bias, which softmax does not see) is held against the largest leaf.
+    A leaf that is zero but for rounding (the gradient of a key bias, which softmax does not see) is
+    held against the largest leaf.
     """
 
     def measure(actual: Any, expected: Any) -> float:

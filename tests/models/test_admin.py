@@ -1,4 +1,6 @@
-"""Admin's profiled omega against a plain computation, layer after layer, and what it is for: a stable deep model."""
+"""Admin's profiled omega against a plain computation, layer after layer, and what it is for: a
+stable deep model.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from jax.sharding import AxisType
 from scipy.special import erf
 
 from mhsh.models.admin import profile_omega, read_omega, set_omega
-from mhsh.models.model import build_model, forward
+from mhsh.models.build import build_model, forward
 from mhsh.training.sharding import MESH_AXES, axis_rules, batch_sharding, tree_shardings
 
 TOLERANCE = 1e-5
@@ -49,7 +51,9 @@ def layer_norm(x, params, epsilon=1e-12):
 
 
 def attention(params, x, segments, source=None, source_segments=None, causal=False):
-    """A sum over heads of softmax(Q K^T / sqrt(H)) V W^O, each row by itself; self-attention where no source is given."""
+    """A sum over heads of softmax(Q K^T / sqrt(H)) V W^O, each row by itself; self-attention where
+    no source is given.
+    """
     source, source_segments = (x, segments) if source is None else (source, source_segments)
     out = np.zeros_like(x)
     _, num_heads, head_dim = params["query_kernel"].shape
@@ -72,7 +76,9 @@ def feed_forward(params, x):
 
 
 def plain_stack(layers, sublayers, x, real, epsilon=1e-12):
-    """omega_1 = 1; omega_(i+1)^2 = Var[omega_i x_(i-1)] + Var[f_i(x_(i-1))]: omega [L, sublayers], and the stack's output."""
+    """omega_1 = 1; omega_(i+1)^2 = Var[omega_i x_(i-1)] + Var[f_i(x_(i-1))]: omega [L, sublayers],
+    and the stack's output.
+    """
     omega, omegas = 1.0, []
     for index in range(len(layers["feed_forward"]["up_bias"])):
         layer = jax.tree.map(lambda stacked: stacked[index], layers)  # noqa: B023
@@ -202,7 +208,9 @@ PAIRS = ([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]], [[1, 1, 2
 
 @pytest.fixture(scope="module")
 def translation(tiny_seq2seq, make_pairs, fresh):
-    """A fresh Admin model of an encoder and a decoder, packed and padded pairs, and its profiled omega by stack."""
+    """A fresh Admin model of an encoder and a decoder, packed and padded pairs, and its profiled
+    omega by stack.
+    """
     config = tiny_seq2seq(residual="admin", positions="learned")
     batch = make_pairs(*PAIRS)
     params = fresh(config, batch)
@@ -242,8 +250,8 @@ SEEDS = 2
 
 @functools.partial(jax.jit, static_argnums=0)
 def output_change(config, seed):
-    """E|f(w + d) - f(w)|^2 / E|f(w)|^2 over the logits of a fresh model; d is normal, for every kernel of the encoder
-    a thousandth of that kernel's own deviation.
+    """E|f(w + d) - f(w)|^2 / E|f(w)|^2 over the logits of a fresh model; d is normal, for every
+    kernel of the encoder a thousandth of that kernel's own deviation.
     """
     model = build_model(config)
     initial, noise, tokens = jax.random.split(jax.random.key(seed), 3)
@@ -276,8 +284,9 @@ def changes(make_config, residual):
 
 
 def test_a_small_perturbation_is_amplified_far_less_with_depth_than_in_post_ln(make_config):
-    """arXiv 2004.08249, section 4: the output change is O(depth) under Post-LN and O(log depth) with Admin. As the exponent g
-    of a fit change ~ depth^g over 6, 24 and 96 layers: 1.25 and 0.46 when this was written.
+    """arXiv 2004.08249, section 4: the output change is O(depth) under Post-LN and O(log depth)
+    with Admin. As the exponent g of a fit change ~ depth^g over 6, 24 and 96 layers: 1.25 and 0.46
+    when this was written.
     """
     post_ln, admin = changes(make_config, "post_ln"), changes(make_config, "admin")
     exponents = [np.polyfit(np.log(DEPTHS), np.log(change), 1)[0] for change in (post_ln, admin)]

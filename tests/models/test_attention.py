@@ -11,7 +11,8 @@ from mhsh.models.attention import MultiHeadAttention, attention_mask
 
 TOLERANCE = 1e-5
 
-# (N, H, D, mask): one head, two, sixteen; with N H = D and without; "causal" is packed and padded as well.
+# (N, H, D, mask): one head, two, sixteen; with N H = D and without; "causal" is packed and padded
+# as well.
 CASES = [
     (1, 12, 12, "padding"),
     (1, 4, 12, "causal"),
@@ -51,7 +52,9 @@ def sum_of_heads(params, x, source, mask):
 
 
 def values_and_gradients(function, params, x, source, mask):
-    """The output [B, T, D], and the gradients of a random weighting of it by every parameter and both inputs."""
+    """The output [B, T, D], and the gradients of a random weighting of it by every parameter and
+    both inputs.
+    """
     weighting = jax.random.normal(jax.random.key(9), x.shape)
 
     def weighted(params, x, source):

@@ -1,4 +1,6 @@
-"""BERT: its heads and tied table, causality, what the inputs do, initialisation, dropout sites, dtypes, axis names."""
+"""BERT: its heads and tied table, causality, what the inputs do, initialisation, dropout sites,
+dtypes, axis names.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from mhsh.analysis.ledger import parameter_shapes
-from mhsh.config import RESIDUALS
+from mhsh.config.schema import RESIDUALS
 from mhsh.models.bert import Embeddings, PredictionHead
-from mhsh.models.model import build_model, forward
-from mhsh.models.objective import measure
+from mhsh.models.build import build_model, forward
+from mhsh.models.costs import parameter_shapes
+from mhsh.models.losses import measure
 from mhsh.models.residual import STRATEGIES
 from mhsh.models.transformer import Encoder
 from mhsh.training.sharding import AXIS_RULES
@@ -63,7 +65,9 @@ def test_the_token_table_is_the_output_matrix(tiny, make_batch, random_params, e
         return measure(outputs, batch)["target_loss"].sum
 
     def untied(token_in, token_out):
-        """The same model put together by hand, its table given once for the inputs and once for the outputs."""
+        """The same model put together by hand, its table given once for the inputs and once for the
+        outputs.
+        """
         embeddings = params["embeddings"] | {"token": token_in}
         segments = jnp.asarray(batch["inputs_segmentation"])
         x = Embeddings(config).apply({"params": embeddings}, batch, None)
@@ -175,7 +179,8 @@ def test_initial_values(initialised):
             assert (leaf == 1).all(), path
         elif config.init == "bert":
             assert np.abs(leaf).max() <= 0.04, path
-            # A normal cut at two deviations has 0.8796 of its deviation left; few numbers, wide margin.
+            # A normal cut at two deviations has 0.8796 of its deviation left; few numbers, wide
+            # margin.
             assert leaf.std() == pytest.approx(0.02 * 0.8796, rel=5 / math.sqrt(2 * leaf.size)), path
         elif path.startswith("embeddings"):
             assert leaf.std() == pytest.approx(d**-0.5, rel=5 / math.sqrt(2 * leaf.size)), path
@@ -249,7 +254,9 @@ def test_every_parameter_has_axis_names_that_the_mesh_table_knows(tiny, make_bat
     [("bert", "2l8h", 0.02), ("bert", "16l1h", 0.02), ("quickstart", "6l8h_post_ln", 0.15), ("quickstart", "48l1h_pre_ln", 0.15)],
 )
 def test_the_loss_starts_near_that_of_a_uniform_guess(make_config, make_batch, fresh, task, variant, margin):
-    """BERT's small embeddings start at ln V; with the larger ones of Xavier the spread of the logits adds about a half."""
+    """BERT's small embeddings start at ln V; with the larger ones of Xavier the spread of the
+    logits adds about a half.
+    """
     config = make_config(task, variant).model
     batch = make_batch([[1] * 32] * 8, vocab_size=config.vocab_size, predicted=32)
     outputs = run(config, fresh(config, batch), batch)

@@ -1,4 +1,6 @@
-"""A model with fused sublayers is the plain model: outputs, gradients and dropped elements, on one device and on eight."""
+"""A model with fused sublayers is the plain model: outputs, gradients and dropped elements, on one
+device and on eight.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from mhsh.kernels.rows import Place
 from mhsh.models import fusion
+from mhsh.models.build import build_model, forward
 from mhsh.models.fusion import fused_here, in_words, why_plain
-from mhsh.models.model import build_model, forward
-from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.models.losses import loss_weights, measure, total_loss
 
 SEGMENTS = [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 2, 3, 3, 0, 0]] * 2
 SHAPES = dict(head_dim=8, embed_dim=16, mlp_dim=24)

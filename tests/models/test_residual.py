@@ -1,4 +1,6 @@
-"""The residual schemes against their formulas, their starting values, and the dtype of the stream."""
+"""The residual schemes against their formulas, their starting values, and the dtype of the
+stream.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhsh.analysis.ledger import parameter_shapes
-from mhsh.config import INITS, RESIDUALS
-from mhsh.models.model import build_model, forward
+from mhsh.config.schema import INITS, RESIDUALS
+from mhsh.models.build import build_model, forward
+from mhsh.models.costs import parameter_shapes
 from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, deepnorm_constants, real_variance
 from mhsh.models.stack import Stack, decoder_stack, encoder_stack
 from mhsh.models.transformer import Encoder, EncoderLayer, Sight
@@ -77,8 +79,9 @@ def test_rezero_starts_as_the_identity(tiny):
     assert len(jax.tree.leaves(variables)) > 2
 
 
-# arXiv 2203.00555, figure 2: (2N)^1/4 and (8N)^-1/4; beside a decoder 0.81 (N^4 M)^1/16 and 0.87 (N^4 M)^-1/16; the decoder
-# (3M)^1/4 and (12M)^-1/4. For 100 and 100 layers the powers are 100^(5/16) = 4.21697, 300^1/4 = 4.16179, 1200^1/4 = 5.88566.
+# arXiv 2203.00555, figure 2: (2N)^1/4 and (8N)^-1/4; beside a decoder 0.81 (N^4 M)^1/16 and 0.87
+# (N^4 M)^-1/16; the decoder (3M)^1/4 and (12M)^-1/4. For 100 and 100 layers the powers are
+# 100^(5/16) = 4.21697, 300^1/4 = 4.16179, 1200^1/4 = 5.88566.
 DEEPNORM = [
     (Stack("encoder", 6, 0), 1.8612, 0.37992),
     (Stack("encoder", 24, 0), 2.6321, 0.26864),
@@ -95,7 +98,8 @@ def test_deepnorm_constants(tiny, stack, alpha, beta):
     scheme = STRATEGIES["deepnorm"](tiny(residual="deepnorm", embed_dim=4), stack)
     assert deepnorm_constants(stack) == pytest.approx((alpha, beta), rel=1e-4)
     assert scheme.init_gain(stack) == pytest.approx(beta, rel=1e-4)
-    # A sublayer that answers with y on an x orthogonal to it: before the LayerNorm their ratio is alpha.
+    # A sublayer that answers with y on an x orthogonal to it: before the LayerNorm their ratio is
+    # alpha.
     x = jnp.array([[[1.0, -1.0, 0.0, 0.0]]])
     y = jnp.array([[[0.0, 0.0, 1.0, -1.0]]])
     out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), lambda _: y)

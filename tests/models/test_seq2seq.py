@@ -1,4 +1,6 @@
-"""The encoder-decoder against loops over layers and heads; causality, packing, padding; cached decoding; the shared table."""
+"""The encoder-decoder against loops over layers and heads; causality, packing, padding; cached
+decoding; the shared table.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import optax
 import pytest
 from flax import linen as nn
 
-from mhsh.config import RESIDUALS, regroup
-from mhsh.models.model import build_model, forward
-from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.config.schema import RESIDUALS, regroup
+from mhsh.models.build import build_model, forward
+from mhsh.models.losses import loss_weights, measure, total_loss
 from mhsh.models.positions import sinusoids
 from mhsh.models.seq2seq import decode_step, decoding_params, empty_caches, encode
 from mhsh.training.sharding import AXIS_RULES
@@ -78,7 +80,9 @@ def plain_stack(params, num_layers, sublayers, x, residual, alpha):
 
 
 def plain_logits(config, params, batch):
-    """The whole model as loops over rows, layers and heads; alphas of DeepNorm for two and three layers."""
+    """The whole model as loops over rows, layers and heads; alphas of DeepNorm for two and three
+    layers.
+    """
     table, scale = params["embeddings"], math.sqrt(config.embed_dim)
     logits = []
     for row in range(len(batch["inputs"])):
@@ -142,7 +146,9 @@ def test_scan_equals_unrolled_equals_remat(tiny_seq2seq, make_pairs, random_para
 
 
 def test_no_position_sees_the_future_or_another_pair(tiny_seq2seq, make_pairs, random_params):
-    """d logits[t] / d position vector, every token of both sides standing at a position of its own."""
+    """d logits[t] / d position vector, every token of both sides standing at a position of its
+    own.
+    """
     config = tiny_seq2seq(positions="learned", residual="pre_ln")
     sources, targets = np.array([1, 1, 2, 2, 2, 3, 0]), np.array([1, 1, 1, 2, 2, 3, 3, 0])
     batch = make_pairs([sources], [targets])
@@ -165,7 +171,9 @@ def test_no_position_sees_the_future_or_another_pair(tiny_seq2seq, make_pairs, r
 
 @pytest.fixture(scope="module", params=RESIDUALS)
 def packed(request, tiny_seq2seq, make_pairs, random_params):
-    """A model of each scheme, its logits of the packed batch, and the same three pairs in rows of their own with more padding."""
+    """A model of each scheme, its logits of the packed batch, and the same three pairs in rows of
+    their own with more padding.
+    """
     config, batch = tiny_seq2seq(residual=request.param), make_pairs(*PACKED)
     params = random_params(config)
     apart = {key: np.zeros((3, 8), rows.dtype) for key, rows in batch.items()}
@@ -201,7 +209,9 @@ def test_what_stands_in_padding_changes_nothing(packed, error):
 
 
 def decoded(config, params, batch, length):
-    """The logits [B,K,T,V] of K = 3 hypotheses a sentence, one position after another, and the hypotheses [B,K,T]."""
+    """The logits [B,K,T,V] of K = 3 hypotheses a sentence, one position after another, and the
+    hypotheses [B,K,T].
+    """
     model, rows = build_model(config), len(batch["inputs"])
     tokens = np.random.default_rng(1).integers(3, config.vocab_size, (rows, 3, length)).astype(np.int32)
     source = {key: batch[key] for key in ("inputs", "inputs_position", "inputs_segmentation")}

@@ -1,4 +1,6 @@
-"""The encoder: scan, unrolled loop and rematerialisation are one function; padding and packing change nothing."""
+"""The encoder: scan, unrolled loop and rematerialisation are one function; padding and packing
+change nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhsh.config import RESIDUALS
+from mhsh.config.schema import RESIDUALS
 from mhsh.models.attention import attention_mask
-from mhsh.models.model import build_model, forward
-from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.models.build import build_model, forward
+from mhsh.models.losses import loss_weights, measure, total_loss
 from mhsh.models.residual import STRATEGIES, Stream
 from mhsh.models.transformer import REMAT_POLICIES, Encoder, EncoderLayer, Sight
 
@@ -57,14 +59,18 @@ def test_scan_equals_unrolled_equals_remat(scanned, error, variant):
 
 
 def test_dropout_is_drawn_anew_in_every_layer_and_by_every_key(tiny):
-    """With equal parameters in all layers and dropout as the only thing that differs, a shared mask would show."""
+    """With equal parameters in all layers and dropout as the only thing that differs, a shared mask
+    would show.
+    """
     config = tiny(residual="rezero", num_layers=2, **DROPOUT)
     encoder = Encoder(config, STRATEGIES["rezero"])
     x = jax.random.normal(jax.random.key(0), (2, 8, 12))
     segments = jnp.asarray(SEGMENTS)
 
     def zero_share(key):
-        """The feed-forward biases set to one and its kernels to zero: each layer then adds exactly its dropout mask."""
+        """The feed-forward biases set to one and its kernels to zero: each layer then adds exactly
+        its dropout mask.
+        """
         params = encoder.init(jax.random.key(1), x, segments, None)["params"]
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: jnp.ones_like(leaf) if path_ends(path, ("alpha", "down_bias")) else jnp.zeros_like(leaf), params

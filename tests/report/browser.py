@@ -1,4 +1,6 @@
-"""A headless Chromium, driven over pipes with its own debugging protocol: no driver, no port, no package needed."""
+"""A headless Chromium, driven over pipes with its own debugging protocol: no driver, no port, no
+package needed.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Browser:
         self._profile.cleanup()
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Sends one command and waits for its answer; what the browser tells in between goes to `events`."""
+        """Sends one command and waits for its answer; what the browser tells in between goes to
+        `events`.
+        """
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mhsh.config import Config
-from mhsh.report.comparison import Comparison, compare
-from mhsh.report.runs import load_runs
+from mhsh.config.schema import Config
+from mhsh.report.compare.comparison import Comparison, compare
+from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
@@ -18,7 +18,9 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture
 def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
-    """Writes a run folder: `train` and `validation` are the losses logged, one a step and one every tenth step."""
+    """Writes a run folder: `train` and `validation` are the losses logged, one a step and one every
+    tenth step.
+    """
 
     def make(
         name: str,
@@ -61,7 +63,9 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
 
 @pytest.fixture
 def four_runs(make_run: MakeRun) -> Comparison:
-    """One good shallow run, a deep one on the plateau, one that diverges, and one whose metrics are cut short."""
+    """One good shallow run, a deep one on the plateau, one that diverges, and one whose metrics are
+    cut short.
+    """
     shallow = make_run("shallow", [4 - 0.06 * i for i in range(30)], [3.4, 2.8, 2.25])
     stuck = make_run("stuck", [4, 3.2] + [2.98] * 28, [3.0, 2.99, 2.99], model={"num_layers": 16, "num_heads": 1, "mlp_dim": 32})
     nan = make_run("diverged", [3.5] * 15 + [float("nan")] * 15, [3.4, float("nan"), float("nan")], model={"residual": "rezero"})
@@ -81,7 +85,9 @@ def shapes(make_config: Callable[..., Config]) -> dict[str, Config]:
 
 @pytest.fixture
 def two_groups(make_run: MakeRun) -> Comparison:
-    """Three seeds of a shallow shape, and three of a deep one with another dropout; the deep one ends lower in each seed."""
+    """Three seeds of a shallow shape, and three of a deep one with another dropout; the deep one
+    ends lower in each seed.
+    """
     deep = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32, "hidden_dropout": 0.0}
     paths = [
         make_run(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mhsh.config import Config, to_dict
+from mhsh.config.schema import Config, to_dict
 
 Spread = tuple[float, float, float]  # median, low, high
 
@@ -47,7 +47,8 @@ def write(path: Path, document: Any) -> str:
     return str(path)
 
 
-# Seconds of the deep one over those of the shallow one. Inverted, along the batch: at length 32 2, 0.5, 1; at 128 4, 1.25, 0.8.
+# Seconds of the deep one over those of the shallow one. Inverted, along the batch: at length 32 2,
+# 0.5, 1; at 128 4, 1.25, 0.8.
 RATIOS: dict[tuple[int, int], Spread] = {
     (1, 32): (0.5, 0.4, 0.8),
     (4, 32): (2.0, 1.6, 2.5),

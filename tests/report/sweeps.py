@@ -1,4 +1,6 @@
-"""Sweep folders as a sweep leaves them, made by hand: planned as a sweep plans, with run folders as training writes them."""
+"""Sweep folders as a sweep leaves them, made by hand: planned as a sweep plans, with run folders as
+training writes them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from typing import Any
 
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import RunFolder
-from mhsh.sweep_axes import cells_of, parse_axes
-from mhsh.sweep_folder import Plan, PlannedCell, SweepFolder
+from mhsh.sweep.axes import cells_of, parse_axes
+from mhsh.sweep.folder import Plan, PlannedCell, SweepFolder
 
 ENTROPY = 3.0  # nats, of every run here
 FAILED = "failed"
@@ -18,8 +20,8 @@ FAILED = "failed"
 def write_sweep(
     path: Path, fields: Mapping[str, Any], axes: Sequence[str], ends: Mapping[str, Any], reason: str = ""
 ) -> SweepFolder:
-    """A sweep folder; `ends` by cell: its final loss (training and validation alike), nan where training gave up, FAILED with
-    `reason`; a cell that is not named has not run.
+    """A sweep folder; `ends` by cell: its final loss (training and validation alike), nan where
+    training gave up, FAILED with `reason`; a cell that is not named has not run.
     """
     parsed = parse_axes(axes, fields)
     cost = {"parameters": 1000, "tokens": 2000, "flops": 3000}

@@ -1,4 +1,6 @@
-"""Tests of means and intervals over seeds, against numbers worked out by hand and against scipy's own tests."""
+"""Tests of means and intervals over seeds, against numbers worked out by hand and against scipy's
+own tests.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def test_equal_seeds_are_paired() -> None:
     found = difference(ours, dict(reversed(theirs.items())))
     expected = stats.ttest_rel(list(ours.values()), list(theirs.values())).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    # Two groups that move together differ by the same at every seed: that is sure, however far the seeds are apart.
+    # Two groups that move together differ by the same at every seed: that is sure, however far the
+    # seeds are apart.
     sure = difference({0: 1.5, 1: 9.5}, {0: 1.0, 1: 9.0})
     assert (sure.mean, sure.low, sure.high) == (0.5, 0.5, 0.5)
     assert sure.excludes_zero

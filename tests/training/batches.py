@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mhsh.config import Config
+from mhsh.config.schema import Config
 from mhsh.training.state import example_batch
 
 

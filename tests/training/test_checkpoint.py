@@ -1,4 +1,6 @@
-"""Checkpoints: what comes back is what went in, and what does not fit is named before anything is read."""
+"""Checkpoints: what comes back is what went in, and what does not fit is named before anything is
+read.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.config import Config
+from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.models.model import build_model
+from mhsh.models.build import build_model
 from mhsh.training.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import put_batch

@@ -1,4 +1,6 @@
-"""The compilation cache of a run: used, for its owner alone, and refused where others could have written to it."""
+"""The compilation cache of a run: used, for its owner alone, and refused where others could have
+written to it.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""The memory a step needs: parameters and optimiser by hand, divided as the mesh says; activations by policy and depth."""
+"""The memory a step needs: parameters and optimiser by hand, divided as the mesh says; activations
+by policy and depth.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from mhsh.config import RESIDUALS
+from mhsh.config.schema import RESIDUALS
 from mhsh.training.footprint import footprint, saved_activations
 
 ONE_DEVICE = {"data": 1, "fsdp": 1, "tensor": 1}
@@ -32,7 +34,9 @@ def tiny(make_config):
 
 
 def parameter_bytes(fsdp=1, tensor=1, tensor_heads=None):
-    """fp32 bytes on one device: D lies on fsdp; N, F and V on tensor; the second D of a square kernel is whole."""
+    """fp32 bytes on one device: D lies on fsdp; N, F and V on tensor; the second D of a square
+    kernel is whole.
+    """
     heads = N if tensor_heads is None else tensor_heads
     d, f, v, n = D // fsdp, F // tensor, V // tensor, heads // tensor
     attention = 3 * (d * n * H + n * H) + n * H * d + d
@@ -45,7 +49,9 @@ def parameter_bytes(fsdp=1, tensor=1, tensor_heads=None):
 
 
 def test_bytes_on_one_device(tiny):
-    """Counted on paper: a layer 552 + 808 + 64 numbers, embeddings 704, prediction 336, next sentence 306."""
+    """Counted on paper: a layer 552 + 808 + 64 numbers, embeddings 704, prediction 336, next
+    sentence 306.
+    """
     whole = footprint(tiny(), ONE_DEVICE)
     assert whole.parameters == whole.gradients == 4 * (3 * (552 + 808 + 64) + 704 + 336 + 306) == parameter_bytes()
     # Two moments of every parameter, and two int32 counts: Adam's and the schedule's.

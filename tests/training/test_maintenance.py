@@ -1,4 +1,6 @@
-"""The notice of maintenance or preemption, from a metadata server on this machine: heard once it comes, and not before."""
+"""The notice of maintenance or preemption, from a metadata server on this machine: heard once it
+comes, and not before.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from mhsh.training import maintenance
-from mhsh.training.interruption import Interruption
 from mhsh.training.maintenance import HOST_VARIABLE, MaintenanceWatch, announced
+from mhsh.training.signals import Interruption
 
 PREFIX = "/computeMetadata/v1/instance/"
 

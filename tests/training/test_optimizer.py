@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from mhsh.analysis.ledger import parameter_shapes
-from mhsh.config import OBJECTIVES, RESIDUALS
+from mhsh.config.schema import OBJECTIVES, RESIDUALS
+from mhsh.models.costs import parameter_shapes
 from mhsh.training.optimizer import DECAYED_PARAMETERS, build_optimizer, decay_mask, decayed_count, learning_rate, parameter_path
 
 STEPS = 4
@@ -21,7 +21,9 @@ CLOSE = dict(rtol=1e-5, atol=1e-6)
 
 @pytest.fixture(scope="module")
 def settings(make_config):
-    """settings(name="lamb", num_steps=5): the optimiser's and the training's config, tiny BERT's with fields replaced."""
+    """settings(name="lamb", num_steps=5): the optimiser's and the training's config, tiny BERT's
+    with fields replaced.
+    """
     config = make_config("bert", "2l8h", **{"optimizer.warmup_steps": 2, "train.num_steps": 10, "optimizer.learning_rate": 0.1})
 
     def make(num_steps=10, **fields):
@@ -45,7 +47,9 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def params():
-    """Some of an Admin model's parameters, four layers stacked, random, their scale growing from layer to layer."""
+    """Some of an Admin model's parameters, four layers stacked, random, their scale growing from
+    layer to layer.
+    """
     rng = np.random.default_rng(0)
 
     def leaf(shape):
@@ -198,7 +202,9 @@ def test_radam_is_optax_radam(settings, params):
 
 
 def test_lamb_treats_every_layer_as_a_parameter_of_its_own(settings, params):
-    """Kernels and tables: optax's LAMB on each layer's slice. Biases, norms and omegas: Adam, with neither decay nor ratio."""
+    """Kernels and tables: optax's LAMB on each layer's slice. Biases, norms and omegas: Adam, with
+    neither decay nor ratio.
+    """
     config = settings(name="lamb", weight_decay=0.3, clip_norm=0.0)
     schedule = learning_rate(*config)
     after = by_path(trained(build_optimizer(*config), params))
@@ -237,7 +243,9 @@ def test_lamb_is_not_one_norm_over_the_whole_stack(settings, params):
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_one_layer_does_not_feel_another(settings, params, name):
-    """Changing one layer's weights and gradients leaves the updates of the others as they were (clipping off)."""
+    """Changing one layer's weights and gradients leaves the updates of the others as they were
+    (clipping off).
+    """
     optimizer = build_optimizer(*settings(name=name, clip_norm=0.0))
     path = ("encoder", "layers", "attention", "query_kernel")
 

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import pytest
 
-from mhsh.models.model import build_model
+from mhsh.models.build import build_model
 from mhsh.models.transformer import group_sizes
 from mhsh.training.footprint import footprint
 from mhsh.training.optimizer import build_optimizer
@@ -52,7 +52,9 @@ def test_a_named_policy_stands_and_auto_is_resolved_for_this_machine(make_config
 
 @pytest.mark.parametrize("variant", ["2l8h", "16l1h"])
 def test_the_compiled_step_needs_least_with_groups(make_config, variant):
-    """XLA's own count of temporaries, not ours: with 36 layers the policies must come out in the order in which they are tried."""
+    """XLA's own count of temporaries, not ours: with 36 layers the policies must come out in the
+    order in which they are tried.
+    """
 
     def temporaries(policy: str) -> int:
         config = make_config("bert", variant, **{"model.num_layers": 36, "model.remat_policy": policy, "train.batch_size": 16})

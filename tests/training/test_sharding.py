@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from mhsh.config import MeshConfig
+from mhsh.config.schema import MeshConfig
 from mhsh.errors import UserError
-from mhsh.models.model import build_model
+from mhsh.models.build import build_model
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES, check_divisibility, make_mesh, mesh_shape, process_rows, put_batch
 from mhsh.training.state import state_shardings

@@ -1,4 +1,6 @@
-"""One step: the same on every mesh and under every cut of the batch; figures that say what they are."""
+"""One step: the same on every mesh and under every cut of the batch; figures that say what they
+are.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from mhsh.config import Config
-from mhsh.models.model import build_model, forward
-from mhsh.models.objective import loss_weights, measure, total_loss
+from mhsh.config.schema import Config
+from mhsh.models.build import build_model, forward
+from mhsh.models.losses import loss_weights, measure, total_loss
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES, put_batch
 from mhsh.training.state import TrainState, create_state, state_shardings

@@ -1,1 +1,3 @@
-"""The kernels for NVIDIA GPUs, in Pallas's Triton dialect; the modules above them define what they compute, and choose."""
+"""The kernels for NVIDIA GPUs, in Pallas's Triton dialect; the modules above them define what they
+compute, and choose.
+"""

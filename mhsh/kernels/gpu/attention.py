@@ -1,8 +1,9 @@
-"""Softmax attention on a GPU, block of queries by block of keys: neither scores nor probabilities leave the chip.
+"""Softmax attention on a GPU, block of queries by block of keys: neither scores nor probabilities
+leave the chip.
 
-As in FlashAttention (Dao 2023, arXiv 2307.08691): forward, the sum over keys is rescaled whenever a larger score turns up;
-backward, the probabilities are computed again from the highest score and the sum of a row, once for the queries and once for the
-keys and values.
+As in FlashAttention (Dao 2023, arXiv 2307.08691): forward, the sum over keys is rescaled whenever a
+larger score turns up; backward, the probabilities are computed again from the highest score and the
+sum of a row, once for the queries and once for the keys and values.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def _backward(
     settings: AttentionSettings, place: Place, saved: tuple[Array, ...], gradient: Float[Array, "B T N H"]
 ) -> tuple[Array | None, ...]:
     *operands, seed, out, highest, inverse = saved
-    # What a row of probabilities times its gradient sums up to, dropped or not: the result times its own gradient.
+    # What a row of probabilities times its gradient sums up to, dropped or not: the result times
+    # its own gradient.
     along = jnp.sum(out.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1).transpose(0, 2, 1)[..., None]
 
     def local(scalars: Array, rows: tuple[Array, ...], whole: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -127,7 +129,9 @@ class _Blocks:
     def scores(
         self, query: Array, key: Array, asking: Array, answering: Array, queries: Span, keys: Span
     ) -> tuple[Float32[Array, "Q S"], Bool[Array, "Q S"]]:
-        """Scores, the least where a query may not look, and where it may; `asking` and `answering` are segments."""
+        """Scores, the least where a query may not look, and where it may; `asking` and `answering`
+        are segments.
+        """
         visible = (asking == answering) & (answering > 0)
         if self.settings.causal:
             visible = visible & (keys.places()[None, :] <= queries.places()[:, None])
@@ -136,7 +140,9 @@ class _Blocks:
         return scores if inside is None else jnp.where(inside[None, :], scores, -jnp.inf), visible
 
     def mask(self, scalars: Any) -> Callable[[Span, Span], Bool[Array, "Q S"] | None]:
-        """The dropout mask of this program's head, by queries and keys; to be asked for outside of loops."""
+        """The dropout mask of this program's head, by queries and keys; to be asked for outside of
+        loops.
+        """
         row = (scalars[2] * jnp.uint32(self.batch) + _number(2)) * jnp.uint32(self.settings.num_heads) + _number(1)
         start = row * jnp.uint32(self.length)
 
@@ -170,7 +176,9 @@ def _run(
     *,
     name: str,
 ) -> tuple[Array, ...]:
-    """Runs a kernel for each block of each head of each row of the batch; it sees that head of that row alone."""
+    """Runs a kernel for each block of each head of each row of the batch; it sees that head of that
+    row alone.
+    """
     query, key, value, segments, source_segments = operands
     arrays = (query, key, value, segments.astype(jnp.int32)[..., None], source_segments.astype(jnp.int32)[:, None], *more)
     return launch(
@@ -187,7 +195,9 @@ def _run(
 
 
 def _one_head(array: Any) -> pl.BlockSpec:
-    """What a program sees of [B,T,N,H], of a figure a query [B,N,T,1], or of segments [B,T,1] or [B,1,S]."""
+    """What a program sees of [B,T,N,H], of a figure a query [B,N,T,1], or of segments [B,T,1] or
+    [B,1,S].
+    """
     if array.ndim == 3:
         return pl.BlockSpec((None, *array.shape[1:]), lambda _, head, row: (row, 0, 0))
     if array.shape[3] == 1 and array.dtype == jnp.float32:
@@ -280,7 +290,8 @@ def _key_kernel(
     answering = load(source_segments, Span.at(0), keys)
 
     def add(step: Any, totals: tuple[Array, Array]) -> tuple[Array, Array]:
-        # Beyond the last query all that is read is 0, `inverse` with the rest, and nothing is added.
+        # Beyond the last query all that is read is 0, `inverse` with the rest, and nothing is
+        # added.
         queries = blocks.queries(step)
         query, gradient = (load(each, queries, head) for each in (query_ref, gradient_ref))
         asking, highest, inverse, along = (

@@ -1,6 +1,8 @@
-"""The feed-forward sublayer and its join on a GPU: forward in one kernel, backward around the join's.
+"""The feed-forward sublayer and its join on a GPU: forward in one kernel, backward around the
+join's.
 
-The backward pass needs the hidden layer in memory, for the gradient by a matrix; so it is XLA's product there.
+The backward pass needs the hidden layer in memory, for the gradient by a matrix; so it is XLA's
+product there.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from mhsh.kernels.settings import FeedForwardSettings, FeedForwardWeights, JoinS
 
 
 def erf(x: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
-    """Within 1.5e-7 of it (Abramowitz, Stegun 1964, "Handbook of Mathematical Functions", 7.1.26): Pallas has none for Triton."""
+    """Within 1.5e-7 of it (Abramowitz, Stegun 1964, "Handbook of Mathematical Functions", 7.1.26):
+    Pallas has none for Triton.
+    """
     size = jnp.abs(x)
     step = 1.0 / (1.0 + 0.3275911 * size)
     series = ((((1.061405429 * step - 1.453152027) * step + 1.421413741) * step - 0.284496736) * step + 0.254829592) * step
@@ -38,7 +42,9 @@ IN_TRITON = ACTIVATIONS | {"gelu": lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(
 def feed_forward(
     x: Float[Array, "B T D"], weights: FeedForwardWeights, norm: Norm, seed: Seed, settings: FeedForwardSettings, place: Place
 ) -> Float[Array, "B T D"]:
-    """LN(omega * x + dropout(activation(x W1 + b1) W2 + b2)); a hidden layer too wide for the chip is XLA's product."""
+    """LN(omega * x + dropout(activation(x W1 + b1) W2 + b2)); a hidden layer too wide for the chip
+    is XLA's product.
+    """
 
     def local(scalars: Array, rows: tuple[Array, ...], whole: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         (x,), (up, up_bias, down, vectors) = rows, whole

@@ -1,8 +1,11 @@
-"""The join to the residual stream on a GPU: tile by tile of a row, the product before it in the same kernel where it is narrow.
+"""The join to the residual stream on a GPU: tile by tile of a row, the product before it in the
+same kernel where it is narrow.
 
-A row of D = 1,024 sums in fp32 does not fit a program's registers beside anything else. So a program goes over its rows' tiles
-twice: once for their means and variances, once for what it writes; what lies between is computed again, which is cheap where the
-product before the join has few terms. Gradients by matrices are left to XLA's products, the best that there are.
+A row of D = 1,024 sums in fp32 does not fit a program's registers beside anything else. So a
+program goes over its rows' tiles
+twice: once for their means and variances, once for what it writes; what lies between is computed
+again, which is cheap where the product before the join has few terms. Gradients by matrices are
+left to XLA's products, the best that there are.
 """
 
 from __future__ import annotations
@@ -81,7 +84,9 @@ def is_narrow(num_inputs: int, dtype: Any) -> bool:
 
 
 def walk_of(rows: Float[Array, "R D"], settings: JoinSettings, *, narrow: bool, tile: int) -> Walk:
-    """The tiles of a join: tall ones where a product feeds the matrix units, flat ones where memory alone is the limit."""
+    """The tiles of a join: tall ones where a product feeds the matrix units, flat ones where memory
+    alone is the limit.
+    """
     num_rows, width = rows.shape
     tall = side(num_rows, most_rows(settings.dtype))
     block_rows, tile = (tall, side(width, tile)) if narrow else (FLAT_ROWS, side(width, 256))
@@ -99,7 +104,9 @@ def project_and_join(
     settings: JoinSettings,
     place: Place,
 ) -> Float[Array, "B T D"]:
-    """LN(omega * x + dropout(context W + b)); a product of more terms than `is_narrow` allows is XLA's."""
+    """LN(omega * x + dropout(context W + b)); a product of more terms than `is_narrow` allows is
+    XLA's.
+    """
 
     def local(scalars: Array, rows: tuple[Array, ...], whole: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         (x, context), (kernel, vectors) = rows, whole
@@ -228,7 +235,9 @@ def joined_tiles(walk: Walk, scalars: Any, vectors_ref: Any, x_ref: Any, branch_
 def _operands(
     x: Float[Array, "B T D"], context: Float[Array, "B T C"], kernel: Float[Array, "C D"], settings: JoinSettings, tile: int
 ) -> tuple[Float[Array, "R D"], tuple[Array, ...], Walk]:
-    """The rows, where the kernel finds the branch (the factors of its product, or the product), and the walk."""
+    """The rows, where the kernel finds the branch (the factors of its product, or the product), and
+    the walk.
+    """
     flat, inner = x.reshape(-1, x.shape[-1]), context.reshape(-1, context.shape[-1])
     narrow = is_narrow(inner.shape[1], settings.dtype)
     source = (inner, kernel) if narrow else (product("RC,CD->RD", inner, kernel).astype(settings.dtype),)
@@ -302,8 +311,9 @@ def _nothing(walk: Walk) -> tuple[Array, Array, Array]:
 def _pool(
     pooled: tuple[Array, Array, Array], left: Float32[Array, "R C"], right: Float32[Array, "R C"], columns: Span
 ) -> tuple[Array, Array, Array]:
-    """Both means of a row and the sum of the products of what is left after taking them off, of the tiles before and of this one:
-    as exact as taking the means off first (Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance").
+    """Both means of a row and the sum of the products of what is left after taking them off, of the
+    tiles before and of this one: as exact as taking the means off first (Chan, Golub, LeVeque 1983,
+    "Algorithms for computing the sample variance").
     """
     left_mean, right_mean, products = pooled
     inside = columns.inside()

@@ -1,4 +1,6 @@
-"""What Triton asks of a kernel: tiles whose sides are powers of two, with what lies beyond an array masked off."""
+"""What Triton asks of a kernel: tiles whose sides are powers of two, with what lies beyond an array
+masked off.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,25 @@ LEAST_SIDE = 16
 
 
 def side(length: int, most: int = 2**30) -> int:
-    """The smallest side of a tile that reaches over `length` places, or `most` if that is less; a power of two."""
+    """The smallest side of a tile that reaches over `length` places, or `most` if that is less; a
+    power of two.
+    """
     return min(most, max(LEAST_SIDE, pl.next_power_of_2(length)))
 
 
 def most_rows(dtype: Any) -> int:
-    """Of a tile that is a product's factor: 64, as a warp group of a Hopper chip multiplies at once. In fp32, which has no matrix
-    unit, half of that: Triton writes such a product out in single multiplications, and the compiler takes minutes over many.
+    """Of a tile that is a product's factor: 64, as a warp group of a Hopper chip multiplies at
+    once. In fp32, which has no matrix unit, half of that: Triton writes such a product out in
+    single multiplications, and the compiler takes minutes over many.
     """
     return 128 // jnp.dtype(dtype).itemsize
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A tile's extent along an axis of `length` places: `size` of them from `first`, a multiple of `size`."""
+    """A tile's extent along an axis of `length` places: `size` of them from `first`, a multiple of
+    `size`.
+    """
 
     first: Array | int
     size: int
@@ -86,7 +93,9 @@ def launch(
     num_warps: int,
     num_stages: int,
 ) -> tuple[Array, ...]:
-    """Runs a kernel for every place of `grid`, with references to whole arrays, or to what `specs` say of them."""
+    """Runs a kernel for every place of `grid`, with references to whole arrays, or to what `specs`
+    say of them.
+    """
     in_specs, out_specs = specs or ([pl.BlockSpec()] * len(operands), [pl.BlockSpec()] * len(results))
     found = pl.pallas_call(
         kernel,

@@ -1,0 +1,213 @@
+"""mhsh itself as a contestant: the compiled training step, and the compiled forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from mhsh.bench.batch import synthetic_batch
+from mhsh.bench.candidate import Contestant
+from mhsh.config.schema import Config, DataConfig, MeshConfig, TranslationDataConfig
+from mhsh.errors import UserError
+from mhsh.models.build import Model, build_model, forward
+from mhsh.models.costs import parameter_counts, row_flops, step_flops
+from mhsh.models.types import Batch, Outputs
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.remat import resolve_remat
+from mhsh.training.sharding import make_mesh, put_batch
+from mhsh.training.state import TrainState, create_state
+from mhsh.training.step import StepReport, compile_eval_step, compile_train_step
+
+# Names of the two configs, as on the command line; the first is what the others are compared with.
+CONFIG, AGAINST = "config", "against"
+
+
+def label(config: Config) -> str:
+    """12L12H admin float32, or 6L-6L 8H ... with a decoder."""
+    model = config.model
+    depth = f"{model.num_layers}L" + (f"-{model.num_decoder_layers}L " if model.num_decoder_layers else "")
+    return f"mhsh {depth}{model.num_heads}H {model.residual} {model.compute_dtype}"
+
+
+def baseline_of(name: str) -> str | None:
+    """What a config of this name is compared with."""
+    return None if name == CONFIG else CONFIG
+
+
+def tokens(config: Config, rows: int) -> int:
+    """In `rows` rows, both sides of a translation counted."""
+    return rows * config.data.sequence_length * (2 if isinstance(config.data, TranslationDataConfig) else 1)
+
+
+def training(name: str, config: Config) -> Contestant:
+    """The real step of `mhsh train` on one synthetic batch, on the config's mesh; the state goes on
+    from step to step.
+    """
+    mesh = make_mesh(config)
+    config, _ = resolve_remat(_without_profiling(config), mesh)
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    batch = put_batch(config, synthetic_batch(config, config.train.batch_size), mesh)
+    state = create_state(config, model, optimizer, mesh, batch)
+    step = compile_train_step(config, model, optimizer, mesh, state)
+    runner = _Training(name, step, state, batch)
+    return Contestant(
+        name=name,
+        label=label(config),
+        run=runner.run,
+        check=runner.check,
+        work=tokens(config, config.train.batch_size),
+        baseline=baseline_of(name),
+        facts=_facts(name, config, mesh, step) | {"flops": step_flops(config)},
+    )
+
+
+class _Training:
+    """The state that a step gives up is that of the step before: it lives here."""
+
+    def __init__(self, name: str, step: jax.stages.Compiled, state: TrainState, batch: dict[str, jax.Array]) -> None:
+        self._name, self._step, self._state, self._batch = name, step, state, batch
+        self._report: StepReport | None = None
+
+    def run(self, repetitions: int) -> None:
+        """Steps; the device is waited for after the last."""
+        for _ in range(repetitions):
+            self._state, self._report = self._step(self._state, self._batch)
+        jax.block_until_ready(self._state)
+
+    def check(self) -> None:
+        """Raises UserError where the last step was skipped, as its loss or gradient was not
+        finite.
+        """
+        if self._report is not None and not bool(self._report.applied):
+            raise UserError(
+                f"{self._name}: the loss or a gradient is not finite after {int(self._state.step)} steps; "
+                "give more optimizer.warmup_steps, or a smaller optimizer.learning_rate"
+            )
+
+
+def cell_config(config: Config, batch: int, length: int) -> Config:
+    """The same model on `batch` rows of `length` tokens, on one device; no row has more predictions
+    than tokens.
+
+    Raises:
+      UserError: the model has no such positions.
+    """
+    if length > config.model.max_positions:
+        raise UserError(
+            f"--length: {length} tokens are more than model.max_positions = {config.model.max_positions}; "
+            f"add --config.model.max_positions={length} (and --against...)"
+        )
+    data = dataclasses.replace(config.data, sequence_length=length)
+    if isinstance(data, DataConfig):
+        data = dataclasses.replace(data, max_predictions=min(data.max_predictions, length))
+    train = dataclasses.replace(config.train, batch_size=batch, accumulation_steps=1)
+    return dataclasses.replace(config, data=data, train=train, mesh=MeshConfig(1, 1, 1))
+
+
+class Inference:
+    """The forward passes of one config, of any shape. Its parameters lie on the first device in
+    model.compute_dtype.
+    """
+
+    def __init__(self, name: str, config: Config) -> None:
+        self._name, self._config = name, config
+        self._model, self._mesh, self._params = built(config)
+
+    def contestant(self, batch: int, length: int) -> Contestant:
+        """The compiled forward pass of `batch` rows of `length` tokens, without dropout, up to the
+        logits.
+        """
+        config = cell_config(self._config, batch, length)
+        arrays = put_batch(config, synthetic_batch(config, batch), self._mesh)
+        step = compile_eval_step(_outputs, config, self._model, self._mesh, self._params)
+        found: list[Any] = []
+
+        def run(repetitions: int) -> None:
+            for _ in range(repetitions):
+                found[:] = [step(self._params, arrays)]
+            jax.block_until_ready(found)
+
+        def check() -> None:
+            if not all(np.isfinite(jax.device_get(leaf)).all() for leaf in jax.tree.leaves(found)):
+                raise UserError(f"{self._name}: the logits are not finite; this is a fault of mhsh, please report it")
+
+        return Contestant(
+            name=self._name,
+            label=label(config),
+            run=run,
+            check=check,
+            work=tokens(config, batch),
+            baseline=baseline_of(self._name),
+            facts=_facts(self._name, config, self._mesh, step) | {"flops": row_flops(config).total * batch},
+        )
+
+
+def built(config: Config) -> tuple[Model, Mesh, Any]:
+    """The model of a config, a mesh of the first device, and fresh parameters there in
+    model.compute_dtype, as one serves them.
+    """
+    one = cell_config(_without_profiling(config), 1, 1)
+    mesh, model = make_mesh(one, jax.devices()[:1]), build_model(config.model)
+    optimizer = build_optimizer(config.optimizer, config.train)
+    params = create_state(one, model, optimizer, mesh, synthetic_batch(one, 1)).params
+    dtype = jnp.dtype(config.model.compute_dtype)
+    return model, mesh, jax.jit(lambda tree: jax.tree.map(lambda values: values.astype(dtype), tree))(params)
+
+
+def _outputs(params: Any, batch: Batch, *, model: Model) -> Outputs:
+    return forward(model, params, batch, None)
+
+
+def _without_profiling(config: Config) -> Config:
+    """Profiled omega costs a pass before the first step and none of the steps: other figures, the
+    same work.
+    """
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, admin_omega="closed_log"))
+
+
+def identity(name: str, config: Config, devices: int) -> dict[str, Any]:
+    """What the JSON says of the config called `name` (its `auto` resolved), whatever of it is
+    timed.
+    """
+    counts = parameter_counts(config.model)
+    return {
+        "config": name,
+        "implementation": "mhsh",
+        "dtype": config.model.compute_dtype,
+        "devices": devices,
+        "remat_policy": config.model.remat_policy,
+        "parameters": counts["total"],
+        "omega": counts["omega"],
+    }
+
+
+def _facts(name: str, config: Config, mesh: Mesh, compiled: jax.stages.Compiled) -> dict[str, Any]:
+    return identity(name, config, mesh.size) | {"memory": memory(compiled), "bytes_accessed": bytes_accessed(compiled)}
+
+
+def memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Bytes on one device by XLA's own account: arguments, temporaries, and the peak of all (0: the
+    backend gives none).
+    """
+    stats: Any = compiled.memory_analysis()
+    return {
+        "arguments": int(stats.argument_size_in_bytes),
+        "temporaries": int(stats.temp_size_in_bytes),
+        "peak": int(stats.peak_memory_in_bytes),
+    }
+
+
+def bytes_accessed(compiled: jax.stages.Compiled) -> int | None:
+    """What the program reads and writes in one run on one device, by XLA's own count; None where it
+    has loops, as their bodies are counted once.
+    """
+    if re.search(r"\bwhile\(", compiled.as_text() or ""):
+        return None
+    found = (compiled.cost_analysis() or {}).get("bytes accessed")
+    return None if found is None else int(found)

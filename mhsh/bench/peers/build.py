@@ -1,0 +1,169 @@
+"""PyTorch as a contestant: which peers there are, which model of the config's shape they run, and
+whether it does the same work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from mhsh.bench.mhsh_steps import CONFIG
+from mhsh.bench.results import cores
+from mhsh.config.schema import Config
+from mhsh.errors import UserError
+from mhsh.models.costs import parameter_counts
+
+# How torch runs the model: operation by operation; all of it compiled; or each layer compiled, one
+# program for all of them, which deep models need to be compiled in less than hours (torch's
+# "regional compilation").
+TORCH_PEERS = ("torch-eager", "torch-compile", "torch-compile-layers")
+
+# What a peer can be of: it has LN(x + f(x)), which these schemes are but for omega or a constant.
+PEER_RESIDUALS = ("post_ln", "admin", "deepnorm")
+PEER_OBJECTIVES = ("mlm", "clm")
+
+
+def chosen(peers: str | None, allowed: Sequence[str]) -> list[str]:
+    """The peers of --peer, in its order.
+
+    Raises:
+      UserError: one of them does not exist, or is named twice.
+    """
+    names = [name.strip() for name in peers.split(",")] if peers is not None else []
+    for place, name in enumerate(names):
+        if name not in allowed:
+            raise UserError(f"--peer={peers}: there is no peer {name!r} here; allowed: {', '.join(allowed)}")
+        if name in names[:place]:
+            raise UserError(f"--peer={peers} names {name} twice; name it once")
+    return names
+
+
+def require(peers: Sequence[str]) -> None:
+    """What peers need before jax is asked for its devices; nothing where there are none.
+
+    Raises:
+      UserError: torch or transformers is not installed.
+    """
+    for module in ("torch", "transformers") if peers else ():
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"--peer={','.join(peers)} needs {module}: pip install 'mhsh[parity]', or leave --peer out")
+    if peers:
+        # XLA leaves torch the memory that it does not need itself.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def check_config(flag: str, config: Config, *, training: bool) -> None:
+    """Raises UserError where no peer does the work of this config."""
+    model, optimizer = config.model, config.optimizer
+    if model.objective not in PEER_OBJECTIVES:
+        allowed = ", ".join(PEER_OBJECTIVES)
+        raise UserError(f"--{flag}: model.objective = {model.objective!r} has no torch peer; allowed with --peer: {allowed}")
+    if model.residual not in PEER_RESIDUALS:
+        allowed = ", ".join(PEER_RESIDUALS)
+        raise UserError(f"--{flag}: model.residual = {model.residual!r} has no torch peer; allowed with --peer: {allowed}")
+    if training and optimizer.name != "adamw":
+        raise UserError(f"--{flag}: peers train with AdamW; add --{flag}.optimizer.name=adamw")
+    # Several CPU devices are one machine's cores, which the peer has as well.
+    if jax.device_count() > 1 and training and jax.devices()[0].platform != "cpu":
+        raise UserError(f"peers train on one device, jax has {jax.device_count()} here; show it one (CUDA_VISIBLE_DEVICES=0)")
+
+
+def device() -> Any:
+    """torch's name of the device that jax computes on, and torch ready for it.
+
+    Raises:
+      UserError: torch cannot use it.
+    """
+    import torch  # pyrefly: ignore[missing-import]
+
+    platform = jax.devices()[0].platform
+    if platform == "cpu":
+        torch.set_num_threads(cores())
+        return torch.device("cpu")
+    if platform != "gpu":
+        raise UserError(f"--peer: torch has no device of the platform {platform!r} that jax computes on; leave --peer out")
+    if not torch.cuda.is_available():
+        raise UserError(f"--peer: jax computes on a GPU, torch {torch.__version__} finds none; install torch with CUDA")
+    # XLA multiplies fp32 matrices in TF32 there unless told otherwise; torch must be told to.
+    torch.set_float32_matmul_precision("high")
+    return torch.device("cuda")
+
+
+def torch_environment() -> dict[str, Any]:
+    """What the JSON says of torch."""
+    import torch  # pyrefly: ignore[missing-import]
+
+    where = device()
+    return {
+        "versions": {name: importlib.import_module(name).__version__ for name in ("torch", "transformers")},
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if where.type == "cuda" else "cpu",
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def fits_transformers(config: Config) -> bool:
+    """Whether BERT of transformers can have this shape: N H = D, learned positions, token types, no
+    dropout inside the feed-forward sublayer, no causal mask.
+    """
+    model = config.model
+    plain = model.positions == "learned" and model.num_token_types > 0 and model.mlp_dropout == 0
+    return plain and model.objective == "mlm" and model.num_heads * model.head_dim == model.embed_dim
+
+
+def build(config: Config) -> tuple[Any, str]:
+    """A torch module of the config's shape, fp32, on the CPU, and what it is called: transformers'
+    where it fits, else ours.
+
+    Both map a batch on logits and next-sentence logits (or None), and project the predicted
+    positions alone on the vocabulary.
+
+    Raises:
+      UserError: it has not as many parameters as the config's model, omega left out.
+    """
+    import torch  # pyrefly: ignore[missing-import]
+
+    torch.manual_seed(config.train.seed)
+    if fits_transformers(config):
+        from mhsh.bench.peers.transformers import TransformersBert as Module
+    else:
+        from mhsh.bench.peers.plain import PlainTransformer as Module
+    module = Module(config.model)
+    found, counts = sum(values.numel() for values in module.parameters()), parameter_counts(config.model)
+    if found != counts["total"] - counts["omega"]:
+        raise UserError(
+            f"the peer {module.title} has {found:,} parameters, mhsh's model without omega {counts['total'] - counts['omega']:,}: "
+            "they do not do the same work, and there is nothing to compare"
+        )
+    return module, module.title
+
+
+def facts(config: Config, name: str, title: str) -> dict[str, Any]:
+    """What the JSON says of a peer of the config called `name`, but for its FLOPs and its
+    memory.
+    """
+    counts = parameter_counts(config.model)
+    return {
+        "config": name,
+        "implementation": title,
+        "dtype": config.model.compute_dtype,
+        "devices": 1,
+        "parameters": counts["total"] - counts["omega"],
+        "omega": 0,
+    }
+
+
+def peer_name(peer: str, of: str) -> str:
+    """Of a peer of the config called `of`."""
+    return peer if of == CONFIG else f"{peer} ({of})"
+
+
+def label(config: Config, title: str, peer: str) -> str:
+    """transformers BertForPreTraining 12L12H bfloat16, torch-compile."""
+    model = config.model
+    return f"{title} {model.num_layers}L{model.num_heads}H {model.compute_dtype}, {peer}"

@@ -1,0 +1,135 @@
+"""mhsh aot: what the training step needs and exchanges on a TPU slice, told by the compiler without
+one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mhsh.config.schema import Config
+from mhsh.planning.aot import GIB, largest_batch, measure, parse_topology
+from mhsh.planning.hlo import KINDS
+from mhsh.training.sharding import check_divisibility, mesh_shape
+
+
+def run(config: Config, topology: str, num_slices: int, hbm: float | None, search: bool, as_json: bool) -> int:
+    """Compiles the step for `topology` and prints what the compiler says; with `search`, for the
+    largest batch that fits.
+
+    `hbm` is the memory of a device in GiB, instead of the public figure. The exit status is 0 also
+    where the step does not fit.
+    """
+    where = parse_topology(topology, num_slices)
+    hbm_bytes = round(hbm * GIB) if hbm else None
+    shape = mesh_shape(config.mesh, where.num_devices)
+    if search:
+        unit = shape["data"] * shape["fsdp"] * config.train.accumulation_steps
+        batch_size = max(1, config.train.batch_size // unit) * unit
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=batch_size))
+        check_divisibility(config, shape)
+        best, tried = largest_batch(config, lambda each: _tried(measure(each, where, hbm_bytes)), unit)
+        report = (best or tried[-1]) | {"search": [_summary(each) for each in tried], "largest_batch": best and best["batch_size"]}
+    else:
+        check_divisibility(config, shape)
+        report = measure(config, where, hbm_bytes)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print_report(report)
+    return 0
+
+
+def _tried(report: dict[str, Any]) -> dict[str, Any]:
+    verdict = {True: "fits", False: "does not fit", None: "compiled"}[report["fits"]]
+    needed = f"{_size(report['needed_bytes'])} a device" if report["needed_bytes"] else "more than there is"
+    print(f"batch {report['batch_size']}: {needed}, {verdict} ({report['compile_seconds']:.0f} s)", file=sys.stderr)
+    return report
+
+
+def _summary(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: report[name] for name in ("batch_size", "needed_bytes", "fits", "compile_seconds")}
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The report as text: verdict, memory, collectives, FLOPs."""
+    mesh = " x ".join(f"{axis} {size}" for axis, size in report["mesh"].items())
+    slices = f", {report['num_slices']} slices" if report["num_slices"] > 1 else ""
+    print(f"{report['topology']}{slices}: {report['num_devices']} x {report['device_kind']}; {mesh}; batch {report['batch_size']}")
+    print(f"remat policy {report['remat_policy']}")
+    print(f"compiled in {report['compile_seconds']:.1f} s ({', '.join(f'{k} {v}' for k, v in report['versions'].items() if v)})")
+    print(_verdict(report))
+    if "memory" in report:
+        _print_memory(report["memory"])
+        _print_collectives(report["collectives"])
+        _print_flops(report["flops"])
+        if report["bytes_accessed_loops_once"]:
+            print(f"memory traffic by XLA's count, loop bodies once: {_size(round(report['bytes_accessed_loops_once']))}")
+    for loop in report.get("unknown_loops", ()):
+        print(f"warning: the trip count of loop {loop} could not be read; what is in it is counted once")
+    for warning in report.get("warnings", ()):
+        print(f"warning: {warning}")
+    if "search" in report:
+        found = report["largest_batch"]
+        print(f"largest batch that fits: {found if found else 'none'} ({len(report['search'])} compilations)")
+
+
+def _verdict(report: dict[str, Any]) -> str:
+    needed, there = report["needed_bytes"], report["hbm_bytes"]
+    if report["fits"] is None:
+        return f"needs {_size(needed)} a device"
+    if needed is None:
+        return f"does not fit: the compiler ran out of the {_size(there)} of a device ({report['compiler']})"
+    share = f"{_size(needed)} of {_size(there)} a device ({needed / there:.0%})"
+    return f"fits: {share}" if report["fits"] else f"does not fit: needs {'' if 'memory' in report else 'at least '}{share}"
+
+
+def _print_memory(memory: dict[str, int]) -> None:
+    table = Table("MEMORY PER DEVICE", "", box=None, pad_edge=False)
+    labels = {
+        "argument": "arguments: state and batch",
+        "output": "outputs: new state and figures",
+        "alias": "  of these in the old state's place",
+        "temp": "temporaries",
+        "generated_code": "program",
+        "total": "all at once",
+        "peak": "peak by the compiler's own count",
+    }
+    for name, label in labels.items():
+        if memory[name]:
+            table.add_row(label, _size(memory[name]))
+    Console().print(table)
+
+
+def _print_collectives(collectives: list[dict[str, Any]]) -> None:
+    table = Table("COLLECTIVES PER STEP AND DEVICE", "runs", "payload", "sent in a ring", "types", box=None, pad_edge=False)
+    for kind in KINDS:
+        those = [each for each in collectives if each["kind"] == kind]
+        if those:
+            count, payload, sent = (sum(each[name] for each in those) for name in ("count", "bytes", "sent_bytes"))
+            types = sorted({dtype for each in those for dtype in each["dtypes"]})
+            table.add_row(kind, f"{count:,}", _size(payload), _size(sent), " ".join(types))
+    if not collectives:
+        table.add_row("none", "", "", "", "")
+    Console().print(table)
+
+
+def _print_flops(flops: dict[str, Any]) -> None:
+    table = Table("FLOPS PER STEP AND DEVICE", "", box=None, pad_edge=False)
+    table.add_row("ledger: three forward passes", f"{flops['ledger']:.4g}")
+    table.add_row("compiled matrix products, recomputation included", f"{flops['matrix_products']:.4g}")
+    if flops["xla_loops_once"]:
+        table.add_row("XLA's cost analysis, loop bodies counted once", f"{flops['xla_loops_once']:.4g}")
+    Console().print(table)
+
+
+def _size(num_bytes: int) -> str:
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes} B"

@@ -1,0 +1,92 @@
+"""`mhsh compare`: a table in the terminal, and beside each other report.html, curves.png,
+curves.svg and the numbers as CSV.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mhsh.errors import UserError
+from mhsh.report.render import outputs
+from mhsh.report.runs.loading import load_runs, loading
+
+
+def run(
+    folders: Sequence[str],
+    out: str | None = None,
+    target: float | None = None,
+    baseline: str | None = None,
+    watch: bool = False,
+    port: int | None = None,
+) -> int:
+    """Compares the runs in `folders` and writes the page to `out` (report.html), and the pictures
+    and tables into the same folder.
+
+    `target` (nats per predicted token) and `baseline` are those of
+    mhsh.report.compare.comparison.compare. With `watch`, nothing is
+    written: the page is served at `port` of the loopback interface (None: any that is free), and
+      kept fresh until an interrupt.
+
+    Returns:
+      0, or 2 where a folder could not be opened or its files are damaged; a line on stderr then
+      names each, and the others are drawn all the same.
+
+    Raises:
+      UserError: there is nothing to draw, `out` or what goes beside it would overwrite something
+        that is no former report, or `target` or `baseline` is none.
+    """
+    if not folders:
+        raise UserError("no run is named; give the folders that --workdir named, as in mhsh compare runs/a runs/b")
+    if watch:
+        if out is not None:
+            raise UserError("--watch serves the page and writes nothing; leave --out away")
+        return _watch(folders, target, baseline, port or 0)
+    if port is not None:
+        raise UserError("--port is for --watch; give both or neither")
+    page_path = Path(out or "report.html")
+    picture_paths = {kind: page_path.with_name(f"curves.{kind}") for kind in ("png", "svg")}
+    table_paths = {name: page_path.with_name(f"{name}.csv") for name in ("curves", "groups")}
+    for path in (page_path, *picture_paths.values(), *table_paths.values()):
+        outputs.check_replaceable(path)
+    with loading(folders) as loaded:
+        # Imported only here: what measures and draws takes a second to import, and meanwhile others
+        # read.
+        from rich.console import Console
+
+        from mhsh.report.compare import csv_tables, page, plots
+        from mhsh.report.compare.comparison import compare
+        from mhsh.report.compare.table import print_comparison
+
+        comparison = compare(loaded(), target, baseline)
+    for problem in comparison.problems:
+        print(f"mhsh compare: {problem}", file=sys.stderr)
+    if not any(item.drawable for item in comparison.runs):
+        raise UserError(f"nothing to draw: none of the {len(folders)} folders named holds a run with a readable loss")
+    pictures = {kind: plots.picture(comparison, kind) for kind in picture_paths}
+    outputs.write(page_path, page.render(comparison, pictures["png"]))
+    for kind, path in picture_paths.items():
+        outputs.write(path, pictures[kind])
+    outputs.write(table_paths["curves"], csv_tables.curves_table(comparison))
+    outputs.write(table_paths["groups"], csv_tables.groups_table(comparison))
+    # Written first: a closed pipe on stdout (mhsh compare ... | head) must not cost the report.
+    print_comparison(comparison, Console(highlight=False))
+    print(f"\nReport: {page_path}\nCurves: {', '.join(map(str, picture_paths.values()))}")
+    print(f"Tables: {', '.join(map(str, table_paths.values()))}")
+    return 2 if comparison.problems else 0
+
+
+def _watch(folders: Sequence[str], target: float | None, baseline: str | None, port: int) -> int:
+    from mhsh.report.compare.comparison import compare
+    from mhsh.report.compare.watch import LOOPBACK, Server, Watched
+
+    server = Server(Watched(folders, lambda: compare(load_runs(folders), target, baseline)), port)
+    # Suppressed from before the address is told: who reads it may interrupt at once.
+    with server, contextlib.suppress(KeyboardInterrupt):
+        # Flushed: whoever reads this through a pipe waits for the address.
+        print(f"Watching {len(folders)} runs at {server.address} (Ctrl-C ends it)")
+        print(f"From another machine: ssh -L {server.server_port}:{LOOPBACK}:{server.server_port} THIS-HOST", flush=True)
+        server.serve_forever()
+    return 0

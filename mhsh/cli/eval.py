@@ -1,0 +1,40 @@
+"""mhsh eval: a checkpoint's figures on the run's validation rows."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import jax
+
+from mhsh.models.build import build_model
+from mhsh.run_folder import RunFolder
+from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.load_for_inference import recorded_corpus
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import make_mesh, process_rows
+from mhsh.training.state import abstract_state
+from mhsh.training.validation import Decoding, Scorer
+
+# The decoding of the authors' recipe for translation (see configs/translation.py).
+DECODING = Decoding(num_sentences=None, num_hypotheses=4, length_penalty=0.6)
+
+
+def run(folder: str, step: int | None) -> int:
+    """Prints one JSON object: step, rows, and each figure over all validation rows."""
+    run_folder = RunFolder(folder)
+    config = run_folder.read_config()
+    checkpoints = Checkpoints.of_run(run_folder, config.train)
+    step = checkpoints.existing_step(step)
+    mesh = make_mesh(config)
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    params = checkpoints.restore_params(step, abstract_state(config, model, optimizer, mesh).params)
+
+    corpus = recorded_corpus(run_folder, config)
+    corpus.check_batch(config.train.batch_size)
+    scorer = Scorer(config, model, mesh, corpus, functools.partial(process_rows, mesh), params, DECODING)
+    values = scorer(params, scorer.num_batches, lambda: None)
+    if jax.process_index() == 0:
+        figures = {name.removeprefix("target_"): value for name, value in values.items()}
+        print(json.dumps({"step": step, "batches": scorer.num_batches, **figures}))
+    return 0

@@ -1,0 +1,56 @@
+"""mhsh export: a run's checkpoint as a folder that transformers loads."""
+
+from __future__ import annotations
+
+from mhsh.config.schema import ClassificationDataConfig, ModelConfig, TranslationDataConfig
+from mhsh.data.fine_tuning.glue import find_task
+from mhsh.data.tokenizers.wordpiece import load_wordpiece
+from mhsh.errors import UserError
+from mhsh.interop.bert_config import architecture_of
+from mhsh.interop.export_bert import export_bert
+from mhsh.interop.new_folder import check_new, new_folder
+from mhsh.interop.plain_bert import check_exportable
+from mhsh.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.training.load_for_inference import restored_model
+
+
+def run(folder: str, out: str, step: int | None) -> int:
+    """Writes the checkpoint of `step` (None: the newest) of the run `folder` into the new folder
+    `out`.
+
+    Raises:
+      UserError: the run is of a model that no BERT computes, has no such checkpoint, or no
+        WordPiece vocabulary; `out` is not new.
+    """
+    check_new(out)
+    run_folder = RunFolder(folder)
+    config = run_folder.read_config()
+    check_exportable(config.model)
+    data = config.data
+    assert not isinstance(data, TranslationDataConfig), "no BERT has its objective"
+    if data.tokenizer != "wordpiece":
+        raise UserError(f"data.tokenizer = {data.tokenizer!r} cannot be exported: a BERT of transformers reads WordPiece alone")
+    tokenizer = load_wordpiece(run_folder.path / WORDPIECE_FILE, data.lowercase)
+    labels = find_task(data.task).label_names if isinstance(data, ClassificationDataConfig) else ()
+    step = run_folder.newest_checkpoint() if step is None else step
+    _, params = restored_model(run_folder, config, step, 1)
+    with new_folder(out) as unfinished:
+        plain = export_bert(unfinished, config.model, params, tokenizer, lowercase=data.lowercase, labels=labels)
+    _print(config.model, plain, folder, step, out)
+    return 0
+
+
+def _print(model: ModelConfig, plain: ModelConfig, folder: str, step: int | None, out: str) -> None:
+    print(
+        f"{out}: {architecture_of(plain)} of {folder}, step {step}, {plain.num_layers} layers x {plain.num_heads} heads of "
+        f"{plain.head_dim}, D = {plain.embed_dim}, F = {plain.mlp_dim}"
+    )
+    if model.residual != plain.residual:
+        print(f"folded into the weights: the scales on the residual stream of model.residual = {model.residual!r}")
+    if (model.num_heads, model.head_dim) != (plain.num_heads, plain.head_dim):
+        print(f"padded with zeros: {model.num_heads} heads of {model.head_dim} to {plain.num_heads} of {plain.head_dim}")
+    if model.mlp_dropout or model.embedding_dropout != model.hidden_dropout:
+        print(
+            f"not in config.json, which has one dropout for all but attention ({model.hidden_dropout}): model.mlp_dropout = "
+            f"{model.mlp_dropout}, model.embedding_dropout = {model.embedding_dropout}; only further training would show it"
+        )

@@ -1,0 +1,119 @@
+"""mhsh finetune: a pre-trained run's model on a task, once for every seed, and the table of what
+came out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config, TranslationDataConfig
+from mhsh.errors import UserError
+from mhsh.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.training.loop import train
+
+SUMMARY_FILE = "summary.json"
+
+
+def run(folder: str, fields: dict[str, Any] | None, workdir: str, seeds: str, fresh: bool) -> int:
+    """Trains WORKDIR/seed-K for every seed, prints mean and deviation of each validation figure,
+    and writes them to summary.json.
+
+    Runs that are finished are not trained again, and one that was stopped goes on: the same command
+    can be given again.
+
+    Args:
+      fields: of the config, without what the pre-trained run decides.
+      fresh: take the shape of the run and not its parameters, to see what pre-training brought.
+
+    Raises:
+      UserError: the run cannot be fine-tuned, or whatever is wrong with the config or its data.
+    """
+    if fields is None:
+        raise UserError("mhsh finetune needs --config=FILE.py:VARIANT, for example --config=configs/glue.py:cola")
+    configs = {seed: fine_tuning_config(RunFolder(folder), fields, seed, fresh) for seed in _numbers(seeds)}
+    figures: dict[int, dict[str, float]] = {}
+    for seed, config in configs.items():
+        run_folder = RunFolder.open_for_training(Path(workdir) / f"seed-{seed}", config)
+        stopped_by = train(config, run_folder)
+        if stopped_by is not None:
+            print(f"stopped by signal {stopped_by}, state saved; the same command goes on from here")
+            return os.EX_TEMPFAIL if stopped_by == signal.SIGTERM else 128 + stopped_by
+        figures[seed] = _last_validation(run_folder)
+    summary = summarise(figures)
+    path = Path(workdir) / SUMMARY_FILE
+    path.write_text(json.dumps({"started_from": None if fresh else folder, "figures": summary}, indent=1) + "\n", encoding="utf-8")
+    _print_table(figures, summary)
+    return 0
+
+
+def fine_tuning_config(folder: RunFolder, fields: Mapping[str, Any], seed: int, fresh: bool) -> Config:
+    """The config of one fine-tuning: the model and the vocabulary of the run in `folder`, all else
+    from `fields`.
+
+    Raises:
+      UserError: the run was not pre-trained on WordPiece tokens with an encoder alone, or the
+        config is wrong.
+    """
+    there = folder.read_config()
+    if isinstance(there.data, TranslationDataConfig) or there.data.tokenizer != "wordpiece":
+        raise UserError(
+            f"{folder.path} is a run of model.objective = {there.model.objective!r} on {there.data.tokenizer}; fine-tuning needs "
+            "an encoder that was trained on WordPiece tokens"
+        )
+    complete = {section: dict(values) for section, values in fields.items()}
+    complete["model"] = dataclasses.asdict(there.model) | complete["model"]
+    complete["data"] |= {"vocab_path": str(folder.path / WORDPIECE_FILE), "lowercase": there.data.lowercase}
+    complete["train"] |= {"seed": seed, "start_from": "" if fresh else str(folder.path), "keep_moments": False}
+    return from_dict(complete)
+
+
+def summarise(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """By figure: its mean, its standard deviation (None for a single seed), and its value by
+    seed.
+    """
+    names = next(iter(figures.values()))
+    summary = {}
+    for name in names:
+        values = [each[name] for each in figures.values()]
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        by_seed = {str(seed): each[name] for seed, each in figures.items()}
+        summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "by_seed": by_seed}
+    return summary
+
+
+def _numbers(seeds: str) -> list[int]:
+    parts = seeds.split(",")
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise UserError(f"--seeds={seeds} must be whole numbers with commas between, each once, such as 0,1,2")
+    return [int(part) for part in parts]
+
+
+def _last_validation(folder: RunFolder) -> dict[str, float]:
+    """The figures of the last validation row; what is the same in every row is left out."""
+    rows = [row for row in folder.read_metrics().rows if row["split"] == "validation"]
+    if not rows:
+        raise UserError(f"{folder.path} is finished and has no validation figures in metrics.jsonl; put it back from a copy")
+    return {name: value for name, value in rows[-1].items() if name not in ("step", "split", "tokens", "flops", "seconds")}
+
+
+def _print_table(figures: Mapping[int, Mapping[str, float]], summary: Mapping[str, Mapping[str, Any]]) -> None:
+    seeds: Sequence[int] = list(figures)
+    table = Table("figure", "mean", "deviation", *(f"seed {seed}" for seed in seeds))
+    for name, values in summary.items():
+        deviation = values["deviation"]
+        row = [figures[seed][name] for seed in seeds]
+        table.add_row(
+            name, f"{values['mean']:.4f}", "-" if deviation is None else f"{deviation:.4f}", *(f"{value:.4f}" for value in row)
+        )
+    Console().print(table)

@@ -1,0 +1,185 @@
+"""mhsh import: a Hugging Face BERT checkpoint as a run folder with a checkpoint of step 0."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
+from mhsh.data.fine_tuning.glue import find_task
+from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer, load_wordpiece
+from mhsh.errors import UserError
+from mhsh.interop.import_bert import ImportedBert, import_bert
+from mhsh.interop.new_folder import check_new, new_folder
+from mhsh.interop.vocabulary import read_vocabulary
+from mhsh.models.build import build_model
+from mhsh.models.costs import parameter_counts
+from mhsh.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.training.checkpoint import Checkpoints, flatten
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import make_mesh
+from mhsh.training.state import TrainState, create_state
+
+# What was imported, beside config.json: the checkpoint's files with their SHA-256, and what was not
+# taken from it.
+RECORD_FILE = "imported.json"
+
+
+def run(config: Config, task_fields: dict[str, Any] | None, source: str, out: str, fresh_heads: bool) -> int:
+    """Reads the checkpoint `source`, writes the run folder `out`, and prints what became of it.
+
+    Args:
+      task_fields: of a config for fine-tuning, which go before those of `config`.
+
+    Raises:
+      UserError: as `import_bert`, or the vocabulary is missing, does not fit, or is another
+        tokenizer's; `out` is not new.
+    """
+    check_new(out)
+    if task_fields is not None:
+        config = _for_task(config, task_fields)
+    imported = import_bert(Path(source), config.model, fresh_heads=fresh_heads)
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    resolved, tokenizer = _resolve(config, imported, folder)
+    _check_labels(resolved, imported)
+    with new_folder(out) as unfinished:
+        run_folder = RunFolder.open_for_training(unfinished, resolved)
+        tokenizer.save(unfinished / WORDPIECE_FILE)
+        _save(run_folder, resolved, imported)
+        (unfinished / RECORD_FILE).write_text(json.dumps(_record(source, imported), indent=2) + "\n", encoding="utf-8")
+    _print(config, resolved, imported, source, out)
+    return 0
+
+
+def _for_task(config: Config, fields: Mapping[str, Any]) -> Config:
+    """The config with the sections of a task over its own; the vocabulary is its own."""
+    data = config.data
+    if not isinstance(data, DataConfig):
+        raise UserError("--task goes over a --config for pre-training, such as configs/bert.py:12l12h; give one")
+    complete = to_dict(config) | {"data": {"vocab_path": data.vocab_path, "lowercase": data.lowercase}}
+    for section, values in fields.items():
+        complete[section] = complete.get(section, {}) | values
+    return from_dict(complete)
+
+
+def _resolve(config: Config, imported: ImportedBert, folder: Path) -> tuple[Config, WordPieceTokenizer]:
+    """The config with what the checkpoint decides, and its tokenizer: that of data.vocab_path where
+    the checkpoint has none.
+    """
+    data, vocabulary = config.data, read_vocabulary(folder)
+    assert not isinstance(data, TranslationDataConfig), "no BERT has its objective"
+    if isinstance(data, DataConfig):
+        data = dataclasses.replace(data, tokenizer="wordpiece")
+    if vocabulary is not None:
+        lowercase = data.lowercase if vocabulary.lowercase is None else vocabulary.lowercase
+        data = dataclasses.replace(data, lowercase=lowercase, vocab_path="")
+        tokenizer = WordPieceTokenizer(vocabulary.tokens, lowercase)
+    elif data.vocab_path:
+        tokenizer = load_wordpiece(Path(data.vocab_path).expanduser(), data.lowercase)
+    else:
+        raise UserError(
+            f"{folder} holds no vocab.txt and no tokenizer.json; put one there, or name one with --config.data.vocab_path"
+        )
+    if tokenizer.vocab_size > imported.model.vocab_size:
+        raise UserError(
+            f"the vocabulary has {tokenizer.vocab_size} tokens, the checkpoint's token table {imported.model.vocab_size}; give the "
+            "vocabulary that the checkpoint was trained with"
+        )
+    resolved = dataclasses.replace(config, model=imported.model, data=data)
+    return from_dict(to_dict(resolved)), tokenizer
+
+
+def _check_labels(config: Config, imported: ImportedBert) -> None:
+    """Where the checkpoint names its classes, they are those of the task, in its order."""
+    if not isinstance(config.data, ClassificationDataConfig) or not imported.labels:
+        return
+    task = find_task(config.data.task)
+    if len(task.label_names) < 2 or all(label == f"LABEL_{number}" for number, label in enumerate(imported.labels)):
+        return
+    if [label.lower() for label in imported.labels] != [label.lower() for label in task.label_names]:
+        raise UserError(
+            f"the checkpoint's classes are {', '.join(imported.labels)}, those of data.task = {task.name!r} "
+            f"{', '.join(task.label_names)}; put id2label and the rows of classifier.weight and classifier.bias in order first"
+        )
+
+
+def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
+    """The state at step 0: as training would create it, with the parameters of the checkpoint in
+    their places.
+    """
+    single = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
+    mesh = make_mesh(single, jax.devices()[:1])
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    created = create_state(single, model, optimizer, mesh, {})  # Post-LN: no batch is looked at
+    state = TrainState(_merged(created.params, imported), created.opt_state, created.step)
+    checkpoints = Checkpoints.of_run(folder, config.train)
+    checkpoints.save(0, state)
+    checkpoints.close()
+
+
+def _merged(created: Any, imported: ImportedBert) -> Any:
+    """The created parameters, all but those of `imported.fresh` replaced."""
+    given = flatten(imported.params)
+    expected = {name.replace("/", ".") for name in imported.fresh}
+    assert given.keys() ^ expected == flatten(created).keys() and not given.keys() & expected, "a parameter is not accounted for"
+
+    def leaf(path: Any, value: jax.Array) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in expected:
+            return value
+        assert given[name].shape == value.shape and given[name].dtype == value.dtype, name
+        return jax.device_put(np.asarray(given[name]), value.sharding)
+
+    return jax.tree_util.tree_map_with_path(leaf, created)
+
+
+def _record(source: str, imported: ImportedBert) -> dict[str, Any]:
+    files = {}
+    for path in imported.files:
+        with open(path, "rb") as file:
+            files[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "source": source,
+        "architecture": imported.architecture,
+        "sha256": files,
+        "labels": imported.labels,
+        "fresh": imported.fresh,
+        "left_out": imported.left_out,
+    }
+
+
+def _print(config: Config, resolved: Config, imported: ImportedBert, source: str, out: str) -> None:
+    model = resolved.model
+    print(
+        f"{out}: {imported.architecture} of {source}, {model.num_layers} layers x {model.num_heads} heads of {model.head_dim}, "
+        f"D = {model.embed_dim}, F = {model.mlp_dim}, {parameter_counts(model)['total']:,} parameters, objective {model.objective}"
+    )
+    for note in imported.notes:
+        print(f"note: {note}")
+    if imported.labels:
+        print(f"classes: {', '.join(imported.labels)}")
+    if imported.left_out:
+        print(f"left out, as nothing reads them: {', '.join(imported.left_out)}")
+    if imported.fresh:
+        print(f"drawn fresh by train.seed = {resolved.train.seed}: {', '.join(imported.fresh)}")
+    if isinstance(resolved.data, DataConfig):
+        print("what the checkpoint decides, for mhsh train with the same --config:")
+        print("  " + shlex.join(_overrides(config, resolved)))
+
+
+def _overrides(config: Config, resolved: Config) -> list[str]:
+    """The flags that make `resolved` of the file that `config` was read from."""
+    before, after = to_dict(config), to_dict(resolved)
+    flags = ["--config.model.heads_per_layer=0"]  # else the heads would be regrouped once more
+    for section in ("model", "data"):
+        flags += [f"--config.{section}.{name}={value}" for name, value in after[section].items() if value != before[section][name]]
+    return flags

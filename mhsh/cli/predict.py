@@ -1,0 +1,134 @@
+"""mhsh predict: a fine-tuned model's answers to examples of its task, in the form in which the task
+takes them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
+from mhsh.data.batches import prefetched
+from mhsh.data.fine_tuning.classification import example_rows
+from mhsh.data.fine_tuning.corpus import batches_in_order, load_vocabulary
+from mhsh.data.fine_tuning.glue import find_task, read_glue
+from mhsh.data.fine_tuning.glue_submission import write_submission
+from mhsh.data.fine_tuning.spans import question_rows
+from mhsh.data.fine_tuning.squad import read_squad
+from mhsh.data.pretraining.packing import Rows
+from mhsh.errors import UserError
+from mhsh.evaluation.answers import Answers, find_answers
+from mhsh.evaluation.fine_tuning_metrics import MAX_ANSWER_LENGTH, NUM_BEST, predicted_labels
+from mhsh.models.build import Model, forward
+from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.training.load_for_inference import restored_model
+
+
+def run(folder: str, source: str, output: str, step: int | None, null_threshold: float, details: str | None) -> int:
+    """Writes one answer to each example of `source` into `output`, in their order.
+
+    A GLUE task reads its original TSV and writes `index<TAB>prediction`; SQuAD reads its JSON and
+    writes one object, the answer by question id, "" for none.
+
+    Args:
+      step: the checkpoint (None: the newest).
+      null_threshold: SQuAD 2.0's: no answer wherever it scores higher than the best one by more
+        than this.
+      details: SQuAD's: where the n-best answers and the differences go that null_threshold is held
+        against (None: nowhere).
+
+    Raises:
+      UserError: the run is of another kind, the file is not the task's, or `output` or `details`
+        exists.
+    """
+    for path in (output, details):
+        if path is not None and Path(path).exists():
+            raise UserError(f"{path} exists; choose another name, or remove it first")
+    run_folder = RunFolder(folder)
+    config = run_folder.read_config()
+    match config.data:
+        case ClassificationDataConfig():
+            if details is not None:
+                raise UserError(f"--details is for runs of model.objective = 'span'; {folder} is one of {config.model.objective!r}")
+            _classify(run_folder, config, config.data, source, output, step)
+        case SpanDataConfig():
+            _answer(run_folder, config, config.data, source, output, step, null_threshold, details)
+        case _:
+            raise UserError(
+                f"{folder} is a run of model.objective = {config.model.objective!r}; mhsh predict needs 'classification' or "
+                "'span': fine-tune it first (mhsh finetune)"
+            )
+    return 0
+
+
+def _classify(
+    folder: RunFolder, config: Config, data: ClassificationDataConfig, source: str, output: str, step: int | None
+) -> None:
+    task = find_task(data.task)
+    examples = read_glue(task, source)
+    tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
+    rows, _ = example_rows(examples, tokenizer, config.model, data)
+    model, params = restored_model(folder, config, step, 1)
+    logits = _logits(model, params, rows, config.train.batch_size)
+    write_submission(task, output, [example.index for example in examples], predicted_labels(task, logits).tolist())
+
+
+def _answer(
+    folder: RunFolder,
+    config: Config,
+    data: SpanDataConfig,
+    source: str,
+    output: str,
+    step: int | None,
+    null_threshold: float,
+    details: str | None,
+) -> None:
+    squad = read_squad(source)
+    tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
+    rows, windows = question_rows(squad.questions, tokenizer, config.model, data)
+    model, params = restored_model(folder, config, step, 1)
+    logits = _logits(model, params, rows, config.train.batch_size)
+    answers = find_answers(squad.questions, windows, logits, num_best=NUM_BEST, max_answer_length=MAX_ANSWER_LENGTH)
+    threshold = null_threshold if squad.version == "2.0" else None
+    ids = [question.id for question in squad.questions]
+    _write_json(output, {name: each.text(threshold) for name, each in zip(ids, answers, strict=True)})
+    if details is not None:
+        _write_json(details, {name: _details(each) for name, each in zip(ids, answers, strict=True)})
+
+
+def _details(answers: Answers) -> dict[str, Any]:
+    scores = np.array([candidate.score for candidate in answers.candidates])
+    shares = np.exp(scores - scores.max()) if scores.size else scores
+    return {
+        "no_answer_difference": answers.null_difference if np.isfinite(answers.null_difference) else None,
+        "best": [
+            {"text": candidate.text, "score": candidate.score, "probability": float(share / shares.sum())}
+            for candidate, share in zip(answers.candidates, shares, strict=True)
+        ],
+    }
+
+
+def _logits(model: Model, params: Any, rows: Rows, batch_size: int) -> Float[np.ndarray, "rows ..."]:
+    """The logits of every row, without dropout."""
+    # Nothing is asked of the model's loss; the batches are those of an evaluation, whose targets
+    # nobody knows here.
+    rows = rows | {"targets": np.zeros(len(rows["inputs"]), np.int32)}
+    batches = batches_in_order(rows, batch_size)
+    compute = jax.jit(lambda params, batch: forward(model, params, batch, None).logits)
+    parts = [np.asarray(compute(params, jax.tree.map(jnp.asarray, batch))) for batch in prefetched(batches, 0, len(batches))]
+    return np.concatenate(parts)[: len(rows["inputs"])]
+
+
+def _write_json(path: str, content: dict[str, Any]) -> None:
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            json.dump(content, file, ensure_ascii=False, indent=1)
+            file.write("\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another name") from error

@@ -1,0 +1,78 @@
+"""mhsh prepare: a config's sentence pairs or documents as packed rows on disk, for data.source =
+arrayrecord:DIR.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
+from mhsh.data.pool import run_chunks, run_chunks_on_beam
+from mhsh.data.prepare import Preparation, prepare
+from mhsh.data.pretraining.prepare import PretrainingPreparation
+from mhsh.data.translation.prepare import TranslationPreparation
+from mhsh.errors import UserError
+
+_SECONDS_BETWEEN_LINES = 5
+
+
+def run(config: Config, out: str, workers: int, runner: str, beam_options: str, per_shard: int | None) -> int:
+    """Prepares the rows, goes on with them, or verifies them where they are finished; prints the
+    summary.
+
+    Args:
+      per_shard: pairs or documents in a shard; None: as many as the task has where nobody says
+        otherwise.
+    """
+    if runner not in ("local", "beam"):
+        raise UserError(f"--runner={runner} is not known; allowed: local, beam")
+    if beam_options and runner != "beam":
+        raise UserError("--beam-options are for --runner=beam")
+    if workers < 1:
+        raise UserError(f"--workers={workers} must be 1 or more")
+    start = time.monotonic()
+    run_all = _on_beam(beam_options) if runner == "beam" else functools.partial(_locally, workers)
+    task = _task(config)
+    summary = prepare(task, Path(out), task.items_per_shard if per_shard is None else per_shard, run_all, _say)
+    for line in task.describe(summary):
+        _say(line)
+    _say(f"{out} is finished ({time.monotonic() - start:.1f} s); train from it with --config.data.source=arrayrecord:{out}")
+    return 0
+
+
+def _task(config: Config) -> Preparation[Any]:
+    match config.data:
+        case TranslationDataConfig():
+            return TranslationPreparation(config)
+        case DataConfig():
+            return PretrainingPreparation(config)
+        case _:
+            raise UserError(
+                "mhsh prepare makes rows for pre-training and translation; those of model.objective = "
+                f"{config.model.objective!r} are made when training starts"
+            )
+
+
+def _locally(workers: int, work: Callable[[int], None], chunks: range) -> None:
+    done, next_line = 0, time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def count(chunk: int) -> None:
+        nonlocal done, next_line
+        done += 1
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            _say(f"{done} of {len(chunks)} chunks")
+
+    run_chunks(work, chunks, workers, count)
+
+
+def _on_beam(options: str) -> Callable[[Callable[[int], None], range], None]:
+    return lambda work, chunks: run_chunks_on_beam(work, chunks, options)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

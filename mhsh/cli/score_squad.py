@@ -1,0 +1,22 @@
+"""mhsh score squad: the official figures for a file of predictions, against SQuAD 1.1 or 2.0
+data.
+"""
+
+from __future__ import annotations
+
+import json
+
+from mhsh.data.fine_tuning.squad import read_no_answer_probabilities, read_predictions, read_squad
+from mhsh.evaluation.squad import score_squad
+
+
+def run(data: str, predictions: str, na_probabilities: str | None) -> int:
+    """Prints the figures as one JSON object, under the names of the official scorer of the data's
+    version.
+
+    Raises:
+      UserError: a file cannot be read or is malformed, or they do not belong together.
+    """
+    probabilities = None if na_probabilities is None else read_no_answer_probabilities(na_probabilities)
+    print(json.dumps(score_squad(read_squad(data), read_predictions(predictions), probabilities)))
+    return 0

@@ -1,0 +1,120 @@
+"""mhsh sweep: a config at every combination of some fields' values: the plan and its cost, the
+runs, the report.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from mhsh.cli import sweep_report
+from mhsh.config.schema import Config
+from mhsh.errors import UserError
+from mhsh.planning.run_cost import run_cost
+from mhsh.report.render import formatting
+from mhsh.report.render.sanitize import printable
+from mhsh.sweep.axes import Axis, cells_of, parse_axes
+from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
+from mhsh.sweep.run import run_cells
+
+
+def run(
+    fields: Mapping[str, Any] | None, workdir: str, axes: Sequence[str], dry_run: bool, parallel: int, cells: str, retry: bool
+) -> int:
+    """Prints the plan, trains this host's share of the cells that are not finished, and writes the
+    report.
+
+    Args:
+      fields: of the config, unchecked, before heads are regrouped.
+      axes: NAME=VALUE,VALUE,... each, as `parse_axes` reads them.
+      cells: I/N, every N-th cell from the I-th on.
+      retry: whether cells that failed are tried again.
+
+    Returns:
+      0; 2 where a cell of this share has failed; 75 where a cell was stopped or another process
+      still runs one; 75 or 130 where SIGTERM or Ctrl-C came: the same command goes on.
+
+    Raises:
+      UserError: an axis or a cell is wrong, or the folder holds something else.
+    """
+    if fields is None:
+        raise UserError("mhsh sweep needs --config=FILE.py:VARIANT, for example --config=configs/quickstart.py:6l8h_post_ln")
+    if parallel < 1:
+        raise UserError(f"--parallel={parallel} must be 1 or more")
+    first, every = _share(cells)
+    # The plan only looks at shapes; an accelerator is for the cells, and two processes cannot
+    # always have it.
+    jax.config.update("jax_platforms", "cpu")
+    plan = make_plan(parse_axes(axes, fields), fields)
+    print_plan(plan, Console(highlight=False))
+    if dry_run:
+        return 0
+    folder = SweepFolder(workdir)
+    folder.open_for(plan)
+    share = plan.cells[first - 1 :: every]
+    again = (STOPPED, WAITING, FAILED) if retry else (STOPPED, WAITING)
+    due = [cell for cell in share if folder.state(cell.name).kind in again]
+    print(
+        f"{len(due)} of {len(share)} cells to run" + (f" here (share {cells} of {len(plan.cells)})" if every > 1 else ""),
+        flush=True,
+    )
+    stopped_by = run_cells(folder, due, parallel, _say_begun, _say_ended)
+    sweep_report.run(workdir)
+    if stopped_by is not None:
+        print(f"stopped by signal {stopped_by}, states saved; the same command goes on from here")
+        return os.EX_TEMPFAIL if stopped_by == signal.SIGTERM else 128 + stopped_by
+    states = Counter(folder.state(cell.name).kind for cell in share)
+    if states[FAILED]:
+        print(f"{states[FAILED]} cells have failed; --retry tries them again")
+        return 2
+    return os.EX_TEMPFAIL if states[STOPPED] or states[RUNNING] else 0
+
+
+def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
+    """Every cell with its cost. Raises UserError naming the cell that is wrong."""
+    cells = [PlannedCell(cell.name, cell.settings, cell.config, run_cost(cell.config)._asdict()) for cell in cells_of(axes, fields)]
+    return Plan(tuple(axes), tuple(cells))
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """A row a cell, and the sum."""
+    names = [axis.name for axis in plan.axes]
+    costs = ("parameters", "tokens", "FLOPs")
+    table = Table(*names, "layers x heads", "D / H / F", *(Column(name, justify="right") for name in costs), box=None)
+    for cell in plan.cells:
+        settings = [printable(str(value)) for value in cell.settings.values()]
+        table.add_row(*map(escape, settings), *_shape(cell.config), *(formatting.count(cell.cost[name.lower()]) for name in costs))
+    sums = [formatting.count(sum(cell.cost[name] for cell in plan.cells)) for name in ("tokens", "flops")]
+    table.add_row(f"{len(plan.cells)} cells", *[""] * (len(names) + 2), *sums)
+    console.print(table)
+
+
+def _shape(config: Config) -> tuple[str, str]:
+    model = config.model
+    layers = f"{model.num_layers}" + (f" + {model.num_decoder_layers}" if model.num_decoder_layers else "")
+    return f"{layers} x {model.num_heads}", f"{model.embed_dim} / {model.head_dim} / {model.mlp_dim}"
+
+
+def _share(cells: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", cells)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"--cells={cells} must be I/N, with I from 1 to N: host I of N")
+    return int(match[1]), int(match[2])
+
+
+def _say_begun(cell: PlannedCell) -> None:
+    print(f"  {cell.name} ...", flush=True)
+
+
+def _say_ended(cell: PlannedCell, state: CellState, seconds: float) -> None:
+    words = {RUNNING: "runs in another process", GAVE_UP: "diverged"}.get(state.kind, state.kind)
+    print(f"  {cell.name}: {words}{', ' + state.reason if state.reason else ''} ({formatting.duration(seconds)})", flush=True)

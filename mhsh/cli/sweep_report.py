@@ -1,0 +1,42 @@
+"""mhsh sweep-report: what a sweep has found so far, written into its folder; never imports jax."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mhsh.report.render import outputs
+from mhsh.report.sweep import page, plots, tables
+from mhsh.report.sweep.cells import load_sweep
+from mhsh.report.sweep.quality import claims, qualities
+from mhsh.report.sweep.stability_map import map_axes, stability_map
+
+KINDS = ("png", "svg")
+
+
+def run(folder: str) -> int:
+    """Writes sweep.html, sweep.json, sweep.csv and the pictures into the sweep's folder, and prints
+    what they say.
+
+    Raises:
+      UserError: the folder holds no sweep, or cannot be written to.
+    """
+    place = Path(folder)
+    sweep = load_sweep(place)
+    grids = stability_map(sweep)
+    # The squares of a map hold what quality against its two axes would be.
+    found = qualities(sweep, but=map_axes(sweep) or ())
+    files = {"sweep.csv": tables.as_csv(sweep), "sweep.json": tables.as_json(sweep, found, grids)}
+    pictures = {}
+    for quality in found:
+        drawn = {kind: plots.quality_picture(quality, kind) for kind in KINDS}
+        files |= {f"quality_{quality.axis.name}.{kind}": drawn[kind] for kind in KINDS}
+        pictures[quality.axis.path] = drawn["png"]
+    if grids:
+        files |= {f"stability_map.{kind}": plots.map_picture(grids, kind) for kind in KINDS}
+    files["sweep.html"] = page.render(sweep, found, grids, pictures)
+    for name, content in files.items():
+        outputs.write(place / name, content)
+    for line in [claim for quality in found for claim in claims(quality)] + [grid.summary() for grid in grids]:
+        print(line)
+    print(f"Report: {place / 'sweep.html'}")
+    return 0

@@ -1,0 +1,110 @@
+"""mhsh translate: lines of text through a trained model, from a file or standard input to a file or
+standard output.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+from mhsh.config.schema import Config
+from mhsh.data.text_files import read_lines
+from mhsh.data.tokenizers.subword import TranslationTokenizer, load_tokenizer
+from mhsh.errors import UserError
+from mhsh.evaluation.translation import model_decoder, translate_lines
+from mhsh.models.seq2seq import Seq2Seq
+from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.training.load_for_inference import restored_model
+
+
+def run(
+    folder: str,
+    source: str | None,
+    output: str | None,
+    beam: int,
+    length_penalty: float,
+    step: int | None,
+    num_averaged: int,
+    batch_tokens: int,
+    overlong: str,
+) -> int:
+    """Translates the lines of `source` (None: standard input) into as many lines of `output` (None:
+    standard output).
+
+    Args:
+      step: the checkpoint (None: the newest); with `num_averaged` above 1, the mean of it and those
+        kept before it.
+      overlong: what is done with a line longer than the model's positions: "error" or "cut".
+
+    Raises:
+      UserError: a value is impossible, the run is of another kind or its vocabulary does not match,
+        a line is not UTF-8 or too long, or `output` exists.
+    """
+    _check_values(beam, length_penalty, batch_tokens)
+    _check_new(output)
+    run_folder = RunFolder(folder)
+    config = run_folder.read_config()
+    if config.model.objective != "translation":
+        raise UserError(f"{folder} is a run of model.objective = {config.model.objective!r}; mhsh translate needs 'translation'")
+    tokenizer = _tokenizer(run_folder, config)
+    lines = read_lines(source)
+    model, params = restored_model(run_folder, config, step, num_averaged)
+    assert isinstance(model, Seq2Seq)
+    translated = translate_lines(
+        lines,
+        tokenizer,
+        model_decoder(model, params, num_hypotheses=beam, length_penalty=length_penalty),
+        max_positions=config.model.max_positions,
+        batch_tokens=batch_tokens,
+        cut_overlong=overlong == "cut",
+    )
+    _write("".join(line + "\n" for line in translated.lines).encode("utf-8"), output)
+    if translated.num_cut:
+        print(
+            f"mhsh translate: {translated.num_cut} lines were cut to model.max_positions = {config.model.max_positions} tokens",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _check_values(beam: int, length_penalty: float, batch_tokens: int) -> None:
+    for name, value in (("--beam", beam), ("--batch-tokens", batch_tokens)):
+        if value < 1:
+            raise UserError(f"{name} = {value}; allowed: 1 or more")
+    if not (math.isfinite(length_penalty) and length_penalty >= 0):
+        raise UserError(f"--length-penalty = {length_penalty}; allowed: 0 or more")
+
+
+def _check_new(output: str | None) -> None:
+    if output is None:
+        return
+    if Path(output).exists():
+        raise UserError(f"{output} exists; choose another --output, or remove it first")
+    if not Path(output).parent.is_dir():
+        raise UserError(f"there is no folder {Path(output).parent} for --output; make it first")
+
+
+def _tokenizer(folder: RunFolder, config: Config) -> TranslationTokenizer:
+    """The run's vocabulary, after checking that it is the one that the model was trained with."""
+    path = folder.path / vocab_file(config)
+    tokenizer = load_tokenizer(path)
+    recorded = folder.read_run()["data"]["vocab_fingerprint"]
+    if tokenizer.fingerprint != recorded:
+        raise UserError(
+            f"{path} is not the vocabulary of this run (fingerprint {tokenizer.fingerprint[:12]}, in run.json {recorded[:12]}); "
+            "put the run's own back"
+        )
+    return tokenizer
+
+
+def _write(content: bytes, output: str | None) -> None:
+    if output is None:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with open(output, "xb") as file:
+            file.write(content)
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {error.strerror}; choose another --output") from error

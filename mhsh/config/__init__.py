@@ -1,0 +1,1 @@
+"""What a run is: its schema, and how a config is checked."""

@@ -1,0 +1,1 @@
+"""Examples to batches of fine-tuning."""

@@ -1,0 +1,155 @@
+"""GLUE's examples as rows: a sentence or two, and a class or a score."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from mhsh.config.schema import ClassificationDataConfig, ModelConfig
+from mhsh.data.corpus import fingerprint_of
+from mhsh.data.entropy import unigram_entropy
+from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, load_vocabulary
+from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_file, find_task, read_glue
+from mhsh.data.fine_tuning.glue_tfds import read_prepared_glue
+from mhsh.data.pretraining.packing import Rows
+from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.errors import UserError
+
+_TSV = "tsv:"
+_TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassificationCorpus(FineTuningCorpus):
+    """A task of GLUE. The validation rows are those of `evaluation_sets`, one after the other."""
+
+    task: GlueTask
+    evaluation_sets: dict[str, int]  # the rows of each, by name
+    cut_texts: int  # examples of both splits that did not fit a row
+
+    def summary(self) -> dict[str, Any]:
+        """The counts as plain numbers, for run.json and for people."""
+        return {
+            "task": self.task.name,
+            "vocab_size": self.tokenizer.vocab_size,
+            "unigram_entropy": self.unigram_entropy,
+            "train": {"rows": self.num_train_rows},
+            "validation": {"rows": len(self.validation["inputs"]), **self.evaluation_sets},
+            "cut_texts": self.cut_texts,
+        }
+
+
+def load_classification(
+    model: ModelConfig, data: ClassificationDataConfig, saved_vocab: epath.PathLike | None
+) -> ClassificationCorpus:
+    """Reads the task's examples and makes the rows of both splits.
+
+    `unigram_entropy` is the least loss of a model that does not look at the texts: the entropy of
+    the classes, or the variance of the scores.
+
+    Raises:
+      UserError: whatever is wrong with the source, the vocabulary, or their fit to the config.
+    """
+    task = find_task(data.task)
+    if task.num_classes != model.num_classes:
+        raise UserError(f"model.num_classes = {model.num_classes}; allowed with data.task = {data.task!r}: {task.num_classes}")
+    tokenizer = load_vocabulary(model, data, saved_vocab)
+    train, sets = read_splits(task, data)
+    validation = [example for examples in sets.values() for example in examples]
+    train_rows, train_cut = example_rows(train, tokenizer, model, data)
+    validation_rows, validation_cut = example_rows(validation, tokenizer, model, data)
+    train_rows["targets"] = labels = _targets(task, train)
+    validation_rows["targets"] = _targets(task, validation)
+    return ClassificationCorpus(
+        data=data,
+        tokenizer=tokenizer,
+        train=train_rows,
+        validation=validation_rows,
+        fingerprint=fingerprint_of(
+            [token.encode() + b"\n" for token in tokenizer.vocab], {"train": train_rows, "validation": validation_rows}
+        ),
+        unigram_entropy=unigram_entropy(labels) if task.label_names else float(labels.var()),
+        task=task,
+        evaluation_sets={name: len(examples) for name, examples in sets.items()},
+        cut_texts=train_cut + validation_cut,
+    )
+
+
+def read_splits(task: GlueTask, data: ClassificationDataConfig) -> tuple[Sequence[GlueExample], dict[str, Sequence[GlueExample]]]:
+    """The training examples, and those of every evaluation set by its name, all with labels.
+
+    Sources:
+      tsv:DIR: GLUE's original files, in a folder a task.
+      tfds:glue, tfds:glue:VERSION: the data set glue/TASK that TFDS has prepared.
+
+    Raises:
+      UserError: no such source, or whatever is wrong with it.
+    """
+    files = {"train": "train.tsv"} | {each.name: each.labelled for each in task.evaluation_sets}
+    splits: dict[str, Sequence[GlueExample]]
+    if prepared := _TFDS.fullmatch(data.source):
+        splits = {name: read_prepared_glue(task, prepared["version"] or "", name) for name in files}
+    elif data.source.startswith(_TSV):
+        folder = data.source.removeprefix(_TSV)
+        splits = {name: _labelled(task, folder, file_name) for name, file_name in files.items()}
+    else:
+        raise UserError(
+            f"data.source = {data.source!r}; allowed with model.objective = 'classification': tsv:DIR, tfds:glue, tfds:glue:VERSION"
+        )
+    return splits.pop("train"), splits
+
+
+def _labelled(task: GlueTask, folder: str, file_name: str) -> Sequence[GlueExample]:
+    path = find_file(task, folder, file_name)
+    examples = read_glue(task, path)
+    if examples[0].label is None:
+        raise UserError(f"{path} has no column {task.label_column!r}; give the file with labels")
+    return examples
+
+
+def example_rows(
+    examples: Sequence[GlueExample], tokenizer: Tokenizer, model: ModelConfig, data: ClassificationDataConfig
+) -> tuple[Rows, int]:
+    """The rows of examples, without targets, and how many were cut: tokens go from the end of the
+    longer text, one by one.
+    """
+    pairs = len(examples[0].texts) == 2
+    first = tokenizer.encode_batch([example.texts[0] for example in examples])
+    second = tokenizer.encode_batch([example.texts[1] for example in examples]) if pairs else None
+    room = data.sequence_length - (3 if pairs else 2)
+    if room < (2 if pairs else 1):
+        raise UserError(f"data.sequence_length = {data.sequence_length} has no room for the texts of {data.task}; raise it")
+    cut = 0
+    for row, a in enumerate(first):
+        b = second[row] if second is not None else a[:0]
+        keep_a, keep_b = kept_lengths(len(a), len(b), room)
+        cut += (keep_a, keep_b) != (len(a), len(b))
+        first[row] = a[:keep_a]
+        if second is not None:
+            second[row] = b[:keep_b]
+    return assemble(first, second, tokenizer, model, data.sequence_length), cut
+
+
+def kept_lengths(a: int, b: int, room: int) -> tuple[int, int]:
+    """What is left of texts of `a` and `b` tokens in `room` places: the longer one is cut first, of
+    equal ones the second.
+
+    Source: `_truncate_seq_pair` of Devlin et al.'s run_classifier.py, here in closed form.
+    """
+    if a + b <= room:
+        return a, b
+    half = room // 2
+    if a <= room - half and a <= b:
+        return a, room - a
+    if b <= half:
+        return room - b, b
+    return room - half, half
+
+
+def _targets(task: GlueTask, examples: Sequence[GlueExample]) -> np.ndarray:
+    return np.array([example.label for example in examples], np.int32 if task.label_names else np.float32)

@@ -1,0 +1,1 @@
+"""Documents to batches of pre-training."""

@@ -1,0 +1,181 @@
+"""One vocabulary for both languages: byte-level BPE or unigram pieces, learnt or loaded, and exact
+both ways.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from etils import epath
+from jaxtyping import Int32, Integer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from mhsh.config.schema import TRANSLATION_TOKENIZERS
+from mhsh.errors import UserError
+
+PAD, UNK, BOS, EOS = SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
+PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
+
+# Every byte of UTF-8 under the printable character that stands for it, so that no text has an
+# unknown part.
+_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+# Pairs of pieces that occur once are no pieces of a language.
+_LEAST_FREQUENCY = 2
+# What the library's unigram trainer sets between the scores of characters that it never saw.
+_UNSEEN_STEP = 1e-4
+
+
+class TranslationTokenizer:
+    """A vocabulary of V pieces, the first four special: padding, unknown (which never occurs),
+    begin and end.
+
+    Pieces are strings of bytes inside words; a word carries the space before it, also at the start
+    of the text. So a text without white space at its ends comes back from its ids as it was,
+    whatever characters it is of.
+    """
+
+    def __init__(self, model: models.BPE | models.Unigram) -> None:
+        # No special is registered with the library: it would then find "[EOS]" inside running text.
+        self._encoder = tokenizers.Tokenizer(model)
+        self._encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
+        self._encoder.decoder = decoders.ByteLevel()
+        self.kind: str = "bpe" if isinstance(model, models.BPE) else "unigram"
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of pieces; ids run from 0 to V - 1."""
+        return self._encoder.get_vocab_size()
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, over everything that decides how text becomes ids."""
+        return hashlib.sha256(self._encoder.to_str().encode("utf-8")).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
+        """The ids of each text, no specials; computed on all cores unless
+        TOKENIZERS_PARALLELISM=false.
+        """
+        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, " n"]) -> str:
+        """The text of ids, specials left out; bytes that are no UTF-8 (a character cut in two) show
+        as U+FFFD.
+        """
+        pieces = [int(number) for number in ids if number >= len(SPECIALS)]
+        return self._encoder.decode(pieces, skip_special_tokens=False).removeprefix(" ")
+
+    def save(self, path: epath.PathLike) -> None:
+        """Writes the JSON of the tokenizers library, which `load_tokenizer` and that library
+        read.
+        """
+        epath.Path(path).write_bytes(self._encoder.to_str(pretty=True).encode("utf-8") + b"\n")
+
+
+def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> TranslationTokenizer:
+    """A vocabulary of at most `vocab_size` pieces learnt from the sentences of both languages.
+
+    The same texts give the same vocabulary in every process. For BPE the library sees to that, once
+    the bytes are given to it (Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2). For
+    unigram (Kudo, arXiv 1804.10959) it sums in the order of a hash table that changes from process
+    to process: the pieces it keeps are the same, their scores differ in the last bits, and
+    characters that it never saw are scored in that order; so scores are rounded, and those
+    characters made equal, here.
+
+    Raises:
+      UserError: `vocab_size` has no room for a piece beside the specials and the bytes.
+    """
+    least = len(SPECIALS) + len(_ALPHABET) + 1
+    if vocab_size < least:
+        raise UserError(
+            f"model.vocab_size = {vocab_size} is too small for a translation vocabulary: specials and bytes alone take "
+            f"{least - 1} tokens; set model.vocab_size to {least} or more"
+        )
+    learner: models.BPE | models.Unigram
+    options: dict[str, Any] = dict(
+        vocab_size=vocab_size, special_tokens=[*SPECIALS], initial_alphabet=_ALPHABET, show_progress=False
+    )
+    if kind == "bpe":
+        learner, trainer = models.BPE(), trainers.BpeTrainer(min_frequency=_LEAST_FREQUENCY, **options)
+    else:
+        learner, trainer = models.Unigram(), trainers.UnigramTrainer(unk_token=UNK, **options)
+    encoder = tokenizers.Tokenizer(learner)
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
+    encoder.train_from_iterator(texts, trainer)
+    learnt = json.loads(encoder.to_str())["model"]
+    if kind == "bpe":
+        return TranslationTokenizer(models.BPE(vocab=learnt["vocab"], merges=[tuple(merge) for merge in learnt["merges"]]))
+    return TranslationTokenizer(models.Unigram(vocab=_settled(learnt["vocab"]), unk_id=UNK_ID))
+
+
+def load_tokenizer(path: epath.PathLike) -> TranslationTokenizer:
+    """The tokenizer that `TranslationTokenizer.save` wrote.
+
+    Raises:
+      UserError: the file is missing, damaged, or no vocabulary of this kind.
+    """
+    try:
+        text = epath.Path(path).read_bytes().decode("utf-8")
+        model = json.loads(text)["model"]
+        kind, vocab = str(model["type"]).lower(), model["vocab"]
+        if kind == "bpe":
+            pieces = sorted(vocab, key=vocab.__getitem__)
+            tokenizer = TranslationTokenizer(models.BPE(vocab=vocab, merges=[tuple(merge) for merge in model["merges"]]))
+        elif kind == "unigram":
+            pieces = [piece for piece, _ in vocab]
+            tokenizer = TranslationTokenizer(models.Unigram(vocab=[(piece, score) for piece, score in vocab], unk_id=UNK_ID))
+        else:
+            raise UserError(f"{path} is a {kind} vocabulary; allowed: {', '.join(TRANSLATION_TOKENIZERS)}")
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no vocabulary at {path}; name a tokenizer.json that exists, or put it back from a copy"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # the library raises bare exceptions
+        raise UserError(
+            f"{path} is damaged or no tokenizer.json ({type(error).__name__}: {error}); put it back from a copy"
+        ) from error
+    if tuple(pieces[: len(SPECIALS)]) != SPECIALS:
+        raise UserError(f"{path} begins with {pieces[:4]}, not with {' '.join(SPECIALS)}; it is no translation vocabulary of mhsh")
+    if len(set(_ALPHABET) - set(pieces)):
+        raise UserError(f"{path} lacks some of the 256 bytes; it is no translation vocabulary of mhsh")
+    return tokenizer
+
+
+def _settled(vocab: Sequence[Sequence[Any]]) -> list[tuple[str, float]]:
+    """The pieces of a trained unigram vocabulary with rounded scores, in their order: specials,
+    then the likelier first.
+    """
+    scores = {piece: round(score, 4) for piece, score in vocab if piece not in SPECIALS}
+    lowest = min(scores.values())
+    for character in _ALPHABET:
+        if scores[character] < lowest + _UNSEEN_STEP * (len(_ALPHABET) + 1):
+            scores[character] = lowest
+    ordered = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    return [*((special, 0.0) for special in SPECIALS), *ordered]
+
+
+def fitting_tokenizer(path: epath.PathLike, kind: str, vocab_size: int) -> TranslationTokenizer:
+    """The vocabulary of a file.
+
+    Raises:
+      UserError: it is not of that kind (data.tokenizer), or has more than `vocab_size`
+        (model.vocab_size) tokens.
+    """
+    tokenizer = load_tokenizer(path)
+    if tokenizer.kind != kind:
+        raise UserError(f"{path} is a {tokenizer.kind} vocabulary, but data.tokenizer = {kind!r}; set it to that kind")
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"the vocabulary {path} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {vocab_size}; set "
+            f"model.vocab_size to {tokenizer.vocab_size} or more"
+        )
+    return tokenizer

@@ -1,0 +1,242 @@
+"""Text to token ids and back: WordPiece (trained, or loaded from a vocab.txt) and plain UTF-8
+bytes.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import tokenizers
+from etils import epath
+from jaxtyping import Bool, Int32
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from mhsh.errors import UserError
+
+PAD, UNK, CLS, SEP, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_CONTINUATION = "##"
+# Words of more characters are [UNK], as in BERT's tokenization.py.
+_LONGEST_WORD = 100
+# BERT's trainer keeps the 1,000 most frequent characters; a small vocabulary must leave most of its
+# room to words.
+_MOST_CHARACTERS = 1000
+
+
+class Tokenizer(abc.ABC):
+    """A vocabulary of V tokens with the five specials, and the mapping of text to ids."""
+
+    def __init__(self, vocab: Sequence[str], rules: str) -> None:
+        """`rules` names all that decides how text becomes ids beside the vocabulary."""
+        self._rules = rules
+        self.vocab: tuple[str, ...] = tuple(vocab)  # the token of every id
+        ids = {token: number for number, token in enumerate(self.vocab)}
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIALS)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of tokens; ids run from 0 to V - 1."""
+        return len(self.vocab)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, over everything that decides how text becomes ids."""
+        return hashlib.sha256("\n".join((self._rules, *self.vocab)).encode("utf-8")).hexdigest()
+
+    @property
+    def is_special(self) -> Bool[np.ndarray, " V"]:
+        """True for the five specials, by id."""
+        special = np.zeros(self.vocab_size, bool)
+        special[[self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id]] = True
+        return special
+
+    @property
+    @abc.abstractmethod
+    def is_continuation(self) -> Bool[np.ndarray, " V"]:
+        """True for tokens that go on the word of the token before them, by id."""
+
+    @abc.abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
+        """The ids of each text, without specials around them; a special's name inside a text is
+        text like any other.
+        """
+
+    @abc.abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text of ids; specials are shown by name."""
+
+    def save(self, path: epath.PathLike) -> None:
+        """Writes the vocabulary as a vocab.txt: UTF-8, a token a line, the line's number (from 0)
+        being the id.
+        """
+        epath.Path(path).write_bytes("".join(token + "\n" for token in self.vocab).encode("utf-8"))
+
+
+class WordPieceTokenizer(Tokenizer):
+    """WordPiece as published with BERT: words from white space and punctuation, then the longest
+    known pieces, left to right.
+
+    Source: Devlin et al., arXiv 1810.04805, section 3, and the tokenization.py released with it.
+    """
+
+    def __init__(self, vocab: Sequence[str], lowercase: bool) -> None:
+        """`lowercase` also strips accents, as in BERT's uncased models."""
+        super().__init__(vocab, f"wordpiece lowercase={lowercase}")
+        model = models.WordPiece(
+            vocab={token: number for number, token in enumerate(self.vocab)},
+            unk_token=UNK,
+            max_input_chars_per_word=_LONGEST_WORD,
+            continuing_subword_prefix=_CONTINUATION,
+        )
+        self._encoder = _encoder(model, lowercase)
+
+    @property
+    def is_continuation(self) -> Bool[np.ndarray, " V"]:
+        """True for the pieces written with ##, by id."""
+        return np.array([token.startswith(_CONTINUATION) and token != _CONTINUATION for token in self.vocab])
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
+        """The ids of each text, computed on all cores unless TOKENIZERS_PARALLELISM=false."""
+        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def encode_with_spans(self, texts: Sequence[str]) -> list[tuple[Int32[np.ndarray, " n"], Int32[np.ndarray, "n 2"]]]:
+        """The ids of each text, and of every token the characters start to stop - 1 of the text
+        that it stands for.
+        """
+        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+        return [(np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2)) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The tokens, a space between words; spaces of the original text are not known any more."""
+        return " ".join(self.vocab[number] for number in ids).replace(" " + _CONTINUATION, "")
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 bytes of UTF-8 as tokens: ids 0 to 4 are the specials, byte b has id 5 + b."""
+
+    def __init__(self) -> None:
+        super().__init__((*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))), "bytes")
+
+    @property
+    def is_continuation(self) -> Bool[np.ndarray, " V"]:
+        """False everywhere: bytes know no words."""
+        return np.zeros(self.vocab_size, bool)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
+        """The bytes of each text, as ids."""
+        return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32) + len(SPECIALS) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text again; bytes that are no UTF-8 (a character cut in two) show as U+FFFD."""
+        first_byte = len(SPECIALS)
+        parts = (bytes([number - first_byte]) if number >= first_byte else self.vocab[number].encode() for number in ids)
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> WordPieceTokenizer:
+    """A WordPiece vocabulary of at most `vocab_size` tokens learnt from `texts`; the same texts
+    give the same vocabulary.
+
+    The library's trainer merges the most frequent pairs. It numbers the single characters in an
+    order that changes from process to process, and pairs of equal count are merged by number; so
+    the characters are numbered here, and handed to it as given. Order of the result: specials,
+    characters, ## characters, then pieces as they were merged.
+
+    Args:
+      texts: gone through twice, one by one; memory grows with their different words only.
+
+    Raises:
+      UserError: `vocab_size` has no room for the characters alone.
+    """
+    limit = min(_MOST_CHARACTERS, max(64, vocab_size // 16))
+    characters = _frequent_characters(texts, limit, lowercase)
+    words = pre_tokenizers.BertPreTokenizer()
+    inside_words = [character for character in characters if len(words.pre_tokenize_str(f"a{character}a")) == 1]
+    given = [*SPECIALS, *characters, *(_CONTINUATION + character for character in inside_words)]
+    if vocab_size <= len(given):
+        raise UserError(
+            f"model.vocab_size = {vocab_size} is too small to train a WordPiece vocabulary on this text: its characters alone "
+            f"take {len(given)} tokens; set model.vocab_size to {2 * len(given)} or more, or data.tokenizer = 'bytes'"
+        )
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=given,
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        continuing_subword_prefix=_CONTINUATION,
+        show_progress=False,
+    )
+    encoder = _encoder(models.WordPiece(unk_token=UNK), lowercase)
+    encoder.train_from_iterator(texts, trainer)
+    learnt = encoder.get_vocab(with_added_tokens=True)
+    return WordPieceTokenizer(sorted(learnt, key=learnt.__getitem__), lowercase)
+
+
+def load_wordpiece(path: epath.PathLike, lowercase: bool) -> WordPieceTokenizer:
+    """The tokenizer of a vocab.txt, such as those published with BERT.
+
+    Raises:
+      UserError: the file is missing, not UTF-8 or empty, has an empty line, a token twice, or lacks
+        a special.
+    """
+    tokens = read_vocab(path)
+    seen: dict[str, int] = {}
+    for line, token in enumerate(tokens, 1):
+        if not token:
+            raise UserError(f"{path} line {line} is empty; a vocab.txt has a token in every line")
+        if token in seen:
+            raise UserError(
+                f"{path} has the token {token!r} twice, in lines {seen[token]} and {line}; every token needs its own id"
+            )
+        seen[token] = line
+    missing = [token for token in SPECIALS if token not in seen]
+    if missing:
+        raise UserError(f"{path} lacks {', '.join(missing)}; a BERT vocabulary has {' '.join(SPECIALS)}, each on a line of its own")
+    return WordPieceTokenizer(tokens, lowercase)
+
+
+def read_vocab(path: epath.PathLike) -> list[str]:
+    """The lines of a vocab.txt, by id. Raises UserError where it cannot be read."""
+    try:
+        lines = epath.Path(path).read_bytes().decode("utf-8").split("\n")
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no vocabulary at {path}; name a vocab.txt that exists, or empty data.vocab_path to train one"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"the vocabulary {path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _encoder(model: models.WordPiece, lowercase: bool) -> tokenizers.Tokenizer:
+    # No special is registered with the library: it would then find "[SEP]" inside running text.
+    encoder = tokenizers.Tokenizer(model)
+    encoder.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
+    )
+    encoder.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return encoder
+
+
+def _frequent_characters(texts: Iterable[str], limit: int, lowercase: bool) -> list[str]:
+    """The most frequent characters after normalisation, at most `limit`, sorted; of equally
+    frequent ones the lower code point.
+    """
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    counts = np.zeros(0x110000, np.int64)
+    for text in texts:
+        # astype, as bincount wants signed integers
+        codes = np.frombuffer(normalizer.normalize_str(text).encode("utf-32-le"), np.uint32).astype(np.int64)
+        present = np.bincount(codes) if len(codes) else np.zeros(0, np.int64)
+        counts[: len(present)] += present
+    counts[[code for code in range(0x3001) if chr(code).isspace()]] = 0
+    order = np.argsort(-counts, kind="stable")[:limit]
+    return sorted(chr(code) for code in order if counts[code])

@@ -1,0 +1,1 @@
+"""Sentence pairs to batches of translation."""

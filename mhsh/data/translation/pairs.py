@@ -1,0 +1,194 @@
+"""Where sentence pairs come from, and what is done to them before anything is learnt: `read_pairs`,
+`clean`, `split_pairs`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from mhsh.config.schema import TranslationDataConfig
+from mhsh.data.seeds import PAIR_SPLIT
+from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, is_held_out
+from mhsh.data.text_files import matching_files, text_lines
+from mhsh.data.translation import synthetic_pairs
+from mhsh.errors import UserError
+
+# Control characters (category Cc) that are not white space: they are no text. The others are
+# blanks, and become one.
+_CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if not chr(code).isspace()}
+
+
+class Pair(NamedTuple):
+    """A sentence and its translation."""
+
+    source: str
+    target: str
+
+
+@dataclasses.dataclass
+class CleaningCounts:
+    """What `clean` and `split_pairs` saw and left out of data.source, counted as they go."""
+
+    read: int = 0
+    empty: int = 0  # pairs with nothing on either side
+    duplicates: int = 0  # pairs equal to one before, on both sides
+    in_both_splits: int = 0  # pairs left out of training, as validation has them
+
+
+def read_pairs(source: str) -> Iterator[Pair]:
+    """The pairs of a source as they stand there, in a fixed order, read as they are asked for.
+
+    Sources: numbers, numbers:COUNT: COUNT (100,000) training pairs of English and German number
+      words; see mhsh/data/translation/synthetic_pairs.py. text:SOURCE_GLOB,TARGET_GLOB: plain, .gz
+      and .xz files, UTF-8, a sentence a line, lines ended by "\\n" only. The files of
+        either glob are taken in sorted order, the first with the first, and so on; line n
+        translates line n.
+      tfds:NAME: a translation data set that TFDS has prepared, such as tfds:wmt14_translate/de-en.
+
+    Raises:
+      UserError: no such source, or files that do not exist, do not pair, are damaged or are not
+        UTF-8. What is wrong in the middle of a file is found when the reading gets there.
+    """
+    kind, _, rest = source.partition(":")
+    if kind == "numbers":
+        return _number_pairs(source, rest)
+    if kind == "text" and rest.count(",") == 1:
+        return _text_pairs(source, *rest.split(","))
+    if kind == "tfds" and rest:
+        from mhsh.data import tfds  # the library behind it is an extra
+
+        return iter(tfds.read_pairs(rest))
+    if kind == "arrayrecord":
+        raise UserError(f"{source!r} holds rows, not sentence pairs: it can only be data.source, with data.validation_source empty")
+    raise UserError(
+        f"{source!r} is not a source of sentence pairs; allowed: numbers, numbers:COUNT, text:SOURCE_GLOB,TARGET_GLOB (for example "
+        "text:corpus/*.en.gz,corpus/*.de.gz), tfds:NAME, arrayrecord:DIR"
+    )
+
+
+def validation_pairs(data: TranslationDataConfig) -> Iterator[Pair] | None:
+    """The pairs that validation has of its own: data.validation_source, or the held-out numbers of
+    `numbers`.
+
+    None: there are none, and data.validation_fraction of those of data.source is held out.
+    """
+    if data.validation_source:
+        return read_pairs(data.validation_source)
+    if data.source.partition(":")[0] == "numbers":
+        return (Pair(*pair) for pair in synthetic_pairs.held_out_pairs())
+    return None
+
+
+def clean(pairs: Iterable[Pair], counts: CleaningCounts) -> Iterator[Pair]:
+    """The pairs with `clean_text` on both sides, without those that are empty on a side or were
+    there before.
+
+    Args:
+      counts: is added to, pair by pair.
+    """
+    seen: set[bytes] = set()
+    for pair in pairs:
+        counts.read += 1
+        cleaned = Pair(clean_text(pair.source), clean_text(pair.target))
+        if not (cleaned.source and cleaned.target):
+            counts.empty += 1
+            continue
+        digest = pair_digest(cleaned)
+        if digest in seen:
+            counts.duplicates += 1
+            continue
+        seen.add(digest)
+        yield cleaned
+
+
+def clean_text(text: str) -> str:
+    """Without control characters, in Unicode's composed form (NFC), and with one space for every
+    run of white space.
+
+    What it gives it leaves as it is, and a tokenizer of mhsh gives it back exactly.
+    """
+    return " ".join(unicodedata.normalize("NFC", text.translate(_CONTROLS)).split())
+
+
+def pair_digest(pair: Pair) -> bytes:
+    """16 bytes that stand for the pair where equal pairs are looked for."""
+    return hashlib.blake2b(f"{pair.source}\n{pair.target}".encode(), digest_size=16).digest()
+
+
+def split_pairs(
+    pairs: Iterable[Pair], own: Iterable[Pair] | None, data: TranslationDataConfig, counts: CleaningCounts
+) -> Iterator[tuple[str, Pair]]:
+    """The split of every pair that is left, and the pair, cleaned: those of validation first where
+    it has its own.
+
+    Then no pair of theirs is left in training. Otherwise pairs are held out by their source
+    sentence (see `splits.is_held_out`), so that translations of one sentence stay together.
+
+    Args:
+      pairs: those of data.source, as `read_pairs` gives them.
+      own: `validation_pairs`.
+      counts: is added to, pair by pair.
+    """
+    held_out: set[bytes] = set()
+    for pair in clean(own or (), CleaningCounts()):
+        held_out.add(pair_digest(pair))
+        yield VALIDATION, pair
+    for pair in clean(pairs, counts):
+        if own is None:
+            chosen = is_held_out(pair.source, data.validation_fraction, data.seed, PAIR_SPLIT)
+            yield VALIDATION if chosen else TRAIN, pair
+        elif pair_digest(pair) in held_out:
+            counts.in_both_splits += 1
+        else:
+            yield TRAIN, pair
+
+
+def check_split(sizes: Mapping[str, int], data: TranslationDataConfig, counts: CleaningCounts) -> None:
+    """Raises UserError where a split has no pairs; `sizes` has those of each."""
+    for split in SPLITS:
+        if sizes[split]:
+            continue
+        if split == VALIDATION and data.validation_source:
+            raise UserError(f"data.validation_source = {data.validation_source!r} holds no sentence pairs; name one that does")
+        raise UserError(
+            f"data.source = {data.source!r} leaves no pairs for {split} ({counts.read} read, {counts.empty} empty, "
+            f"{counts.duplicates} duplicates); give more text, or change data.validation_fraction or data.validation_source"
+        )
+
+
+def _number_pairs(source: str, count: str) -> Iterator[Pair]:
+    if source == "numbers":
+        wanted = synthetic_pairs.PAIRS_PER_EPOCH
+    elif count.isdecimal() and int(count) > 0:
+        wanted = int(count)
+    else:
+        raise UserError(f"{source!r}: {count!r} is no number of pairs; write numbers, or for example numbers:50000")
+    return (Pair(*pair) for pair in synthetic_pairs.training_pairs(wanted))
+
+
+def _text_pairs(source: str, source_glob: str, target_glob: str) -> Iterator[Pair]:
+    sources, targets = (matching_files(pattern, f"{pattern!r} in {source!r}") for pattern in (source_glob, target_glob))
+    if len(sources) != len(targets):
+        raise UserError(
+            f"{source!r} matches {len(sources)} source files ({sources[0]} ...) and {len(targets)} target files "
+            f"({targets[0]} ...); every file needs its translation"
+        )
+    for pair in zip(sources, targets, strict=True):
+        yield from _file_pairs(*pair)
+
+
+def _file_pairs(source: Path, target: Path) -> Iterator[Pair]:
+    counts = [0, 0]
+    for lines in itertools.zip_longest(text_lines(source), text_lines(target)):
+        counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
+        if None not in lines:
+            yield Pair(*lines)
+    source_count, target_count = counts
+    if source_count != target_count:
+        raise UserError(f"{source} has {source_count} lines, {target} {target_count}; line n must translate line n")

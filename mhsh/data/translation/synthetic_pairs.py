@@ -1,0 +1,139 @@
+"""The source `numbers`: numbers and dates in English and German words, made by num2words; no
+download, and never at an end.
+
+Some numbers are held out: no training pair names one, as a cardinal, an ordinal, a year or in a
+date. The words they are made of occur in training all the same, so that whoever has learnt to read
+and write numbers can translate them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+from num2words import num2words
+
+from mhsh.data.seeds import NUMBERS
+
+PAIRS_PER_EPOCH = 100_000
+HELD_OUT_PAIRS = 1_000
+
+_MOST = 999_999
+_YEARS = range(1000, 2850)
+# Held out are the runs of _RUN numbers whose place among all runs is _HELD_OUT_PLACE modulo _EVERY:
+# 350 to 399, 1300 to 1349, 2250 to 2299, ... 999750 to 999799, one number in 19. A thousand has 20
+# runs, so no two neighbouring thousands lack the same.
+_RUN, _EVERY, _HELD_OUT_PLACE = 50, 19, 7
+
+_MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+# Not the calendar module's names, which are those of the process's locale.
+_ENGLISH_MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
+_GERMAN_MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()  # noqa: SIM905
+_FORMS = ("cardinal", "ordinal", "year", "date")
+_FORM_SHARES = (0.55, 0.25, 0.05, 0.15)
+
+# Pairs drawn at once: numpy draws a block of random numbers as fast as a few.
+_BLOCK = 4096
+
+
+def held_out(number: int) -> bool:
+    """Whether no training pair names this number in any form."""
+    return number // _RUN % _EVERY == _HELD_OUT_PLACE
+
+
+def training_pairs(count: int) -> Iterator[tuple[str, str]]:
+    """The pairs 0 to count - 1, English and German; pair k is the same for every count, and names
+    no held-out number.
+    """
+    for start in range(0, count, _BLOCK):
+        yield from _pairs(start // _BLOCK, from_held_out=False)[: count - start]
+
+
+def held_out_pairs() -> list[tuple[str, str]]:
+    """1,000 different pairs, English and German, of held-out numbers alone, in the forms and shares
+    of the training pairs.
+    """
+    found: dict[tuple[str, str], None] = {}
+    block = 0
+    while len(found) < HELD_OUT_PAIRS:
+        found |= dict.fromkeys(_pairs(block, from_held_out=True))
+        block += 1
+    return list(found)[:HELD_OUT_PAIRS]
+
+
+def _pairs(block: int, from_held_out: bool) -> list[tuple[str, str]]:
+    """The pairs of one block, by random numbers that depend on its number alone."""
+    rng = np.random.default_rng((NUMBERS, from_held_out, block))
+    forms = rng.choice(len(_FORMS), _BLOCK, p=_FORM_SHARES)
+    # Half of the numbers are uniform to the end of the scale, half in their number of digits, so
+    # that short ones are learnt too.
+    highest = np.where(rng.random(_BLOCK) < 0.5, _MOST + 1, 10 ** rng.integers(1, 7, _BLOCK))
+    fractions, days = rng.random(_BLOCK), rng.integers(0, 365, _BLOCK)
+    pairs = []
+    for form, high, fraction, day in zip(forms.tolist(), highest.tolist(), fractions.tolist(), days.tolist(), strict=True):
+        numbers = _YEARS if _FORMS[form] in ("year", "date") else range(1 if _FORMS[form] == "ordinal" else 0, high)
+        number = _on_side(numbers[int(fraction * len(numbers))], from_held_out)
+        pairs.append((_english(_FORMS[form], number, day), _german(_FORMS[form], number, day)))
+    return pairs
+
+
+def _on_side(number: int, from_held_out: bool) -> int:
+    """The number itself where it is on the side asked for, else one that is: in the same cycle of
+    runs, in the same place.
+    """
+    if held_out(number) == from_held_out:
+        return number
+    cycle, place = divmod(number, _RUN * _EVERY)
+    if from_held_out:
+        return cycle * _RUN * _EVERY + _HELD_OUT_PLACE * _RUN + place % _RUN
+    return number - _RUN
+
+
+@functools.cache
+def _spoken(number: int, language: str, form: str = "cardinal") -> str:
+    """num2words itself, which is slow: everything else is put together from a few thousand of its
+    answers.
+    """
+    return num2words(number, lang=language, to=form)
+
+
+def _english(form: str, number: int, day: int) -> str:
+    if form == "year":
+        return f"the year {_spoken(number, 'en', 'year')}"
+    if form == "date":
+        month, number_in_month = _month_and_day(day)
+        return f"the {_spoken(number_in_month, 'en', 'ordinal')} of {_ENGLISH_MONTHS[month - 1]} {_spoken(number, 'en', 'year')}"
+    article = "the " if form == "ordinal" else ""
+    thousands, rest = divmod(number, 1000)
+    if not thousands:
+        return article + _spoken(rest, "en", form)
+    if not rest:
+        return f"{article}{_spoken(thousands, 'en')} thousand{'th' if form == 'ordinal' else ''}"
+    return f"{article}{_spoken(thousands, 'en')} thousand{' and' if rest < 100 else ','} {_spoken(rest, 'en', form)}"
+
+
+def _german(form: str, number: int, day: int) -> str:
+    if form == "year":
+        return f"das Jahr {_spoken(number, 'de', 'year')}"
+    if form == "date":
+        month, number_in_month = _month_and_day(day)
+        return f"der {_spoken(number_in_month, 'de', 'ordinal')} {_GERMAN_MONTHS[month - 1]} {_spoken(number, 'de', 'year')}"
+    article = "der " if form == "ordinal" else ""
+    thousands, rest = divmod(number, 1000)
+    if thousands < 2:
+        return article + _spoken(number, "de", form)
+    # What follows the thousands is said as after one thousand: "hundertste" alone, but
+    # "eintausendeinhundertste".
+    if rest:
+        return article + _spoken(thousands, "de") + _spoken(1000 + rest, "de", form).removeprefix("ein")
+    return f"{article}{_spoken(thousands, 'de')}tausend{'ste' if form == 'ordinal' else ''}"
+
+
+def _month_and_day(day: int) -> tuple[int, int]:
+    """The month and the day in it of day 0 to 364 of a year of 365 days."""
+    month = 1
+    while day >= _MONTH_DAYS[month - 1]:
+        day -= _MONTH_DAYS[month - 1]
+        month += 1
+    return month, day + 1

@@ -1,0 +1,167 @@
+"""The cost and shape ledger: parameters by part and FLOPs, from the config alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from mhsh.config.schema import Config, DataConfig, ModelConfig, rows_in_batch
+from mhsh.models.build import build_model
+from mhsh.models.stack import SUBLAYERS
+
+# Dense bf16 peak by jax's device_kind, FLOP/s, from the vendors' public data sheets. Where a kind
+# is absent, no MFU is shown.
+PEAK_FLOPS = {
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+}
+
+# A training step is one forward pass and a backward pass of twice its cost; recomputation is not
+# useful work.
+STEP_OVER_FORWARD = 3
+
+
+class Flops(NamedTuple):
+    """Forward FLOPs of one row: matrix products only, a multiply and an add counted as two."""
+
+    attention_projections: int
+    attention_scores: int
+    feed_forward: int
+    heads: int
+
+    @property
+    def layers(self) -> int:
+        """The layers of all stacks, without embeddings and heads."""
+        return self.attention_projections + self.attention_scores + self.feed_forward
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self)
+
+
+def forward_flops(model: ModelConfig, length: int, predicted: int) -> Flops:
+    """FLOPs of one row of `length` tokens, of which `predicted` positions are projected on the
+    vocabulary; for translation, `length` source tokens and `predicted` target tokens. A causal mask
+    saves nothing: all scores are computed.
+    """
+    if model.num_decoder_layers:
+        return _seq2seq_flops(model, length, predicted)
+    layers = model.num_layers
+    return Flops(
+        attention_projections=layers * length * 4 * _projection(model),
+        attention_scores=layers * length * length * _scores(model),
+        feed_forward=layers * length * _feed_forward(model),
+        heads=_bert_heads(model, length, predicted),
+    )
+
+
+def _bert_heads(model: ModelConfig, length: int, predicted: int) -> int:
+    d = model.embed_dim
+    pooler = 2 * d * d
+    if model.objective == "classification":
+        return pooler + 2 * d * model.num_classes
+    if model.objective == "span":
+        return length * 2 * d * 2
+    return predicted * (2 * d * d + 2 * d * model.vocab_size) + (pooler + 2 * d * 2 if model.next_sentence else 0)
+
+
+def _seq2seq_flops(model: ModelConfig, source: int, target: int) -> Flops:
+    encoder, decoder = model.num_layers, model.num_decoder_layers
+    # A decoder layer projects targets four times in self-attention and twice in cross-attention,
+    # the sources twice.
+    projections = encoder * source * 4 + decoder * (target * 6 + source * 2)
+    return Flops(
+        attention_projections=projections * _projection(model),
+        attention_scores=(encoder * source * source + decoder * target * (target + source)) * _scores(model),
+        feed_forward=(encoder * source + decoder * target) * _feed_forward(model),
+        heads=target * 2 * model.embed_dim * model.vocab_size,
+    )
+
+
+def _projection(model: ModelConfig) -> int:
+    """Of one position between the residual stream and all heads."""
+    return 2 * model.embed_dim * model.num_heads * model.head_dim
+
+
+def _scores(model: ModelConfig) -> int:
+    """Of one query and one key: their product, and the value's share in the context."""
+    return 2 * 2 * model.num_heads * model.head_dim
+
+
+def _feed_forward(model: ModelConfig) -> int:
+    """Of one position, up and down."""
+    return 2 * 2 * model.embed_dim * model.mlp_dim
+
+
+def row_flops(config: Config, length: int | None = None) -> Flops:
+    """Forward FLOPs of one training row; of `length` tokens (each side, in translation), or of
+    data.sequence_length.
+    """
+    data = config.data
+    length = length or data.sequence_length
+    masked = isinstance(data, DataConfig) and config.model.objective == "mlm"
+    return forward_flops(config.model, length, data.max_predictions if masked else length)
+
+
+def step_flops(config: Config, length: int | None = None) -> int:
+    """FLOPs of one optimiser step over the global batch, forward and backward, without
+    recomputation.
+
+    Shorter rows are more in a batch by as much: see `rows_in_batch`.
+    """
+    return STEP_OVER_FORWARD * row_flops(config, length).total * rows_in_batch(config, length)
+
+
+def parameter_shapes(model: ModelConfig) -> Any:
+    """The parameter tree as shapes and dtypes; nothing is allocated."""
+    batch = {key: jax.ShapeDtypeStruct((1, 1), "int32") for key in _MODEL_INPUTS}
+    module = build_model(model)
+    variables = jax.eval_shape(lambda batch: module.init(jax.random.key(0), batch, None), batch)
+    return nn.unbox(variables)["params"]
+
+
+def parameter_counts(model: ModelConfig) -> dict[str, int]:
+    """Parameters by part: `encoder` and `decoder` (weights, biases, LayerNorms), `omega` (Admin's,
+    counted apart), `embeddings` (the token table, also where it is the output matrix), `heads`
+    (prediction and next sentence), `total` (all, omega included).
+    """
+    params = parameter_shapes(model)
+    stacks = {stack: params.get(stack, {}) for stack in SUBLAYERS}
+    omega = {stack: _size(_omega(part)) for stack, part in stacks.items()}
+    counts = {stack: _size(part) - omega[stack] for stack, part in stacks.items()} | {
+        "omega": sum(omega.values()),
+        "embeddings": _size(params["embeddings"]),
+        "heads": sum(_size(part) for name, part in params.items() if name not in (*SUBLAYERS, "embeddings")),
+    }
+    return counts | {"total": sum(counts.values())}
+
+
+_MODEL_INPUTS = (
+    "inputs",
+    "inputs_position",
+    "inputs_segmentation",
+    "token_types",
+    "decoder_inputs",
+    "targets_position",
+    "targets_segmentation",
+)
+
+
+def _omega(tree: Any) -> list[Any]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return [leaf for path, leaf in paths if getattr(path[-1], "key", None) == "omega"]
+
+
+def _size(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,268 @@
+"""Reading a compiled step's HLO text: which collectives run how often and move how much, and the
+FLOPs of its matrix products.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from mhsh.planning.hlo_text import Computation, Instruction, Module, parse_module, shape_bytes
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "between-slices",
+)
+
+# What one device sends in a ring over n devices, as a share of the payload (the whole array that is
+# reduced or put together).
+_RING_SHARE: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "collective-permute": lambda n: 1.0,
+    "collective-broadcast": lambda n: 1.0,
+    "between-slices": lambda n: 1.0,
+}
+
+
+class Collective(NamedTuple):
+    """One collective of the program, over all its runs in a step."""
+
+    kind: str  # one of KINDS; between-slices is the part of a collective that leaves a TPU slice, whose rest is listed apart
+    count: int  # runs in a step: the trip counts of the loops around it multiplied
+    group: int  # devices that take part together
+    payload: int  # bytes of one run: the whole array that is reduced, put together or sent, as one device sees it
+    dtypes: tuple[str, ...]
+    source: str  # where in the model it comes from: JAX's operation path
+
+    @property
+    def bytes(self) -> int:
+        """Payload bytes of a step on one device."""
+        return self.count * self.payload
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that one device sends in a step if the collective runs as a ring."""
+        return round(self.bytes * _RING_SHARE.get(self.kind, lambda n: (n - 1) / n)(self.group))
+
+
+class Program(NamedTuple):
+    """What the text of an optimised module says about one run of it on one device."""
+
+    collectives: tuple[Collective, ...]
+    matrix_flops: int  # a multiply and an add counted as two; loops in full, recomputation included
+    unknown_loops: tuple[str, ...]  # loops whose trip count could not be read, counted as one
+
+
+def read_program(text: str, num_devices: int) -> Program:
+    """Reads `compiled.as_text()` of a program partitioned over `num_devices`.
+
+    Loop bodies count as often as they run: XLA's known_trip_count where it wrote one, else start,
+    bound and step of the counter. All branches of a conditional are counted. A collective that the
+    compiler split into pieces counts once; groups of one device move nothing and are left out.
+    """
+    module = parse_module(text)
+    found: dict[tuple[str, ...], Collective] = {}
+    flops = 0
+    unknown: list[str] = []
+    for step in _execution(module, module.computations[module.entry], 1, module.entry, unknown):
+        kind = _collective_kind(step.computation, step.instruction)
+        if kind:
+            collective, identity = _collective(step, kind, num_devices), _identity(step, kind)
+            if collective.group > 1:
+                found[identity] = min(found.get(identity, collective), collective, key=lambda one: one.count)
+        elif step.instruction.opcode == "dot":
+            flops += step.times * _dot_flops(step.computation, step.instruction)
+        elif step.instruction.opcode == "convolution":
+            flops += step.times * _convolution_flops(step.computation, step.instruction)
+    return Program(tuple(found.values()), flops, tuple(unknown))
+
+
+class _Step(NamedTuple):
+    """An instruction as it runs: how often, and in which frame (the entry or a loop body, fusions
+    folded in).
+    """
+
+    computation: Computation
+    instruction: Instruction
+    times: int
+    frame: str
+
+
+def _execution(module: Module, computation: Computation, times: int, frame: str, unknown: list[str]) -> Iterator[_Step]:
+    for instruction in computation.instructions.values():
+        if instruction.opcode == "while":
+            trips = trip_count(module, computation, instruction)
+            if trips is None:
+                unknown.append(instruction.name)
+            body = module.computations[instruction.attribute("body")]
+            runs = times * (1 if trips is None else trips)
+            yield from _execution(module, body, runs, f"{frame}/{instruction.name}", unknown)
+        elif instruction.opcode in ("fusion", "call", "conditional") or instruction.opcode.startswith("async-start"):
+            for name in instruction.called():
+                yield from _execution(module, module.computations[name], times, frame, unknown)
+        else:
+            yield _Step(computation, instruction, times, frame)
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often a `while` runs; None where its counter cannot be followed."""
+    known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes)
+    if known:
+        return int(known[1])
+    condition, body = (module.computations[loop.attribute(name)] for name in ("condition", "body"))
+    compare = condition.root
+    if compare.opcode != "compare" or compare.attribute("direction") not in ("LT", "LE"):
+        return None
+    counter = condition.instructions[compare.operands[0]]
+    if counter.opcode != "get-tuple-element":
+        return None
+    index = int(counter.attribute("index"))
+    start_of = functools.partial(_element, module, computation, loop.operands[0])
+    start, bound = start_of(index), _scalar(module, condition, compare.operands[1], start_of)
+    following = _scalar(module, body, body.root.operands[index], start_of) if body.root.opcode == "tuple" else None
+    if start is None or bound is None or following is None or following <= start:
+        return None
+    return max(0, math.ceil((bound - start + (compare.attribute("direction") == "LE")) / (following - start)))
+
+
+def _element(module: Module, computation: Computation, name: str, index: int) -> int | None:
+    """The whole number at `index` of the tuple `name`, where it is one that the text tells."""
+    instruction = computation.instructions[name]
+    if instruction.opcode == "tuple":
+        return _scalar(module, computation, instruction.operands[index], lambda _: None)
+    if instruction.opcode in ("copy", "optimization-barrier"):
+        return _element(module, computation, instruction.operands[0], index)
+    return None
+
+
+def _scalar(module: Module, computation: Computation, name: str, element: Callable[[int], int | None]) -> int | None:
+    """A whole number computed from constants; `element` gives those of the tuple that is the
+    computation's first parameter.
+    """
+    instruction = computation.instructions[name]
+    opcode, value = instruction.opcode, functools.partial(_scalar, module, computation, element=element)
+    if opcode == "constant":
+        return int(instruction.arguments) if re.fullmatch(r"-?\d+", instruction.arguments) else None
+    if opcode == "get-tuple-element" and computation.instructions[instruction.operands[0]].opcode == "parameter":
+        return element(int(instruction.attribute("index")))
+    if opcode == "parameter":
+        return element(int(instruction.arguments))
+    if opcode in ("copy", "bitcast", "convert", "reshape"):
+        return value(instruction.operands[0])
+    if opcode in ("add", "subtract"):
+        left, right = value(instruction.operands[0]), value(instruction.operands[1])
+        return None if left is None or right is None else left + right if opcode == "add" else left - right
+    if opcode == "fusion":
+        called = module.computations[instruction.called()[0]]
+        return _scalar(module, called, called.root.name, lambda place: value(instruction.operands[place]))
+    return None
+
+
+def _collective_kind(computation: Computation, instruction: Instruction) -> str | None:
+    if instruction.opcode == "send" and "xla_megascale" in instruction.attributes:
+        return "between-slices"  # what a device hands to its host for the network between slices
+    kind = instruction.opcode.removesuffix("-start")
+    if kind == "all-reduce" and computation.name.startswith("all-reduce-scatter"):
+        return "reduce-scatter"  # the TPU compiler writes one as an all-reduce and a slice in a fusion of this name
+    return kind if kind in KINDS else None
+
+
+def _identity(step: _Step, kind: str) -> tuple[str, ...]:
+    """What the pieces of one collective have in common. The TPU compiler hides a collective behind
+    other work as a chain of pieces, some of them inside loops that run while it is under way: the
+    piece that runs least often says how often the collective does.
+    """
+    channel = step.instruction.attribute("channel_id")
+    chain = re.search(r'chain_id="(\d+)"', step.instruction.attributes)
+    if channel and chain:
+        return (kind, channel, chain[1])
+    return (step.frame, kind, channel) if channel else (step.frame, kind, step.computation.name, step.instruction.name)
+
+
+def _collective(step: _Step, kind: str, num_devices: int) -> Collective:
+    instruction = step.instruction
+    shapes = [step.computation.instructions[name].shape for name in instruction.operands]
+    group = num_devices if kind in ("collective-permute", "between-slices") else _group_size(instruction, num_devices)
+    payload = sum(shape_bytes(shape) for shape in shapes) * (group if kind == "all-gather" else 1)
+    dtypes = tuple(sorted({dtype for shape in shapes for dtype in re.findall(r"\b([a-z]+\d+\w*)\[", shape)}))
+    source = re.search(r'op_name="([^"]*)"', instruction.attributes)
+    return Collective(kind, step.times, group, payload, dtypes, source[1] if source else "")
+
+
+def _group_size(instruction: Instruction, num_devices: int) -> int:
+    """Devices in one replica group, in each of the three ways HLO writes them."""
+    attributes = instruction.attributes
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^{]*\))?\s*\{([^}]*)\}", attributes)
+    if mesh:
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
+        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes)
+    if iota:
+        return int(iota[2])
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", attributes)
+    return len(listed[1].split(",")) if listed else num_devices
+
+
+def _dimensions(computation: Computation, name: str) -> list[int]:
+    return _shape_dimensions(computation.instructions[name].shape)
+
+
+def _shape_dimensions(shape: str) -> list[int]:
+    listed = re.search(r"\[([\d,]*)\]", shape)
+    return [int(size) for size in listed[1].split(",") if size] if listed else []
+
+
+def _dot_flops(computation: Computation, dot: Instruction) -> int:
+    left = _dimensions(computation, dot.operands[0])
+    contracted = [left[int(axis)] for axis in re.findall(r"\d+", dot.attribute("lhs_contracting_dims"))]
+    return 2 * math.prod(_shape_dimensions(dot.shape)) * math.prod(contracted)
+
+
+def _convolution_flops(computation: Computation, convolution: Instruction) -> int:
+    """The TPU compiler writes matrix products as convolutions, batch axes as window axes of which
+    most taps meet padding; taps that meet padding or dilation cost nothing. The count is that of
+    XLA's HloCostAnalysis.
+    """
+    left, right = (_dimensions(computation, name) for name in convolution.operands[:2])
+    out = _shape_dimensions(convolution.shape)
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", convolution.attribute("dim_labels"))
+    assert labels is not None, convolution
+    window = _window(convolution)
+    taps = 1
+    for place in range(len(left) - 2):
+        axis = str(place)
+        sizes = left[labels[1].index(axis)], right[labels[2].index(axis)], out[labels[3].index(axis)]
+        taps *= _real_taps(*sizes, *(window[name][place] if name in window else default for name, default in _WINDOW_DEFAULTS))
+    groups, batch_groups = (int(convolution.attribute(name) or 1) for name in ("feature_group_count", "batch_group_count"))
+    features, kernels, rows = left[labels[1].index("f")], right[labels[2].index("o")], left[labels[1].index("b")]
+    return 2 * (features // groups) * kernels * (rows // batch_groups) * taps
+
+
+_WINDOW_DEFAULTS = (("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_dilate", "1"))
+
+
+def _window(convolution: Instruction) -> dict[str, list[str]]:
+    text = re.search(r"window=\{([^}]*)\}", convolution.attributes)
+    return {} if not text else {name: values.split("x") for name, values in re.findall(r"(\w+)=(\S+)", text[1])}
+
+
+@functools.cache
+def _real_taps(size: int, kernel: int, out: int, stride: str, pad: str, lhs_dilate: str, rhs_dilate: str) -> int:
+    """Pairs of an output position and a kernel position of one window axis that meet an element of
+    the input.
+    """
+    low, dilation, extent = int(pad.split("_")[0]), int(lhs_dilate), (size - 1) * int(lhs_dilate) + 1
+    if kernel == 1 and int(stride) == 1 and dilation == 1 and low == 0:
+        return min(out, size)
+    places = (o * int(stride) + k * int(rhs_dilate) - low for o in range(out) for k in range(kernel))
+    return sum(0 <= place < extent and place % dilation == 0 for place in places)

@@ -1,0 +1,125 @@
+"""Dependency: which part of the final residual stream each sublayer has put there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from mhsh.config.schema import ModelConfig
+from mhsh.models.build import Model
+from mhsh.models.layers import LayerNorm
+from mhsh.models.residual import Residual
+from mhsh.models.stack import SUBLAYERS, in_stack_order
+from mhsh.models.transformer import Decoder, Encoder
+from mhsh.models.types import Batch
+from mhsh.probes.interceptors import PROBE, over_rows, real_tokens, run_watched, watch, watchable
+
+_STACKS: dict[type, str] = {Encoder: "encoder", Decoder: "decoder"}
+
+
+def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[str, Any]]:
+    """By stack, shares of the variance of its output, which sum to 1: a list over the layers for
+    each sublayer, `input` for what entered the stack, and `biases` for those of its LayerNorms.
+
+    A LayerNorm, its statistics taken as they are, is linear: it divides by sigma, a number a token,
+    what is centred and scaled. So the output y of the stack is a sum of parts, one of each
+    sublayer's branch f_i(.), as it comes out of the sublayer and then goes down the stream through
+    omega (Admin), alpha (DeepNorm, ReZero) and gamma/sigma of every LayerNorm on its way:
+
+        y = c_input + sum_i c_i + c_biases,    share_i = Cov[c_i, y] / Var[y]
+
+    over all elements of the real tokens. Where the parts are independent, as Liu et al. assume,
+    this is their beta_i^2 of the last sublayer (arXiv 2004.08249, section 4.1); where they are not,
+    the shares still sum to 1, and a part that works against the rest has a negative one. For Pre-LN
+    the stream is a plain sum, and its last LayerNorm belongs to the way.
+
+    Rows are looked at one at a time.
+    """
+    model = watchable(config)
+
+    def shares(params: Any, batch: Batch) -> Any:
+        # The deviation of y from its mean, which every part is held against; nothing at padding.
+        outputs = over_rows(lambda row: _outputs(model, params, row, None), batch)
+        deviations = {
+            stack: _deviation(y[:, 0], real_tokens(batch, stack))[:, None].astype(jnp.float32) for stack, y in outputs.items()
+        }
+        zeros = jax.eval_shape(lambda: watch(model, params, {key: value[:1] for key, value in batch.items()}, _gated([])))
+        ones = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zeros)
+
+        def of_row(row: tuple[Batch, dict[str, Array]]) -> Any:
+            batch, held = row
+
+            def product(gates: Any) -> Float[Array, ""]:
+                ys = _outputs(model, params, batch, gates)
+                return sum((jnp.sum(ys[stack].astype(jnp.float32) * held[stack]) for stack in ys), start=jnp.zeros(()))
+
+            return jax.grad(product)(ones)
+
+        rows = {key: jnp.asarray(value)[:, None] for key, value in batch.items()}
+        products = jax.tree.map(lambda each: each.sum(axis=0), jax.lax.map(of_row, (rows, deviations)))
+        variances = {stack: jnp.sum(deviation**2) for stack, deviation in deviations.items()}
+        return {stack: jax.tree.map(lambda each: each / variances[stack], products[stack]) for stack in variances}  # noqa: B023
+
+    found = jax.device_get(jax.jit(shares)(params, dict(batch)))
+    return {stack: _named(stack, each) for stack, each in in_stack_order(found).items()}
+
+
+def _outputs(model: Model, params: Any, batch: Batch, gates: Any) -> dict[str, Float[Array, "B T D"]]:
+    """What each stack puts out, a linear function of the gates, which are 1 + `gates`."""
+    found: list[tuple[str, Array]] = []
+    run_watched(model, params, batch, _gated(found), gates)
+    return dict(found)
+
+
+def _gated(found: list[tuple[str, Array]]) -> Callable[..., Any]:
+    """A watcher with a gate at everything that is added to a stream, through which alone gradients
+    run, down the stream; it notes the output of each stack in `found`.
+    """
+
+    def watcher(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if method != "__call__":
+            return call(*args)
+        if isinstance(module, Residual):
+            stream, sublayer = args[:2]
+            branch = _gate(module, "branch")
+            return call(stream, lambda x: branch * jax.lax.stop_gradient(sublayer(x)))
+        if isinstance(module, LayerNorm):
+            return _frozen(module, args[0])
+        if type(module) in _STACKS:
+            y = call(_gate(module, "input") * jax.lax.stop_gradient(args[0]), *args[1:])
+            found.append((_STACKS[type(module)], y))
+            return y
+        return call(*args)
+
+    return watcher
+
+
+def _gate(module: nn.Module, name: str) -> Float[Array, ""]:
+    return 1 + module.perturb(name, jnp.zeros(()), PROBE)
+
+
+def _frozen(norm: LayerNorm, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+    """LayerNorm whose deviations are constants, and with a gate at its bias."""
+    x = x.astype(jnp.float32)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    deviation = jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + norm.config.layer_norm_epsilon)
+    y = centred / jax.lax.stop_gradient(deviation) * norm.scale + _gate(norm, "bias_gate") * norm.bias
+    return y.astype(norm.config.residual_dtype)
+
+
+def _deviation(y: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, "B T D"]:
+    y, where = y.astype(jnp.float32), real[:, :, None]
+    return jnp.where(where, y - jnp.mean(y, where=jnp.broadcast_to(where, y.shape)), 0.0)
+
+
+def _named(stack: str, found: Any) -> dict[str, Any]:
+    layers = found["layers"]
+    sublayers = {name: np.asarray(layers[f"{name}_residual"]["branch"]).tolist() for name in SUBLAYERS[stack]}
+    biases = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found) if path[-1].key == "bias_gate"]
+    return sublayers | {"input": float(found["input"]), "biases": float(sum(leaf.sum() for leaf in biases))}

@@ -1,0 +1,61 @@
+"""Gradient flow: how large the gradient of the loss is in every layer and in every sublayer of
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from mhsh.config.schema import ModelConfig
+from mhsh.models.build import build_model, forward
+from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.stack import SUBLAYERS
+from mhsh.models.types import Batch
+
+
+def gradient_flow(config: ModelConfig, params: Any, batch: Batch) -> dict[str, Any]:
+    """The loss of a batch without dropout (nats), and by stack the gradient's norm in each layer.
+
+    `layer` is that of all of a layer's parameters; each sublayer's is of its own, and `joins` of
+    what joins them to the stream: LayerNorms, omega, alpha. The squares of the parts add up to that
+    of the layer.
+    """
+    # The gradient is the same whatever is saved for it; so its memory grows with the root of the
+    # depth.
+    model = build_model(dataclasses.replace(config, remat_policy="groups"))
+
+    def loss(params: Any) -> Float[Array, ""]:
+        return total_loss(measure(forward(model, params, batch, None), batch), loss_weights(batch))
+
+    def norms(params: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params)
+        return value, {
+            stack: _stack_norms(gradients[stack]["layers"], names) for stack, names in SUBLAYERS.items() if stack in gradients
+        }
+
+    value, found = jax.device_get(jax.jit(norms)(params))
+    return {
+        "loss": float(value),
+        "stacks": {
+            stack: {part: np.asarray(found[stack][part]).tolist() for part in ("layer", *names, "joins")}
+            for stack, names in SUBLAYERS.items()
+            if stack in found
+        },
+    }
+
+
+def norm_by_layer(gradients: Any) -> Float[Array, " L"]:
+    """The norm over all leaves, whose first axis is the layers."""
+    squares = [jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradients)]
+    return jnp.sqrt(sum(squares, start=jnp.zeros(())))
+
+
+def _stack_norms(layers: Any, names: tuple[str, ...]) -> dict[str, Float[Array, " L"]]:
+    parts = {name: layers[name] for name in names} | {"joins": {name: layers[f"{name}_residual"] for name in names}}
+    return {"layer": norm_by_layer(layers)} | {part: norm_by_layer(of) for part, of in parts.items()}

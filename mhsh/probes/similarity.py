@@ -1,0 +1,67 @@
+"""Is the depth used? How much of the residual stream's geometry each layer leaves as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from mhsh.config.schema import ModelConfig
+from mhsh.models.stack import in_stack_order
+from mhsh.models.transformer import DecoderLayer, EncoderLayer
+from mhsh.models.types import Batch
+from mhsh.probes.interceptors import PROBE, real_tokens, watch, watchable
+
+# A layer of either stack as such, not the scan over its copies, whose class is derived from it.
+_STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
+
+
+def linear_cka(x: Float[Array, "P D"], y: Float[Array, "P E"], counts: Bool[Array, " P"]) -> Float[Array, ""]:
+    """|Y'X|^2 / (|X'X| |Y'Y|) in Frobenius norms, of columns centred over the P tokens that count
+    (Kornblith et al. 2019, arXiv
+    1905.00414, section 3.4). 1 where y is x turned, mirrored, shifted or scaled as a whole; 0 where
+    they have nothing in common.
+    """
+    x, y = _centred(x, counts), _centred(y, counts)
+    return _squares(y, x) / jnp.sqrt(_squares(x, x) * _squares(y, y))
+
+
+def mean_cosine(x: Float[Array, "P D"], y: Float[Array, "P D"], counts: Bool[Array, " P"]) -> Float[Array, ""]:
+    """The cosine between x and y of a token, averaged over those that count."""
+    x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    cosine = (x * y).sum(-1) / (jnp.linalg.norm(x, axis=-1) * jnp.linalg.norm(y, axis=-1))
+    return jnp.mean(cosine, where=counts)
+
+
+def similarity(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[str, list[float]]]:
+    """By stack, a figure a layer: `cka` and `cosine` between the residual stream before it and
+    after it, over the real tokens.
+    """
+    model = watchable(config)
+
+    def watcher(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        result = call(*args)
+        if method == "__call__" and type(module) in _STACK_OF_LAYER:
+            counts = real_tokens(batch, _STACK_OF_LAYER[type(module)]).reshape(-1)
+            before, after = (stream.x.reshape(len(counts), -1) for stream in (args[0], result[0]))
+            module.sow(PROBE, "cka", linear_cka(before, after, counts))
+            module.sow(PROBE, "cosine", mean_cosine(before, after, counts))
+        return result
+
+    left = jax.device_get(jax.jit(lambda params: watch(model, params, batch, watcher))(params))
+    layers = {stack: found["layers"] for stack, found in in_stack_order(left).items()}
+    return {stack: {name: np.asarray(each[name][0]).tolist() for name in ("cka", "cosine")} for stack, each in layers.items()}
+
+
+def _centred(x: Float[Array, "P D"], counts: Bool[Array, " P"]) -> Float[Array, "P D"]:
+    x, counts = x.astype(jnp.float32), counts[:, None]
+    return jnp.where(counts, x - jnp.mean(x, axis=0, keepdims=True, where=counts), 0.0)
+
+
+def _squares(x: Float[Array, "P D"], y: Float[Array, "P E"]) -> Float[Array, ""]:
+    return jnp.sum(jnp.einsum("PD,PE->DE", x, y, precision="highest") ** 2)

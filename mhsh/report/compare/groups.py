@@ -1,0 +1,156 @@
+"""Runs that differ in nothing but their seeds, put together: their mean curve on every axis, and
+the band around it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mhsh.config.schema import Config
+from mhsh.report.estimate import mean_band
+from mhsh.report.render.sanitize import printable
+from mhsh.report.runs.curves import AXES, SPLITS, Curve
+from mhsh.report.runs.downsample import smooth
+from mhsh.report.runs.loading import Run
+
+BAND_POINTS = 500  # of one band
+
+GROUP_RULE = (
+    "Runs are one group if their configs are equal in every field but train.seed, and data.seed is equal in all of them or another "
+    "one in each. A second run of the same config and seed starts another group: counted twice, a seed would narrow the interval."
+)
+BAND_RULE = (
+    "A group's curve is the mean of its runs' curves (training smoothed first), interpolated linearly between logged rows, from "
+    "the last of their first rows to the first of their last rows, with the 95 % interval of the mean; where one of the runs has "
+    "no finite loss, it has a gap."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """The mean loss of a group's runs and its 95 % interval against one x-axis, all of equal
+    length, at most BAND_POINTS.
+    """
+
+    x: np.ndarray  # ascending
+    mean: np.ndarray  # nats per predicted token; nan: a gap
+    low: np.ndarray  # nan where there is no mean, and everywhere where there is but one run
+    high: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs of one config with different seeds, by GROUP_RULE; mostly one, or three."""
+
+    name: str  # printable, and unlike that of every other group
+    runs: tuple[int, ...]  # their places in the comparison
+    seeds: tuple[int, ...]  # train.seed of each
+    bands: Mapping[str, Mapping[str, Band]]  # by split, then by axis; empty arrays where there is nothing common
+
+
+def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
+    """The groups, in the order in which their first runs were named."""
+    members = _members(runs)
+    names = _names([[runs[index] for index in group] for group in members])
+    return tuple(
+        Group(
+            name,
+            tuple(group),
+            tuple(runs[index].config.train.seed for index in group),
+            {split: bands([runs[index].curves[split] for index in group], split == "train") for split in SPLITS},
+        )
+        for name, group in zip(names, members, strict=True)
+    )
+
+
+def bands(curves: Sequence[Curve], smoothed: bool) -> dict[str, Band]:
+    """The Band of at least one curve on every axis, by BAND_RULE."""
+    losses = [smooth(curve.loss) if smoothed else curve.loss for curve in curves]
+    return {axis: _band([_placed(curve.x[axis], loss) for curve, loss in zip(curves, losses, strict=True)]) for axis in AXES}
+
+
+def _band(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band:
+    if not all(len(x) for x, _ in placed):
+        return Band(*(np.array([]),) * 4)
+    first, last = max(x[0] for x, _ in placed), min(x[-1] for x, _ in placed)
+    # Thinned one by one before they are joined: sorting all rows of many runs takes long.
+    grid = np.unique(np.concatenate([_thinned(x[(x >= first) & (x <= last)]) for x, _ in placed]))
+    grid = _thinned(grid)
+    mean, low, high = mean_band(np.array([np.interp(grid, x, loss) for x, loss in placed]))
+    return Band(grid, mean, low, high)
+
+
+def _thinned(x: np.ndarray) -> np.ndarray:
+    return x if len(x) <= BAND_POINTS else x[np.linspace(0, len(x) - 1, BAND_POINTS).round().astype(int)]
+
+
+def _placed(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x and loss, nan where either is not known: such a row keeps its place between its neighbours,
+    as a gap.
+    """
+    known = np.isfinite(x)
+    if known.all() or not known.any():
+        return x[known], loss[known]
+    return np.interp(np.arange(len(x)), np.flatnonzero(known), x[known]), np.where(known, loss, np.nan)
+
+
+def _members(runs: Sequence[Run]) -> list[list[int]]:
+    alike: dict[Config, list[int]] = {}
+    for index, run in enumerate(runs):
+        alike.setdefault(_without_seeds(run.config), []).append(index)
+    groups: list[list[int]] = []
+    for indices in alike.values():
+        data_seeds = [runs[index].config.data.seed for index in indices]
+        train_seeds = [runs[index].config.train.seed for index in indices]
+        if len(set(data_seeds)) == len(set(train_seeds)) == len(indices):
+            groups.append(indices)
+            continue
+        # By the place of each run among those of its very config.
+        repeated: dict[tuple[int, int], list[int]] = {}
+        seen: dict[tuple[int, int], int] = {}
+        for index, data_seed, train_seed in zip(indices, data_seeds, train_seeds, strict=True):
+            time = seen[data_seed, train_seed] = seen.get((data_seed, train_seed), 0) + 1
+            repeated.setdefault((data_seed, time), []).append(index)
+        groups += repeated.values()
+    return sorted(groups)
+
+
+def _without_seeds(config: Config) -> Config:
+    return dataclasses.replace(
+        config, train=dataclasses.replace(config.train, seed=0), data=dataclasses.replace(config.data, seed=0)
+    )
+
+
+def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    shown: list[str] = []
+    for runs in groups:
+        text = runs[0].name if len(runs) == 1 else _common_name(runs)
+        number = next(n for n in range(1, len(groups) + 1) if (text if n == 1 else f"{text} ({n})") not in shown)
+        shown.append(text if number == 1 else f"{text} ({number})")
+    return shown
+
+
+def _common_name(runs: Sequence[Run]) -> str:
+    """What the runs' names have in common at their start, or else at their end, less what
+    introduces the seed; else the shape.
+    """
+    names = [run.name for run in runs]
+    start = _common_start(names)
+    if any(name[len(start) :][:1].isdigit() for name in names):
+        start = start.rstrip("0123456789")  # seeds 10 and 11 have a digit in common
+    start = re.sub(r"(^|[^0-9A-Za-z])(seed|s)?[^0-9A-Za-z]*$", "", start)
+    end = _common_start([name[::-1] for name in names])[::-1]
+    parents = {str(run.path.parent.name) for run in runs}
+    if not start and len(parents) == 1 and all(re.fullmatch(r"(seed|s)?[^0-9A-Za-z]*[0-9]+", name) for name in names):
+        return printable(parents.pop())
+    model = runs[0].config.model
+    return start or re.sub(r"^[^A-Za-z]*/", "", end) or f"{model.num_layers}L x {model.num_heads}H {model.residual}"
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    return "".join(column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False)))

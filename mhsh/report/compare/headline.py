@@ -1,0 +1,228 @@
+"""What a report claims in plain words: which group ended lowest, by how much, how sure that is, and
+whether it was fair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mhsh import outcome
+from mhsh.report.compare import fairness
+from mhsh.report.compare.fairness import LedgerRow
+from mhsh.report.compare.groups import Group
+from mhsh.report.compare.targets import FINAL_NAMES, Standing
+from mhsh.report.estimate import Estimate, difference
+from mhsh.report.render import formatting
+from mhsh.report.runs.loading import Run
+from mhsh.report.runs.summary import Summary
+
+UNIT = "nats per predicted token"
+
+
+@dataclasses.dataclass(frozen=True)
+class Headline:
+    """The report's claim and everything that limits it, as plain text (not escaped).
+
+    Where a winner is named, the first two sentences say how sure that is and whether the comparison
+    was fair.
+    """
+
+    title: str
+    sentences: tuple[str, ...]
+    measure: str | None  # what the title compares; None where nothing is compared
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ranked:
+    """A group of which every run ended finite."""
+
+    name: str
+    loss: float  # the mean over its runs
+    by_seed: dict[int, float]
+    summaries: tuple[Summary, ...]
+
+
+def write_headline(
+    runs: Sequence[Run],
+    summaries: Sequence[Summary],
+    groups: Sequence[Group],
+    standing: Standing,
+    differences: Sequence[LedgerRow],
+    fair: str,
+) -> Headline:
+    """Puts a comparison into words; `fair` is the verdict on the groups that are ranked.
+
+    It names a winner only where the losses are in one unit and at least two groups are finite.
+    """
+    drawn = [run for run in runs if run.drawable]
+    ranking = [_ranked(groups[place], standing, place, summaries) for place in standing.ranked]
+    task = fairness.different_tasks(drawn)
+    worth = (
+        _data_sentence(drawn),
+        _amount_sentence([item for item in summaries if item.outcome != outcome.NO_METRICS]),
+        _config_sentence(differences, len(runs)),
+        _size_sentence(summaries),
+        *_outcome_sentences(summaries, groups),
+        _problem_sentence(summaries),
+    )
+    if task:
+        title = f"No winner is named: {task}, so the losses are not in one unit"
+        return Headline(title, tuple(filter(None, worth)), None)
+    if len(ranking) < 2:
+        return Headline(_lone_title(ranking, standing.measure), tuple(filter(None, worth)), None)
+    apart = difference(ranking[1].by_seed, ranking[0].by_seed)
+    sentences = (_sure_sentence(ranking, apart), fair, _others_sentence(ranking, standing.measure), *worth)
+    title = _title(ranking, apart, standing.measure, fairness.same_data(drawn))
+    return Headline(title, tuple(filter(None, sentences)), standing.measure)
+
+
+def _ranked(group: Group, standing: Standing, place: int, summaries: Sequence[Summary]) -> _Ranked:
+    final = standing.scores[place].final
+    assert final.estimate is not None
+    return _Ranked(group.name, final.estimate.mean, dict(final.each), tuple(summaries[index] for index in group.runs))
+
+
+def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str, same_data: bool | None) -> str:
+    first, second = ranking[:2]
+    items = [item for ranked in ranking for item in ranked.summaries]
+    running = any(item.status == "running" for item in items)
+    if second.loss == first.loss:
+        equal = [ranked.name for ranked in ranking if ranked.loss == first.loss]
+        return f"{formatting.listing(equal)} {'are' if running else 'ended'} level: {measure} {formatting.loss(first.loss)} {UNIT}"
+    gap = second.loss - first.loss
+    by = f"{formatting.loss_difference(gap)} below {second.name}"
+    share = f" ({formatting.percent(gap / second.loss)})" if second.loss > 0 else ""
+    doubt = ", not told apart" if apart.has_interval and not apart.excludes_zero else ""
+    verb = "is lowest so far" if running else "ended lowest"
+    title = f"{first.name} {verb}: {measure} {formatting.loss(first.loss)} {UNIT}, {by}{share}{doubt}"
+    but = ["the runs had different data"] if same_data is False else []
+    if len({_measured_at(item, measure) for item in items}) > 1:
+        but.append("the runs were measured after unequal training")
+    return f"{title}; but {formatting.listing(but)}" if but else title
+
+
+def _measured_at(item: Summary, measure: str) -> tuple[int | None, float | None]:
+    """The step of a run's loss, and the tokens that it was trained on."""
+    if measure == FINAL_NAMES["validation"] and item.final_validation:
+        return item.final_validation.step, item.tokens
+    return item.last_step, item.tokens
+
+
+def _lone_title(ranking: Sequence[_Ranked], measure: str) -> str:
+    if not ranking:
+        return "No winner is named: no measure is there and finite for the runs to be compared on"
+    (only,) = ranking
+    return f"{only.name}: {measure} {formatting.loss(only.loss)} {UNIT}; there is no second finite run to compare it with"
+
+
+def _sure_sentence(ranking: Sequence[_Ranked], apart: Estimate) -> str:
+    first, second = ranking[:2]
+    if not apart.has_interval:
+        few = [ranked.name for ranked in (first, second) if len(ranked.by_seed) < 2]
+        return (
+            f"How sure: one seed of {formatting.listing(few)}, so no error bar: "
+            "how much another seed would change the difference was not measured."
+        )
+    paired = first.by_seed.keys() == second.by_seed.keys()
+    seeds = f"{apart.seeds} seeds, paired" if paired else f"{len(first.by_seed)} and {len(second.by_seed)} seeds"
+    interval = f"the 95 % interval of the difference to {second.name}, {formatting.interval(apart)}, over {seeds},"
+    if apart.excludes_zero:
+        return f"How sure: {interval} leaves out zero."
+    return f"How sure: not told apart: {interval} includes zero."
+
+
+def _others_sentence(ranking: Sequence[_Ranked], measure: str) -> str:
+    lowest = ranking[0]
+    others = []
+    for ranked in ranking[1:]:
+        apart = difference(ranked.by_seed, lowest.by_seed)
+        doubt = ", not told apart" if apart.has_interval and not apart.excludes_zero else ""
+        others.append(f"{ranked.name} {formatting.loss(ranked.loss)} (+{formatting.loss_difference(apart.mean)}{doubt})")
+    return f"After it, by {measure}: {', '.join(others)}." if len(others) > 1 else ""
+
+
+def _data_sentence(runs: Sequence[Run]) -> str:
+    if len(runs) < 2:
+        return ""
+    same = fairness.same_data(runs)
+    if same is None:
+        without = [run.name for run in runs if run.recorded("data", "fingerprint") is None]
+        return f"Whether the data were equal is not known: no data fingerprint is recorded for {formatting.listing(without)}."
+    if same:
+        return "All runs had the same data (equal fingerprints)."
+    return "The runs had different data (their fingerprints differ), so a difference in loss is not one between the models alone."
+
+
+def _amount_sentence(items: Sequence[Summary]) -> str:
+    if len(items) < 2:
+        return ""
+    tokens = [item.tokens for item in items]
+    unfinished = [f"{item.name} ({item.status})" for item in items if item.status in ("running", "stopped")]
+    ending = f" Not finished: {', '.join(unfinished)}." if unfinished else ""
+    known = [value for value in tokens if value is not None]
+    if len(known) < len(tokens):
+        return "How many tokens each run was trained on is not recorded for every run." + ending
+    if len(set(known)) == 1:
+        return f"All runs were trained on {formatting.count(known[0])} tokens." + ending
+    low, high = min(known), max(known)
+    return (
+        f"The runs were trained on unequal amounts, {low:,.0f} to {high:,.0f} tokens: the final losses are not at equal cost."
+        + ending
+    )
+
+
+def _config_sentence(differences: Sequence[LedgerRow], number: int) -> str:
+    if number < 2:
+        return ""
+    if not differences:
+        return "The configs of all runs are equal in every field."
+    fields = [row.what for row in differences]
+    elsewhere = [field for field in fields if not field.startswith("model.")]
+    ending = (
+        f"outside the model: {', '.join(elsewhere)}."
+        if elsewhere
+        else "none outside the model: data, optimizer and training settings are equal."
+    )
+    return f"The configs differ in {len(fields)} field{'s' * (len(fields) > 1)} ({', '.join(fields)}); {ending}"
+
+
+def _size_sentence(summaries: Sequence[Summary]) -> str:
+    known = [item.parameters for item in summaries if item.parameters]
+    if len(known) < 2:
+        return ""
+    low, high = min(known), max(known)
+    if low == high:
+        return f"The models have equally many parameters ({formatting.count(low)})."
+    sizes = f"{formatting.count(low)} to {formatting.count(high)}"
+    return f"The models have {sizes} parameters: the largest has {formatting.percent(high / low - 1)} more than the smallest."
+
+
+def _outcome_sentences(summaries: Sequence[Summary], groups: Sequence[Group]) -> list[str]:
+    measured = [item for item in summaries if item.outcome != outcome.NO_METRICS]
+    sentences = []
+    stuck = [
+        f"{item.name} (training loss {formatting.loss(item.final_train)}, unigram entropy {formatting.loss(item.unigram_entropy)})"
+        for item in measured
+        if item.outcome == outcome.ON_PLATEAU
+    ]
+    if stuck:
+        sentences.append(f"On the unigram plateau, that is, not clearly better than token frequencies alone: {', '.join(stuck)}.")
+    diverged = [item.name for item in measured if item.outcome == outcome.DIVERGED]
+    if diverged:
+        grouped = any(
+            len(group.runs) > 1 and summaries[index].outcome == outcome.DIVERGED for group in groups for index in group.runs
+        )
+        rest = ", nor are other seeds of the same group" if grouped else ""
+        sentences.append(f"Diverged (loss not finite at the end), so not ranked{rest}: {', '.join(diverged)}.")
+    unknown = [item.name for item in measured if item.outcome == outcome.NOT_KNOWN]
+    if unknown:
+        sentences.append(f"Whether it left the unigram plateau is not known (too little recorded): {', '.join(unknown)}.")
+    if measured and all(item.outcome == outcome.LEFT for item in measured):
+        sentences.append("Every run drawn left the unigram plateau." if len(measured) > 1 else "It left the unigram plateau.")
+    return sentences
+
+
+def _problem_sentence(summaries: Sequence[Summary]) -> str:
+    bad = [item.name for item in summaries if item.has_problems]
+    return f"Files are missing or damaged for {formatting.listing(bad)}; see the problems below." if bad else ""

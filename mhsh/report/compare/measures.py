@@ -1,0 +1,106 @@
+"""The table of groups: what each came to on every measure, how sure that is, and the difference to
+the baseline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from mhsh.report.compare.comparison import Comparison
+from mhsh.report.compare.targets import Score, Scores
+from mhsh.report.estimate import Estimate
+from mhsh.report.render import formatting
+from mhsh.report.runs.curves import AXES
+
+AXIS_NAMES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "device seconds"}
+_Words = Callable[[float], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasureCell:
+    """What one group came to on one measure, in words."""
+
+    value: str
+    against: str  # the difference to the baseline; empty for the baseline, and where there is none
+    lowest: bool  # of all groups, and not all of them are equal
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasureRow:
+    """One measure, with a cell for every group."""
+
+    what: str
+    cells: tuple[MeasureCell, ...]
+
+
+def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
+    """Final and best loss, the mean loss over each axis, and what it took on each axis to reach the
+    target.
+    """
+    standing = comparison.standing
+    loss = {"validation": "validation loss", "train": "smoothed training loss"}[standing.split]
+
+    def row(what: str, score: Callable[[Scores], Score], words: _Words, absent: str) -> MeasureRow:
+        return _row(what, [score(scores) for scores in standing.scores], words, absent)
+
+    rows = [
+        row(standing.measure, lambda scores: scores.final, formatting.loss, "not finite"),
+        row(f"lowest {loss}", lambda scores: scores.best, formatting.loss, "not finite"),
+    ]
+    if standing.target is not None:
+        for axis in AXES:
+            what = f"{AXIS_NAMES[axis]} to {loss} {formatting.loss(standing.target)}"
+            rows.append(row(what, lambda scores, axis=axis: scores.reach[axis], _axis_words(axis), "not reached"))
+    for axis in AXES:
+        span = standing.ranges[axis]
+        if span is not None:
+            words = _axis_words(axis)
+            what = f"mean {loss} by {AXIS_NAMES[axis]}, {words(span[0])} to {words(span[1])}"
+            rows.append(row(what, lambda scores, axis=axis: scores.mean_loss[axis], formatting.loss, "none: a gap"))
+    return tuple(rows)
+
+
+def _axis_words(axis: str) -> _Words:
+    return formatting.duration if axis == "seconds" else formatting.count
+
+
+def _row(what: str, scores: list[Score], words: _Words, absent: str) -> MeasureRow:
+    means = [score.estimate.mean for score in scores if score.estimate is not None]
+    low = min(means) if len(set(means)) > 1 else None
+    return MeasureRow(
+        what,
+        tuple(
+            MeasureCell(
+                _value(score, words, absent), _against(score, words), score.estimate is not None and score.estimate.mean == low
+            )
+            for score in scores
+        ),
+    )
+
+
+def _value(score: Score, words: _Words, absent: str) -> str:
+    if score.estimate is None:
+        return absent if score.known == 0 else f"in {score.known} of {len(score.each)} runs only"
+    return f"{words(score.estimate.mean)}{_interval(score.estimate, words)}"
+
+
+def _against(score: Score, words: _Words) -> str:
+    against = score.against
+    if against is None:
+        return ""
+    if not against.has_interval:
+        verdict = "too few seeds for an interval"
+    elif against.excludes_zero:
+        verdict = "lower" if against.mean < 0 else "higher"
+    else:
+        verdict = "not told apart"
+
+    def signed(value: float) -> str:
+        return ("\u2212" if value < 0 else "+") + words(abs(value))
+
+    return f"{signed(against.mean)}{_interval(against, signed)}: {verdict}"
+
+
+def _interval(value: Estimate, words: _Words) -> str:
+    return f" ({words(value.low)} to {words(value.high)})" if value.has_interval else ""

@@ -1,0 +1,41 @@
+"""The columns of the table of runs, as the terminal and the page both show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mhsh.report.render import formatting
+from mhsh.report.runs.summary import Point, Summary
+
+
+def outcome(item: Summary) -> str:
+    """The outcome by the plateau rule, with what else must not be overlooked."""
+    remarks = [item.outcome]
+    if item.status in ("running", "stopped"):
+        remarks.append(item.status)
+    if item.has_problems:
+        remarks.append("files damaged or missing")
+    return "; ".join(remarks)
+
+
+def _point(point: Point | None, with_step: bool = False) -> str:
+    if point is None:
+        return formatting.NOT_RECORDED
+    return f"{formatting.loss(point.loss)} ({point.step:,})" if with_step else formatting.loss(point.loss)
+
+
+# Column heading, and what stands under it for a run. Losses are in nats per predicted token.
+COLUMNS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+    ("run", lambda item: item.name),
+    ("shape", lambda item: item.shape),
+    ("residual", lambda item: item.residual),
+    ("validation loss, final", lambda item: _point(item.final_validation)),
+    ("validation loss, best (at step)", lambda item: _point(item.best_validation, with_step=True)),
+    ("training loss, final", lambda item: formatting.loss(item.final_train)),
+    ("outcome", outcome),
+    ("parameters", lambda item: formatting.count(item.parameters)),
+    ("steps", lambda item: formatting.count(item.last_step)),
+    ("tokens", lambda item: formatting.count(item.tokens)),
+    ("FLOPs", lambda item: formatting.count(item.flops)),
+    ("device time", lambda item: formatting.duration(item.seconds)),
+)

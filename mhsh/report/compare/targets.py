@@ -1,0 +1,195 @@
+"""Final, best and mean losses of every group, what it took to reach a target, and how sure the
+differences to a baseline are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from mhsh.outcome import smoothed_final
+from mhsh.report.compare.groups import Group
+from mhsh.report.estimate import Estimate, difference, estimate
+from mhsh.report.runs.curves import AXES, Curve
+from mhsh.report.runs.downsample import smooth
+from mhsh.report.runs.loading import Run
+
+FINAL_NAMES = {"validation": "final validation loss", "train": "final training loss"}
+
+MEASURE_RULE = (
+    "All runs are measured on their validation curves where each that did not diverge has one, else on their smoothed training "
+    "curves. The final loss is then the last validation loss, or the final training loss as told above."
+)
+TARGET_RULE = (
+    "A run reaches the target at the first row with a loss at or below it, interpolated linearly from the row before (not over a "
+    "gap; at the first row: there). Unless --target gives another, the target is the highest final loss of the runs that ended "
+    "finite: every one of them got there. A group in which a run did not get there has no mean, and the runs that did are counted."
+)
+AREA_RULE = (
+    "The mean loss over a range is the area under the curve by trapezoids divided by the range. The range is the same for all runs "
+    "that ended finite: from the last of their first rows to the first of their last rows. A gap in it leaves a run without one."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """What the runs of a group came to on one measure."""
+
+    each: Mapping[int, float]  # by seed; nan: the run has none (not finite, target not reached, nothing recorded)
+    estimate: Estimate | None  # None unless every run has one
+    against: Estimate | None  # minus the baseline's; None for the baseline itself, and where either has no estimate
+    paired: bool  # whether `against` is of differences seed by seed
+
+    @property
+    def known(self) -> int:
+        """How many runs have a value."""
+        return sum(math.isfinite(value) for value in self.each.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """One group on every measure. Losses in nats per predicted token."""
+
+    final: Score
+    best: Score  # the lowest finite loss
+    mean_loss: Mapping[str, Score]  # by axis, by AREA_RULE
+    reach: Mapping[str, Score]  # by axis, in its unit, by TARGET_RULE
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How the groups stand to each other."""
+
+    split: str  # of which the curves are measured, by MEASURE_RULE
+    target: float | None  # nats per predicted token; None: no run ended finite
+    baseline: int  # the place of the group that the others are set against
+    ranges: Mapping[str, tuple[float, float] | None]  # by axis, by AREA_RULE; None: the runs have none in common
+    scores: tuple[Scores, ...]  # one for each group
+
+    @property
+    def measure(self) -> str:
+        """What `final` is called."""
+        return FINAL_NAMES[self.split]
+
+    @property
+    def ranked(self) -> tuple[int, ...]:
+        """The groups of which every run ended finite, from the lowest mean final loss to the
+        highest.
+        """
+        finals = {index: item.final.estimate for index, item in enumerate(self.scores)}
+        known = {index: final.mean for index, final in finals.items() if final is not None}
+        return tuple(sorted(known, key=lambda index: known[index]))
+
+
+def measure(runs: Sequence[Run], groups: Sequence[Group], target: float | None = None, baseline: int = 0) -> Standing:
+    """Measures every run, and every group against the one at `baseline`."""
+    compared = [run for run in runs if run.drawable and not _diverged(run)]
+    split = "validation" if compared and all(len(run.curves["validation"]) for run in compared) else "train"
+    curves = [_measured(run, split) for run in runs]
+    finals = [_final(run, split) for run in runs]
+    finite = [index for index, final in enumerate(finals) if math.isfinite(final)]
+    if target is None and finite:
+        target = max(finals[index] for index in finite)
+    ranges = {axis: _common_range([curves[index].x[axis] for index in finite]) for axis in AXES}
+
+    def scores(value: Callable[[int], float]) -> list[Score]:
+        return _scores(runs, groups, [value(index) for index in range(len(runs))], baseline)
+
+    final, best = scores(finals.__getitem__), scores(lambda index: _lowest(curves[index].loss))
+    means = {axis: scores(lambda index, axis=axis: _mean_loss(curves[index], axis, ranges[axis])) for axis in AXES}
+    reach = {axis: scores(lambda index, axis=axis: _crossing(curves[index], axis, target)) for axis in AXES}
+    return Standing(
+        split,
+        target,
+        baseline,
+        ranges,
+        tuple(
+            Scores(
+                final[place], best[place], {axis: means[axis][place] for axis in AXES}, {axis: reach[axis][place] for axis in AXES}
+            )
+            for place in range(len(groups))
+        ),
+    )
+
+
+def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> float:
+    """Where the curve first is at or below `target`, by TARGET_RULE; nan where it never is, or
+    where x is not known there.
+    """
+    below = np.flatnonzero(loss <= target)
+    if not len(below):
+        return math.nan
+    row = int(below[0])
+    if row == 0 or not math.isfinite(loss[row - 1]) or not math.isfinite(x[row - 1]):
+        return float(x[row])
+    share = (loss[row - 1] - target) / (loss[row - 1] - loss[row])
+    return float(x[row - 1] + share * (x[row] - x[row - 1]))
+
+
+def mean_loss(x: np.ndarray, loss: np.ndarray, start: float, end: float) -> float:
+    """The mean of the curve from `start` to `end`, both within it, by AREA_RULE; nan where there is
+    a gap between them.
+    """
+    # A row whose place is not known is a gap at an unknown place.
+    if not np.isfinite(x).all():
+        return math.nan
+    inside = (x > start) & (x < end)
+    places = np.concatenate([[start], x[inside], [end]])
+    heights = np.concatenate([[np.interp(start, x, loss)], loss[inside], [np.interp(end, x, loss)]])
+    return float(np.trapezoid(heights, places) / (end - start))
+
+
+def _measured(run: Run, split: str) -> Curve:
+    curve = run.curves[split]
+    return curve if split == "validation" else Curve(curve.x, smooth(curve.loss))
+
+
+def _diverged(run: Run) -> bool:
+    """By PLATEAU_RULE of mhsh.outcome."""
+    train, validation = smoothed_final(run.curves["train"].loss), run.curves["validation"].loss
+    return (train is not None and not math.isfinite(train)) or bool(len(validation) and not math.isfinite(validation[-1]))
+
+
+def _final(run: Run, split: str) -> float:
+    """nan for a run that diverged, and for one without rows."""
+    loss = run.curves[split].loss
+    if _diverged(run) or not len(loss):
+        return math.nan
+    final = float(loss[-1]) if split == "validation" else smoothed_final(loss)
+    return math.nan if final is None else final
+
+
+def _lowest(loss: np.ndarray) -> float:
+    return float(np.nanmin(loss)) if np.isfinite(loss).any() else math.nan
+
+
+def _common_range(places: Sequence[np.ndarray]) -> tuple[float, float] | None:
+    if not places or not all(len(x) and np.isfinite(x).all() for x in places):
+        return None
+    start, end = max(float(x[0]) for x in places), min(float(x[-1]) for x in places)
+    return (start, end) if start < end else None
+
+
+def _mean_loss(curve: Curve, axis: str, span: tuple[float, float] | None) -> float:
+    x = curve.x[axis]
+    if span is None or not len(x) or not x[0] <= span[0] < span[1] <= x[-1]:
+        return math.nan
+    return mean_loss(x, curve.loss, *span)
+
+
+def _crossing(curve: Curve, axis: str, target: float | None) -> float:
+    return math.nan if target is None else crossing(curve.x[axis], curve.loss, target)
+
+
+def _scores(runs: Sequence[Run], groups: Sequence[Group], values: Sequence[float], baseline: int) -> list[Score]:
+    by_seed = [{runs[index].config.train.seed: values[index] for index in group.runs} for group in groups]
+    estimates = [estimate(list(each.values())) if all(map(math.isfinite, each.values())) else None for each in by_seed]
+    scores = []
+    for place, each in enumerate(by_seed):
+        paired = place != baseline and each.keys() == by_seed[baseline].keys()
+        compared = place != baseline and estimates[place] is not None and estimates[baseline] is not None
+        scores.append(Score(each, estimates[place], difference(each, by_seed[baseline]) if compared else None, paired))
+    return scores

@@ -1,0 +1,187 @@
+"""A report that stays fresh: the page on the loopback interface, computed anew whenever a file of
+its runs has changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from etils import epath
+
+from mhsh.errors import UserError
+from mhsh.report.compare import page
+from mhsh.report.compare.comparison import Comparison
+from mhsh.report.compare.figures import draw_curves
+from mhsh.run_folder import absolute
+
+LOOPBACK = "127.0.0.1"
+REST = 4.0  # times what the last computation took, before the next: watching takes a fifth of one core at most
+# A page of another site may have its name point here; its requests carry that name. Any port: it
+# may have been forwarded.
+_OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
+
+_Signature = tuple[tuple[str, int, int], ...]  # name, bytes, seconds since 1970
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """One state of the report."""
+
+    page: bytes
+    update: bytes
+    tag: str  # another one for another `update`
+
+
+class Watched:
+    """The newest report on run folders that may still change. Every method may be called by several
+    threads.
+    """
+
+    def __init__(self, folders: Sequence[str | os.PathLike[str]], compute: Callable[[], Comparison], rest: float = REST) -> None:
+        """`compute` reads the folders; it raises UserError or OSError where they cannot be compared
+        just now.
+        """
+        self._folders = tuple(map(absolute, folders))
+        self._compute = compute
+        self._rest = rest
+        self._lock = threading.Lock()
+        self._seen: tuple[_Signature, ...] | None = None
+        self._rest_until = 0.0
+        self._newest: Snapshot | None = None
+
+    def newest(self) -> Snapshot:
+        """The report on what the folders hold now, or held when it was last computed, if that was
+        just now.
+
+        Raises:
+          UserError, OSError: by `compute`.
+        """
+        with self._lock:
+            if self._newest is not None and time.monotonic() < self._rest_until:
+                return self._newest
+            # Looked at before reading: a row that is written meanwhile is a change to come.
+            signatures = tuple(map(_signature, self._folders))
+            if self._newest is None or signatures != self._seen:
+                start = time.monotonic()
+                comparison = self._compute()
+                curves = draw_curves(comparison)
+                update = page.update(comparison, curves)
+                tag = f'"{hashlib.sha256(update).hexdigest()[:32]}"'
+                self._newest = Snapshot(page.render_live(comparison, curves), update, tag)
+                self._seen = signatures
+                end = time.monotonic()
+                self._rest_until = end + self._rest * (end - start)
+            return self._newest
+
+
+def _signature(folder: epath.Path) -> _Signature:
+    """Size and time of every file of a folder that a report may read; empty where there is no
+    folder (yet).
+    """
+    if not folder.is_dir():
+        return ()
+    found = []
+    for path in folder.iterdir():
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # renamed since it was listed
+            continue
+        if not status.is_directory:
+            found.append((path.name, status.length, status.mtime))
+    return tuple(sorted(found))
+
+
+class Server(ThreadingHTTPServer):
+    """Answers GET of the page and of its updates, to callers of this machine that call it by its
+    own name.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, watched: Watched, port: int) -> None:
+        """Port 0 is any free one.
+
+        Raises:
+          UserError: the port cannot be had.
+        """
+        self.watched = watched
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise UserError(f"cannot listen on port {port} of {LOOPBACK} ({error}); choose another --port") from error
+
+    @property
+    def address(self) -> str:
+        """Where a browser finds it."""
+        return f"http://{LOOPBACK}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A browser that goes away in the middle of an answer is nothing to tell of.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "mhsh"
+    sys_version = ""
+    timeout = 60  # seconds that an idle connection is kept
+
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, Server)
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0]):
+            return self._tell(HTTPStatus.MISDIRECTED_REQUEST, f"this server is called {server.address}")
+        if self.path not in ("/", "/update"):
+            return self._tell(HTTPStatus.NOT_FOUND, "there is nothing but / here")
+        try:
+            snapshot = server.watched.newest()
+        except (UserError, OSError) as error:
+            return self._tell(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        if self.path == "/":
+            return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", snapshot.page)
+        if self.headers.get("If-None-Match") == snapshot.tag:
+            return self._answer(HTTPStatus.NOT_MODIFIED, "application/json", b"", snapshot.tag)
+        return self._answer(HTTPStatus.OK, "application/json", snapshot.update, snapshot.tag)
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # what it may have sent along is not read
+        self._tell(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
+
+    def _tell(self, status: HTTPStatus, sentence: str) -> None:
+        self._answer(status, "text/plain; charset=utf-8", sentence.encode(errors="replace"))
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes, tag: str | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        if status is not HTTPStatus.NOT_MODIFIED:
+            self.send_header("Content-Length", str(len(body)))
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET")
+        if tag:
+            self.send_header("ETag", tag)
+        self.send_header("Cache-Control", "no-store")
+        # What a policy inside the page cannot say: no other page may frame this one, read it or
+        # take it for a script.
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: a line every two seconds would bury the terminal."""

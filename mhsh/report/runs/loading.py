@@ -1,0 +1,158 @@
+"""Run folders, loaded for a report: names, configs, records and loss curves, and what is wrong with
+each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from mhsh.config.schema import Config
+from mhsh.errors import UserError
+from mhsh.report.render.sanitize import printable
+from mhsh.report.runs.curves import Curve, Curves, finite, reading
+from mhsh.run_folder import RunFolder, absolute, is_remote, vocab_file
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run folder as a report sees it."""
+
+    name: str  # printable, and unlike that of every other run of the report
+    path: epath.Path
+    config: Config
+    record: Mapping[str, Any]  # run.json; empty where it is missing or damaged
+    curves: Mapping[str, Curve]  # by split; a split without rows is an empty curve
+    batches: Mapping[str, np.ndarray]  # `step` and `checksum` of the training rows that name their batch
+    vocabulary: str | None  # SHA-256 of the vocab.txt in the folder; None where there is none
+    problems: tuple[str, ...]  # one line each, naming the file
+
+    @property
+    def drawable(self) -> bool:
+        """Whether there is any logged loss, finite or not, to draw."""
+        return any(len(curve) for curve in self.curves.values())
+
+    def recorded(self, *keys: str) -> Any:
+        """The value in run.json under nested keys; None where the record does not hold it."""
+        value: Any = self.record
+        for key in keys:
+            if not isinstance(value, Mapping):
+                return None
+            value = value.get(key)
+        return value
+
+    def recorded_number(self, *keys: str) -> float | None:
+        """Like `recorded`, but None for everything that is no finite number."""
+        value = self.recorded(*keys)
+        return finite(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """The runs that could be opened, and a line for every folder that could not."""
+
+    runs: tuple[Run, ...]
+    refused: tuple[str, ...]
+
+
+def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
+    """Opens every folder once, in the order given. Nothing is raised for a bad folder: it gets a
+    line in `refused`.
+    """
+    with loading(folders) as loaded:
+        return loaded()
+
+
+@contextlib.contextmanager
+def loading(folders: Sequence[str | os.PathLike[str]]) -> Iterator[Callable[[], Loaded]]:
+    """Begins to load the runs, as load_runs does; a call of what it gives waits. In between there
+    is time for something else.
+    """
+    paths: list[epath.Path] = []
+    refused: list[str] = []
+    seen: set[str] = set()
+    for folder in folders:
+        # absolute, not resolved: a link's own name is the one the user gave it.
+        path = absolute(folder)
+        place = str(path) if is_remote(path) else os.path.realpath(path)
+        if place in seen:
+            refused.append(f"{folder} is named twice (perhaps through a link); it is drawn once")
+            continue
+        seen.add(place)
+        paths.append(path)
+    opened: list[tuple[epath.Path, Config]] = []
+    for path in paths:
+        try:
+            opened.append((path, _read_config(path)))
+        except UserError as error:
+            refused.append(str(error))
+    names = _distinct_names([path for path, _ in opened])
+    with reading([RunFolder(path) for path, _ in opened]) as curves:
+
+        def loaded() -> Loaded:
+            runs = (_load(name, path, config, read) for name, (path, config), read in zip(names, opened, curves(), strict=True))
+            return Loaded(tuple(runs), tuple(printable(line) for line in refused))
+
+        yield loaded
+
+
+def _read_config(path: epath.Path) -> Config:
+    if not path.is_dir():
+        raise UserError(f"{path} is no folder; give the folder that --workdir named")
+    try:
+        return RunFolder(path).read_config()
+    except UserError as error:
+        if str(path) in str(error):
+            raise
+        raise UserError(f"{path / 'config.json'}: {error}") from error
+
+
+def _load(name: str, path: epath.Path, config: Config, curves: Curves) -> Run:
+    folder = RunFolder(path)
+    problems: list[str] = []
+    record: Mapping[str, Any] = {}
+    if folder.has_run_record():
+        try:
+            record = folder.read_run()
+        except UserError as error:
+            problems.append(str(error))
+    problems += curves.problems
+    vocabulary = None
+    vocab_path = path / vocab_file(config)
+    if vocab_path.exists():
+        try:
+            vocabulary = hashlib.sha256(vocab_path.read_bytes()).hexdigest()
+        except OSError as error:
+            problems.append(f"cannot read {vocab_path}: {error.strerror}")
+    return Run(name, path, config, record, curves.by_split, curves.batches, vocabulary, tuple(printable(line) for line in problems))
+
+
+def _distinct_names(paths: Sequence[epath.Path]) -> list[str]:
+    """The shortest ends of the paths that differ: a folder's own name, with as many parents as it
+    takes.
+    """
+    depths = [1] * len(paths)
+
+    def name(index: int) -> str:
+        return "/".join(part.strip("/") for part in paths[index].parts[-depths[index] :]) or "/"
+
+    while True:
+        names = [name(index) for index in range(len(paths))]
+        clashing = [i for i in range(len(paths)) if names.count(names[i]) > 1 and depths[i] < len(paths[i].parts)]
+        if not clashing:
+            break
+        for index in clashing:
+            depths[index] += 1
+    shown: list[str] = []
+    for text in map(printable, names):
+        # Names that differ only in what cannot be shown still need to be told apart.
+        number = next(n for n in range(1, len(paths) + 1) if (text if n == 1 else f"{text} ({n})") not in shown)
+        shown.append(text if number == 1 else f"{text} ({number})")
+    return shown

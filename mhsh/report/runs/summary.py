@@ -1,0 +1,92 @@
+"""What one run came to, in numbers: losses, cost, size, and whether it left the unigram plateau."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from mhsh.outcome import plateau_outcome, smoothed_final
+from mhsh.report.runs.curves import Curve
+from mhsh.report.runs.loading import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A loss (nats per predicted token) and the step it was measured at."""
+
+    loss: float
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The numbers of one run. None means not recorded; nan in a loss means that it was not
+    finite.
+    """
+
+    name: str
+    shape: str  # layers and heads a layer, as in `6L x 8H`
+    residual: str
+    seed: int
+    status: str | None  # running, finished or stopped, as training last wrote it
+    final_validation: Point | None  # the last validation row
+    best_validation: Point | None  # the lowest finite validation row
+    final_train: float | None  # by SMOOTHING_RULE
+    last_step: int | None
+    tokens: float | None  # cumulative training tokens
+    flops: float | None  # cumulative training FLOPs
+    seconds: float | None  # cumulative device-side training seconds, compilation excluded
+    compile_seconds: float | None
+    parameters: float | None  # all of them
+    encoder_parameters: float | None
+    unigram_entropy: float | None  # nats per token
+    outcome: str  # LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE
+    has_problems: bool
+
+
+def summarize(run: Run) -> Summary:
+    """Computes the Summary of a loaded run."""
+    train, validation = run.curves["train"], run.curves["validation"]
+    final_train = smoothed_final(train.loss)
+    final_validation = _point(validation, len(validation) - 1) if len(validation) else None
+    entropy = run.recorded_number("data", "unigram_entropy")
+    status = run.recorded("status")
+    last_step = _last(run, "step")
+    return Summary(
+        name=run.name,
+        shape=f"{run.config.model.num_layers}L x {run.config.model.num_heads}H",
+        residual=run.config.model.residual,
+        seed=run.config.train.seed,
+        status=status if status in ("running", "finished", "stopped") else None,
+        final_validation=final_validation,
+        best_validation=_best(validation),
+        final_train=final_train,
+        last_step=None if last_step is None else int(last_step),
+        tokens=_last(run, "tokens"),
+        flops=_last(run, "flops"),
+        seconds=_last(run, "seconds"),
+        compile_seconds=run.recorded_number("compile_seconds"),
+        parameters=run.recorded_number("parameters", "total"),
+        encoder_parameters=run.recorded_number("parameters", "encoder"),
+        unigram_entropy=entropy,
+        outcome=plateau_outcome(final_train, final_validation.loss if final_validation else None, entropy),
+        has_problems=bool(run.problems),
+    )
+
+
+def _point(curve: Curve, index: int) -> Point:
+    return Point(float(curve.loss[index]), int(curve.x["step"][index]))
+
+
+def _best(curve: Curve) -> Point | None:
+    if not np.isfinite(curve.loss).any():
+        return None
+    return _point(curve, int(np.nanargmin(curve.loss)))
+
+
+def _last(run: Run, axis: str) -> float | None:
+    """The largest recorded value of a cumulative axis over both splits."""
+    values = np.concatenate([curve.x[axis] for curve in run.curves.values()])
+    values = values[np.isfinite(values)]
+    return float(values.max()) if len(values) else None

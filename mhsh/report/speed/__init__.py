@@ -1,0 +1,1 @@
+"""Bench files side by side."""

@@ -1,0 +1,129 @@
+"""Device-hours to a target: the steps that a run took to reach a loss, times the step of that shape
+and batch in a bench file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mhsh.bench.schema import Interval
+from mhsh.config.schema import to_dict
+from mhsh.report.compare.targets import crossing
+from mhsh.report.render.sanitize import printable
+from mhsh.report.runs.loading import Run
+from mhsh.report.speed.comparison import Row
+
+# Of the model, what leaves a step's work as it is.
+_WITHOUT_WORK = ("admin_omega", "init", "layer_norm_epsilon")
+# What may differ on another device, but should be known.
+_REMARKED = (
+    *("model.compute_dtype", "model.residual_dtype", "model.remat_policy", "model.kernels", "model.scan_unroll"),
+    *("model.hidden_dropout", "model.attention_dropout", "model.mlp_dropout", "model.embedding_dropout"),
+    *("train.accumulation_steps", "optimizer.name"),
+)
+_BATCH = ("train.batch_size", "data.sequence_length", "data.max_predictions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one run's way to the target costs on the device of one bench file, or why that is not
+    known.
+    """
+
+    run: str
+    shape: str | None
+    device: str | None
+    steps: float | None
+    at_most: bool  # whether the target was reached before the first validation, whose step `steps` then is
+    step: Interval | None  # seconds
+    hours: Interval | None  # device-hours; the interval is that of the step's time alone
+    remark: str | None  # fields in which run and bench differ
+    refusal: str | None
+
+
+def steps_to_target(steps: np.ndarray, losses: np.ndarray, target: float) -> tuple[float, bool] | None:
+    """The step at which the validation loss reaches `target`, by TARGET_RULE of
+    mhsh.report.compare.targets; None where it never does.
+
+    The flag is True where there is no finite loss before it to start the line from: the
+    evaluation's own step is then the most it can have been.
+    """
+    step = crossing(steps, losses, target)
+    if math.isnan(step):
+        return None
+    row = int(np.flatnonzero(losses <= target)[0])
+    return step, row == 0 or not math.isfinite(losses[row - 1])
+
+
+def costs(runs: Sequence[Run], rows: Sequence[Row], target: float) -> list[Cost]:
+    """A cost for every run on every device that its shape and batch were measured on, and a refusal
+    for every other run.
+    """
+    benches = [row for row in rows if row.kind == "train" and row.entry.implementation == "mhsh"]
+    return [cost for run in runs for cost in _costs_of(run, benches, target)]
+
+
+def _costs_of(run: Run, benches: Sequence[Row], target: float) -> list[Cost]:
+    curve = run.curves["validation"]
+    reached = steps_to_target(curve.x["step"], curve.loss, target)
+    if reached is None:
+        finite = [loss for loss in curve.loss.tolist() if math.isfinite(loss)]
+        lowest = f"its lowest validation loss is {min(finite):.3f}" if finite else "it has no finite validation loss"
+        return [_refused(run, f"did not reach {target:g}: {lowest}")]
+    own = to_dict(run.config)
+    compared = [(row, _differences(own, row.config)) for row in benches]
+    matching = [row for row, differences in compared if not differences]
+    if not matching:
+        if not compared:
+            return [_refused(run, "no file of mhsh bench train is named")]
+        row, differences = min(compared, key=lambda each: len(each[1]))
+        shown = "; ".join(differences[:4]) + ("; ..." if len(differences) > 4 else "")
+        return [_refused(run, f"no bench has its shape and batch; the nearest, {row.shape} in {row.file}, differs: {shown}")]
+    steps, at_most = reached
+    first: dict[str, Row] = {}
+    for row in matching:
+        first.setdefault(row.device, row)
+    return [_cost(run, own, row, steps, at_most) for row in first.values()]
+
+
+def _refused(run: Run, reason: str) -> Cost:
+    return Cost(run.name, None, None, None, False, None, None, None, printable(reason))
+
+
+def _cost(run: Run, own: Mapping[str, Any], row: Row, steps: float, at_most: bool) -> Cost:
+    seconds = row.entry.seconds
+    remark = "; ".join(_difference(name, own, row.config) for name in _REMARKED if _field(own, name) != _field(row.config, name))
+    return Cost(
+        run=run.name,
+        shape=row.shape,
+        device=row.device,
+        steps=steps,
+        at_most=at_most,
+        step=seconds,
+        hours=seconds.scaled(steps * row.entry.devices / 3600) if steps > 0 else None,
+        remark=printable(remark) or None,
+        refusal=None if steps > 0 else "had reached the target before its first step",
+    )
+
+
+def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """The fields that make another step of it."""
+    model = [f"model.{field}" for field in own["model"] if field not in _WITHOUT_WORK]
+    names = [name for name in [*model, *_BATCH] if name not in _REMARKED]
+    return [_difference(name, own, theirs) for name in names if _field(own, name) != _field(theirs, name)]
+
+
+def _difference(name: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    return f"{name} is {_field(own, name)!r} in the run and {_field(theirs, name)!r} in the bench"
+
+
+def _field(config: Mapping[str, Any], name: str) -> Any:
+    """None where it is not there."""
+    section, field = name.split(".")
+    fields = config.get(section)
+    return fields.get(field) if isinstance(fields, Mapping) else None

@@ -1,0 +1,265 @@
+"""Speed against shape in pictures: maps of which shape is faster, and lines of time, throughput and
+memory with their intervals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator, StrMethodFormatter
+
+from mhsh.bench.schema import Interval
+from mhsh.report.compare.styles import look
+from mhsh.report.render.figure_files import figure_bytes
+from mhsh.report.speed.comparison import Pair, Row, Setting, Speed, crossings, verdict
+from mhsh.report.speed.cost import Cost
+from mhsh.report.speed.findings import HOW_TO_READ, MARK, kind_name, pair_title, times
+
+# Pale enough for black numbers, and of different lightness than white for an eye without colour.
+_SHALLOW, _DEEP = "#F0A36B", "#7FB4DC"
+_MAP_COLORS = LinearSegmentedColormap.from_list("speed", [_SHALLOW, "#FFFFFF", _DEEP])
+_SATURATED = math.log(2)  # a ratio of 2 either way has the full colour
+_COLUMNS = 3  # of panels in one picture
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One shape in a panel of lines."""
+
+    shape: int  # its place among the report's shapes
+    sizes: Sequence[int]
+    values: Sequence[Interval]
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One quantity against the batch or the length."""
+
+    group: str  # its kind, and the length (or batch) that all of its lines have
+    size_name: str  # batch or length
+    quantity: str
+    unit: str
+    lines: tuple[Line, ...]
+
+
+def panels(speed: Speed) -> list[Panel]:
+    """All panels of lines, those of one kind, device and length (or batch) beside each other."""
+    found = []
+    for kind, device in dict.fromkeys((row.kind, row.device) for row in speed.rows):
+        measured = {shape: speed.first(kind, device, shape) for shape in speed.shapes}
+        settings = {setting for cells in measured.values() for setting in cells}
+        varied = 0 if len({batch for batch, _ in settings}) > 1 or len(settings) == 1 else 1
+        for kept in sorted({setting[1 - varied] for setting in settings}):
+            for name, unit, value in _quantities(kind):
+                lines = _lines(speed.shapes, measured, varied, kept, value)
+                if lines:
+                    names = ("batch", "length")
+                    group = f"{kind_name(kind)} on {device}, {names[1 - varied]} {kept}"
+                    found.append(Panel(group, names[varied], name, unit, lines))
+    return found
+
+
+def _quantities(kind: str) -> list[tuple[str, str, Callable[[Row], Interval | None]]]:
+    quantities: list[tuple[str, str, Callable[[Row], Interval | None]]] = [
+        ("latency" if kind == "inference" else "step time", "s", lambda row: row.entry.seconds),
+        ("throughput", "tokens/s", lambda row: row.tokens_per_second),
+    ]
+    if kind == "train":
+        quantities.append(("memory of a device", "B", lambda row: _exact(row.entry.memory)))
+    return quantities
+
+
+def _exact(value: int | None) -> Interval | None:
+    return Interval(float(value), float(value), float(value), 1.0) if value else None
+
+
+def _lines(
+    shapes: Sequence[str],
+    measured: Mapping[str, Mapping[Setting, Row]],
+    varied: int,
+    kept: int,
+    value: Callable[[Row], Interval | None],
+) -> tuple[Line, ...]:
+    lines = []
+    for index, shape in enumerate(shapes):
+        points = {s[varied]: value(row) for s, row in sorted(measured[shape].items()) if s[1 - varied] == kept}
+        there = {size: interval for size, interval in points.items() if interval is not None}
+        if there:
+            lines.append(Line(index, list(there), list(there.values())))
+    return tuple(lines)
+
+
+def map_picture(pairs: Sequence[Pair], kind: str) -> bytes:
+    """The map of every pair, as a `png` or an `svg`."""
+    columns = min(_COLUMNS, len(pairs))
+    width = max(1.7 + 0.95 * len(pair.batches) for pair in pairs)
+    height = max(1.9 + 0.62 * len(pair.lengths) for pair in pairs)
+    figure, axes = _grid(len(pairs), columns, max(4.2, width), height)
+    for each, pair in zip(axes, pairs, strict=False):
+        _draw_map(each, pair)
+    figure.supxlabel(textwrap.fill(HOW_TO_READ, 64 * columns), fontsize=8)
+    return figure_bytes(figure, kind, MARK)
+
+
+def _draw_map(axes: Axes, pair: Pair) -> None:
+    batches, lengths = pair.batches, pair.lengths
+    ratios = np.full((len(lengths), len(batches)), np.nan)
+    for (batch, length), ratio in pair.ratios.items():
+        x, y = batches.index(batch), lengths.index(length)
+        ratios[y, x] = math.log(ratio.median)
+        _draw_cell(axes, x, y, ratio, f"cell_{batch}_{length}")
+    axes.set_xlim(-0.5, len(batches) - 0.5)
+    axes.set_ylim(-0.5, len(lengths) - 0.5)
+    axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+    axes.set_yticks(range(len(lengths)), [str(length) for length in lengths])
+    axes.tick_params(length=0)
+    axes.set_xlabel("batch (rows)")
+    axes.set_ylabel("length (tokens)")
+    _draw_crossing(axes, pair, ratios)
+    _title(axes, pair_title(pair))
+
+
+def _draw_cell(axes: Axes, x: int, y: int, ratio: Interval, name: str) -> None:
+    share = 0.5 + 0.5 * float(np.clip(math.log(ratio.median) / _SATURATED, -1, 1))
+    unclear = verdict(ratio) == "open"
+    color = _MAP_COLORS(share)
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, edgecolor="#555555", linewidth=0.8, gid=name))
+    if unclear:
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor="#999999", linewidth=0))
+    frame = dict(facecolor="#FFFFFF", edgecolor="none", pad=1.2, alpha=0.9) if unclear else None
+    big = dict(ha="center", va="bottom", fontsize=11, fontweight="normal" if unclear else "bold", bbox=frame)
+    axes.text(x, y + 0.02, times(ratio.median), zorder=4, **big)
+    small = dict(ha="center", va="top", fontsize=7.5, bbox=frame)
+    axes.text(x, y - 0.08, f"{times(ratio.low)} to {times(ratio.high)}", zorder=4, **small)
+
+
+def _draw_crossing(axes: Axes, pair: Pair, ratios: np.ndarray) -> None:
+    """The line of equal time, between the cells' middles, where the logarithm of the ratio is
+    linear.
+    """
+    style = dict(color="#000000", linewidth=2.5, zorder=3)
+    halo = [patheffects.withStroke(linewidth=4.5, foreground="#FFFFFF")]
+    if min(ratios.shape) > 1:
+        if np.nanmin(ratios) < 0 < np.nanmax(ratios):
+            # Cells as wide as drawn: the line goes on to the edges of the outer ones.
+            places = [np.array([-0.5, *range(size), size - 0.5]) for size in ratios.shape]
+            whole = np.ma.masked_invalid(np.pad(ratios, 1, mode="edge"))
+            contour = axes.contour(places[1], places[0], whole, levels=[0.0], colors="#000000", linewidths=2.5, zorder=3)
+            contour.set(path_effects=halo, gid="crossing")
+        return
+    along_batch = ratios.shape[0] == 1
+    sizes = pair.batches if along_batch else pair.lengths
+    line = {(setting[0] if along_batch else setting[1]): ratio for setting, ratio in pair.ratios.items()}
+    for crossing in crossings(line):
+        place = np.interp(math.log(crossing.at), np.log(sizes), range(len(sizes)))
+        (axes.axvline if along_batch else axes.axhline)(place, path_effects=halo, gid="crossing", **style)
+
+
+def line_picture(chosen: Sequence[Panel], shapes: Sequence[str], kind: str) -> bytes:
+    """The panels, a row a group, with a legend below; as a `png` or an `svg`."""
+    groups = list(dict.fromkeys(panel.group for panel in chosen))
+    rows = [[panel for panel in chosen if panel.group == group] for group in groups]
+    columns = max(map(len, rows))
+    figure, axes = _grid(columns * len(rows), columns, 4.2, 3.2)
+    for each, panel in zip(axes, (panel for row in rows for panel in row + [None] * (columns - len(row))), strict=True):
+        if panel is None:
+            each.remove()
+        else:
+            _draw_lines(each, panel)
+            _title(each, f"{panel.group}: {panel.quantity}")
+    drawn = sorted({line.shape for panel in chosen for line in panel.lines})
+    handles: list[Any] = [each for axis in figure.axes for each in axis.containers]
+    by_shape = {handle.get_label(): handle for handle in handles}
+    legend = figure.legend(
+        [by_shape[str(index)] for index in drawn], [str(index) for index in drawn], loc="outside lower center", handlelength=4
+    )
+    for entry, index in zip(legend.get_texts(), drawn, strict=True):
+        # Set afterwards and unparsed: a label may hold dollar signs.
+        entry.set_parse_math(False)
+        entry.set_text(textwrap.fill(shapes[index], 60))
+    return figure_bytes(figure, kind, MARK)
+
+
+def panel_picture(panel: Panel) -> bytes:
+    """One panel alone as an `svg`; the page names its group and has the legend."""
+    figure, axes = _grid(1, 1, 4.6, 3.3)
+    _draw_lines(axes[0], panel)
+    _title(axes[0], panel.quantity)
+    return figure_bytes(figure, "svg", MARK)
+
+
+def _draw_lines(axes: Axes, panel: Panel) -> None:
+    for place, line in enumerate(panel.lines):
+        style = look(line.shape)
+        # Beside each other, so that one interval does not hide the other.
+        shift = 1.02 ** (place - (len(panel.lines) - 1) / 2)
+        middle = np.array([value.median for value in line.values])
+        spread = [[v.median - v.low for v in line.values], [v.high - v.median for v in line.values]]
+        axes.errorbar(
+            np.array(line.sizes) * shift,
+            middle,
+            yerr=spread if np.any(spread) else None,
+            color=style.color,
+            linestyle=style.linestyle,
+            marker=style.marker,
+            markersize=5,
+            linewidth=1.6,
+            capsize=3,
+            label=str(line.shape),
+        )
+    sizes = sorted({size for line in panel.lines for size in line.sizes})
+    axes.set_xscale("log")
+    axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(sizes))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(EngFormatter(unit=panel.unit))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel({"batch": "batch (rows)", "length": "length (tokens)"}[panel.size_name])
+    axes.grid(alpha=0.3)
+
+
+def cost_picture(costs: Sequence[Cost], target: float, kind: str) -> bytes:
+    """The device-hours of every run that has some, with the interval of the step's time; as a `png`
+    or an `svg`.
+    """
+    drawn = [(cost, cost.hours) for cost in costs if cost.hours is not None]
+    figure = Figure(figsize=(6, 1.2 + 0.45 * len(drawn)), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for place, (_, hours) in enumerate(drawn):
+        style = look(place)
+        spread = [[hours.median - hours.low], [hours.high - hours.median]]
+        axes.errorbar([hours.median], [place], xerr=spread, color=style.color, marker=style.marker, capsize=4, markersize=7)
+    names = [textwrap.shorten(f"{cost.run} on {cost.device}", 48, placeholder=" ...") for cost, _ in drawn]
+    axes.set_yticks(range(len(drawn)), names, parse_math=False)
+    axes.set_ylim(len(drawn) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"device-hours to validation loss {target:g}")
+    axes.grid(alpha=0.3, axis="x")
+    return figure_bytes(figure, kind, MARK)
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title("\n".join(textwrap.wrap(text, 48)), fontsize=9.5, parse_math=False)
+
+
+def _grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` panels of that size in inches."""
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows), dpi=120, layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]

@@ -1,0 +1,116 @@
+"""The cells of a sweep, loaded for its report: what each came to, in numbers and in one word."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+
+from mhsh.outcome import DIVERGED, LEFT, ON_PLATEAU, PLATEAU_RULE, SMOOTHING_RULE
+from mhsh.report.render.sanitize import printable
+from mhsh.report.runs.loading import load_runs
+from mhsh.report.runs.summary import Summary, summarize
+from mhsh.run_folder import absolute
+from mhsh.sweep.axes import SEEDS, Axis, Value
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, CellState, PlannedCell, SweepFolder
+
+# What a cell is called. The other words are the states of a cell that has not ended: failed,
+# running, stopped, not run.
+CONVERGED = "converged"
+PLATEAUED = "plateaued"
+UNKNOWN = "not known"
+
+VERDICT_RULES = (
+    "A cell has converged if it made all its steps and left the unigram plateau, plateaued if it made all its steps and did not, "
+    "and diverged if its loss is not finite at the end, or if training gave up: train.max_skipped_steps updates in a row were not "
+    "finite.",
+    PLATEAU_RULE,
+    SMOOTHING_RULE,
+    "A cell that failed ended for another reason, which is shown; it says nothing of its setting. One that is running, stopped or "
+    "not run has no verdict yet.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SweptCell:
+    """One cell: as planned, what has become of it, and its numbers (None where it has not logged
+    anything).
+    """
+
+    plan: PlannedCell
+    state: CellState
+    summary: Summary | None
+
+    @property
+    def verdict(self) -> str:
+        """CONVERGED, PLATEAUED, DIVERGED or UNKNOWN by VERDICT_RULES where the cell has ended; else
+        its state.
+        """
+        if self.state.kind == GAVE_UP:
+            return DIVERGED
+        if self.state.kind != FINISHED:
+            return self.state.kind
+        outcome = self.summary.outcome if self.summary else None
+        return {LEFT: CONVERGED, ON_PLATEAU: PLATEAUED, DIVERGED: DIVERGED}.get(outcome or "", UNKNOWN)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is finished or has diverged."""
+        return self.state.kind in (FINISHED, GAVE_UP)
+
+    @property
+    def final_loss(self) -> float | None:
+        """The validation loss after the last step; None where that step was not reached, or the
+        loss is not finite.
+        """
+        point = self.summary.final_validation if self.summary and self.state.kind == FINISHED else None
+        return point.loss if point and math.isfinite(point.loss) else None
+
+    @property
+    def seeds(self) -> tuple[Value, ...]:
+        """Its values on the seed axes."""
+        return tuple(value for path, value in self.plan.settings.items() if path in SEEDS)
+
+    def without(self, *paths: str) -> Mapping[str, Value]:
+        """Its settings but for the seeds and those axes."""
+        return {path: value for path, value in self.plan.settings.items() if path not in (*SEEDS, *paths)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A sweep as its report sees it."""
+
+    axes: tuple[Axis, ...]
+    cells: tuple[SweptCell, ...]  # in the plan's order
+    problems: tuple[str, ...]  # a line each: failed cells, and files that are damaged or missing
+
+    def count(self, verdict: str) -> int:
+        """How many cells have that verdict."""
+        return sum(cell.verdict == verdict for cell in self.cells)
+
+
+def load_sweep(path: str | os.PathLike[str]) -> Sweep:
+    """Reads the plan and every run folder of the sweep in `path`.
+
+    Raises:
+      UserError: there is no sweep, or its plan is damaged.
+    """
+    folder = SweepFolder(path)
+    plan = folder.read_plan()
+    states = {cell.name: folder.state(cell.name) for cell in plan.cells}
+    paths = {cell.name: absolute(folder.run_folder(cell.name).path) for cell in plan.cells}
+    loaded = load_runs([path for path in paths.values() if (path / "config.json").exists()])
+    runs = {str(run.path): run for run in loaded.runs}
+    problems = [f"{cell.name} failed: {states[cell.name].reason}" for cell in plan.cells if states[cell.name].kind == FAILED]
+    problems += [*loaded.refused, *(line for run in loaded.runs for line in run.problems)]
+    cells = []
+    for cell in plan.cells:
+        run = runs.get(str(paths[cell.name]))
+        cells.append(SweptCell(cell, states[cell.name], summarize(run) if run and run.drawable else None))
+    return Sweep(plan.axes, tuple(cells), tuple(printable(line) for line in problems))
+
+
+def setting_words(settings: Mapping[str, Value]) -> str:
+    """Settings as `scheme = admin, learning_rate = 0.001`, printable."""
+    return ", ".join(f"{path.split('.')[-1]} = {printable(str(value))}" for path, value in settings.items())

@@ -1,0 +1,83 @@
+"""A sweep's numbers as files: a row a cell as CSV, and everything that its page shows as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mhsh.report.render.csv_text import csv_bytes
+from mhsh.report.render.sanitize import printable
+from mhsh.report.sweep.cells import VERDICT_RULES, Sweep, SweptCell
+from mhsh.report.sweep.quality import QUALITY_RULE, Quality
+from mhsh.report.sweep.stability_map import SQUARE_RULE, Grid
+
+
+def as_csv(sweep: Sweep) -> bytes:
+    """A row a cell: its name and settings, what became of it, and its figures; what is not recorded
+    stays empty.
+    """
+    rows = [_row(cell) for cell in sweep.cells]
+    return csv_bytes(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def as_json(sweep: Sweep, found: Sequence[Quality], grids: Sequence[Grid]) -> bytes:
+    """The cells, quality against each axis, the squares of the map, and the rules; what is not
+    finite or not there is null.
+    """
+    fields = {
+        "axes": {axis.path: list(axis.values) for axis in sweep.axes},
+        "rules": [*VERDICT_RULES, QUALITY_RULE, SQUARE_RULE],
+        "cells": [_row(cell) for cell in sweep.cells],
+        "quality": [
+            {"axis": quality.axis.path, "lines": [dataclasses.asdict(line) for line in quality.lines]} for quality in found
+        ],
+        "stability_map": [
+            {
+                "title": grid.title,
+                "squares": [
+                    {"learning_rate": rate, "layers": depth, **dataclasses.asdict(square)}
+                    for (rate, depth), square in grid.squares.items()
+                ],
+            }
+            for grid in grids
+        ],
+        "problems": list(sweep.problems),
+    }
+    return (json.dumps(_finite(fields), indent=1, allow_nan=False) + "\n").encode()
+
+
+def _row(cell: SweptCell) -> dict[str, Any]:
+    found = cell.summary
+    model = cell.plan.config.model
+    final, best = (found.final_validation, found.best_validation) if found else (None, None)
+    return {
+        "cell": cell.plan.name,
+        **cell.plan.settings,
+        "layers": model.num_layers,
+        "heads": model.num_heads,
+        "state": cell.state.kind,
+        "verdict": cell.verdict,
+        "reason": printable(cell.state.reason),
+        "final_validation_loss": final.loss if final else None,
+        "best_validation_loss": best.loss if best else None,
+        "best_validation_step": best.step if best else None,
+        "final_training_loss": found.final_train if found else None,
+        "steps": found.last_step if found else None,
+        "tokens": found.tokens if found else None,
+        "flops": found.flops if found else None,
+        "device_seconds": found.seconds if found else None,
+        "planned_parameters": cell.plan.cost.get("parameters"),
+        "planned_tokens": cell.plan.cost.get("tokens"),
+        "planned_flops": cell.plan.cost.get("flops"),
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

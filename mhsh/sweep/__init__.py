@@ -1,0 +1,1 @@
+"""Sweeps: axes, the folder, the processes."""

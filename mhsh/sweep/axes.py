@@ -1,0 +1,190 @@
+"""From a config and the axes of a sweep to its cells: every combination of the values, each a
+whole, validated config.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import ADMIN_OMEGAS, RESIDUALS, Config, ModelConfig
+from mhsh.errors import UserError
+
+HEADS_PER_LAYER = "model.heads_per_layer"
+DEPTH = "model.num_layers"
+LEARNING_RATE = "optimizer.learning_rate"
+SEEDS = ("train.seed", "data.seed")
+
+# Short names that are no field's own, or that two sections have.
+_SHORT = {"seed": "train.seed", "lr": LEARNING_RATE, "depth": DEPTH}
+
+# The axis that sets two fields: a residual scheme, and for Admin how omega starts.
+SCHEME = "scheme"
+SCHEMES = {
+    **{residual: {"model.residual": residual} for residual in RESIDUALS},
+    **{
+        ("admin" if omega == "profiled" else f"admin_{omega}"): {"model.residual": "admin", "model.admin_omega": omega}
+        for omega in ADMIN_OMEGAS
+    },
+}
+
+_LONGEST_PART = 60  # characters of one value in a cell's name: it becomes a folder's
+
+Value = int | float | bool | str
+Fields = Mapping[str, Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One field of the config (or the scheme), and the values that it takes, in the order given."""
+
+    path: str  # section.field, or SCHEME
+    values: tuple[Value, ...]
+
+    @property
+    def name(self) -> str:
+        """The path without its section."""
+        return self.path.split(".")[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of the sweep."""
+
+    name: str  # also its folder's; from the settings alone, so that a grown sweep finds its old cells
+    settings: Mapping[str, Value]  # by axis path
+    config: Config
+
+
+def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
+    """`NAME=VALUE,VALUE...` texts as axes over the config `fields`.
+
+    NAME is a field's path (optimizer.learning_rate), its last part where one section alone has it
+    (learning_rate), `seed` for train.seed, `lr` for the learning rate, `depth` for
+    model.num_layers, or `scheme`, whose values are SCHEMES. A value is of the type that the field
+    has in the config.
+
+    Raises:
+      UserError: a name that is no field, a value of another type, a value or an axis given twice,
+        or nothing at all.
+    """
+    if not texts:
+        raise UserError("mhsh sweep needs --axes NAME=VALUE,VALUE,..., for example --axes heads_per_layer=8,4,2,1 seed=0,1,2")
+    axes = [_axis(text, fields) for text in texts]
+    claimed: dict[str, str] = {}
+    for axis in axes:
+        for path in ("model.residual", "model.admin_omega") if axis.path == SCHEME else (axis.path,):
+            if path in claimed:
+                raise UserError(f"--axes: {path} is set by {claimed[path]} and by {axis.name}; give each field one axis")
+            claimed[path] = axis.name
+    return tuple(axes)
+
+
+def cells_of(axes: Sequence[Axis], fields: Fields) -> tuple[Cell, ...]:
+    """Every combination, the last axis changing fastest.
+
+    Raises:
+      UserError: the config of a cell is not valid, naming the cell; or two cells are the same run.
+    """
+    names = _axis_names(axes)
+    cells: list[Cell] = []
+    seen: dict[Config, str] = {}
+    for values in itertools.product(*(axis.values for axis in axes)):
+        name = "_".join(f"{names[axis.path]}-{_folder_part(value)}" for axis, value in zip(axes, values, strict=True))
+        settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
+        try:
+            config = from_dict(_with_settings(fields, settings))
+        except UserError as error:
+            raise UserError(f"cell {name}: {error}") from error
+        if config in seen:
+            raise UserError(f"the cells {seen[config]} and {name} are the same run; leave one of their values out")
+        seen[config] = name
+        cells.append(Cell(name, settings, config))
+    return tuple(cells)
+
+
+def scheme_of(model: ModelConfig) -> str:
+    """The name in SCHEMES of a model's residual scheme."""
+    if model.residual != "admin" or model.admin_omega == "profiled":
+        return model.residual
+    return f"admin_{model.admin_omega}"
+
+
+def _axis(text: str, fields: Fields) -> Axis:
+    name, equals, listed = text.partition("=")
+    if not equals or not name or not listed:
+        raise UserError(f"--axes {text!r} is not NAME=VALUE,VALUE,...; for example heads_per_layer=8,4,2,1")
+    path = _path(name, fields)
+    values = tuple(_value(path, value, fields) for value in listed.split(","))
+    for value in values:
+        if values.count(value) > 1:
+            raise UserError(f"--axes {text}: {value} is there twice")
+    return Axis(path, values)
+
+
+def _path(name: str, fields: Fields) -> str:
+    if name == SCHEME:
+        return name
+    known = [f"{section}.{field}" for section, values in fields.items() for field in values]
+    known += [HEADS_PER_LAYER] * (HEADS_PER_LAYER not in known)
+    if name in known:
+        return name
+    if name in _SHORT:
+        return _SHORT[name]
+    found = [path for path in known if path.split(".")[-1] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"--axes {name}: {' and '.join(found)} are both called so; give the whole path")
+    close = difflib.get_close_matches(name, [*known, *(path.split(".")[-1] for path in known), *_SHORT, SCHEME], n=1)
+    hint = f"did you mean {close[0]}?" if close else "give a field's path, such as optimizer.learning_rate"
+    raise UserError(f"--axes {name}: the config has no such field; {hint}")
+
+
+def _value(path: str, text: str, fields: Fields) -> Value:
+    """The text as what the field holds in the config; whether it is allowed there is for
+    `from_dict` to say.
+    """
+    if path == SCHEME:
+        if text not in SCHEMES:
+            raise UserError(f"--axes scheme: {text!r} is no scheme; allowed: {', '.join(SCHEMES)}")
+        return text
+    section, field = path.split(".")
+    kind = type(fields[section].get(field, 0))
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text)
+    except (KeyError, ValueError):
+        raise UserError(f"--axes {path}: {text!r} is not of the field's type, {kind.__name__}") from None
+
+
+def _with_settings(fields: Fields, settings: Mapping[str, Value]) -> dict[str, Any]:
+    changed = {section: dict(copy.deepcopy(values)) for section, values in fields.items()}
+    for path, value in settings.items():
+        for each, setting in SCHEMES[str(value)].items() if path == SCHEME else ((path, value),):
+            section, field = each.split(".")
+            changed[section][field] = setting
+    return changed
+
+
+def _axis_names(axes: Sequence[Axis]) -> dict[str, str]:
+    """Each axis's short name; the whole path where two axes share one."""
+    short = [axis.name for axis in axes]
+    return {axis.path: axis.name if short.count(axis.name) == 1 else axis.path for axis in axes}
+
+
+def _folder_part(value: Value) -> str:
+    """The value in a folder's name; one with other signs than these, or a long one, is told apart
+    by a checksum.
+    """
+    text = str(value)
+    plain = re.sub(r"[^A-Za-z0-9._+-]", "-", text)[:_LONGEST_PART]
+    return text if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

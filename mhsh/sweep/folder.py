@@ -1,0 +1,236 @@
+"""What a sweep leaves behind and how it is read back: plan.json, a run folder a cell, what each
+process said and how it ended.
+
+    plan.json               the axes and every cell: settings, config, cost runs/CELL/
+    the cell's run folder logs/CELL.out, .err     what its processes printed; the lock on .err tells
+    whether one is running ends/CELL.json          how its last process ended
+
+Several hosts may share the folder, each with cells of its own: no file is written by two of them,
+but for equal plans. Nothing here imports jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from mhsh.config.resolve import from_saved
+from mhsh.config.schema import Config, to_dict
+from mhsh.errors import UserError
+from mhsh.outcome import DIVERGED
+from mhsh.run_folder import RunFolder, is_remote
+from mhsh.sweep.axes import Axis, Value
+
+# The states of a cell.
+FINISHED = "finished"  # all steps are done
+GAVE_UP = "diverged"  # training ended itself: too many updates in a row were not finite
+FAILED = "failed"  # the process ended otherwise
+RUNNING = "running"
+STOPPED = "stopped"  # it has begun and can go on
+WAITING = "not run"
+
+# A process that ended so was asked to, and can go on: by SIGTERM or Ctrl-C, with its state saved or
+# before it had any.
+RESUMABLE = (os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedCell:
+    """One cell as the plan holds it."""
+
+    name: str
+    settings: Mapping[str, Value]  # by axis path
+    config: Config
+    cost: Mapping[str, int]  # parameters, tokens, flops
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a sweep is."""
+
+    axes: tuple[Axis, ...]
+    cells: tuple[PlannedCell, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class CellState:
+    """What has become of a cell so far; `reason` in one line where it failed, else empty."""
+
+    kind: str
+    reason: str = ""
+
+
+class SweepFolder:
+    """The folder of one sweep, on this machine's file system or one that hosts share."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises UserError where `path` lies in a bucket."""
+        if is_remote(path):
+            raise UserError(f"cannot sweep into {path}: its cells are told apart by locks, which buckets lack; give a local folder")
+        self.path = Path(path)
+
+    def open_for(self, plan: Plan) -> None:
+        """Makes the folder for `plan`, or opens it where it holds a part of that very plan, and
+        writes the plan.
+
+        Raises:
+          UserError: the folder holds another sweep, or something that is no sweep, or cannot be
+            written.
+        """
+        if (self.path / "plan.json").exists():
+            self._check_holds_part_of(plan)
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UserError(f"{self.path} is there and holds no sweep; choose another --workdir")
+        try:
+            for name in ("runs", "logs", "ends"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the sweep's folder {self.path}: {error.strerror}; choose another --workdir") from error
+        _write_atomically(self.path / "plan.json", _plan_fields(plan))
+
+    def read_plan(self) -> Plan:
+        """The plan. Raises UserError where it is missing or damaged."""
+        fields = _read_object(self.path / "plan.json")
+        if fields is None:
+            raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named")
+        try:
+            axes = tuple(Axis(axis["path"], tuple(axis["values"])) for axis in fields["axes"])
+            cells = tuple(
+                PlannedCell(cell["name"], cell["settings"], from_saved(cell["config"]), cell["cost"]) for cell in fields["cells"]
+            )
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{self.path / 'plan.json'} is damaged: {error!r}; put it back from a copy") from error
+        return Plan(axes, cells)
+
+    def run_folder(self, name: str) -> RunFolder:
+        """The cell's run folder, which may not be there yet."""
+        return RunFolder(self.path / "runs" / name)
+
+    def end(self, name: str) -> dict[str, Any] | None:
+        """How the cell's last process ended: exit_status, reason, seconds; None where none has, or
+        one was started since.
+        """
+        return _read_object(self._end_path(name))
+
+    def begin(self, name: str) -> tuple[IO[bytes], IO[bytes]] | None:
+        """The cell's output and error files, locked for the process that inherits them; None where
+        another one holds the lock.
+        """
+        errors = open(self._log_path(name, "err"), "ab")  # noqa: SIM115 - open for as long as the process lives
+        try:
+            fcntl.flock(errors, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            errors.close()
+            return None
+        self._end_path(name).unlink(missing_ok=True)
+        return open(self._log_path(name, "out"), "ab"), errors
+
+    def finish(self, name: str, exit_status: int, reason: str, seconds: float) -> None:
+        """Notes how the cell's process ended."""
+        _write_atomically(self._end_path(name), {"exit_status": exit_status, "reason": reason, "seconds": round(seconds, 1)})
+
+    def last_error_line(self, name: str, since: int) -> str:
+        """The last line that the cell's processes wrote to standard error after byte `since`; empty
+        where there is none.
+        """
+        with open(self._log_path(name, "err"), "rb") as file:
+            file.seek(since)
+            lines = file.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def state(self, name: str) -> CellState:
+        """What has become of the cell; a record that cannot be read makes it a failed one."""
+        if self._is_locked(name):
+            return CellState(RUNNING)
+        folder = self.run_folder(name)
+        try:
+            record = folder.read_run() if folder.has_run_record() else {}
+            if record.get("status") == "finished":
+                return CellState(FINISHED)
+            if record.get("outcome") == DIVERGED:
+                return CellState(GAVE_UP)
+            end = self.end(name)
+        except UserError as error:
+            return CellState(FAILED, str(error))
+        if end is not None and end.get("exit_status") not in RESUMABLE:
+            return CellState(FAILED, f"exit status {end.get('exit_status')}: {end.get('reason') or 'it said nothing'}")
+        return CellState(STOPPED if folder.has_begun() else WAITING)
+
+    def _end_path(self, name: str) -> Path:
+        return self.path / "ends" / f"{name}.json"
+
+    def _log_path(self, name: str, kind: str) -> Path:
+        return self.path / "logs" / f"{name}.{kind}"
+
+    def _is_locked(self, name: str) -> bool:
+        try:
+            with open(self._log_path(name, "err"), "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def _check_holds_part_of(self, plan: Plan) -> None:
+        wanted = {cell.name: cell.config for cell in plan.cells}
+        for cell in self.read_plan().cells:
+            if cell.name not in wanted:
+                raise UserError(
+                    f"{self.path} holds another sweep, whose cell {cell.name} is none of these; a sweep can grow, not shrink: "
+                    "choose another --workdir, or name all of its axes and values"
+                )
+            if wanted[cell.name] != cell.config:
+                raise UserError(
+                    f"{self.path} holds a sweep of another config (cell {cell.name}: "
+                    f"{'; '.join(_differences(cell.config, wanted[cell.name]))}); choose another --workdir, or that config"
+                )
+
+
+def _plan_fields(plan: Plan) -> dict[str, Any]:
+    return {
+        "axes": [{"path": axis.path, "values": list(axis.values)} for axis in plan.axes],
+        "cells": [
+            {"name": cell.name, "settings": dict(cell.settings), "config": to_dict(cell.config), "cost": dict(cell.cost)}
+            for cell in plan.cells
+        ],
+    }
+
+
+def _differences(there: Config, here: Config) -> Sequence[str]:
+    return [
+        f"{section}.{field} is {value!r} there, {to_dict(here)[section].get(field)!r} here"
+        for section, values in to_dict(there).items()
+        for field, value in values.items()
+        if to_dict(here)[section].get(field) != value
+    ]
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is no file. Raises UserError where it holds
+    anything else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged: it holds no object")
+    return value
+
+
+def _write_atomically(path: Path, fields: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+"""Training that starts from the parameters of another run: what is taken over, what starts fresh,
+and what stays behind.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from etils import epath
+from jax.sharding import Mesh
+
+from mhsh.config.schema import Config
+from mhsh.data.corpus import Corpus
+from mhsh.errors import UserError
+from mhsh.models.build import build_model
+from mhsh.models.stack import SUBLAYERS
+from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.training.checkpoint import Checkpoints, compare_manifests, flatten, manifest
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.state import TrainState, abstract_state
+
+# What cannot start fresh where another run is started from: only heads can.
+_NEEDED = ("embeddings", *SUBLAYERS)
+
+
+def started_from(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
+    """The `fresh` state of `config`, with the parameters of the newest checkpoint of
+    train.start_from in their place wherever it has them: all of the embeddings and stacks, and the
+    heads that both have. A learned position table may have more rows than the one it starts from;
+    the rows that are new start fresh.
+
+    With train.keep_moments Adam's moments go with the parameters, and so does the count that
+    corrects their bias: what starts fresh has moments of zero. The step is 0 in any case: the
+    schedule is that of `config`.
+
+    Returns:
+      the state, and for run.json: the folder, its step, and the names of the parts that were taken,
+      started fresh and left.
+
+    Raises:
+      UserError: the folder holds no good checkpoint, its embeddings or stacks have other shapes, or
+        its moments are another optimiser's.
+    """
+    folder = RunFolder(config.train.start_from)
+    there = folder.read_config()
+    checkpoints = Checkpoints.of_run(folder, there.train)
+    step = checkpoints.existing_step(None)
+    abstract = abstract_state(there, build_model(there.model), build_optimizer(there.optimizer, there.train), mesh)
+    if config.train.keep_moments:
+        if there.optimizer.name != config.optimizer.name:
+            raise UserError(
+                f"train.keep_moments = True, but {config.train.start_from!r} has the moments of {there.optimizer.name}; allowed "
+                f"with optimizer.name = {config.optimizer.name!r}: False"
+            )
+        saved = checkpoints.restore(step, abstract)
+    else:
+        saved = fresh._replace(params=checkpoints.restore_params(step, abstract.params))
+    checkpoints.close()
+    names = [name for name in fresh.params if name in saved.params]
+    missing = [name for name in fresh.params if name in _NEEDED and name not in names]
+    if missing:
+        raise UserError(f"train.start_from = {config.train.start_from!r} has no {missing[0]}; start from a run of the same kind")
+    params = _taken(names, saved.params, fresh.params)
+    compare_manifests(
+        manifest(flatten({name: params[name] for name in names})),
+        manifest(flatten({name: fresh.params[name] for name in names})),
+        folder.checkpoints_path / str(step),
+    )
+    report = {
+        "folder": config.train.start_from,
+        "step": step,
+        "taken": names,
+        "fresh": [name for name in fresh.params if name not in names],
+        "left": [name for name in saved.params if name not in names],
+        "moments": config.train.keep_moments,
+    }
+    opt_state = _with_moments(names, saved.opt_state, fresh.opt_state) if config.train.keep_moments else fresh.opt_state
+    return fresh._replace(params=params, opt_state=opt_state), report
+
+
+def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
+    """That the ids of train.start_from mean the same tokens here.
+
+    Raises:
+      UserError: its run folder has another vocabulary, or none.
+    """
+    there = RunFolder(config.train.start_from).path / vocab_file(config)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus.save_vocab(epath.Path(folder))
+        here = (epath.Path(folder) / vocab_file(config)).read_bytes()
+    if not there.exists() or there.read_bytes() != here:
+        raise UserError(
+            f"train.start_from = {config.train.start_from!r} was trained with another vocabulary than the data's; prepare the data "
+            f"with --config.data.vocab_path={there}, or start from another run"
+        )
+
+
+def _with_moments(names: Sequence[str], saved: Any, fresh: Any) -> Any:
+    """The fresh state of the optimiser with the saved moments of those parts, and the saved
+    count.
+    """
+    moments = {key: _taken(names, optax.tree.get(saved, key), optax.tree.get(fresh, key)) for key in ("mu", "nu")}
+    return optax.tree.set(fresh, count=optax.tree.get(saved, "count"), **moments)
+
+
+def _taken(names: Sequence[str], saved: Any, fresh: Any) -> Any:
+    """The fresh parameters (or moments) with the saved ones of those parts in their place."""
+    embeddings = {"embeddings": _extended(saved["embeddings"], fresh["embeddings"])}
+    return fresh | {name: (saved | embeddings)[name] for name in names}
+
+
+def _extended(saved: Any, fresh: Any) -> Any:
+    """The saved embeddings, their position tables followed by the further rows of the fresh
+    ones.
+    """
+    tables = {
+        name: jax.jit(lambda old, new: jnp.concatenate([old, new[len(old) :]]), out_shardings=fresh[name].sharding)(
+            saved[name], fresh[name]
+        )
+        for name in saved
+        if name.endswith("position") and name in fresh and len(saved[name]) < len(fresh[name])
+    }
+    return saved | tables

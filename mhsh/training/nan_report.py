@@ -1,0 +1,69 @@
+"""Why a run has stopped learning numbers: where the first non-finite activation is, and how large
+each layer's gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from mhsh.config.schema import ModelConfig
+from mhsh.models.build import Model, forward
+from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.stack import in_stack_order
+from mhsh.models.types import Batch
+from mhsh.probes.gradient_flow import norm_by_layer
+from mhsh.training.sharding import axis_rules
+
+
+def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: Batch) -> dict[str, Any]:
+    """One forward and one backward pass of `batch` without dropout, looked at layer by layer.
+
+    Returns, as plain values for a JSON file: `first_nonfinite_layer` (such as "encoder 1", from 1;
+    None: no layer), `nonfinite_parameters` (paths), `gradient_norm_by_layer` (by stack; None where
+    not finite), `loss` (None where not finite).
+    """
+
+    def look(params: Any, batch: Batch) -> tuple[Any, Any, Any]:
+        _, seen = model.apply({"params": params}, batch, None, mutable=["diagnosis"])
+
+        def loss(params: Any) -> jax.Array:
+            return total_loss(measure(forward(model, params, batch, None), batch), loss_weights(batch))
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        finite = {stack: layers["layers"]["finite"][0] for stack, layers in seen["diagnosis"].items()}
+        return finite, value, {stack: norm_by_layer(gradients[stack]["layers"]) for stack in finite}
+
+    with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config)):
+        finite, loss, norms = jax.device_get(jax.jit(look)(params, dict(batch)))
+        broken = jax.device_get(jax.jit(lambda tree: jax.tree.map(lambda leaf: ~jnp.isfinite(leaf).all(), tree))(params))
+    first = [
+        f"{stack} {layer + 1}" for stack, each in in_stack_order(finite).items() for layer in np.flatnonzero(~np.asarray(each))[:1]
+    ]
+    return {
+        "first_nonfinite_layer": first[0] if first else None,
+        "nonfinite_parameters": [
+            jax.tree_util.keystr(path, simple=True, separator="/")
+            for path, bad in jax.tree_util.tree_leaves_with_path(broken)
+            if bad
+        ],
+        "gradient_norm_by_layer": {stack: [_finite(norm) for norm in each] for stack, each in in_stack_order(norms).items()},
+        "loss": _finite(loss),
+    }
+
+
+def in_words(diagnosis: dict[str, Any]) -> str:
+    """The diagnosis in half a line."""
+    layer = diagnosis["first_nonfinite_layer"]
+    where = f"first non-finite activations in layer {layer}" if layer is not None else "activations are finite in every layer"
+    norms = [norm for stack in diagnosis["gradient_norm_by_layer"].values() for norm in stack if norm is not None]
+    return f"{where}; gradient norms by layer " + (f"{min(norms):.3g} to {max(norms):.3g}" if norms else "are not finite")
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,96 @@
+"""From parameters to the figures of a run's validation data: the losses, and the metrics that the
+task is published with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from mhsh.config.schema import Config
+from mhsh.data.batches import ProcessRows, prefetched
+from mhsh.data.corpus import Corpus
+from mhsh.data.fine_tuning.classification import ClassificationCorpus
+from mhsh.data.fine_tuning.spans import SpanCorpus
+from mhsh.data.translation.corpus import TranslationCorpus
+from mhsh.evaluation.fine_tuning_metrics import classification_figures, span_figures
+from mhsh.evaluation.translation_metrics import translation_figures
+from mhsh.evaluation.validation import evaluate, evaluate_rows
+from mhsh.models.build import Model
+from mhsh.models.seq2seq import Seq2Seq
+from mhsh.training.sharding import put_batch
+from mhsh.training.step import CompiledByLength, compile_eval_step, eval_step, predict_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How validation pairs are translated; read with the translation objective alone."""
+
+    num_sentences: int | None  # of them; None: all
+    num_hypotheses: int
+    length_penalty: float
+
+
+class Scorer:
+    """The validation figures of any parameters of one model; what it compiles and reads, it
+    keeps.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: Model,
+        mesh: Mesh,
+        corpus: Corpus,
+        rows: ProcessRows,
+        params: Any,
+        decoding: Decoding,
+        compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """`params` may be abstract; `compiling` is that of CompiledByLength."""
+        self._config, self._model, self._mesh, self._corpus, self._decoding = config, model, mesh, corpus, decoding
+        per_row = isinstance(corpus, ClassificationCorpus | SpanCorpus)
+        function = predict_step if per_row else eval_step
+        self._step = CompiledByLength(lambda length: compile_eval_step(function, config, model, mesh, params, length), compiling)
+        self._batches = corpus.validation_batches(config.train.batch_size, rows)
+        self._pairs = corpus.validation_pairs(decoding.num_sentences) if isinstance(corpus, TranslationCorpus) else []
+
+    @property
+    def num_batches(self) -> int:
+        """Of all validation rows."""
+        return len(self._batches)
+
+    def __call__(self, params: Any, num_batches: int, alive: Callable[[], None]) -> dict[str, float]:
+        """The figures over the first `num_batches` batches; `alive` is called after each piece of
+        work.
+        """
+        corpus, model = self._corpus, self._model
+        batches = self._placed(num_batches, alive)
+        if isinstance(corpus, ClassificationCorpus | SpanCorpus):
+            values, logits = evaluate_rows(self._step, params, batches, len(corpus.validation["inputs"]))
+            values |= span_figures(corpus, logits) if isinstance(corpus, SpanCorpus) else classification_figures(corpus, logits)
+        else:
+            values = evaluate(self._step, params, batches)
+        if self._pairs:
+            assert isinstance(corpus, TranslationCorpus) and isinstance(model, Seq2Seq)
+            values |= translation_figures(
+                model,
+                params,
+                corpus.tokenizer,
+                self._pairs,
+                num_hypotheses=self._decoding.num_hypotheses,
+                length_penalty=self._decoding.length_penalty,
+            )
+        alive()
+        return values
+
+    def _placed(self, num_batches: int, alive: Callable[[], None]) -> Iterator[dict[str, jax.Array]]:
+        for batch in prefetched(self._batches, 0, num_batches):
+            alive()
+            yield put_batch(self._config, batch, self._mesh)

@@ -1,0 +1,235 @@
+"""`mhsh import` on the command line: checkpoints into run folders and, by `mhsh export`, out again;
+mistakes in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from mhsh.cli.config_flags import take_config
+from mhsh.cli.main import main
+from mhsh.models.build import build_model
+from mhsh.run_folder import RunFolder
+from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.state import TrainState, abstract_state
+from tests.conftest import ROOT
+from tests.interop.small_bert import GOLDEN, TOKENS
+from tests.training.test_step import mesh_of
+
+CONFIG = "--config=configs/bert.py:2l8h"
+# The golden checkpoints have 16 positions.
+COLA = ["--task=configs/glue.py:cola", "--task.data.sequence_length=12"]
+SHORT = ["--config.data.sequence_length=12", "--config.data.max_predictions=4"]
+
+
+@pytest.fixture(autouse=True)
+def from_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def golden(tmp_path) -> Path:
+    """A checkpoint that transformers saved, its vocabulary with it."""
+    return Path(shutil.copytree(GOLDEN / "pretraining", tmp_path / "there"))
+
+
+def fails(capsys, *arguments):
+    """The one line that a failing command says."""
+    assert main(list(arguments)) == 2
+    lines = capsys.readouterr().err.strip().split("\n")
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_checkpoint_becomes_a_run(capsys, tmp_path, golden):
+    out = tmp_path / "run"
+    assert main(["import", str(golden), CONFIG, *SHORT, "--config.train.seed=3", f"--out={out}"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{out}: BertForPreTraining of {golden}, 2 layers x 3 heads of 4, D = 12, F = 20" in printed
+
+    folder = RunFolder(out)
+    config = folder.read_config()
+    assert (config.model.residual, config.model.num_heads, config.model.vocab_size) == ("post_ln", 3, 31)
+    assert config.data.tokenizer == "wordpiece" and config.train.seed == 3
+    assert (out / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1] == list(TOKENS)
+    record = json.loads((out / "imported.json").read_text())
+    assert record["source"] == str(golden) and len(record["sha256"]["model.safetensors"]) == 64
+
+    # The flags that were printed make the same config of the same file: training goes on with them.
+    flags = printed.split("\n  ")[1].split()
+    assert take_config("config", [CONFIG, *SHORT, "--config.train.seed=3", *flags]) == (config, [])
+
+    # What a run that goes on asks for, on another mesh: parameters, an untouched optimiser, step 0.
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=1, keep_every=0)
+    assert checkpoints.steps() == [0]
+    state: TrainState = checkpoints.restore(0, abstract_state(config, model, optimizer, mesh_of(8, 1, 1)))
+    fresh = optimizer.init(state.params)
+    assert jax.tree.structure(state.opt_state) == jax.tree.structure(fresh)
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, fresh)
+    assert int(state.step) == 0
+    table = load_file(golden / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
+    np.testing.assert_array_equal(state.params["embeddings"]["token"], table)
+
+
+def test_and_out_again_bit_for_bit(capsys, tmp_path, golden):
+    out, again = tmp_path / "run", tmp_path / "again"
+    assert main(["import", str(golden), CONFIG, *SHORT, f"--out={out}"]) == 0
+    assert main(["export", str(out), f"--out={again}"]) == 0
+    assert f"{again}: BertForPreTraining of {out}, step 0, 2 layers x 3 heads of 4" in capsys.readouterr().out
+    before, after = load_file(golden / "model.safetensors"), load_file(again / "model.safetensors")
+    assert before.keys() == after.keys() and all(before[name].tobytes() == after[name].tobytes() for name in before)
+    assert (again / "vocab.txt").read_bytes() == (golden / "vocab.txt").read_bytes()
+    assert (again / "model.safetensors").stat().st_mode == (again / "config.json").stat().st_mode
+    assert sorted(path.name for path in again.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
+
+
+def test_fresh_heads_are_those_that_training_would_start_from(capsys, tmp_path, golden):
+    """And they are named; so is what is left out."""
+    out = tmp_path / "run"
+    arguments = ["import", str(golden), CONFIG, *SHORT, "--config.model.next_sentence=False", "--fresh-heads", f"--out={out}"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "drawn fresh by train.seed = 0: prediction/kernel, prediction/bias, prediction/norm/scale" in printed
+    assert "left out, as nothing reads them: bert.pooler.dense.bias, bert.pooler.dense.weight, cls.predictions.bias" in printed
+    config = RunFolder(out).read_config()
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    checkpoints = Checkpoints(RunFolder(out).checkpoints_path, keep=1, keep_every=0)
+    params = checkpoints.restore_params(0, abstract_state(config, model, optimizer, mesh_of(1, 1, 1)).params)
+    kernel = np.asarray(params["prediction"]["kernel"])
+    assert 0.01 < kernel.std() < 0.03 and not np.any(params["prediction"]["output_bias"])
+    tensors = load_file(golden / "model.safetensors")
+    assert not np.array_equal(kernel.T, tensors["cls.predictions.transform.dense.weight"])
+
+
+def test_a_fine_tuned_checkpoint_needs_its_task(capsys, tmp_path):
+    """The task's config goes over one for pre-training; its classes keep their order, and get their
+    names on the way out.
+    """
+    there = Path(shutil.copytree(GOLDEN / "classification", tmp_path / "there"))
+    mnli = ["--task=configs/glue.py:mnli", "--task.data.sequence_length=12"]
+    out = tmp_path / "run"
+    assert main(["import", str(there), CONFIG, *mnli, f"--out={out}"]) == 0
+    assert "classes: LABEL_0, LABEL_1, LABEL_2" in capsys.readouterr().out
+    config = RunFolder(out).read_config()
+    assert (config.model.objective, config.model.num_classes, config.data.task) == ("classification", 3, "mnli")
+    assert main(["export", str(out), f"--out={tmp_path / 'again'}"]) == 0
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert written["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
+    before, after = (load_file(folder / "model.safetensors") for folder in (there, tmp_path / "again"))
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+    names = json.loads((there / "config.json").read_text())
+    for labels, fine in ((("Entailment", "Neutral", "Contradiction"), True), (("contradiction", "neutral", "entailment"), False)):
+        (there / "config.json").write_text(json.dumps(names | {"id2label": {str(n): label for n, label in enumerate(labels)}}))
+        arguments = ["import", str(there), CONFIG, *mnli, f"--out={tmp_path / labels[0]}"]
+        if fine:
+            assert main(arguments) == 0
+        else:
+            line = (
+                "the checkpoint's classes are contradiction, neutral, entailment, those of data.task = 'mnli' entailment, neutral"
+            )
+            assert line in fails(capsys, *arguments)
+    assert "has 3 labels, the --config model.num_classes = 2" in fails(
+        capsys, "import", str(there), CONFIG, *COLA, f"--out={tmp_path / 'cola'}"
+    )
+
+
+def test_a_checkpoint_that_answers_questions(tmp_path):
+    squad = ["--task=configs/squad.py:v1", "--task.data.sequence_length=12", "--task.data.stride=2"]
+    squad.append("--task.data.max_question_length=3")
+    assert main(["import", str(GOLDEN / "span"), CONFIG, *squad, f"--out={tmp_path / 'run'}"]) == 0
+    assert RunFolder(tmp_path / "run").read_config().model.objective == "span"
+    assert main(["export", str(tmp_path / "run"), f"--out={tmp_path / 'again'}"]) == 0
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["architectures"] == ["BertForQuestionAnswering"]
+
+
+def test_an_existing_folder_is_not_touched(capsys, tmp_path, golden):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "file").write_text("text")
+    for arguments in (["import", str(golden), CONFIG, *SHORT], ["export", str(out)]):
+        assert "is not empty, and nothing is overwritten" in fails(capsys, *arguments, f"--out={out}")
+    assert [path.name for path in out.iterdir()] == ["file"]
+
+
+def test_vocabularies(capsys, tmp_path, golden):
+    """Of the checkpoint; of --config where it has none; never one that does not fit."""
+    out = f"--out={tmp_path / 'run'}"
+    arguments = ["import", str(golden), CONFIG, *SHORT, out]
+    (golden / "vocab.txt").rename(tmp_path / "vocab.txt")
+    assert "holds no vocab.txt and no tokenizer.json" in fails(capsys, *arguments)
+    (golden / "vocab.txt").write_text("\n".join([*TOKENS, *(f"w{n}" for n in range(20))]) + "\n", encoding="utf-8")
+    assert "the vocabulary has 38 tokens, the checkpoint's token table 31" in fails(capsys, *arguments)
+    (golden / "vocab.txt").write_text("the\n")
+    assert "lacks [PAD], [UNK], [CLS], [SEP], [MASK]" in fails(capsys, *arguments)
+    (golden / "vocab.txt").unlink()
+    assert not (tmp_path / "run").exists()
+
+    assert main([*arguments, f"--config.data.vocab_path={tmp_path / 'vocab.txt'}", "--config.data.lowercase=False"]) == 0
+    data = RunFolder(tmp_path / "run").read_config().data
+    assert data.vocab_path == str(tmp_path / "vocab.txt") and not data.lowercase
+
+
+def test_what_the_tokenizer_says_goes_before_the_config(capsys, tmp_path, golden):
+    (golden / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert main(["import", str(golden), CONFIG, *SHORT, f"--out={tmp_path / 'run'}", "--config.data.vocab_path=/nowhere"]) == 0
+    data = RunFolder(tmp_path / "run").read_config().data
+    assert data.vocab_path == "" and not data.lowercase
+
+
+def test_mistakes(capsys, tmp_path, golden):
+    out = f"--out={tmp_path / 'run'}"
+    assert "needs --config" in fails(capsys, "import", str(golden), out)
+    assert "mhsh downloads nothing" in fails(capsys, "import", "bert-base-uncased", CONFIG, out)
+    # The positions are the checkpoint's, the length of the rows is the config's.
+    assert "data.sequence_length = 64 is longer than model.max_positions = 16" in fails(capsys, "import", str(golden), CONFIG, out)
+    translation = "--config=configs/translation.py:6l8h"
+    assert "has the heads of objective 'mlm', the --config has" in fails(capsys, "import", str(golden), translation, out)
+    assert "--task goes over a --config for pre-training" in fails(capsys, "import", str(golden), translation, *COLA, out)
+    assert "the --config has model.objective = 'classification'" in fails(capsys, "import", str(golden), CONFIG, *COLA, out)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_a_checkpoint(tmp_path, golden):
+    """In processes of their own: imported, scored, trained with the flags that were printed,
+    exported.
+    """
+    (tmp_path / "corpus.txt").write_text("\n\n".join("The number goes. " * 5 + "the " * n for n in range(60)), encoding="utf-8")
+    own = [
+        CONFIG,
+        *SHORT,
+        f"--config.data.source=text:{tmp_path}/corpus.txt",
+        "--config.train.num_steps=4",
+        "--config.optimizer.warmup_steps=0",
+        "--config.train.eval_interval=0",
+    ]
+
+    def mhsh(*arguments: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "mhsh.cli.main", *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    flags = mhsh("import", str(golden), *own, f"--out={tmp_path / 'run'}").split("\n  ")[1].split()
+    assert json.loads(mhsh("eval", str(tmp_path / "run")))["step"] == 0
+    assert "going on from the checkpoint of step 0" in mhsh("train", *own, *flags, f"--workdir={tmp_path / 'run'}")
+    assert RunFolder(tmp_path / "run").newest_checkpoint() == 4
+    assert "step 4" in mhsh("export", str(tmp_path / "run"), f"--out={tmp_path / 'again'}")
+    before, after = (load_file(folder / "model.safetensors") for folder in (golden, tmp_path / "again"))
+    assert all(0 < np.abs(before[name] - after[name]).max() < 0.1 for name in before)

@@ -1,0 +1,154 @@
+"""The command line: every mistake is one line that names it, with exit status 2, and nothing is
+damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mhsh.cli.config_flags import take_config
+from mhsh.cli.main import main
+from mhsh.run_folder import RunFolder
+from tests.conftest import ROOT
+
+TINY = "--config=configs/bert.py:2l8h"
+
+
+@pytest.fixture(autouse=True)
+def from_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    """A few documents of plain sentences."""
+    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(600)]
+    documents = ["\n".join(sentences[start : start + 10]) for start in range(0, 600, 10)]
+    (tmp_path / "corpus.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    return f"--config.data.source=text:{tmp_path}/corpus.txt"
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a failing command says."""
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    lines = captured.err.strip().split("\n")
+    assert len(lines) == 1, captured.err
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config.model.num_layer=3"], "num_layer"),
+        (["--config.modle.num_layers=3"], "modle"),
+        (
+            ["--config.model.heads_per_layer=3"],
+            "heads_per_layer = 3 does not divide model.num_heads = 8; allowed: 1, 2, 4, 8",
+        ),
+        (["--config.model.num_layers=many"], "config.model.num_layers=many"),
+        (["--config.model.residual=postln"], "model.residual = 'postln'; allowed: post_ln, pre_ln, admin, deepnorm, rezero"),
+        (["--config.data.sequence_length=65"], "data.sequence_length = 65 is longer than model.max_positions = 64"),
+        (["--config.data.source=text:/nowhere/*.txt"], "/nowhere/*.txt"),
+        (["--config.data.source=books"], "books"),
+        (["--config.train.batch_size=7"], "train.batch_size = 7"),
+        (["--config.mesh.tensor=3"], "8 devices"),
+        (["--colour=red"], "--colour=red is not an argument of mhsh train"),
+    ],
+)
+def test_mistakes_in_the_config(capsys, tmp_path, arguments, message):
+    workdir = tmp_path / "run"
+    line = fails(capsys, "train", TINY, *arguments, f"--workdir={workdir}")
+    assert line.startswith("mhsh: ") and message in line
+
+
+def test_a_config_that_is_not_there(capsys, tmp_path):
+    assert "no variant '3l3h'; there are 12l12h" in fails(capsys, "describe", "--config=configs/bert.py:3l3h")
+    assert "configs/none.py" in fails(capsys, "describe", "--config=configs/none.py:x")
+    assert "needs --config" in fails(capsys, "train", f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_text(capsys, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n\n")
+    source = f"--config.data.source=text:{tmp_path}/empty.txt"
+    assert "empty.txt" in fails(capsys, "train", TINY, source, f"--workdir={tmp_path / 'run'}")
+
+
+def test_a_mistake_can_be_mended_in_the_same_folder(capsys, tmp_path, make_config):
+    workdir = tmp_path / "run"
+    fails(capsys, "train", TINY, "--config.data.source=text:/nowhere/*.txt", f"--workdir={workdir}")
+    folder = RunFolder.open_for_training(workdir, make_config("bert", "2l8h"))
+    assert folder.read_config() == make_config("bert", "2l8h")
+
+
+def test_a_vocabulary_without_mask(capsys, tmp_path, corpus):
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "number"]) + "\n")
+    line = fails(capsys, "train", TINY, corpus, f"--config.data.vocab_path={vocab}", f"--workdir={tmp_path / 'run'}")
+    assert "[MASK]" in line and str(vocab) in line
+
+
+def test_a_folder_of_another_run_is_left_as_it_is(capsys, tmp_path, make_config):
+    folder = RunFolder.open_for_training(tmp_path / "run", make_config("bert", "2l8h"))
+    folder.append_metrics([{"step": 1, "split": "train", "loss": 7.0}])
+    before = {path: path.read_bytes() for path in sorted(Path(folder.path).rglob("*")) if path.is_file()}
+    line = fails(capsys, "train", TINY, "--config.train.seed=1", f"--workdir={folder.path}")
+    assert "train.seed is 0 there, 1 here" in line
+    assert {path: path.read_bytes() for path in sorted(Path(folder.path).rglob("*")) if path.is_file()} == before
+
+
+def test_eval_of_what_is_no_run(capsys, tmp_path):
+    assert "holds no run: config.json is missing" in fails(capsys, "eval", str(tmp_path))
+
+
+def test_a_full_disk_is_one_line(capsys, tmp_path, corpus):
+    """/dev/full is a disk without room: the first write of run.json fails as it would there."""
+    workdir = tmp_path / "run"
+    arguments = ["train", TINY, corpus, f"--workdir={workdir}", "--config.data.validation_fraction=0.2"]
+    config, _ = take_config("config", arguments[1:])
+    assert config is not None
+    RunFolder.open_for_training(workdir, config)
+    (workdir / f".run.json.{os.getpid()}").symlink_to("/dev/full")
+    assert "the disk is full" in fails(capsys, *arguments)
+    assert not (workdir / "run.json").exists()
+
+
+def test_describe_as_json(capsys):
+    assert main(["describe", "--config=configs/bert.py:24l16h", "--against=configs/bert.py:384l1h", "--json"]) == 0
+    ledgers = json.loads(capsys.readouterr().out)
+    assert ledgers["config"]["parameters"]["encoder"] == 302_309_376
+    assert ledgers["against"]["parameters"]["encoder"] == 304_521_216
+    assert ledgers["config"]["parameters"]["omega"] == 24 * 2 * 1024
+    assert ledgers["config"]["total_heads"] == ledgers["against"]["total_heads"] == 384
+    one, other = (ledgers[name]["flops_layers_longest"] for name in ("config", "against"))
+    assert one["tokens"] == other["tokens"] == 512
+    assert abs(other["per_sequence"] / one["per_sequence"] - 1) < 0.02
+
+
+def test_describe_in_words(capsys):
+    assert main(["describe", "--config=configs/bert.py:24l16h", "--against=configs/bert.py:384l1h"]) == 0
+    out = capsys.readouterr().out
+    assert "302.31M" in out and "304.52M" in out and "+0.73 %" in out
+
+
+def test_admin_prints_omega(capsys, corpus):
+    arguments = ["admin", "--config=configs/bert.py:4l4h", corpus, "--config.data.validation_fraction=0.2", "--json"]
+    assert main(arguments) == 0
+    omega = json.loads(capsys.readouterr().out)
+    in_depth_order = [
+        value for pair in zip(omega["encoder"]["attention"], omega["encoder"]["feed_forward"], strict=True) for value in pair
+    ]
+    assert in_depth_order[0] == 1 and in_depth_order == sorted(in_depth_order) and len(in_depth_order) == 8
+
+
+def test_compare_starts_without_jax():
+    code = "import sys; from mhsh.cli.main import main; main(['compare', '/nowhere']); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0

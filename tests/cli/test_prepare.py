@@ -1,0 +1,151 @@
+"""mhsh prepare in processes of its own: what it prints, what it imports, and that no kill of the
+real thing changes its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhsh.cli import prepare
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config, to_dict
+from mhsh.errors import UserError
+from tests.conftest import ROOT, load_fields
+from tests.data.preparing import pretraining_config, translation_config, tree, write_documents
+
+# The command with a config in JSON, told in one line what it has loaded.
+COMMAND = """
+import json, sys
+from mhsh.cli.prepare import run
+from mhsh.config.resolve import from_dict
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[1])
+    status = run(from_dict(arguments.pop("config")), **arguments)
+    print("loaded:", *sorted({"jax", "grain", "tensorflow", "apache_beam"} & set(sys.modules)))
+    sys.exit(status)
+"""
+
+
+def command(config: Config, out: Path, **arguments: Any) -> list[str]:
+    defaults = dict(config=to_dict(config), out=str(out), workers=1, runner="local", beam_options="", per_shard=10**6)
+    return [sys.executable, "-c", COMMAND, json.dumps(defaults | arguments)]
+
+
+def ran(config: Config, out: Path, **arguments: Any) -> list[str]:
+    done = subprocess.run(command(config, out, **arguments), cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1]
+
+
+def test_it_says_what_it_did_and_never_loads_jax(tmp_path):
+    out = tmp_path / "out"
+    lines = ran(translation_config(), out, workers=2, per_shard=700)
+    assert lines[:3] == ["reading numbers:1500", "learning a bpe vocabulary", "encoding 4 chunks with 400 tokens"]
+    assert lines[3].startswith("pairs read 1,500: 0 empty, ") and lines[3].endswith(" duplicates, 0 left to validation")
+    assert lines[4].startswith("train: 1,") and lines[5].startswith("validation: 1,000 pairs (0 too long and ")
+    assert lines[6].endswith(f"train from it with --config.data.source=arrayrecord:{out}")
+    assert lines[7:] == ["loaded:"]
+    again = ran(translation_config(), out, workers=2, per_shard=700)
+    assert again[0] == f"{out} is finished; comparing it with its source and its hashes" and again[1:4] == lines[3:6]
+
+
+def test_it_prepares_documents_too(tmp_path):
+    source = write_documents(tmp_path, "t", [f"Document {number} has a sentence.\nIt has another." for number in range(60)])
+    out = tmp_path / "out"
+    lines = ran(pretraining_config(source=source, vocab_size=100), out, workers=2, per_shard=None)
+    assert lines[:2] == [f"reading {source}", "learning a wordpiece vocabulary"]
+    assert re.fullmatch(r"encoding 2 chunks with \d+ tokens", lines[2])
+    assert lines[3] == "documents read 60: 0 empty, 0 duplicates"
+    number = r"\d{1,3}(,\d{3})*"
+    counts = rf"{number} sentences \({number} cut\), {number} tokens in {number} rows, \d+\.\d% padding, 0 tokens dropped"
+    vocabulary = r"0\.000% of the text unknown, \d+\.\d% of the vocabulary used"
+    for line, split in zip(lines[4:6], ("train", "validation"), strict=True):
+        assert re.fullmatch(rf"{split}: \d+ documents \(0 without a token left out\), {counts}; {vocabulary}", line)
+    assert lines[6].endswith(f"train from it with --config.data.source=arrayrecord:{out}")
+    assert lines[7:] == ["loaded:"]
+
+
+def test_objectives_without_rows_of_their_own(tmp_path):
+    fields = load_fields("bert", "2l8h")
+    fields["model"] |= dict(objective="classification", num_classes=2, next_sentence=False)
+    fields["train"]["eval_batches"] = 0
+    fields["data"] = dict(task="cola", source="tsv:GLUE", vocab_path="v.txt", lowercase=True, sequence_length=32, seed=0)
+    with pytest.raises(UserError, match=r"those of model\.objective = 'classification' are made when training starts"):
+        prepare.run(from_dict(fields), str(tmp_path / "out"), 1, "local", "", None)
+
+
+def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path):
+    """Each start is killed as soon as it has brought the folder one of these further; its three
+    workers go with it.
+    """
+    config = translation_config(source="numbers:1500")
+    ran(config, tmp_path / "whole", per_shard=100)
+    out = tmp_path / "out"
+    for moment in ("staging/train-00005.txt", "tokenizer.json", "train/00003.arrayrecord", "train/00011.json"):
+        process = subprocess.Popen(command(config, out, per_shard=100, workers=3), cwd=ROOT, stdout=subprocess.DEVNULL)
+        while not (out / moment).exists():
+            assert process.poll() is None, moment
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+    ran(config, out, per_shard=100, workers=3)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_ctrl_c_ends_it_at_once_and_nothing_is_lost(tmp_path):
+    config = translation_config(source="numbers:1500")
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command(config, out, per_shard=50, workers=3),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (out / "train" / "00003.json").exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT and stderr.count("Traceback") == 1 and stderr.endswith("KeyboardInterrupt\n")
+    ran(config, out, per_shard=50)
+    ran(config, tmp_path / "whole", per_shard=50)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("default")
+def test_beam_gives_the_same_bytes(tmp_path):
+    pytest.importorskip("apache_beam", reason="the beam extra is not installed", exc_type=ImportError)
+    config = translation_config(source="numbers:600")
+    ran(config, tmp_path / "local", per_shard=100)
+    lines = ran(config, tmp_path / "beam", per_shard=100, runner="beam", beam_options="--runner=DirectRunner")
+    assert lines[-1] == "loaded: apache_beam"
+    assert tree(tmp_path / "beam") == tree(tmp_path / "local")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (dict(workers=0), "--workers=0 must be 1 or more"),
+        (dict(runner="flume"), "--runner=flume is not known; allowed: local, beam"),
+        (dict(beam_options="--runner=FlinkRunner"), "--beam-options are for --runner=beam"),
+        (dict(per_shard=0), "--per-shard=0 must be 1 or more"),
+    ],
+)
+def test_flags_that_will_not_do(tmp_path, arguments, complaint):
+    defaults = dict(workers=1, runner="local", beam_options="", per_shard=10)
+    with pytest.raises(UserError, match=f"^{complaint}$"):
+        prepare.run(translation_config(), str(tmp_path / "out"), **(defaults | arguments))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,178 @@
+"""`mhsh probe` as it is run: on a trained run and on fresh models, a table, a JSON and pictures;
+mistakes in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mhsh.cli import probe
+from mhsh.cli.main import main
+from mhsh.training.load_for_inference import restored_model
+from tests.conftest import ROOT
+
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
+TINY = [
+    "--config=configs/bert.py:2l8h",
+    "--config.model.vocab_size=512",
+    "--config.data.sequence_length=32",
+    "--config.data.validation_fraction=0.2",
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(600)]
+    path.write_text("\n\n".join("\n".join(sentences[start : start + 10]) for start in range(0, 600, 10)) + "\n", encoding="utf-8")
+    return f"--config.data.source=text:{path}"
+
+
+@pytest.fixture(scope="module")
+def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    folder = tmp_path_factory.mktemp("runs") / "_tiny$run"
+    settings = [
+        *TINY,
+        corpus,
+        "--config.train.num_steps=2",
+        "--config.optimizer.warmup_steps=1",
+        "--config.train.eval_batches=1",
+        f"--workdir={folder}",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "mhsh.cli.main", "train", *settings],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("kind", ["dependency", "gradients", "coverage", "similarity", "amplification"])
+def test_a_run(run, tmp_path, capsys, kind):
+    out = tmp_path / "found.json"
+    few = ["--draws=1"] if kind == "amplification" else []
+    assert main(["probe", kind, str(run), "--rows=2", *few, f"--out={out}"]) == 0
+    assert "_tiny$run" in capsys.readouterr().out
+    document = json.loads(out.read_text(encoding="utf-8"))
+    (model,) = document["models"]
+    assert (document["kind"], model["name"], model["step"]) == (kind, "_tiny$run", 2)
+    assert document["settings"]["rows"] == 2 and model["config"]["model"]["num_layers"] == 2
+    figures = {"amplification": lambda found: found["means"], "gradients": lambda found: found["stacks"]["encoder"]["layer"]}.get(
+        kind, lambda found: found["encoder"]
+    )(model["result"])
+    if kind == "coverage":
+        attention = figures["attention"]
+        assert len(attention["heads"]) == 2 and len(attention["heads"][0]) == 8
+        # At a start like BERT's the scores are near zero: a token looks almost evenly at all it may
+        # see.
+        assert 0.98 < attention["layers"][0] / attention["visible"] <= 1
+    elif kind == "dependency":
+        assert sum(sum(part) if isinstance(part, list) else part for part in figures.values()) == pytest.approx(1, abs=1e-3)
+    elif kind == "similarity":
+        assert all(0 < value <= 1.0001 for value in figures["cka"])
+    else:
+        assert len(figures) == 2 and min(figures) > 0
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    ET.fromstring(out.with_suffix(".svg").read_bytes())
+
+
+def test_two_fresh_shapes_side_by_side(corpus, tmp_path, capsys):
+    out = tmp_path / "coverage.json"
+    against = [argument.replace("--config", "--against") for argument in [*TINY, corpus]]
+    shape = ["--against.model.heads_per_layer=2"]
+    assert main(["probe", "coverage", *TINY, corpus, *against, *shape, "--rows=1", f"--out={out}"]) == 0
+    shallow, deep = (model["result"]["encoder"]["attention"] for model in json.loads(out.read_text())["models"])
+    assert [(len(each["heads"]), len(each["heads"][0])) for each in (shallow, deep)] == [(2, 8), (8, 2)]
+    assert shallow["visible"] == deep["visible"]
+    assert "8L2H" in capsys.readouterr().out
+
+
+def test_fresh_stacks_of_several_depths(corpus, tmp_path, capsys):
+    out = tmp_path / "amplification.json"
+    few = ["--depths=1,2,3", "--schemes=admin_closed_one,rezero", "--draws=2", "--rows=1"]
+    assert main(["probe", "amplification", *TINY, corpus, *few, f"--out={out}"]) == 0
+    admin, rezero = json.loads(out.read_text())["schemes"]
+    assert [point["sublayers"] for point in admin["points"]] == [2, 4, 6] and admin["theory"] == "O(1)"
+    assert admin["growth"]["low"] < admin["growth"]["exponent"] < admin["growth"]["high"]
+    assert rezero["growth"] is None and [point["mean"] for point in rezero["points"]] == [0, 0, 0]
+    assert "admin_closed_one" in capsys.readouterr().out and out.with_suffix(".svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["coverage"], "mhsh probe needs RUN folders, or --config=FILE.py:VARIANT"),
+        (["coverage", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["coverage", "somewhere", *TINY], "give either runs (somewhere) or --config, not both"),
+        (["coverage", *TINY, "--step=3"], "--step goes with RUN"),
+        (["coverage", *TINY, "--rows=0"], "--rows=0: give a number above 0"),
+        (["coverage", *TINY, "--out=pyproject.toml"], "--out=pyproject.toml exists, and nothing is overwritten"),
+        (["coverage", *TINY, "--out=/nowhere/at/all.json"], "there is no folder /nowhere/at"),
+        (["coverage", *TINY, "--config.train.start_from=elsewhere"], "makes no fresh model; probe that run itself"),
+        (["amplification", *TINY, "--schemes=best"], "--schemes: there is no 'best'; allowed: post_ln, pre_ln"),
+        (["amplification", *TINY, "--depths=6,deep"], "--depths=6,deep: give whole numbers"),
+        (["amplification", *TINY, "--draws=0"], "--draws=0: give a number above 0"),
+        (["amplification", *TINY, "--noise=nan"], "--noise=nan: give a number above 0"),
+        (["amplification", *TINY, "--against=configs/bert.py:2l8h"], "--against does not go with amplification"),
+        (["coverage", *TINY, "--draws=2"], "--draws=2 is not an argument of mhsh probe"),
+    ],
+)
+def test_mistakes(capsys, arguments, message):
+    assert main(["probe", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and len(captured.err.strip().split("\n")) == 1 and not captured.out
+
+
+def test_an_unknown_kind(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["probe", "everything"])
+    assert ended.value.code == 2 and "invalid choice: 'everything'" in capsys.readouterr().err
+
+
+def test_a_run_without_checkpoints_and_one_with_other_data(run, tmp_path, capsys):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((run / "config.json").read_bytes())
+    assert main(["probe", "gradients", str(bare), f"--out={tmp_path}/a.json"]) == 2
+    assert "checkpoint" in capsys.readouterr().err
+    assert main(["probe", "gradients", str(run), "--step=7", f"--out={tmp_path}/a.json"]) == 2
+    assert "7" in capsys.readouterr().err
+    assert main(["probe", "gradients", str(run), "--rows=100000", f"--out={tmp_path}/a.json"]) == 2
+    assert "--rows=100000 is more than the" in capsys.readouterr().err
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_a_run_whose_parameters_are_lost(run, tmp_path, capsys, monkeypatch):
+    def poisoned(*given):
+        model, params = restored_model(*given)
+        return model, params | {"prediction": jax.tree.map(lambda leaf: leaf * np.nan, params["prediction"])}
+
+    monkeypatch.setattr(probe, "restored_model", poisoned)
+    assert main(["probe", "gradients", str(run), f"--out={tmp_path}/a.json"]) == 2
+    assert "prediction/bias is not finite at this checkpoint; probe an earlier one" in capsys.readouterr().err
+
+
+def test_a_picture_that_is_there_is_kept(run, tmp_path, capsys):
+    (tmp_path / "found.svg").write_text("mine")
+    assert main(["probe", "similarity", str(run), f"--out={tmp_path}/found.json"]) == 2
+    assert "found.svg exists, and nothing is overwritten" in capsys.readouterr().err
+    assert (tmp_path / "found.svg").read_text() == "mine" and not (tmp_path / "found.json").exists()

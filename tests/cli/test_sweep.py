@@ -1,0 +1,177 @@
+"""Tests of `mhsh sweep`: the plan, and sweeps of real processes that finish, diverge, fail, are
+killed and go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhsh.cli.main import main
+from mhsh.cli.sweep import make_plan
+from mhsh.run_folder import RunFolder
+from mhsh.sweep.axes import parse_axes
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, SweepFolder
+from tests.conftest import ROOT, load_fields
+
+CONFIG = [
+    "--config=configs/quickstart.py:6l8h_post_ln",
+    "--config.model.num_layers=1",
+    "--config.model.embed_dim=8",
+    "--config.model.mlp_dim=8",
+    "--config.model.max_positions=16",
+    "--config.data.sequence_length=16",
+    "--config.data.validation_fraction=0.2",
+    "--config.optimizer.warmup_steps=0",
+    "--config.train.num_steps=6",
+    "--config.train.batch_size=2",
+    "--config.train.log_interval=1",
+    "--config.train.eval_interval=0",
+    "--config.train.eval_batches=1",
+    "--config.train.checkpoint_interval=0",
+    "--config.train.max_skipped_steps=2",
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.txt"
+    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(900)]
+    path.write_text("\n\n".join("\n".join(sentences[start : start + 9]) for start in range(0, 900, 9)) + "\n", encoding="utf-8")
+    return path
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mhsh.cli.main", "sweep", *CONFIG, *arguments]
+
+
+def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def states(folder: Path) -> list[str]:
+    there = SweepFolder(folder)
+    return [there.state(cell.name).kind for cell in there.read_plan().cells]
+
+
+def test_a_plan_adds_up():
+    fields = load_fields("quickstart", "6l8h_post_ln")
+    plan = make_plan(parse_axes(["heads_per_layer=8,1", "num_steps=100,200"], fields), fields)
+    tokens = [cell.cost["tokens"] for cell in plan.cells]
+    assert tokens == [100 * 8 * 128, 200 * 8 * 128] * 2
+    flops = [cell.cost["flops"] for cell in plan.cells]
+    assert flops[1] == 2 * flops[0] and flops[:2] == flops[2:]  # regrouping costs nothing in FLOPs
+    assert [cell.cost["parameters"] for cell in plan.cells] == [329_672, 329_672, 345_800, 345_800]
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(capsys, tmp_path):
+    arguments = ["sweep", *CONFIG, "--axes", "heads_per_layer=8,1", "--axes", "seed=0,1,2", f"--workdir={tmp_path / 's'}"]
+    assert main([*arguments, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].split()[:3] == ["6", "cells", "1,152"]  # 6 runs of 6 steps of 2 rows of 16 tokens
+    assert [line.split()[:2] for line in lines if line.split()[:1] in (["8"], ["1"])] == [[h, s] for h in "81" for s in "012"]
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs --axes"),
+        (["--axes", "heads_per_layer=8,3"], "cell heads_per_layer-3: model.heads_per_layer = 3 does not divide"),
+        (["--axes", "seed=0", "batch_size=2,0"], "cell seed-0_batch_size-0: train.batch_size = 0"),
+        (["--axes", "seed=0", "--cells=3/2"], "--cells=3/2 must be I/N"),
+        (["--axes", "seed=0", "--cells=half"], "--cells=half must be I/N"),
+        (["--axes", "seed=0", "--parallel=0"], "--parallel=0 must be 1 or more"),
+        (["--axes", "seed=0", "--colour=red"], "--colour=red is not an argument of mhsh sweep"),
+    ],
+)
+def test_mistakes_stop_before_anything_runs(capsys, tmp_path, arguments, message):
+    assert main(["sweep", *CONFIG, f"--workdir={tmp_path / 's'}", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("mhsh: ") and said.err.count("\n") == 1 and message in said.err
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_config_is_needed(capsys, tmp_path):
+    assert main(["sweep", "--axes", "seed=0", f"--workdir={tmp_path}"]) == 2
+    assert "needs --config" in capsys.readouterr().err
+
+
+def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path):
+    folder, missing = tmp_path / "s", tmp_path / "missing.txt"
+    axes = ["--axes", f"source=text:{corpus},text:{missing}", "lr=1e-3,1e38", f"--workdir={folder}"]
+    # One host's share: the first and the third cell.
+    first = sweep(*axes, "--cells=1/2")
+    assert first.returncode == 2, first.stderr
+    assert states(folder) == [FINISHED, WAITING, FAILED, WAITING]
+    assert "1 cells have failed; --retry tries them again" in first.stdout
+    there = SweepFolder(folder)
+    names = [cell.name for cell in there.read_plan().cells]
+    assert str(missing) in there.state(names[2]).reason
+    html = (folder / "sweep.html").read_text(encoding="utf-8")
+    assert "1 failed, 2 not run" in html and f"{names[2]} failed: exit status 2: mhsh: " in html
+    # The other host's, both of its cells at once; what failed is mended meanwhile.
+    missing.write_bytes(corpus.read_bytes())
+    metrics = there.run_folder(names[0]).path / "metrics.jsonl"
+    before = metrics.read_bytes()
+    second = sweep(*axes, "--parallel=2", "--cells=2/2")
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert states(folder) == [FINISHED, GAVE_UP, FAILED, GAVE_UP]  # a failed cell waits until it is asked for
+    assert sweep(*axes, "--retry").returncode == 0
+    assert states(folder) == [FINISHED, GAVE_UP, FINISHED, GAVE_UP]
+    assert metrics.read_bytes() == before
+    figures = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    assert [cell["verdict"] for cell in figures["cells"]][1::2] == ["diverged", "diverged"]
+    shape = RunFolder(there.run_folder(names[0]).path).read_run()["parameters"]["total"]
+    assert shape == there.read_plan().cells[0].cost["parameters"]
+
+
+def _children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def test_a_sweep_that_is_killed_and_one_that_is_stopped_go_on(corpus, tmp_path):
+    folder = tmp_path / "s"
+    long = ["--config.train.num_steps=3000", "--config.train.checkpoint_interval=20"]
+    arguments = [*long, f"--config.data.source=text:{corpus}", "--axes", "seed=0,1", f"--workdir={folder}"]
+    started: dict[str, Any] = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    killed = subprocess.Popen(command(*arguments), **started)
+    run = SweepFolder(folder).run_folder("seed-0")
+    while run.newest_checkpoint() is None:
+        assert killed.poll() is None, killed.communicate()
+        time.sleep(0.05)
+    (child,) = _children(killed.pid)
+    killed.kill()
+    killed.communicate()
+    # Its cell goes on, and nobody else touches that.
+    assert states(folder) == [RUNNING, WAITING]
+    os.kill(child, signal.SIGKILL)
+    while states(folder)[0] == RUNNING:
+        time.sleep(0.05)
+    assert states(folder) == [STOPPED, WAITING]
+
+    stopped = subprocess.Popen(command(*arguments), **started)
+    log = folder / "logs" / "seed-0.out"
+    while "going on from the checkpoint of step" not in log.read_text(encoding="utf-8"):
+        assert stopped.poll() is None, stopped.communicate()
+        time.sleep(0.05)
+    steps = len(run.read_metrics().rows)
+    while len(run.read_metrics().rows) < steps + 3:  # it trains, and no longer prepares
+        assert stopped.poll() is None, stopped.communicate()
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGINT)
+    out, err = stopped.communicate()
+    assert stopped.returncode == 130, err
+    assert "stopped by signal 2, states saved" in out and (folder / "sweep.html").exists()
+    assert states(folder) == [STOPPED, WAITING]
+    assert run.read_run()["status"] == "stopped"
+    saved = run.newest_checkpoint()
+    assert saved == run.read_metrics().rows[-1]["step"]

@@ -1,0 +1,171 @@
+"""`mhsh translate` on a run folder as training leaves it: every line in its place, from files and
+through pipes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from mhsh.cli.translate import run
+from mhsh.config.schema import to_dict
+from mhsh.data.tokenizers.subword import train_tokenizer
+from mhsh.errors import UserError
+from mhsh.evaluation.translation import model_decoder, translate_lines
+from mhsh.run_folder import RunFolder
+from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.state import TrainState
+from tests.conftest import ROOT
+from tests.evaluation.small_translation import MAX_POSITIONS, random_params, small_config, small_model, small_tokenizer
+
+STEPS = (4, 8)
+LINES = ["the in a", "", "sich", "der und die und das mit den", " \t", "zu of to to is a", "Straße 😀", "das"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run with two checkpoints, each of other random parameters."""
+    folder = RunFolder.open_for_training(tmp_path_factory.mktemp("runs") / "trained", small_config())
+    small_tokenizer().save(folder.path / "tokenizer.json")
+    folder.write_run({"status": "finished", "data": {"vocab_fingerprint": small_tokenizer().fingerprint}})
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=5, keep_every=0)
+    for step in STEPS:
+        checkpoints.save(step, jax.device_put(TrainState(random_params(step), {}, np.int32(step))))
+    checkpoints.close()
+    return str(folder.path)
+
+
+@pytest.fixture
+def copied(trained: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "copied"))
+
+
+def options(**changed: Any) -> dict[str, Any]:
+    return {
+        "source": None,
+        "output": None,
+        "beam": 3,
+        "length_penalty": 0.6,
+        "step": None,
+        "num_averaged": 1,
+        "batch_tokens": 64,
+        "overlong": "error",
+    } | changed
+
+
+def expected(lines: list[str], params: Any) -> list[str]:
+    decode = model_decoder(small_model(), params, num_hypotheses=3, length_penalty=0.6)
+    translated = translate_lines(lines, small_tokenizer(), decode, max_positions=MAX_POSITIONS, batch_tokens=64, cut_overlong=False)
+    return translated.lines
+
+
+def written(path: Path, lines: list[str]) -> str:
+    content = "".join(line + "\n" for line in lines).encode("utf-8")
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["source.en", "source.en.gz"])
+def test_files(trained, tmp_path, name):
+    output = tmp_path / "out.de"
+    assert run(trained, **options(source=written(tmp_path / name, LINES), output=str(output))) == 0
+    lines = output.read_text(encoding="utf-8").split("\n")
+    assert lines == [*expected(LINES, random_params(8)), ""]
+    assert lines[1] == lines[4] == ""
+
+
+def test_an_older_step_and_an_average(trained, tmp_path):
+    source = written(tmp_path / "source.en", LINES)
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, random_params(4), random_params(8))
+    found = {}
+    for name, changed in {"older": {"step": 4}, "average": {"num_averaged": 2}}.items():
+        run(trained, **options(source=source, output=str(tmp_path / name), **changed))
+        found[name] = (tmp_path / name).read_text(encoding="utf-8").split("\n")[:-1]
+    assert found == {"older": expected(LINES, random_params(4)), "average": expected(LINES, mean)}
+    assert found["older"] != found["average"]
+    with pytest.raises(UserError, match=r"3 checkpoints cannot be averaged: up to step 8 there are 2 \(4, 8\)"):
+        run(trained, **options(source=source, num_averaged=3))
+
+
+def test_as_a_process_between_pipes(trained):
+    overlong = " ".join(["der"] * MAX_POSITIONS)
+    command = [sys.executable, "-m", "mhsh.cli.main", "translate", trained, "--beam=3", "--overlong=cut", "--batch-tokens=64"]
+    given = "\n".join([*LINES, overlong]).encode()  # no end to the last line
+    environment = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, cwd=ROOT, input=given, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode("utf-8").split("\n")
+    assert lines[:-2] == expected(LINES, random_params(8))
+    assert len(lines) == len(LINES) + 2
+    assert lines[-1] == ""
+    assert done.stderr.decode() == f"mhsh translate: 1 lines were cut to model.max_positions = {MAX_POSITIONS} tokens\n"
+
+
+def test_no_lines_at_all(trained, tmp_path):
+    run(trained, **options(source=written(tmp_path / "empty", []), output=str(tmp_path / "out")))
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_an_output_that_exists_is_left_alone(trained, tmp_path):
+    (tmp_path / "out").write_text("my thesis")
+    with pytest.raises(UserError, match="out exists; choose another --output"):
+        run(trained, **options(source=written(tmp_path / "source", LINES), output=str(tmp_path / "out")))
+    assert (tmp_path / "out").read_text() == "my thesis"
+
+
+def test_bad_lines_leave_no_output(trained, tmp_path):
+    latin, overlong, output = tmp_path / "latin", tmp_path / "overlong", tmp_path / "out"
+    latin.write_bytes(b"the\n" + "Häuser\n".encode("latin-1"))
+    written(overlong, ["der", " ".join(["der"] * MAX_POSITIONS)])
+    for source, message in (
+        (latin, "latin line 2 is not UTF-8: "),
+        (overlong, "line 2 has 33 tokens with its end mark, more than"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(trained, **options(source=str(source), output=str(output)))
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"beam": 0}, "--beam = 0; allowed: 1 or more"),
+        ({"batch_tokens": 0}, "--batch-tokens = 0; allowed: 1 or more"),
+        ({"length_penalty": -0.1}, "--length-penalty = -0.1; allowed: 0 or more"),
+        ({"length_penalty": float("nan")}, "--length-penalty = nan; allowed: 0 or more"),
+        ({"step": 5}, "holds no checkpoint of step 5; there are 4, 8"),
+        ({"output": "/nowhere/at/all"}, "there is no folder /nowhere/at for --output"),
+    ],
+)
+def test_impossible_values(trained, tmp_path, changed, message):
+    with pytest.raises(UserError, match=message):
+        run(trained, **options(source=written(tmp_path / "source", LINES), **changed))
+
+
+def test_a_vocabulary_that_does_not_match(copied, tmp_path):
+    source = written(tmp_path / "source", LINES)
+    texts = ["the quick brown fox jumps over the lazy dog while pigs are flying", "etwas ganz anderes als alles vorher Gesagte"] * 3
+    for size in (300, 330):  # fewer tokens than the model has embeddings for, and more
+        train_tokenizer("bpe", texts, size).save(copied / "tokenizer.json")
+        with pytest.raises(
+            UserError, match=r"tokenizer\.json is not the vocabulary of this run \(fingerprint .*; put the run's own back"
+        ):
+            run(str(copied), **options(source=source))
+    (copied / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="there is no vocabulary at"):
+        run(str(copied), **options(source=source))
+
+
+def test_a_run_of_another_kind(copied, tmp_path, make_config):
+    (copied / "config.json").write_text(json.dumps(to_dict(make_config("bert", "2l8h"))))
+    with pytest.raises(UserError, match=r"is a run of model\.objective = 'mlm'; mhsh translate needs 'translation'"):
+        run(str(copied), **options(source=written(tmp_path / "source", LINES)))

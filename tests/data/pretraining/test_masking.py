@@ -1,0 +1,225 @@
+"""How much is masked, by what, and what never is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mhsh.data.pretraining.masking import MaskingRule, mask_rows
+from mhsh.data.random_numbers import random_bits
+
+V, T, P = 1000, 64, 12
+PAD, UNK, CLS, SEP, MASK = range(5)
+SPECIAL = np.arange(V) < 5
+CONTINUES = np.arange(V) >= 600
+
+
+def rule(**fields: object) -> MaskingRule:
+    plain = MaskingRule(
+        mask_id=MASK,
+        is_maskable=~SPECIAL,
+        ordinary_ids=np.flatnonzero(~SPECIAL).astype(np.int32),
+        is_continuation=None,
+        mask_fraction=0.15,
+        max_predictions=P,
+    )
+    return dataclasses.replace(plain, **fields)
+
+
+def masked_rows(inputs: np.ndarray, rng: np.random.Generator, used: MaskingRule) -> list[dict[str, np.ndarray]]:
+    """The rows [B,T] masked together, by keys drawn from `rng`."""
+    masked = mask_rows(inputs, rng.integers(2**64, size=len(inputs), dtype=np.uint64), used)
+    return [{name: values[row] for name, values in masked.items()} for row in range(len(inputs))]
+
+
+def make_row(rng: np.random.Generator, real: int = T) -> np.ndarray:
+    inputs = np.zeros(T, np.int32)
+    inputs[:real] = rng.integers(5, V, real)
+    inputs[0] = CLS
+    inputs[real - 1] = inputs[real // 2] = SEP
+    inputs[real // 3] = UNK
+    return inputs
+
+
+def words_of(inputs: np.ndarray) -> list[list[int]]:
+    """The positions of each word, by a plain loop."""
+    words: list[list[int]] = []
+    for position, token in enumerate(inputs.tolist()):
+        if SPECIAL[token]:
+            continue
+        if words and words[-1][-1] == position - 1 and CONTINUES[token]:
+            words[-1].append(position)
+        else:
+            words.append([position])
+    return words
+
+
+def check(row: np.ndarray, masked: dict[str, np.ndarray], size: int = P) -> np.ndarray:
+    """What holds for every masked row; returns the chosen positions."""
+    count = int(masked["weights"].sum())
+    assert masked["targets"].shape == masked["targets_position"].shape == masked["weights"].shape == (size,)
+    assert masked["targets"].dtype == masked["targets_position"].dtype == masked["inputs"].dtype == np.int32
+    assert masked["weights"].dtype == np.float32
+    assert masked["weights"].tolist() == [1.0] * count + [0.0] * (size - count)
+    positions = masked["targets_position"][:count]
+    assert (np.diff(positions) > 0).all()
+    assert not masked["targets_position"][count:].any()
+    assert not masked["targets"][count:].any()
+    np.testing.assert_array_equal(masked["targets"][:count], row[positions])
+    assert not SPECIAL[row[positions]].any()
+    elsewhere = np.ones(T, bool)
+    elsewhere[positions] = False
+    np.testing.assert_array_equal(masked["inputs"][elsewhere], row[elsewhere])
+    return positions
+
+
+def test_fifteen_percent_eighty_ten_ten() -> None:
+    rng = np.random.default_rng(0)
+    num_rows, total = 6000, np.zeros(T)
+    replaced = {"mask": 0, "same": 0, "other": 0}
+    drawn: list[int] = []
+    row = make_row(rng)
+    maskable = np.flatnonzero(~SPECIAL[row])
+    for masked in masked_rows(np.tile(row, (num_rows, 1)), rng, rule()):
+        positions = check(row, masked)
+        assert len(positions) == round(0.15 * len(maskable)) == 9
+        total[positions] += 1
+        new, old = masked["inputs"][positions], row[positions]
+        replaced["mask"] += int((new == MASK).sum())
+        replaced["same"] += int((new == old).sum())
+        others = new[(new != MASK) & (new != old)]
+        replaced["other"] += len(others)
+        drawn += others.tolist()
+    count = sum(replaced.values())
+    assert count == 9 * num_rows
+    same_by_chance = 0.1 / (V - 5)
+    for kind, share in (("mask", 0.8), ("same", 0.1 + same_by_chance), ("other", 0.1 - same_by_chance)):
+        assert abs(replaced[kind] / count - share) < 5 * np.sqrt(share * (1 - share) / count), kind
+    # Every maskable position alike: 9 of n each time, five standard deviations.
+    share = 9 / len(maskable)
+    assert (np.abs(total[maskable] / num_rows - share) < 5 * np.sqrt(share * (1 - share) / num_rows)).all()
+    # Random tokens come from the whole vocabulary but the specials.
+    assert min(drawn) >= 5
+    assert len(set(drawn)) > 0.98 * (V - 5)
+    assert abs(np.mean(drawn) - (V + 4) / 2) < 5 * (V / np.sqrt(12)) / np.sqrt(len(drawn))
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("real", [5, 6, 8, 20, 40, T])
+def test_never_specials_never_padding(real: int, whole_words: bool) -> None:
+    rng = np.random.default_rng(real)
+    used = rule(is_continuation=CONTINUES if whole_words else None)
+    rows = np.stack([make_row(rng, real) for _ in range(200)])
+    for row, masked in zip(rows, masked_rows(rows, rng, used), strict=True):
+        maskable = int((~SPECIAL[row]).sum())
+        positions = check(row, masked)
+        if whole_words:
+            assert len(positions) >= (1 if any(len(word) <= P for word in words_of(row)) else 0)
+        else:
+            assert len(positions) == (max(1, round(0.15 * maskable)) if maskable else 0)
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_max_predictions_is_the_most(size: int, whole_words: bool) -> None:
+    rng = np.random.default_rng(1)
+    used = rule(max_predictions=size, mask_fraction=0.5, is_continuation=CONTINUES if whole_words else None)
+    counts = set()
+    rows = np.stack([make_row(rng) for _ in range(300)])
+    for row, masked in zip(rows, masked_rows(rows, rng, used), strict=True):
+        counts.add(len(check(row, masked, size)))
+    assert max(counts) == size
+    if not whole_words:
+        assert counts == {size}
+
+
+def test_whole_words_are_never_parted() -> None:
+    rng = np.random.default_rng(2)
+    chosen_words, long_words, chosen, budget = 0, 0, 0, 0
+    rows = np.stack([make_row(rng) for _ in range(2000)])
+    for row, masked in zip(rows, masked_rows(rows, rng, rule(is_continuation=CONTINUES)), strict=True):
+        words = words_of(row)
+        positions = set(check(row, masked).tolist())
+        for word in words:
+            assert positions.isdisjoint(word) or positions.issuperset(word)
+            chosen_words += positions.issuperset(word)
+            long_words += len(word) > 1 and positions.issuperset(word)
+        chosen += len(positions)
+        budget += round(0.15 * sum(map(len, words)))
+        assert len(positions) <= round(0.15 * sum(map(len, words)))
+    assert long_words > 0.1 * chosen_words  # words of several pieces are masked too
+    assert chosen > 0.97 * budget
+
+
+def test_a_word_longer_than_the_budget_is_taken_alone_or_not_at_all() -> None:
+    rng = np.random.default_rng(3)
+    inputs = np.zeros(T, np.int32)
+    inputs[:8] = [CLS, 10, 700, 701, 702, 703, 704, SEP]
+    (masked,) = masked_rows(inputs[None], rng, rule(is_continuation=CONTINUES))
+    assert check(inputs, masked).tolist() == [1, 2, 3, 4, 5, 6]
+    (masked,) = masked_rows(inputs[None], rng, rule(is_continuation=CONTINUES, max_predictions=5))
+    assert check(inputs, masked, 5).tolist() == []
+    np.testing.assert_array_equal(masked["inputs"], inputs)
+
+
+def test_a_continuation_after_a_special_is_a_word_of_its_own() -> None:
+    # The second half of a sentence that was cut inside a word: the piece before the [SEP] is not
+    # part of that word.
+    inputs = np.zeros(T, np.int32)
+    inputs[:5] = [CLS, 10, SEP, 700, SEP]
+    masked = masked_rows(np.tile(inputs, (50, 1)), np.random.default_rng(6), rule(is_continuation=CONTINUES))
+    chosen = {tuple(check(inputs, row).tolist()) for row in masked}
+    assert chosen == {(1,), (3,)}
+
+
+def test_a_row_without_maskable_tokens_predicts_nothing() -> None:
+    inputs = np.zeros(T, np.int32)
+    inputs[:3] = [CLS, UNK, SEP]
+    for used in (rule(), rule(is_continuation=CONTINUES)):
+        (masked,) = masked_rows(inputs[None], np.random.default_rng(0), used)
+        assert check(inputs, masked).tolist() == []
+
+
+@pytest.mark.parametrize("used", [rule(), rule(is_continuation=CONTINUES)], ids=["tokens", "words"])
+def test_a_row_s_mask_hangs_on_the_row_and_its_key_alone(used: MaskingRule) -> None:
+    rng = np.random.default_rng(4)
+    rows = np.stack([make_row(rng, real) for real in (T, 20, 6, T, T)])
+    before = rows.copy()
+    rows.flags.writeable = False
+    keys = rng.integers(2**64, size=len(rows), dtype=np.uint64)
+    whole = mask_rows(rows, keys, used)
+    # In another order and company, and alone.
+    order = np.array([3, 1, 4, 0, 0])
+    for name, values in mask_rows(rows[order], keys[order], used).items():
+        np.testing.assert_array_equal(values, whole[name][order])
+    for row in range(len(rows)):
+        for name, values in mask_rows(rows[row : row + 1], keys[row : row + 1], used).items():
+            np.testing.assert_array_equal(values[0], whole[name][row])
+    other = mask_rows(rows, keys + np.uint64(1), used)
+    assert not np.array_equal(other["targets_position"], whole["targets_position"])
+    np.testing.assert_array_equal(rows, before)
+
+
+def test_words_are_taken_in_random_order_while_they_fit() -> None:
+    """Against a plain loop over the words, in the order of the random bits that stand for them."""
+    rng = np.random.default_rng(8)
+    used = rule(is_continuation=CONTINUES, mask_fraction=0.3, max_predictions=9)
+    rows = np.stack([make_row(rng, int(real)) for real in rng.integers(4, T + 1, 300)])
+    keys = rng.integers(2**64, size=len(rows), dtype=np.uint64)
+    masked = mask_rows(rows, keys, used)
+    for row, key, positions, weights in zip(rows, keys, masked["targets_position"], masked["weights"], strict=True):
+        words = words_of(row)
+        bits = random_bits(np.array([key]), T // 2)[0].view(np.uint32)
+        order = sorted(range(len(words)), key=lambda word: bits[word])
+        maskable = sum(map(len, words))
+        left = min(max(1, round(0.3 * maskable)), 9, maskable)
+        taken: list[int] = []
+        for word in order:
+            if len(words[word]) <= left:
+                taken += words[word]
+                left -= len(words[word])
+        if not taken:
+            taken = next((words[word] for word in order if len(words[word]) <= 9), [])
+        assert positions[: int(weights.sum())].tolist() == sorted(taken)

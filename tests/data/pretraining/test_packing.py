@@ -1,0 +1,234 @@
+"""The three layouts: literal rows, labels that tell the truth, and no token lost or invented."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from mhsh.config.schema import Config
+from mhsh.data.pretraining.packing import Packing, full_rows, pack, split_limit
+from mhsh.data.pretraining.token_documents import TokenDocuments, tokenise
+from mhsh.data.tokenizers.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
+from mhsh.errors import UserError
+
+TOKENIZER = ByteTokenizer()
+CLS, SEP, PAD = TOKENIZER.cls_id, TOKENIZER.sep_id, TOKENIZER.pad_id
+A, B, C, D, E = (5 + ord(character) for character in "ABCDE")
+SINGLE = dict(model__next_sentence=False, data__max_predictions=1)
+
+
+def lines(document: str) -> list[str]:
+    return document.split("\n")
+
+
+def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocuments, Packing]:
+    """The documents, and their packing with its rows in full."""
+    documents = tokenise(texts, TOKENIZER, lines)
+    packing = pack(documents, TOKENIZER, config.model, config.data, np.random.default_rng(seed))
+    return documents, dataclasses.replace(packing, rows=full_rows(packing.rows, config.model))
+
+
+@pytest.fixture(scope="module")
+def paired(make_config: Any, english: list[str]) -> tuple[TokenDocuments, Packing]:
+    texts = [text.replace(". ", ".\n") for text in english]
+    return packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=96))
+
+
+def segments(rows: dict[str, np.ndarray], row: int) -> tuple[list[int], list[int]]:
+    """The tokens of A and B, found by the specials alone."""
+    inputs = rows["inputs"][row]
+    first, second = np.flatnonzero(inputs == SEP)
+    return inputs[1:first].tolist(), inputs[first + 1 : second].tolist()
+
+
+def test_pair_rows_literal(make_config: Any) -> None:
+    config = make_config(data__tokenizer="bytes", data__sequence_length=9)
+    found = {}
+    for seed in range(30):
+        _, packing = packed(["A\nB", "C\nDE"], config, seed)
+        rows = packing.rows
+        assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "token_types", "next_sentence"}
+        assert all(values.dtype == np.int32 for values in rows.values())
+        found[tuple(rows["inputs"][0].tolist())] = {name: values[0].tolist() for name, values in rows.items()}
+    true_pair = found.pop((CLS, A, SEP, B, SEP, PAD, PAD, PAD, PAD))
+    assert true_pair["inputs_position"] == [0, 1, 2, 3, 4, 0, 0, 0, 0]
+    assert true_pair["inputs_segmentation"] == [1, 1, 1, 1, 1, 0, 0, 0, 0]
+    assert true_pair["token_types"] == [0, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert true_pair["next_sentence"] == 1
+    other = found.pop((CLS, A, SEP, C, D, E, SEP, PAD, PAD))  # from the start of the other document
+    assert other["token_types"] == [0, 0, 0, 1, 1, 1, 1, 0, 0]
+    assert other["next_sentence"] == 0
+    from_middle = found.pop((CLS, A, SEP, D, E, SEP, PAD, PAD, PAD))
+    assert from_middle["next_sentence"] == 0
+    assert not found
+
+
+def test_pair_labels_are_true(paired: tuple[TokenDocuments, Packing], english: list[str]) -> None:
+    rows = paired[1].rows
+    streams = [TOKENIZER.encode_batch([text.replace(". ", ".").replace("\n", "")])[0].tolist() for text in english]
+    texts = ["".join(chr(number) for number in stream) for stream in streams]
+    labels = rows["next_sentence"]
+    for row, label in enumerate(labels.tolist()):
+        a, b = ("".join(map(chr, segment)) for segment in segments(rows, row))
+        assert a
+        assert b
+        follows = any(a + b in text for text in texts)
+        assert follows == bool(label)
+        if not label:
+            of_a = {number for number, text in enumerate(texts) if a in text}
+            of_b = {number for number, text in enumerate(texts) if b in text}
+            assert of_a
+            assert of_b
+            assert of_a != of_b or len(of_a) > 1
+    assert set(labels.tolist()) == {0, 1}
+
+
+def test_half_of_the_pairs_are_true(make_config: Any) -> None:
+    texts = ["\n".join(["abcdefg"] * 400) for _ in range(5)]
+    _, packing = packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=48))
+    labels = packing.rows["next_sentence"]
+    # A sum of fair coins but for the last rows of a document; five standard deviations.
+    assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 5 / len(labels)
+
+
+def test_pairs_lose_nothing(paired: tuple[TokenDocuments, Packing]) -> None:
+    """A, and B where it truly follows, are the documents again: the text behind a random B was put
+    back.
+    """
+    documents, packing = paired
+    tokens: list[int] = []
+    for row, label in enumerate(packing.rows["next_sentence"].tolist()):
+        a, b = segments(packing.rows, row)
+        tokens += a + b if label else a
+    assert tokens == documents.tokens.tolist()
+
+
+def test_pairs_are_of_whole_sentences(make_config: Any) -> None:
+    texts = ["\n".join(f"<{n}{'x' * (n % 7)}>" for n in range(start, start + 40)) for start in (100, 200, 300)]
+    _, packing = packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=40))
+    assert packing.cut_sentences == 0
+    for row in range(len(packing.rows["inputs"])):
+        for segment in segments(packing.rows, row):
+            text = TOKENIZER.decode(segment)
+            assert text.startswith("<")
+            assert text.endswith(">")
+
+
+@hypothesis_settings(deadline=None)
+@given(
+    st.lists(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=6), min_size=2, max_size=5),
+    st.integers(5, 24),
+    st.integers(0, 100),
+)
+def test_pairs_always_fit(make_config: Any, texts: list[list[str]], length: int, seed: int) -> None:
+    config = make_config(data__tokenizer="bytes", data__sequence_length=length, data__max_predictions=1)
+    documents, packing = packed(["\n".join(sentences) for sentences in texts], config, seed)
+    rows = packing.rows
+    lengths = rows["inputs_segmentation"].sum(1)
+    np.testing.assert_array_equal(rows["inputs_segmentation"], np.arange(length) < lengths[:, None])
+    np.testing.assert_array_equal(rows["inputs"] == PAD, rows["inputs_segmentation"] == 0)
+    assert packing.cut_sentences == sum(len(text) > (length - 3) // 2 for sentences in texts for text in sentences)
+    tokens: list[int] = []
+    for row, label in enumerate(rows["next_sentence"].tolist()):
+        a, b = segments(rows, row)
+        assert len(a) + len(b) + 3 == lengths[row]
+        assert rows["token_types"][row].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * (length - lengths[row])
+        tokens += a + b if label else a
+    assert tokens == documents.tokens.tolist()
+
+
+def test_single_segments_literal(make_config: Any) -> None:
+    config = make_config(data__tokenizer="bytes", data__sequence_length=6, **SINGLE)
+    _, packing = packed(["AB\nC\nD", "E", "ABCDE\nA"], config)
+    rows = packing.rows
+    assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "token_types"}
+    assert rows["inputs"].tolist() == [
+        [CLS, A, B, C, D, SEP],
+        [CLS, E, SEP, PAD, PAD, PAD],  # rows do not cross documents
+        [CLS, A, B, C, D, SEP],  # a sentence longer than a row is cut
+        [CLS, E, A, SEP, PAD, PAD],
+    ]
+    assert rows["inputs_position"].tolist()[1] == [0, 1, 2, 0, 0, 0]
+    assert rows["inputs_segmentation"].tolist()[1] == [1, 1, 1, 0, 0, 0]
+    assert not rows["token_types"].any()
+    assert packing.cut_sentences == 1
+
+
+@hypothesis_settings(deadline=None)
+@given(st.lists(st.lists(st.text("abc", min_size=1, max_size=20), min_size=1, max_size=6), max_size=5), st.integers(3, 16))
+def test_single_segments_lose_nothing_and_are_full(make_config: Any, texts: list[list[str]], length: int) -> None:
+    fields = dict(data__tokenizer="bytes", data__sequence_length=length, model__num_token_types=0)
+    documents, packing = packed(["\n".join(sentences) for sentences in texts], make_config(**fields, **SINGLE))
+    rows = packing.rows
+    assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation"}
+    ordinary = rows["inputs"] >= 5
+    assert rows["inputs"][ordinary].tolist() == documents.tokens.tolist()
+    assert (rows["inputs"][:, :1] == CLS).all()
+    assert ((rows["inputs"] == SEP).sum(1) == 1).all()
+
+
+def test_stream_rows_literal(make_config: Any, clm_fields: dict[str, Any]) -> None:
+    config = make_config(**clm_fields, data__sequence_length=3)
+    _, packing = packed(["AB", "CD", "E"], config)  # A B | C D | E | : 8 tokens of stream
+    rows = packing.rows
+    assert rows["inputs"].tolist() == [[A, B, SEP], [C, D, SEP]]
+    assert rows["targets"].tolist() == [[B, SEP, C], [D, SEP, E]]
+    assert rows["inputs_position"].tolist() == [[0, 1, 2]] * 2
+    assert rows["inputs_segmentation"].tolist() == [[1, 1, 1]] * 2
+    assert packing.dropped_tokens == 1  # the last [SEP]
+    assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "targets"}
+
+
+@hypothesis_settings(deadline=None)
+@given(st.lists(st.text("abc", min_size=1, max_size=20), max_size=6), st.integers(1, 9))
+def test_stream_rows_are_the_stream(make_config: Any, clm_fields: dict[str, Any], texts: list[str], length: int) -> None:
+    config = make_config(**{**clm_fields, "model__num_token_types": 2}, data__sequence_length=length)
+    _, packing = packed(texts, config)
+    rows = packing.rows
+    stream = [number for text in texts for number in [*TOKENIZER.encode_batch([text])[0].tolist(), SEP]]
+    kept = len(stream) - packing.dropped_tokens
+    assert packing.dropped_tokens <= length
+    assert [*stream[: min(kept, 1)], *rows["targets"].reshape(-1).tolist()] == stream[:kept]
+    assert rows["inputs"].reshape(-1).tolist() == stream[: max(0, kept - 1)]
+    assert len(rows["inputs"]) == max(0, len(stream) - 1) // length
+    assert rows["token_types"].shape == rows["inputs"].shape
+    assert not rows["token_types"].any()
+
+
+@pytest.mark.parametrize(("next_sentence", "smallest"), [(True, 5), (False, 3)])
+def test_rows_too_short_for_their_specials(make_config: Any, next_sentence: bool, smallest: int) -> None:
+    fields = dict(model__next_sentence=next_sentence, data__max_predictions=1)
+    config = make_config(**fields, data__sequence_length=smallest - 1)
+    with pytest.raises(UserError, match=rf"data\.sequence_length = {smallest - 1} has no room .*: {smallest} or more"):
+        split_limit(config.model, config.data)
+    config = make_config(**fields, data__sequence_length=smallest)
+    assert split_limit(config.model, config.data) == 1
+
+
+def test_random_sentences_need_a_second_document(make_config: Any) -> None:
+    with pytest.raises(
+        UserError, match=r"model\.next_sentence = True needs text in two documents .* has 1; raise data\.validation_fraction"
+    ):
+        packed(["A\nB", ""], make_config(data__tokenizer="bytes", data__sequence_length=9))
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
+def test_rows_are_kept_in_as_few_bytes_as_their_ids_need(
+    make_config: Any, clm_fields: dict[str, Any], vocab_size: int, dtype: type
+) -> None:
+    tokenizer = WordPieceTokenizer([*SPECIALS, *map(str, range(vocab_size - len(SPECIALS)))], lowercase=True)
+    last = vocab_size - 1
+    documents = tokenise([f"{last - 5} 0\n{last - 5}", "1\n2 3"], tokenizer, lines)
+    pairs = make_config(data__sequence_length=9, model__vocab_size=vocab_size)
+    stream = make_config(**clm_fields, data__sequence_length=3, model__vocab_size=vocab_size)
+    for config, fields in ((pairs, {"tokens", "ends", "next_sentence"}), (stream, {"tokens"})):
+        rows = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0)).rows
+        assert set(rows) == fields
+        assert rows["tokens"].dtype == dtype and rows["tokens"].max() == last
+        assert all(values.dtype == np.int32 and values.flags.c_contiguous for values in full_rows(rows, config.model).values())

@@ -1,0 +1,311 @@
+"""Prepared documents are the rows and batches that training makes of the source itself, whatever
+the shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mhsh.config.schema import Config, to_dict
+from mhsh.data.load import load_corpus
+from mhsh.data.pretraining.corpus import PretrainingCorpus
+from mhsh.data.pretraining.documents import DocumentCounts, split_documents
+from mhsh.data.pretraining.prepare import PretrainingPreparation
+from mhsh.data.shards import open_rows
+from mhsh.data.staging import stage
+from mhsh.errors import UserError
+from tests.conftest import ROOT
+from tests.data.preparing import prepared, pretraining_config, translation_config, with_rows, write_documents
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "pairs": {},
+    "segments": dict(next_sentence=False, num_token_types=0, whole_word_masking=True),
+    "stream": dict(objective="clm", next_sentence=False, num_token_types=0, tokenizer="bytes"),
+    "stream of wordpiece": dict(objective="clm", next_sentence=False, num_token_types=2),
+}
+B = 6
+
+
+def load(config: Config) -> PretrainingCorpus:
+    corpus = load_corpus(config, None)
+    assert isinstance(corpus, PretrainingCorpus)
+    return corpus
+
+
+def assert_same_batches(a: Any, b: Any, steps: list[int]) -> None:
+    for step in steps:
+        here, there = a[step], b[step]
+        assert set(here) == set(there)
+        for name in here:
+            assert here[name].dtype == there[name].dtype
+            np.testing.assert_array_equal(here[name], there[name])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_of_one_shard_are_those_of_the_source(tmp_path, english_source, layout):
+    config = pretraining_config(source=english_source, **LAYOUTS[layout])
+    summary, _ = prepared(config, tmp_path / "out")
+    here, there = load(config), load(with_rows(config, tmp_path / "out"))
+    assert there.unigram_entropy == here.unigram_entropy
+    assert there.tokenizer.vocab == here.tokenizer.vocab
+    assert summary == there.counts == here.counts
+    assert there.summary() == here.summary()
+    assert len(here.train) == len(there.train) and len(here.validation) == len(there.validation)
+    # Into the third epoch.
+    last = 2 * len(here.train) // B + 1
+    assert_same_batches(here.train_steps(B), there.train_steps(B), [0, 1, last, 10**9])
+    assert_same_batches(here.train_steps(B, lambda size: slice(2, 4)), there.train_steps(B, lambda size: slice(2, 4)), [3])
+    validation = here.validation_batches(B), there.validation_batches(B)
+    assert len(validation[0]) == len(validation[1])
+    assert_same_batches(*validation, [*range(len(validation[0]))])
+
+
+def test_what_training_decides_is_left_to_it(tmp_path, english_source):
+    """Masks and the order of rows hang on the config of the run, not on that of the preparation."""
+    config = pretraining_config(source=english_source)
+    prepared(config, tmp_path / "out")
+    changed = dict(max_predictions=3, mask_fraction=0.3, whole_word_masking=True, validation_fraction=0.7)
+    one = load(with_rows(pretraining_config(**changed), tmp_path / "out")).train_steps(B)[0]
+    other = load(with_rows(pretraining_config(**changed, seed=5), tmp_path / "out")).train_steps(B)[0]
+    assert one["targets"].shape == (B, 3)
+    assert not np.array_equal(one["inputs_segmentation"], other["inputs_segmentation"])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_shards_hold_the_documents_of_one(tmp_path, english_source, layout):
+    config = pretraining_config(source=english_source, **LAYOUTS[layout])
+    prepared(config, tmp_path / "one")
+    prepared(config, tmp_path / "many", per_shard=7)
+    one, many = (load(with_rows(config, tmp_path / name)) for name in ("one", "many"))
+    assert len(open_rows(tmp_path / "many" / "train").shards) > 4
+    assert one.tokenizer.vocab == many.tokenizer.vocab
+    for split in ("train", "validation"):
+        a, b = one.counts[split], many.counts[split]
+        for name in ("documents", "empty_documents", "sentences", "cut_sentences", "unknown_fraction"):
+            assert a[name] == b[name], name
+        rows = [table.take(np.arange(len(table)))["tokens"] for table in (getattr(one, split), getattr(many, split))]
+        if layout == "segments":
+            assert Counter(map(bytes, rows[0])) == Counter(map(bytes, rows[1]))
+        elif config.model.objective == "clm":
+            # Each shard drops the end of its own stream; the first token of a stream is no target.
+            num_shards = len(open_rows(tmp_path / "many" / split).shards)
+            assert a["tokens"] + a["dropped_tokens"] + 1 == b["tokens"] + b["dropped_tokens"] + num_shards
+    assert one.fingerprint != many.fingerprint
+
+
+def test_random_sentences_come_from_other_documents_of_the_same_shard(tmp_path, english, english_source):
+    config = pretraining_config(source=english_source, tokenizer="bytes", sequence_length=120, max_positions=128)
+    prepared(config, tmp_path / "out", per_shard=5)
+    rows, decode = open_rows(tmp_path / "out" / "train"), load(with_rows(config, tmp_path / "out")).tokenizer.decode
+    train = [text for split, text in split_documents(english, config.data, DocumentCounts()) if split == "train"]
+    labels, first = [], 0
+    for number, shard in enumerate(rows.shards):
+        # The last shard has one more, where one would be left alone.
+        chunk = train[5 * number :][: 5 if number + 1 < len(rows.shards) else 6]
+        names = set(re.findall(r"doc\d+", " ".join(chunk)))
+        for row in (rows[index] for index in range(first, first + shard.rows)):
+            a, b = (set(re.findall(r"doc\d+(?= )", part)) for part in decode(row["tokens"].tolist()).split("[SEP]")[:2])
+            assert a | b <= names
+            labels.append(int(row["next_sentence"]))
+            if a and b:
+                assert a == b if labels[-1] else a.isdisjoint(b)
+        first += shard.rows
+    assert len(labels) == len(rows) and 0.3 < np.mean(labels) < 0.7
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(2, [2]), (10, [4, 4, 2]), (12, [4, 4, 4]), (13, [4, 4, 5]), (14, [4, 4, 4, 2])])
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_no_shard_is_left_with_a_single_document(tmp_path, count, sizes, next_sentence):
+    """A random sentence needs a second one: the shard before takes it."""
+    config = pretraining_config(validation_fraction=0.5, next_sentence=next_sentence)
+    sides: dict[str, list[str]] = {"train": [], "validation": []}
+    for split, text in split_documents(map(str, range(200)), config.data, DocumentCounts()):
+        sides[split].append(text)
+    source = write_documents(tmp_path, "t", [*sides["train"][:count], *sides["validation"][:2]])
+    task = PretrainingPreparation(pretraining_config(validation_fraction=0.5, next_sentence=next_sentence, source=source))
+    (tmp_path / "staging").mkdir()
+    found = [chunk.items for chunk in stage(task, tmp_path / "staging", 4).chunks if chunk.split == "train"]
+    assert found == (sizes if next_sentence else [4] * (count // 4) + [count % 4] * (count % 4 > 0))
+
+
+def test_duplicates_are_counted_and_left_out(tmp_path, english):
+    config = pretraining_config(source=write_documents(tmp_path, "t", [*english, *english[::-1], english[0]]))
+    summary, _ = prepared(config, tmp_path / "out", per_shard=50)
+    assert (summary["read"], summary["empty"], summary["duplicates"]) == (121, 0, 61)
+    assert summary["train"]["documents"] + summary["validation"]["documents"] == 60
+
+
+def test_a_vocabulary_can_be_given(tmp_path, english, english_source):
+    prepared(pretraining_config(source=english_source), tmp_path / "learnt")
+    path = tmp_path / "learnt" / "vocab.txt"
+    source = write_documents(tmp_path, "t", english[:40])
+    _, said = prepared(pretraining_config(source=source, vocab_path=str(path)), tmp_path / "given")
+    assert not any("learning" in line for line in said)
+    assert (tmp_path / "given" / "vocab.txt").read_bytes() == path.read_bytes()
+    # Its content counts, not its name.
+    shutil.copy(path, tmp_path / "copy.txt")
+    _, said = prepared(pretraining_config(source=source, vocab_path=str(tmp_path / "copy.txt")), tmp_path / "given")
+    assert "is finished" in said[0]
+    for fields, complaint in (
+        (dict(vocab_size=300), r"has 400 tokens, more than model\.vocab_size = 300"),
+        (dict(tokenizer="bytes"), r"is only for data\.tokenizer = 'wordpiece'"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            prepared(pretraining_config(source=source, vocab_path=str(path), **fields), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (dict(sequence_length=40), r"was prepared with data\.sequence_length = 48, not 40; set it to that, or prepare again"),
+        (dict(next_sentence=False), r"was prepared with model\.next_sentence = True, not False"),
+        (dict(objective="clm", next_sentence=False), r"was prepared with model\.objective = 'mlm', not 'clm'"),
+        (dict(tokenizer="bytes"), r"was prepared with data\.tokenizer = 'wordpiece', not 'bytes'"),
+        (dict(lowercase=False), r"was prepared with data\.lowercase = True, not False"),
+        (dict(vocab_size=399), r"vocab\.txt has 400 tokens, more than model\.vocab_size = 399"),
+    ],
+)
+def test_rows_of_another_config_are_refused(tmp_path, english_source, change, complaint):
+    prepared(pretraining_config(source=english_source), tmp_path / "out")
+    with pytest.raises(UserError, match=complaint):
+        load(with_rows(pretraining_config(**change), tmp_path / "out"))
+
+
+def test_a_vocabulary_beside_prepared_rows_is_refused(tmp_path, english_source):
+    prepared(pretraining_config(source=english_source), tmp_path / "out")
+    config = with_rows(pretraining_config(), tmp_path / "out")
+    named = dataclasses.replace(config, data=dataclasses.replace(config.data, vocab_path="v.txt"))
+    with pytest.raises(UserError, match=r"data\.vocab_path = 'v\.txt', but data\.source = .* has its own"):
+        load(named)
+    # The run's own vocabulary must be that of the rows.
+    corpus = load(config)
+    (tmp_path / "run").mkdir()
+    corpus.save_vocab(tmp_path / "run")
+    assert load_corpus(config, tmp_path / "run").fingerprint == corpus.fingerprint
+    path = tmp_path / "run" / "vocab.txt"
+    path.write_bytes(path.read_bytes().replace(b"\nin\n", b"\nout\n"))
+    with pytest.raises(UserError, match=r"is not the vocabulary of the run, .*vocab\.txt; put back the folder"):
+        load_corpus(config, tmp_path / "run")
+
+
+def test_rows_of_translation_are_refused_and_the_other_way_round(tmp_path, english_source):
+    prepared(pretraining_config(source=english_source), tmp_path / "text")
+    prepared(translation_config(), tmp_path / "pairs")
+    with pytest.raises(UserError, match=r"was prepared with model\.objective = 'translation', not 'mlm'"):
+        load(with_rows(pretraining_config(), tmp_path / "pairs"))
+    with pytest.raises(UserError, match=r"was prepared with model\.objective = 'mlm', not 'translation'"):
+        load_corpus(with_rows(translation_config(), tmp_path / "text"), None)
+
+
+def damaged_row(out: Path) -> None:
+    path = out / "train" / "00000.arrayrecord"
+    content = bytearray(path.read_bytes())
+    # Beyond the header of the file, and before its end.
+    content[8_000:9_000] = bytes(byte ^ 0x55 for byte in content[8_000:9_000])
+    path.write_bytes(bytes(content))
+
+
+def test_a_damaged_row_is_named_when_a_batch_needs_it(tmp_path, english_source):
+    config = pretraining_config(source=english_source)
+    prepared(config, tmp_path / "out")
+    damaged_row(tmp_path / "out")
+    corpus = load(with_rows(config, tmp_path / "out"))
+    steps = corpus.train_steps(1)
+    found = 0
+    for step in range(len(corpus.train)):
+        try:
+            steps[step]
+        except UserError as error:
+            assert str(error).startswith(f"{tmp_path / 'out' / 'train' / '00000.arrayrecord'} is damaged (")
+            found += 1
+    assert found
+
+
+@pytest.mark.parametrize("damage", ["unfinished", "truncated", "no vocabulary"])
+def test_a_damaged_folder_is_named(tmp_path, english_source, damage):
+    config = pretraining_config(source=english_source)
+    prepared(config, tmp_path / "out")
+    if damage == "unfinished":
+        (tmp_path / "out" / "train" / "index.json").unlink()
+        complaint = r"train/index\.json is missing: .* holds no finished rows"
+    elif damage == "truncated":
+        path = tmp_path / "out" / "validation" / "00000.arrayrecord"
+        path.write_bytes(path.read_bytes()[:-1])
+        complaint = r"validation/00000\.arrayrecord is damaged"
+    else:
+        (tmp_path / "out" / "vocab.txt").unlink()
+        complaint = r"there is no vocabulary at .*vocab\.txt"
+    with pytest.raises(UserError, match=complaint):
+        load(with_rows(config, tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("documents", "fields", "complaint"),
+    [
+        (["One. Two."] * 9, {}, r"leaves \d documents for (train|validation), which needs 2 \(9 read, 0 empty, 8 duplicates"),
+        ([f"{number}" for number in range(40)], dict(LAYOUTS["stream"], sequence_length=1000, max_positions=1000), r"fill no row"),
+    ],
+)
+def test_sources_that_will_not_do(tmp_path, documents, fields, complaint):
+    with pytest.raises(UserError, match=complaint):
+        prepared(pretraining_config(source=write_documents(tmp_path, "t", documents), **fields), tmp_path / "out")
+
+
+LINE = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda line: "\n" not in line)
+
+
+@given(st.lists(st.lists(LINE, min_size=1, max_size=4).map("\n".join), max_size=5, unique=True))
+def test_documents_come_out_of_a_chunk_as_they_went_in(documents: list[str]) -> None:
+    task = PretrainingPreparation(pretraining_config())
+    staged = [text for _, text in task.split([((document,) for document in documents)], task.new_counts())]
+    assert list(task.texts("".join(staged))) == documents
+
+
+# Prepares, and tells the most memory it ever had, in KB.
+PEAK = """
+import json, sys
+from pathlib import Path
+from mhsh.config.resolve import from_dict
+from mhsh.data.prepare import prepare
+from mhsh.data.pretraining.prepare import PretrainingPreparation
+from mhsh.data.pool import run_chunks
+
+task = PretrainingPreparation(from_dict(json.loads(sys.argv[1])))
+prepare(task, Path(sys.argv[2]), 100, lambda work, chunks: run_chunks(work, chunks, 1, lambda chunk: None), lambda line: None)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+    """Eight times the text, which is 21 MB more of it, and several times that as tokens."""
+    words = ["".join(pair) for pair in itertools.product("bdfglmnprst", "aeiou")]
+    rng = random.Random(0)
+    peaks = []
+    for number, count in enumerate((1000, 8000)):
+        documents = [" ".join(rng.choices(words, k=1000)).replace("ba ", "ba. ") for _ in range(count)]
+        config = pretraining_config(source=write_documents(tmp_path, f"t{number}", documents), vocab_size=200)
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, json.dumps(to_dict(config)), str(tmp_path / str(number))],
+            check=True,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        peaks.append(int(done.stdout))
+    assert peaks[1] - peaks[0] < 8_000, peaks

@@ -1,0 +1,185 @@
+"""Chunks of work in one process, in several, and on Apache Beam: all done, whatever goes wrong
+told, nobody left behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mhsh.data.pool import run_chunks, run_chunks_on_beam
+from mhsh.errors import UserError
+
+# Not from conftest: the worker processes import this module, and are to be without jax.
+ROOT = Path(__file__).parents[2]
+
+
+def leave(folder: str, chunk: int) -> None:
+    """A chunk's work: a file of its number, with what this process is."""
+    Path(folder, str(chunk)).write_text(f"{os.getpid()} {os.environ.get('TOKENIZERS_PARALLELISM')} {'jax' in sys.modules}")
+
+
+def fail(how: str, chunk: int) -> None:
+    if chunk != 3:
+        time.sleep(0.02)
+        return
+    if how == "user":
+        raise UserError("the text of chunk 3 is no text; write it anew")
+    if how == "disk":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere/full")
+    if how == "defect":
+        raise ZeroDivisionError("a defect")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def never(chunk: int) -> None:
+    raise AssertionError(chunk)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_chunk_is_done_once_and_told(tmp_path, count):
+    done: list[int] = []
+    run_chunks(functools.partial(leave, str(tmp_path)), range(20), count, done.append)
+    assert sorted(done) == list(range(20)) == sorted(int(path.name) for path in tmp_path.iterdir())
+    found = {path.read_text() for path in tmp_path.iterdir()}
+    if count == 1:
+        assert {text.split()[0] for text in found} == {str(os.getpid())} and done == list(range(20))
+    else:
+        # Other processes, of which none has jax, whatever this one has.
+        assert "jax" in sys.modules
+        assert 1 <= len(found) <= 3 and all(text.split()[0] != str(os.getpid()) for text in found)
+        assert all(text.split()[1:] == ["false", "False"] for text in found)
+
+
+def test_no_chunks_need_no_processes():
+    run_chunks(never, [], 4, never)
+
+
+def test_chunks_are_taken_as_they_are_needed(tmp_path):
+    """An endless list of chunks is read no further than there are workers."""
+    taken: list[int] = []
+
+    def chunks():
+        for chunk in range(1000):
+            taken.append(chunk)
+            yield chunk
+
+    def stop_at_ten(chunk: int) -> None:
+        assert len(taken) <= len(list(tmp_path.iterdir())) + 2
+        if chunk == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_chunks(functools.partial(leave, str(tmp_path)), chunks(), 2, stop_at_ten)
+    assert len(taken) < 20
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_user_error_of_a_worker_is_the_user_s(count):
+    with pytest.raises(UserError, match=r"^the text of chunk 3 is no text; write it anew$"):
+        run_chunks(functools.partial(fail, "user"), range(9), count, lambda chunk: None)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_full_disk_keeps_its_number(count):
+    with pytest.raises(OSError, match="/somewhere/full") as error:
+        run_chunks(functools.partial(fail, "disk"), range(9), count, lambda chunk: None)
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_a_defect_shows_its_own_traceback():
+    with pytest.raises(RuntimeError, match=r"(?s)chunk 3 failed in a worker process:.*in fail.*ZeroDivisionError: a defect"):
+        run_chunks(functools.partial(fail, "defect"), range(9), 2, lambda chunk: None)
+
+
+def test_a_killed_worker_is_an_error_and_not_a_hang():
+    with pytest.raises(UserError, match=r"ended by signal 9 in chunk 3 .*run the same command again"):
+        run_chunks(functools.partial(fail, "kill"), range(9), 2, lambda chunk: None)
+
+
+def test_fewer_than_one_worker():
+    with pytest.raises(UserError, match="--workers=0"):
+        run_chunks(never, range(9), 0, never)
+
+
+def running(process: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def endless(folder: str, chunk: int) -> None:
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_nobody_outlives_the_parent(tmp_path, by):
+    """Ctrl-C goes to all processes of the terminal's group; SIGKILL and SIGTERM to the parent
+    alone.
+    """
+    script, seen = tmp_path / "script.py", tmp_path / "seen"
+    module = Path(__file__).stem
+    script.write_text(
+        f"""
+import functools, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
+from mhsh.data.pool import run_chunks
+from {module} import endless
+if __name__ == "__main__":
+    run_chunks(functools.partial(endless, {str(seen)!r}), range(9), 3, print)
+"""
+    )
+    seen.mkdir()
+    parent = subprocess.Popen([sys.executable, script], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    while len(team := [int(path.name) for path in seen.iterdir()]) < 3:
+        assert parent.poll() is None, parent.communicate()
+        time.sleep(0.01)
+    if by == signal.SIGINT:
+        os.killpg(parent.pid, by)
+    else:
+        parent.send_signal(by)
+    _, stderr = parent.communicate(timeout=60)
+    assert parent.returncode == -by
+    # One process speaks, or none.
+    assert stderr.count("Traceback") == (by == signal.SIGINT)
+    limit = time.monotonic() + 60
+    while any(map(running, team)):
+        assert time.monotonic() < limit, "workers are still there a minute later"
+        time.sleep(0.01)
+
+
+def test_without_beam_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    with pytest.raises(UserError, match=r"pip install 'mhsh\[beam\]'"):
+        run_chunks_on_beam(never, range(3), "")
+
+
+@pytest.fixture
+def beam():
+    """Apache Beam, whose own warnings are not ours to mend."""
+    return pytest.importorskip("apache_beam", reason="the beam extra is not installed", exc_type=ImportError)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("options", ["", "--direct_num_workers=2 --direct_running_mode=multi_processing"])
+def test_beam_does_every_chunk(beam, tmp_path, options):
+    run_chunks_on_beam(functools.partial(leave, str(tmp_path)), range(20), options)
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == list(range(20))
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_user_error_on_beam_is_the_user_s(beam):
+    with pytest.raises(UserError, match="the text of chunk 3 is no text; write it anew"):
+        run_chunks_on_beam(functools.partial(fail, "user"), range(9), "")

@@ -1,0 +1,377 @@
+"""The translation corpus: what a step sees, on any number of processes and after any resumption;
+splits, sources, vocabularies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config
+from mhsh.data import shards
+from mhsh.data.batches import prefetched
+from mhsh.data.entropy import unigram_entropy
+from mhsh.data.load import load_corpus
+from mhsh.data.tokenizers.subword import EOS_ID, load_tokenizer, train_tokenizer
+from mhsh.data.translation.corpus import TranslationCorpus
+from mhsh.data.translation.packing import encode_pairs, rows_by_length
+from mhsh.data.translation.pairs import CleaningCounts, clean, read_pairs
+from mhsh.data.translation.synthetic_pairs import held_out_pairs
+from mhsh.errors import UserError
+from mhsh.run_folder import vocab_file
+from tests.data.conftest import CONFIG
+
+B = 5
+T = 64
+Make = Callable[..., Config]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """900 pairs of one to 46 words, some twice, as a data.source; a source sentence of its own for
+    each pair.
+    """
+    rng = random.Random(3)
+    folder = tmp_path_factory.mktemp("pairs")
+    words = ["alpha", "beta", "gamma", "delta", "iota", "zeta", "eta", "theta"]
+    english = [" ".join([*rng.choices(words, k=rng.randint(0, 45)), f"n{number}"]) for number in range(900)]
+    german = [text.replace("a", "ä").replace("eta", "ëtå") for text in english]
+    (folder / "t.en").write_text("\n".join([*english, english[5], ""]) + "\n", encoding="utf-8")
+    (folder / "t.de").write_text("\n".join([*german, german[5], ""]) + "\n", encoding="utf-8")
+    return f"text:{folder}/t.en,{folder}/t.de"
+
+
+@pytest.fixture(scope="module")
+def make(files: str) -> Make:
+    def build(**fields: Any) -> Config:
+        model = CONFIG["model"] | dict(objective="translation", num_decoder_layers=2, num_token_types=0, next_sentence=False)
+        data = dict(
+            source=files,
+            validation_source="",
+            tokenizer="bpe",
+            vocab_path="",
+            sequence_length=T,
+            layout="packed",
+            max_length_ratio=4.0,
+            validation_fraction=0.1,
+            validation_sentences=0,
+            seed=0,
+        )
+        model |= {name: fields.pop(name) for name in list(fields) if name in model}
+        assert fields.keys() <= data.keys()
+        return from_dict(CONFIG | {"model": model, "data": data | fields})
+
+    return build
+
+
+def load(config: Config, saved: Path | None = None) -> TranslationCorpus:
+    corpus = load_corpus(config, saved)
+    assert isinstance(corpus, TranslationCorpus)
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def corpora(make: Make) -> dict[str, TranslationCorpus]:
+    return {layout: load(make(layout=layout)) for layout in ("packed", "bucketed")}
+
+
+def digest(batch: dict[str, np.ndarray]) -> str:
+    state = hashlib.sha256()
+    for name in sorted(batch):
+        state.update(f"{name} {batch[name].shape} {batch[name].dtype}".encode())
+        state.update(np.ascontiguousarray(batch[name]))
+    return state.hexdigest()
+
+
+def sources(corpus: TranslationCorpus, batch: dict[str, np.ndarray], weighted: bool = False) -> list[str]:
+    """The source sentences of a batch, in its order; `weighted` leaves out those of filler rows."""
+    texts = []
+    for row in range(len(batch["inputs"])):
+        segments = batch["inputs_segmentation"][row]
+        if weighted and not batch["weights"][row].any():
+            continue
+        texts += [corpus.tokenizer.decode(batch["inputs"][row][segments == count]) for count in range(1, segments.max() + 1)]
+    return texts
+
+
+def split_sources(corpus: TranslationCorpus, split: str) -> Counter[str]:
+    rows = getattr(corpus, split).rows
+    return Counter(text for number in range(len(rows)) for text in sources(corpus, {k: v[None] for k, v in rows[number].items()}))
+
+
+@pytest.mark.parametrize("layout", ["packed", "bucketed"])
+def test_keys_shapes_and_weights(corpora: dict[str, TranslationCorpus], layout: str) -> None:
+    corpus = corpora[layout]
+    ints = ["inputs", "inputs_position", "inputs_segmentation", "decoder_inputs", "targets", "targets_position"]
+    shapes = set()
+    steps = corpus.train_steps(B)
+    for batch in [*(steps[k] for k in range(30)), *corpus.validation_batches(B)]:
+        assert {name: values.dtype for name, values in batch.items()} == {
+            **dict.fromkeys([*ints, "targets_segmentation"], np.int32),
+            "weights": np.float32,
+        }
+        (shape,) = {values.shape for values in batch.values()}
+        assert shape[0] * shape[1] == B * T  # equal tokens a batch
+        shapes.add(shape)
+    assert shapes <= {(B * 8, T // 8), (B * 4, T // 4), (B * 2, T // 2), (B, T)}
+    assert len(shapes) == (1 if layout == "packed" else 4)
+    for k in range(10):
+        np.testing.assert_array_equal(steps[k]["weights"], steps[k]["targets_segmentation"] > 0)
+
+
+@pytest.mark.parametrize("layout", ["packed", "bucketed"])
+def test_a_step_is_a_pure_function(corpora: dict[str, TranslationCorpus], make: Make, layout: str) -> None:
+    steps = corpora[layout].train_steps(B)
+    expected = [digest(steps[k]) for k in range(25)]
+    assert len(set(expected)) == 25
+    assert [digest(steps[k]) for k in (13, 4)] == [expected[13], expected[4]]
+    assert [digest(batch) for batch in prefetched(steps, 11, 17)] == expected[11:17]  # as a resumed run reads
+    again = load(make(layout=layout))
+    assert again.fingerprint == corpora[layout].fingerprint
+    assert [digest(again.train_steps(B)[k]) for k in range(25)] == expected
+    other = dataclasses.replace(again, data=dataclasses.replace(again.data, seed=1)).train_steps(B)
+    assert [digest(other[k]) for k in range(25)] != expected
+    assert digest(steps[3_000_000]) != digest(steps[3_000_001])
+
+
+def test_packed_epochs_hold_every_pair_once_without_a_seam(corpora: dict[str, TranslationCorpus]) -> None:
+    corpus = corpora["packed"]
+    num_rows = corpus.num_train_rows
+    assert num_rows % B  # else an epoch would end with a step and prove less
+    steps = corpus.train_steps(B)
+    batches = [steps[k] for k in range(-(-2 * num_rows // B))]
+    rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    epochs = [sources(corpus, {name: values[e * num_rows : (e + 1) * num_rows] for name, values in rows.items()}) for e in (0, 1)]
+    everything = split_sources(corpus, "train")
+    assert sum(everything.values()) == corpus.counts["train"]["pairs"]
+    assert [Counter(epoch) for epoch in epochs] == [everything, everything]
+    assert epochs[0] != epochs[1]
+
+
+def test_bucketed_epochs_hold_pairs_once_and_leave_out_other_ones_each_time(corpora: dict[str, TranslationCorpus]) -> None:
+    corpus = corpora["bucketed"]
+    everything = split_sources(corpus, "train")
+    sizes = {length: len(numbers) for length, numbers in corpus.train.by_length.items()}
+    assert all(size >= B * T // length for length, size in sizes.items())
+    per_epoch = sum(size // (B * T // length) for length, size in sizes.items())
+    steps = corpus.train_steps(B)
+    left_out, orders = [], []
+    for epoch in range(3):
+        batches = [steps[k] for k in range(epoch * per_epoch, (epoch + 1) * per_epoch)]
+        seen = Counter(text for batch in batches for text in sources(corpus, batch))
+        assert max(seen.values()) == 1
+        assert seen.keys() <= everything.keys()
+        left_out.append(everything - seen)
+        assert len(left_out[-1]) == sum(size % (B * T // length) for length, size in sizes.items())
+        orders.append([batch["inputs"].shape[1] for batch in batches])
+    assert left_out[0] != left_out[1] != left_out[2]
+    assert Counter(orders[0]) == Counter(orders[1])
+    assert orders[0] != orders[1]
+    assert orders[0] != sorted(orders[0])
+
+
+@pytest.mark.parametrize("layout", ["packed", "bucketed"])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_slices_of_processes_are_the_batch(corpora: dict[str, TranslationCorpus], layout: str, processes: int) -> None:
+    corpus, size = corpora[layout], 8
+    for batches in (corpus.train_steps, corpus.validation_batches):
+        whole = batches(size)
+        parts = [
+            batches(size, rows=lambda count, n=number: slice(n * count // processes, (n + 1) * count // processes))
+            for number in range(processes)
+        ]
+        for k in range(min(len(whole), 12)):
+            slices = [part[k] for part in parts]
+            assert digest({name: np.concatenate([part[name] for part in slices]) for name in whole[k]}) == digest(whole[k])
+
+
+@pytest.mark.parametrize("layout", ["packed", "bucketed"])
+def test_validation_counts_every_pair_once(corpora: dict[str, TranslationCorpus], layout: str) -> None:
+    corpus = corpora[layout]
+    batches = corpus.validation_batches(B)
+    first = [batches[k] for k in range(len(batches))]
+    seen = Counter(text for batch in first for text in sources(corpus, batch, weighted=True))
+    assert seen == split_sources(corpus, "validation")
+    assert any(not batch["weights"].any(1).all() for batch in first)  # there are filler rows
+    assert all(batch["inputs_segmentation"].any(1).all() for batch in first)  # which look like rows
+    assert [digest(batch) for batch in prefetched(batches, 0, len(batches))] == [digest(batch) for batch in first]
+
+
+def test_rows_too_few_for_a_batch_go_into_longer_ones(corpora: dict[str, TranslationCorpus]) -> None:
+    corpus = corpora["bucketed"]
+    sizes = {length: len(numbers) for length, numbers in corpus.train.by_length.items()}
+    size = sizes[T // 8] // 8 + 1  # more than the shortest rows can fill
+    lengths = {corpus.train_steps(size)[k]["inputs"].shape for k in range(40)}
+    assert T // 8 not in {length for _, length in lengths}
+    steps = corpus.train_steps(size)
+    seen = {text for k in range(400) for text in sources(corpus, steps[k])}
+    assert seen == set(split_sources(corpus, "train"))
+    corpus.check_batch(size)
+    with pytest.raises(UserError, match=r"longest training pairs of data\.source fill no batch of 64 tokens, and would never"):
+        corpus.check_batch(corpus.num_train_rows + 1)
+
+
+def test_one_batch_at_least(corpora: dict[str, TranslationCorpus]) -> None:
+    num_rows = corpora["packed"].num_train_rows
+    corpora["packed"].check_batch(num_rows)
+    with pytest.raises(UserError, match=rf"train\.batch_size = {num_rows + 1} is more than the {num_rows} training rows"):
+        corpora["packed"].check_batch(num_rows + 1)
+
+
+def test_splits_share_nothing_and_the_counts_say_what_is_in_them(corpora: dict[str, TranslationCorpus]) -> None:
+    corpus = corpora["packed"]
+    train, validation = split_sources(corpus, "train"), split_sources(corpus, "validation")
+    assert train.keys().isdisjoint(validation)
+    summary = corpus.summary()
+    assert json.loads(json.dumps(summary)) == summary
+    assert (summary["read"], summary["empty"], summary["duplicates"], summary["in_both_splits"]) == (902, 1, 1, 0)
+    for split, texts in (("train", train), ("validation", validation)):
+        counts = summary[split]
+        assert counts["pairs"] == sum(texts.values())
+        places = counts["rows"] * T
+        assert counts["source_padding_fraction"] == pytest.approx(1 - counts["source_tokens"] / places)
+        assert 0 <= counts["source_padding_fraction"] < 0.2
+    assert sum(summary[split][name] for split in ("train", "validation") for name in ("pairs", "too_long", "unlike")) == 900
+    assert 0.05 < summary["validation"]["pairs"] / 900 < 0.15
+    targets = np.concatenate([corpus.train.rows[number]["targets"] for number in range(corpus.num_train_rows)])
+    assert corpus.unigram_entropy == pytest.approx(unigram_entropy(targets[targets > 0]))
+    assert (targets == EOS_ID).sum() == summary["train"]["pairs"]
+
+
+def test_pairs_of_validation_leave_training(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "t.en").write_text("".join(f"word {number}\n" for number in range(200)))
+    (tmp_path / "t.de").write_text("".join(f"Wort {number}\n" for number in range(200)))
+    (tmp_path / "v.en").write_text("".join(f"word {number}\n" for number in (3, 500, 7)))
+    (tmp_path / "v.de").write_text("".join(f"Wort {number}\n" for number in (3, 500, 8)))
+    source, validation = (f"text:{tmp_path}/{name}.en,{tmp_path}/{name}.de" for name in "tv")
+    corpus = load(make(source=source, validation_source=validation))
+    assert corpus.counts["in_both_splits"] == 1
+    assert (corpus.counts["train"]["pairs"], corpus.counts["validation"]["pairs"]) == (199, 3)
+    assert "word 3" not in split_sources(corpus, "train")
+
+
+def test_numbers_are_validated_on_held_out_ones(make: Make) -> None:
+    corpus = load(make(source="numbers:2000", sequence_length=64))
+    assert corpus.counts["validation"]["pairs"] == 1000
+    assert split_sources(corpus, "validation") == Counter(english for english, _ in held_out_pairs())
+    assert corpus.counts["in_both_splits"] == 0
+
+
+def test_saved_vocabulary_wins(make: Make, tmp_path: Path) -> None:
+    config = make()
+    trained = load(config)
+    trained.save_vocab(tmp_path)
+    assert vocab_file(config) == "tokenizer.json"
+    other = train_tokenizer("bpe", ["other words altogether " * 3], 300)
+    other.save(tmp_path / "other.json")
+    named = make(vocab_path=str(tmp_path / "other.json"))
+    assert load(named).tokenizer.fingerprint == other.fingerprint
+    assert load(named, tmp_path).fingerprint == trained.fingerprint
+    with pytest.raises(UserError, match=r"the run's vocabulary .*tokenizer\.json is missing"):
+        load(config, tmp_path / "gone")
+
+
+def test_a_vocabulary_that_does_not_match(make: Make, tmp_path: Path) -> None:
+    train_tokenizer("unigram", ["some words"], 300).save(tmp_path / "u.json")
+    with pytest.raises(UserError, match=r"u\.json is a unigram vocabulary, but data\.tokenizer = 'bpe'"):
+        load(make(vocab_path=str(tmp_path / "u.json")))
+    load(make()).save_vocab(tmp_path)
+    with pytest.raises(UserError, match=r"tokenizer\.json has 400 tokens, more than model\.vocab_size = 399; set .* to 400"):
+        load(make(vocab_size=399), tmp_path)
+
+
+def test_pairs_none_of_which_fit(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "t.en").write_text("".join(f"{'long ' * 50}{number}\n" for number in range(50)))
+    (tmp_path / "t.de").write_text("".join(f"{'lang ' * 50}{number}\n" for number in range(50)))
+    source = f"text:{tmp_path}/t.en,{tmp_path}/t.de"
+    with pytest.raises(UserError, match=r"leaves no pair for train: \d+ are longer than data\.sequence_length = 8 and 0"):
+        load(make(source=source, sequence_length=8, vocab_size=270))
+    with pytest.raises(UserError, match=r"leaves no pairs for validation .*data\.validation_fraction"):
+        load(make(source=source, sequence_length=128, validation_fraction=0.0))
+
+
+@pytest.fixture
+def prepared(make: Make, files: str, tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a folder of prepared rows, as `mhsh prepare` would, from the pairs of `files`: 800 for
+    training, the rest held out.
+    """
+
+    def write(layout: str) -> Path:
+        folder = tmp_path / layout
+        data = make(layout=layout).data
+        pairs = list(clean(read_pairs(files), CleaningCounts()))
+        tokenizer = train_tokenizer("bpe", [text for pair in pairs[:800] for text in pair], 400)
+        for split, part in (("train", pairs[:800]), ("validation", pairs[800:])):
+            (folder / split).mkdir(parents=True)
+            encoded, _ = encode_pairs(tokenizer, part, data)
+            groups = [rows for rows in rows_by_length(encoded, data).values() if len(rows["inputs"])]
+            written = [
+                shards.write_shard(folder / split, number, [rows], shards.ZSTD, "job", {}) for number, rows in enumerate(groups)
+            ]
+            meta = dict(layout=layout, sequence_length=T, unigram_entropy=1.5, counts={"read": 902})
+            shards.write_index(folder / split, written, meta)
+        tokenizer.save(folder / "tokenizer.json")
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize("layout", ["packed", "bucketed"])
+def test_prepared_rows(make: Make, prepared: Callable[[str], Path], files: str, layout: str, tmp_path: Path) -> None:
+    folder = prepared(layout)
+    config = make(source=f"arrayrecord:{folder}", layout=layout)
+    corpus = load(config)
+    assert corpus.unigram_entropy == 1.5
+    assert corpus.summary()["read"] == 902
+    assert corpus.tokenizer.fingerprint == load_tokenizer(folder / "tokenizer.json").fingerprint
+    expected = [pair.source for pair in clean(read_pairs(files), CleaningCounts())]
+    assert split_sources(corpus, "train") + split_sources(corpus, "validation") <= Counter(expected)
+    batches = [corpus.train_steps(B)[k] for k in range(6)]
+    assert all(batch["inputs"].size == B * T and batch["inputs"].dtype == np.int32 for batch in batches)
+    assert [digest(batch) for batch in prefetched(corpus.train_steps(B), 3, 6)] == [digest(batch) for batch in batches[3:]]
+    seen = Counter(text for batch in corpus.validation_batches(B) for text in sources(corpus, batch, weighted=True))
+    assert seen == split_sources(corpus, "validation")
+    # A run that goes on brings its own vocabulary, which must be the folder's.
+    corpus.save_vocab(tmp_path)
+    assert load(config, tmp_path).fingerprint == corpus.fingerprint
+    train_tokenizer("bpe", ["some other words"], 300).save(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match=r"tokenizer\.json is not the vocabulary of the run"):
+        load(config, tmp_path)
+
+
+def test_prepared_rows_of_another_config(make: Make, prepared: Callable[[str], Path]) -> None:
+    folder = prepared("packed")
+    source = f"arrayrecord:{folder}"
+    with pytest.raises(UserError, match=r"was prepared with data\.layout = 'packed', not 'bucketed'; set it to that"):
+        load(make(source=source, layout="bucketed"))
+    with pytest.raises(UserError, match=r"was prepared with data\.sequence_length = 64, not 32"):
+        load(make(source=source, sequence_length=32))
+    with pytest.raises(UserError, match=r"data\.validation_source = 'numbers', but .* has its own"):
+        load(make(source=source, validation_source="numbers"))
+    with pytest.raises(UserError, match=r"400 tokens, more than model\.vocab_size = 300"):
+        load(make(source=source, vocab_size=300))
+
+
+@pytest.mark.realdata
+def test_multi30k(make: Make, real_data: Path) -> None:
+    folder = real_data / "mt-ende"
+    source, validation = (f"text:{folder}/multi30k.{split}.en.gz,{folder}/multi30k.{split}.de.gz" for split in ("train", "val"))
+    corpus = load(make(source=source, validation_source=validation, vocab_size=4000, sequence_length=128, max_length_ratio=3.0))
+    assert corpus.counts["read"] == 29_000
+    assert corpus.counts["train"]["pairs"] > 28_900
+    assert corpus.counts["train"]["target_padding_fraction"] < 0.06
+    assert corpus.counts["validation"]["pairs"] == 1014
+    with gzip.open(folder / "multi30k.val.de.gz", "rt", encoding="utf-8", newline="\n") as file:
+        german = [" ".join(line.split()) for line in file]
+    assert [corpus.tokenizer.decode(ids) for ids in corpus.tokenizer.encode_batch(german)] == german

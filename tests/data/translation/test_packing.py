@@ -1,0 +1,180 @@
+"""Rows against a plain reference: every pair once, whole, in one row, with the keys of the batch
+contract.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mhsh.config.schema import TranslationDataConfig
+from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, TranslationTokenizer, train_tokenizer
+from mhsh.data.translation.packing import EncodedPairs, EncodedSide, bucket_pairs, encode_pairs, pack_pairs, rows_by_length
+from mhsh.data.translation.pairs import Pair
+from mhsh.data.translation.synthetic_pairs import training_pairs
+
+T = 16
+DATA = TranslationDataConfig(
+    source="numbers",
+    validation_source="",
+    tokenizer="bpe",
+    vocab_path="",
+    sequence_length=T,
+    layout="packed",
+    max_length_ratio=2.0,
+    validation_fraction=0.1,
+    validation_sentences=0,
+    seed=0,
+)
+KEYS = {
+    "inputs",
+    "inputs_position",
+    "inputs_segmentation",
+    "decoder_inputs",
+    "targets",
+    "targets_position",
+    "targets_segmentation",
+}
+Sentences = list[tuple[list[int], list[int]]]
+
+
+def encoded(pairs: Sentences) -> EncodedPairs:
+    """Pairs of ids, each side ending with the end mark, as `encode_pairs` gives them."""
+
+    def side(sentences: list[list[int]]) -> EncodedSide:
+        bounds = np.cumsum([0, *map(len, sentences)]).astype(np.int64)
+        return EncodedSide(np.array([number for ids in sentences for number in ids], np.int32), bounds)
+
+    return EncodedPairs(side([source for source, _ in pairs]), side([target for _, target in pairs]))
+
+
+def read_back(rows: dict[str, np.ndarray]) -> list[Sentences]:
+    """The pairs of each row, in its order; on the way everything that a row must be is checked,
+    place by place.
+    """
+    assert rows.keys() == KEYS
+    assert {values.dtype for values in rows.values()} == {np.dtype(np.int32)}
+    found = []
+    for number in range(len(rows["inputs"])):
+        row = {name: values[number].tolist() for name, values in rows.items()}
+        pairs: Sentences = []
+        for segment in range(1, max(row["inputs_segmentation"]) + 1):
+            sides = []
+            for name in ("inputs", "targets"):
+                places = [place for place, count in enumerate(row[f"{name}_segmentation"]) if count == segment]
+                assert places == list(range(places[0], places[-1] + 1))
+                assert [row[f"{name}_position"][place] for place in places] == list(range(len(places)))
+                sides.append([row[name][place] for place in places])
+                if name == "targets":
+                    assert [row["decoder_inputs"][place] for place in places] == [BOS_ID, *sides[1][:-1]]
+            assert sides[0][-1] == sides[1][-1] == EOS_ID
+            pairs.append((sides[0], sides[1]))
+        for name, side in (("inputs", 0), ("targets", 1)):
+            used = sum(len(pair[side]) for pair in pairs)
+            padding = {key: row[key][used:] for key in row if key.startswith(name) or (side and key == "decoder_inputs")}
+            assert not any(value for values in padding.values() for value in values)
+        found.append(pairs)
+    return found
+
+
+sentence = st.lists(st.integers(4, 99), max_size=T - 1).map(lambda ids: [*ids, EOS_ID])
+
+
+def first_fit(pairs: Sentences, open_rows: int) -> list[Sentences]:
+    """The packing rule, said plainly."""
+    rows: list[Sentences] = []
+    waiting: list[int] = []
+
+    def used(row: int, side: int) -> int:
+        return sum(len(pair[side]) for pair in rows[row])
+
+    for pair in pairs:
+        fitting = [row for row in waiting if all(used(row, side) + len(pair[side]) <= T for side in (0, 1))]
+        if not fitting:
+            if len(waiting) == open_rows:
+                waiting.remove(max(waiting, key=lambda row: (used(row, 0) + used(row, 1), -row)))
+            rows.append([])
+            waiting.append(len(rows) - 1)
+            fitting = waiting[-1:]
+        rows[fitting[0]].append(pair)
+    return rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=st.lists(st.tuples(sentence, sentence), max_size=60), open_rows=st.integers(2, 5))
+def test_packing_is_first_fit_and_loses_nothing(pairs: Sentences, open_rows: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mhsh.data.translation.packing._OPEN_ROWS", open_rows)
+        found = read_back(pack_pairs(encoded(pairs), T))
+    assert found == first_fit(pairs, open_rows)
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs=st.lists(st.tuples(sentence, sentence), max_size=30))
+def test_buckets_are_the_shortest_that_hold_a_pair(pairs: Sentences) -> None:
+    buckets = bucket_pairs(encoded(pairs), T)
+    assert list(buckets) == [2, 4, 8, 16]
+    widths = (0, *buckets)
+    for shorter, width in zip(widths, buckets, strict=False):
+        assert buckets[width]["inputs"].shape[1] == width
+        mine = [[pair] for pair in pairs if shorter < max(map(len, pair)) <= width]
+        assert read_back(buckets[width]) == mine
+
+
+def test_layout_decides() -> None:
+    pairs = encoded([([9, EOS_ID], [8, 7, EOS_ID]), ([EOS_ID], [EOS_ID])])
+    assert {length: len(rows["inputs"]) for length, rows in rows_by_length(pairs, DATA).items()} == {16: 1}
+    bucketed = rows_by_length(pairs, dataclasses.replace(DATA, layout="bucketed"))
+    assert {length: len(rows["inputs"]) for length, rows in bucketed.items()} == {2: 1, 4: 1, 8: 0, 16: 0}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TranslationTokenizer:
+    return train_tokenizer("bpe", ["a b c d"], 270)  # single letters, so that lengths are plain to see
+
+
+def test_encoding_drops_and_counts(tokenizer: TranslationTokenizer) -> None:
+    def letters(count: int) -> str:
+        return " ".join("a" * count)
+
+    per_letter = len(tokenizer.encode_batch([letters(10)])[0]) // 10
+    data = dataclasses.replace(DATA, sequence_length=40 * per_letter)
+    lengths = [(1, 1), (1, 5), (20, 9), (20, 10), (9, 20), (39, 38), (40, 39), (30, 31), (200, 1)]
+    pairs = [Pair(letters(source), letters(target)) for source, target in lengths]
+    rows, counts = encode_pairs(tokenizer, pairs, data)
+    expected = []
+    for source, target in lengths:
+        longer, shorter = max(source, target) * per_letter, min(source, target) * per_letter
+        fits, alike = longer + 1 <= data.sequence_length, longer <= 10 or longer <= 2 * shorter
+        expected.append("kept" if fits and alike else "unlike" if fits else "too_long")
+    tally = Counter(expected)
+    assert (counts.pairs, counts.too_long, counts.unlike) == (tally["kept"], tally["too_long"], tally["unlike"])
+    assert min(tally.values()) >= 2
+    kept = [pair for pair, verdict in zip(pairs, expected, strict=True) if verdict == "kept"]
+    assert len(rows) == len(kept)
+    for side, texts in ((rows.source, [pair.source for pair in kept]), (rows.target, [pair.target for pair in kept])):
+        for number, ids in enumerate(tokenizer.encode_batch(texts)):
+            np.testing.assert_array_equal(side.tokens[side.bounds[number] : side.bounds[number + 1]], [*ids, EOS_ID])
+    assert counts.source_tokens == rows.source.lengths.sum()
+    assert counts.target_tokens == rows.target.lengths.sum()
+
+
+def test_nothing_to_encode(tokenizer: TranslationTokenizer) -> None:
+    rows, counts = encode_pairs(tokenizer, [], DATA)
+    assert (len(rows), counts.pairs) == (0, 0)
+    assert pack_pairs(rows, T)["inputs"].shape == (0, T)
+
+
+def test_packed_rows_are_mostly_full() -> None:
+    pairs = [Pair(*pair) for pair in training_pairs(3000)]
+    tokenizer = train_tokenizer("bpe", [text for pair in pairs for text in pair], 400)
+    rows, counts = encode_pairs(tokenizer, pairs, dataclasses.replace(DATA, sequence_length=64, max_length_ratio=9.0))
+    packed = pack_pairs(rows, 64)
+    assert counts.pairs == 3000
+    assert max(counts.source_tokens, counts.target_tokens) / packed["inputs"].size > 0.9
+    assert sum(map(len, read_back(packed))) == 3000

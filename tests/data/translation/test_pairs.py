@@ -1,0 +1,172 @@
+"""Sentence pairs from files, their cleaning, and what is said of files that do not pair."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import lzma
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mhsh.config.schema import TranslationDataConfig
+from mhsh.data.translation import synthetic_pairs
+from mhsh.data.translation.pairs import (
+    CleaningCounts,
+    Pair,
+    clean,
+    clean_text,
+    pair_digest,
+    read_pairs,
+    split_pairs,
+    validation_pairs,
+)
+from mhsh.data.translation.synthetic_pairs import held_out_pairs, training_pairs
+from mhsh.errors import UserError
+
+DATA = TranslationDataConfig(
+    source="numbers",
+    validation_source="",
+    tokenizer="bpe",
+    vocab_path="",
+    sequence_length=32,
+    layout="packed",
+    max_length_ratio=3.0,
+    validation_fraction=0.1,
+    validation_sentences=0,
+    seed=0,
+)
+
+
+def test_files_pair_in_sorted_order_plain_and_packed(tmp_path: Path) -> None:
+    (tmp_path / "a.en").write_bytes("one\ntwo\u0085still two\n".encode())
+    (tmp_path / "a.de").write_bytes("\ufeffeins\nzwei".encode())
+    (tmp_path / "b.en.gz").write_bytes(gzip.compress(b"three\n\nfive\n"))
+    (tmp_path / "b.de.gz").write_bytes(gzip.compress("drei\r\n\nfünf\n".encode()))
+    (tmp_path / "c.en.xz").write_bytes(lzma.compress(b"six\n"))
+    (tmp_path / "c.de.xz").write_bytes(lzma.compress(b"sechs\n"))
+    pairs = list(read_pairs(f"text:{tmp_path}/*.en*,{tmp_path}/*.de*"))
+    assert pairs == [
+        ("one", "eins"),
+        ("two\u0085still two", "zwei"),
+        ("three", "drei\r"),
+        ("", ""),
+        ("five", "fünf"),
+        ("six", "sechs"),
+    ]
+    assert all(isinstance(pair, Pair) for pair in pairs)
+
+
+@pytest.mark.parametrize(("source", "target"), [(3, 5), (5, 3), (0, 1), (1, 0)])
+def test_files_of_unequal_length(tmp_path: Path, source: int, target: int) -> None:
+    (tmp_path / "t.en").write_text("a\n" * source)
+    (tmp_path / "t.de").write_text("b\n" * target)
+    with pytest.raises(UserError, match=rf"t\.en has {source} lines, .*t\.de {target}; line n must translate line n"):
+        list(read_pairs(f"text:{tmp_path}/t.en,{tmp_path}/t.de"))
+
+
+def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
+    (tmp_path / "t.en").write_bytes(b"one\ntwo\nthr\xffee\n")
+    (tmp_path / "t.de").write_bytes(b"eins\nzwei\ndrei\n")
+    with pytest.raises(UserError, match=r"t\.en line 3 is not UTF-8: invalid start byte at byte 3 of the line; convert it"):
+        list(read_pairs(f"text:{tmp_path}/t.en,{tmp_path}/t.de"))
+
+
+def test_files_that_cannot_pair_or_be_read(tmp_path: Path) -> None:
+    for name in ("a.en", "b.en", "a.de"):
+        (tmp_path / name).write_text("x\n")
+    with pytest.raises(UserError, match=r"matches 2 source files \(.*a\.en \.\.\.\) and 1 target files"):
+        list(read_pairs(f"text:{tmp_path}/*.en,{tmp_path}/*.de"))
+    with pytest.raises(UserError, match=r"'.*\*\.fr' in 'text:.*' matches no file; correct the glob"):
+        list(read_pairs(f"text:{tmp_path}/*.en,{tmp_path}/*.fr"))
+    (tmp_path / "t.en.gz").write_bytes(gzip.compress(b"x\n" * 5000)[:-20])
+    with pytest.raises(UserError, match=r"t\.en\.gz is damaged and cannot be unpacked"):
+        list(read_pairs(f"text:{tmp_path}/t.en.gz,{tmp_path}/a.de"))
+
+
+@pytest.mark.parametrize("source", ["stdlib", "text:a", "text:a,b,c", "tfds:", "numbers:0", "numbers:many", "numbers:-1", ""])
+def test_what_is_no_source(source: str) -> None:
+    with pytest.raises(UserError, match=r"allowed: numbers, numbers:COUNT, text:|is no number of pairs"):
+        read_pairs(source)
+    with pytest.raises(UserError, match="'arrayrecord:d' holds rows, not sentence pairs"):
+        read_pairs("arrayrecord:d")
+
+
+def test_numbers_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(read_pairs("numbers:50")) == list(training_pairs(50))
+    assert synthetic_pairs.PAIRS_PER_EPOCH == 100_000
+    monkeypatch.setattr(synthetic_pairs, "PAIRS_PER_EPOCH", 70)
+    assert list(read_pairs("numbers")) == list(training_pairs(70))
+
+
+def test_cleaning_drops_and_counts() -> None:
+    counts = CleaningCounts()
+    dirty = [
+        Pair("  a\t b\u00a0c ", "x\x00y"),
+        Pair("a b c", "xy"),  # the one before, once it is clean
+        Pair("a b c", "another"),
+        Pair(" \u2003\x07", "x"),
+        Pair("x", ""),
+        Pair("u\u0308ber", "o\x08\u0308"),
+    ]
+    assert list(clean(dirty, counts)) == [("a b c", "xy"), ("a b c", "another"), ("\u00fcber", "\u00f6")]
+    assert counts == CleaningCounts(read=6, empty=2, duplicates=1)
+
+
+@given(st.text(max_size=60))
+def test_clean_text_is_composed_has_single_spaces_and_stays(text: str) -> None:
+    cleaned = clean_text(text)
+    assert clean_text(cleaned) == cleaned
+    assert unicodedata.is_normalized("NFC", cleaned)
+    assert cleaned == cleaned.strip()
+    assert not any(unicodedata.category(character) == "Cc" or (character.isspace() and character != " ") for character in cleaned)
+    assert "  " not in cleaned
+    # Nothing but white space and control characters goes.
+    visible = [c for c in unicodedata.normalize("NFC", clean_text(text)) if c != " "]
+    assert visible == [
+        c
+        for c in unicodedata.normalize("NFC", "".join(c for c in text if c.isspace() or unicodedata.category(c) != "Cc"))
+        if not c.isspace()
+    ]
+
+
+def test_digests_tell_the_sides_apart() -> None:
+    pairs = [Pair("a b", "c"), Pair("a", "b c"), Pair("a", "b"), Pair("b", "a")]
+    assert len({pair_digest(pair) for pair in pairs}) == 4
+    assert pair_digest(Pair("a", "b")) == pair_digest(Pair("a", "b"))
+
+
+def held_out(pairs: list[Pair], data: TranslationDataConfig) -> set[str]:
+    return {pair.source for split, pair in split_pairs(pairs, None, data, CleaningCounts()) if split == "validation"}
+
+
+def test_held_out_by_content_and_seed() -> None:
+    pairs = [Pair(f"sentence {number}", f"Satz {number}") for number in range(4000)]
+    chosen = held_out(pairs, DATA)
+    assert 0.08 < len(chosen) / len(pairs) < 0.12
+    assert held_out([Pair(pair.source, "another translation") for pair in pairs], DATA) == chosen
+    assert held_out(pairs, dataclasses.replace(DATA, seed=1)) != chosen
+    assert chosen < held_out(pairs, dataclasses.replace(DATA, validation_fraction=0.3))
+    assert not held_out(pairs, dataclasses.replace(DATA, validation_fraction=0.0))
+
+
+def test_pairs_that_validation_has_of_its_own_are_not_trained_on() -> None:
+    counts = CleaningCounts()
+    pairs = [Pair(text, text.upper()) for text in "abcab"]
+    own = [Pair("b", "B"), Pair("x", "X"), Pair("x ", "X"), Pair("", "Y"), Pair("a", "other")]
+    found = list(split_pairs(pairs, own, DATA, counts))
+    assert found[:3] == [("validation", ("b", "B")), ("validation", ("x", "X")), ("validation", ("a", "other"))]
+    assert found[3:] == [("train", ("a", "A")), ("train", ("c", "C"))]
+    assert counts == CleaningCounts(read=5, empty=0, duplicates=2, in_both_splits=1)
+
+
+def test_pairs_for_validation(tmp_path: Path) -> None:
+    (tmp_path / "v.en").write_text("a\n")
+    (tmp_path / "v.de").write_text("b\n")
+    assert list(validation_pairs(DATA) or []) == held_out_pairs()
+    text = f"text:{tmp_path}/v.en,{tmp_path}/v.de"
+    assert list(validation_pairs(dataclasses.replace(DATA, validation_source=text)) or []) == [("a", "b")]
+    assert validation_pairs(dataclasses.replace(DATA, source=text)) is None

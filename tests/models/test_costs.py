@@ -1,0 +1,238 @@
+"""Parameter counts as golden figures and by another formula; FLOPs against the products of the
+program itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from mhsh.config.schema import RESIDUALS, regroup
+from mhsh.models.build import build_model, forward
+from mhsh.models.costs import PEAK_FLOPS, forward_flops, parameter_counts, parameter_shapes, row_flops, step_flops
+from mhsh.training.state import example_batch
+
+ENCODERS = {"24l16h": 302_309_376, "384l1h": 304_521_216, "12l12h": 85_054_464, "144l1h": 85_662_720}
+GROUPINGS = {
+    "large": ["24l16h", "48l8h", "96l4h", "192l2h", "384l1h"],
+    "base": ["12l12h", "24l6h", "36l4h", "48l3h", "72l2h", "144l1h"],
+    "tiny": ["2l8h", "4l4h", "8l2h", "16l1h"],
+}
+
+
+def layer_parameters(model):
+    """One layer: query, key, value and output with biases, two feed-forward matrices with biases,
+    two LayerNorms.
+    """
+    d, heads_width, f = model.embed_dim, model.num_heads * model.head_dim, model.mlp_dim
+    inward = 3 * (d + 1) * heads_width
+    outward = (heads_width + 1) * d
+    return inward + outward + (d + 1) * f + (f + 1) * d + 2 * 2 * d
+
+
+@pytest.mark.parametrize(("variant", "expected"), ENCODERS.items())
+def test_golden_encoder_parameters(make_config, variant, expected):
+    assert parameter_counts(make_config("bert", variant).model)["encoder"] == expected
+
+
+@pytest.mark.parametrize(("shallow", "deep", "percent"), [("24l16h", "384l1h", 0.73), ("12l12h", "144l1h", 0.72)])
+def test_the_deep_twin_is_larger_by(shallow, deep, percent):
+    assert round(100 * (ENCODERS[deep] / ENCODERS[shallow] - 1), 2) == percent
+
+
+@pytest.mark.parametrize("variant", [variant for variants in GROUPINGS.values() for variant in variants])
+def test_every_variant_by_part(make_config, variant):
+    model = make_config("bert", variant).model
+    d, v = model.embed_dim, model.vocab_size
+    counts = parameter_counts(model)
+    assert counts == {
+        "encoder": model.num_layers * layer_parameters(model),
+        "decoder": 0,
+        "omega": model.num_layers * 2 * d,
+        "embeddings": (v + model.max_positions + 2) * d + 2 * d,
+        # The prediction's dense layer, LayerNorm and output bias; the pooler and its two-way
+        # classifier.
+        "heads": (d + 1) * d + 2 * d + v + (d + 1) * d + (d + 1) * 2,
+        "total": sum(counts.values()) - counts["total"],
+    }
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_every_scheme_counts_its_own(make_config, residual):
+    model = dataclasses.replace(make_config("bert", "4l4h").model, residual=residual)
+    counts = parameter_counts(model)
+    norms = model.num_layers * 4 * model.embed_dim
+    change = {"pre_ln": 2 * model.embed_dim, "rezero": -norms + 2 * model.num_layers}.get(residual, 0)
+    assert counts["encoder"] == model.num_layers * layer_parameters(model) + change
+    assert counts["omega"] == (model.num_layers * 2 * model.embed_dim if residual == "admin" else 0)
+
+
+def test_a_causal_model_has_neither_types_nor_pooler(make_config):
+    model = make_config("quickstart", "6l8h_post_ln").model
+    counts = parameter_counts(model)
+    assert counts["embeddings"] == (264 + 128) * 64 + 2 * 64
+    assert counts["heads"] == 65 * 64 + 2 * 64 + 264
+
+
+def test_shapes_are_stacked_over_the_layers_and_nothing_is_allocated(make_config):
+    model = make_config("bert", "384l1h").model
+    shapes = parameter_shapes(model)
+    query = shapes["encoder"]["layers"]["attention"]["query_kernel"]
+    assert isinstance(query, jax.ShapeDtypeStruct)
+    assert query.shape == (384, 1024, 1, 64)
+
+
+def product_flops(jaxpr):
+    """Two for every multiply-and-add of every dot_general, also inside scans (as often as they
+    turn) and calls.
+    """
+    flops = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            inner = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+            flops += 2 * math.prod(equation.outvars[0].aval.shape) * inner
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        assert equation.primitive.name not in ("while", "cond", "conv_general_dilated"), "not counted here"
+        flops += times * sum(product_flops(inner) for inner in jaxprs_in_params(equation.params))
+    return flops
+
+
+def counted_flops(config, rows=1):
+    """Forward FLOPs of that many rows, read off the program."""
+    model, batch = build_model(config.model), example_batch(config, rows)
+    jaxpr = jax.make_jaxpr(lambda params: forward(model, params, batch, None))(parameter_shapes(config.model))
+    return product_flops(jaxpr.jaxpr)
+
+
+@pytest.mark.parametrize(
+    ("task", "variant", "overrides"),
+    [
+        ("bert", "2l8h", {}),
+        ("bert", "16l1h", {}),
+        ("bert", "4l4h", {"model.next_sentence": False, "data.sequence_length": 32, "data.max_predictions": 5}),
+        ("bert", "8l2h", {"model.head_dim": 5, "model.residual": "pre_ln", "model.scan_unroll": 4}),
+        ("bert", "384l1h", {}),
+        ("bert", "12l12h", {"model.remat_policy": "none"}),
+        ("quickstart", "6l8h_post_ln", {}),
+        ("quickstart", "48l1h_admin", {"data.sequence_length": 100}),
+    ],
+)
+def test_forward_flops_are_those_of_the_program(make_config, task, variant, overrides):
+    config = make_config(task, variant, **overrides)
+    assert row_flops(config).total == counted_flops(config)
+    assert 3 * row_flops(config).total == counted_flops(config, rows=3)
+
+
+def test_flops_by_hand(make_config):
+    """D = 64, one head of 8, F = 32, two tokens, one of them predicted out of V = 264: 16 layers,
+    every product written out.
+    """
+    model = dataclasses.replace(make_config("quickstart", "48l1h_admin").model, num_layers=16)
+    assert forward_flops(model, 2, 1) == (
+        16 * 4 * (2 * 2 * 64 * 8),  # query, key, value, output: 2 tokens, 64 x 8
+        16 * 2 * (2 * 2 * 2 * 8),  # scores and context: 2 x 2 tokens, 8
+        16 * 2 * (2 * 2 * 64 * 32),  # up and down
+        2 * 64 * 64 + 2 * 64 * 264,  # dense and vocabulary of one position
+    )
+
+
+@pytest.mark.parametrize(("shallow", "deep"), [("24l16h", "384l1h"), ("12l12h", "144l1h")])
+def test_two_shapes_of_512_tokens_cost_the_same_within_two_percent(make_config, shallow, deep):
+    wide, tall = (make_config("bert", variant, **{"data.sequence_length": 512}) for variant in (shallow, deep))
+    assert counted_flops(tall) == pytest.approx(counted_flops(wide), rel=0.02)
+    assert forward_flops(tall.model, 512, 20).total == pytest.approx(forward_flops(wide.model, 512, 20).total, rel=0.02)
+
+
+def test_a_step_is_three_forward_passes_of_the_batch(make_config):
+    config = make_config("bert", "2l8h", **{"train.batch_size": 6, "train.accumulation_steps": 2})
+    assert step_flops(config) == 3 * 6 * counted_flops(config)
+
+
+def test_the_parts_add_up(make_config):
+    flops = row_flops(make_config("bert", "12l12h"))
+    assert flops.layers == flops.attention_projections + flops.attention_scores + flops.feed_forward
+    assert flops.total == flops.layers + flops.heads
+
+
+def transformer_base(make_config, **fields):
+    """Vaswani et al. 2017, table 3, base: 6 and 6 layers of 8 heads, D = 512, F = 2048; a
+    vocabulary of 32,768.
+    """
+    base = make_config("bert", "2l8h").model
+    shape = dict(num_layers=6, num_decoder_layers=6, num_heads=8, head_dim=64, embed_dim=512, mlp_dim=2048, vocab_size=32_768)
+    task = dict(objective="translation", positions="sinusoidal", num_token_types=0, next_sentence=False, residual="post_ln")
+    return dataclasses.replace(base, **(shape | task | fields))
+
+
+def test_parameters_of_transformer_base(make_config):
+    """An attention: 4 (512 x 512 + 512) = 1,050,624. A feed-forward: 512 x 2048 + 2048 + 2048 x 512
+    + 512 = 2,099,712. A LayerNorm: 1,024. An encoder layer has one attention and two norms,
+    3,152,384; a decoder layer two and three, 4,204,032.
+    """
+    counts = parameter_counts(transformer_base(make_config))
+    assert counts == {
+        "encoder": 6 * 3_152_384,
+        "decoder": 6 * 4_204_032,
+        "omega": 0,
+        "embeddings": 32_768 * 512,
+        "heads": 0,
+        "total": 44_138_496 + 16_777_216,
+    }
+    assert counts["encoder"] + counts["decoder"] == 44_138_496
+
+
+@pytest.mark.parametrize("heads_per_layer", [8, 4, 2, 1])
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_parameters_of_every_grouping_of_an_encoder_and_a_decoder(make_config, heads_per_layer, residual):
+    model = regroup(transformer_base(make_config, residual=residual, positions="learned"), heads_per_layer)
+    layers, d = 6 * 8 // heads_per_layer, 512
+    assert (model.num_layers, model.num_decoder_layers) == (layers, layers)
+    counts = parameter_counts(model)
+    attention = 4 * d * 64 * heads_per_layer + 3 * 64 * heads_per_layer + d
+    norm = {"rezero": 1}.get(residual, 2 * d)
+    final = 2 * d if residual == "pre_ln" else 0
+    assert counts["encoder"] == layers * (layer_parameters(model) - 4 * d + 2 * norm) + final
+    assert counts["decoder"] == layers * (layer_parameters(model) - 4 * d + attention + 3 * norm) + final
+    assert counts["omega"] == (layers * 5 * d if residual == "admin" else 0)
+    assert counts["embeddings"] == (model.vocab_size + 2 * model.max_positions) * d
+
+
+def seq2seq_program_flops(model, source, target):
+    """Forward FLOPs of one row of so many source and target tokens, read off the program."""
+    lengths = {"inputs": source, "inputs_position": source, "inputs_segmentation": source}
+    lengths |= {"decoder_inputs": target, "targets_position": target, "targets_segmentation": target}
+    batch = {key: jax.ShapeDtypeStruct((1, length), "int32") for key, length in lengths.items()}
+    module = build_model(model)
+    jaxpr = jax.make_jaxpr(lambda params, batch: forward(module, params, batch, None))(parameter_shapes(model), batch)
+    return product_flops(jaxpr.jaxpr)
+
+
+@pytest.mark.parametrize("heads_per_layer", [8, 1])
+@pytest.mark.parametrize("fields", [{}, {"num_layers": 2, "head_dim": 5, "residual": "pre_ln"}], ids=str)
+def test_forward_flops_of_an_encoder_and_a_decoder_are_those_of_the_program(make_config, heads_per_layer, fields):
+    model = regroup(transformer_base(make_config, **fields), heads_per_layer)
+    assert forward_flops(model, 7, 11).total == seq2seq_program_flops(model, 7, 11)
+
+
+def test_flops_of_an_encoder_and_a_decoder_by_hand(make_config):
+    """D = 4, two heads of 3, F = 5, V = 7, one encoder and two decoder layers, two source tokens
+    and three target tokens.
+    """
+    shape = dict(num_layers=1, num_decoder_layers=2, num_heads=2, head_dim=3, embed_dim=4, mlp_dim=5, vocab_size=7)
+    assert forward_flops(transformer_base(make_config, **shape), 2, 3) == (
+        # Encoder: 4 projections of 2 tokens. Decoder: 4 and 2 of 3 tokens, and 2 of the 2 source
+        # tokens.
+        (4 * 2 + 2 * (6 * 3 + 2 * 2)) * (2 * 4 * 6),
+        (2 * 2 + 2 * (3 * 3 + 3 * 2)) * (2 * 2 * 6),
+        (2 + 2 * 3) * (2 * 2 * 4 * 5),
+        3 * 2 * 4 * 7,
+    )
+
+
+def test_peaks_are_plausible():
+    assert all(1e14 < peak < 1e16 for peak in PEAK_FLOPS.values())

@@ -1,0 +1,291 @@
+"""The step compiled ahead: collectives and memory by mesh on simulated devices, the search, and
+every refusal in one line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import signal
+
+import pytest
+
+from mhsh.cli import aot as command
+from mhsh.cli.main import main
+from mhsh.errors import UserError
+from mhsh.models.costs import parameter_counts, step_flops
+from mhsh.planning import aot
+from mhsh.planning.aot import GIB, Topology, compile_report, largest_batch, measure, overflow, parse_topology
+from mhsh.training.footprint import footprint
+from mhsh.training.state import example_batch
+from tests.conftest import ROOT
+
+LOCAL = Topology("local:8")
+MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 2, 4)}
+NO_LIBTPU = importlib.util.find_spec("libtpu") is None
+
+
+@pytest.fixture(scope="module")
+def config_of(make_config):
+    def make(mesh, **overrides):
+        sizes = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), MESHES[mesh], strict=True))
+        return make_config("bert", "2l8h", **sizes | {"train.batch_size": 16, "model.remat_policy": "full"} | overrides)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def reports(config_of):
+    return {mesh: compile_report(config_of(mesh), LOCAL) for mesh in MESHES}
+
+
+def payload(report, kind):
+    return sum(each["bytes"] for each in report["collectives"] if each["kind"] == kind)
+
+
+def test_data_parallelism_exchanges_the_gradients_and_no_more(config_of, reports):
+    """Each once; the tied token table's at most twice: the gradients of lookup and projection are
+    summed over devices apart.
+    """
+    report, model = reports["data"], config_of("data").model
+    gradients = 4 * parameter_counts(model)["total"]
+    table = 4 * model.vocab_size * model.embed_dim
+    assert gradients <= payload(report, "all-reduce") <= 1.01 * (gradients + table)
+    assert {each["kind"] for each in report["collectives"]} == {"all-reduce"}
+
+
+def test_fsdp_gathers_one_layer_at_a_time(config_of, reports):
+    report = reports["fsdp"]
+    layers = config_of("fsdp").model.num_layers
+    gathers = [each for each in report["collectives"] if each["kind"] == "all-gather"]
+    inside = [each for each in gathers if "/layers/" in each["source"]]
+    assert inside
+    assert all(each["count"] == layers for each in inside), "a stack of all layers is never gathered at once"
+    kernels = [each for each in inside if "feed_forward/BTD,DF->BTF" in each["source"]]
+    assert [each["payload"] for each in kernels] == [64 * 256 * 4] * 2, "forward, and again in the backward pass"
+
+
+def test_tensor_parallelism_sums_activations(config_of, reports):
+    sums = [each for each in reports["tensor"]["collectives"] if each["kind"] == "all-reduce" and each["group"] == 4]
+    rows = 16 // 2 * 64 * 64 * 4  # B T D on one row of the mesh, fp32
+    assert [each["payload"] for each in sums if "BTF,FD->BTD" in each["source"]].count(rows) >= 1
+
+
+def test_memory_falls_where_the_state_is_divided(config_of, reports):
+    for mesh, report in reports.items():
+        memory, told = report["memory"], footprint(config_of(mesh), report["mesh"])
+        shards = report["mesh"]["data"] * report["mesh"]["fsdp"]
+        batch = sum(array.nbytes for array in example_batch(config_of(mesh), 16).values()) / shards
+        assert memory["argument"] == pytest.approx(told.parameters + told.optimizer + batch, rel=0.01)
+        assert min(memory[name] for name in ("argument", "output", "alias", "temp", "total")) > 0
+        assert memory["total"] == report["needed_bytes"]
+        assert report["fits"] is None, "nobody said what a simulated device holds"
+    assert reports["fsdp"]["needed_bytes"] < reports["data"]["needed_bytes"]
+
+
+def test_flops_are_the_ledgers_and_one_more_forward_pass_of_the_layers(config_of, reports):
+    """With full rematerialisation a layer runs forward twice: between one and 4/3 times the
+    ledger's three passes.
+    """
+    for mesh in ("data", "fsdp"):
+        flops = reports[mesh]["flops"]
+        assert flops["ledger"] == step_flops(config_of(mesh)) / 8
+        assert 1 < flops["matrix_products"] / flops["ledger"] < 4 / 3
+    plain = compile_report(config_of("data", **{"model.remat_policy": "none"}), LOCAL)["flops"]
+    assert plain["matrix_products"] == pytest.approx(plain["ledger"], rel=0.01)
+
+
+def test_a_given_limit_decides_what_fits(config_of, reports):
+    needed = reports["data"]["needed_bytes"]
+    assert not compile_report(config_of("data"), LOCAL, hbm_bytes=needed - 1)["fits"]
+    assert compile_report(config_of("data"), LOCAL, hbm_bytes=needed)["fits"]
+
+
+def in_steps_of_a_megabyte(limit):
+    """A stand-in for the compiler: a row costs 1 MiB, the limit is `limit` MiB."""
+
+    def measure_batch(config):
+        needed = config.train.batch_size * 2**20
+        return {"batch_size": config.train.batch_size, "needed_bytes": needed, "fits": needed <= limit * 2**20, "topology": "x"}
+
+    return measure_batch
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(16, 16), (23, 16), (40, 40), (55, 48), (8, 8), (7, None)])
+def test_the_search_finds_the_largest_batch(config_of, limit, expected):
+    best, tried = largest_batch(config_of("data"), in_steps_of_a_megabyte(limit), unit=8)
+    assert (best and best["batch_size"]) == expected
+    assert all(report["batch_size"] % 8 == 0 for report in tried)
+    assert len(tried) == len({report["batch_size"] for report in tried}), "nothing is compiled twice"
+
+
+def test_the_search_is_close_and_bounded(config_of):
+    best, tried = largest_batch(config_of("data"), in_steps_of_a_megabyte(100_003), unit=8, max_tries=30)
+    assert best is not None
+    assert 100_003 * 15 / 16 <= best["batch_size"] <= 100_003
+    assert len(tried) < 20
+    assert len(largest_batch(config_of("data"), in_steps_of_a_megabyte(1e12), unit=8, max_tries=5)[1]) == 5
+
+
+def test_the_search_on_a_compiled_step(config_of, reports):
+    limit = reports["data"]["needed_bytes"]
+    best, tried = largest_batch(config_of("data"), lambda each: compile_report(each, LOCAL, limit), unit=8)
+    assert best is not None
+    assert best["batch_size"] == 16
+    assert [(report["batch_size"], report["fits"]) for report in tried] == [(16, True), (32, False), (24, False)]
+
+
+def test_the_search_needs_a_limit(config_of):
+    with pytest.raises(UserError, match="give it with --hbm=GIB"):
+        largest_batch(config_of("data"), lambda each: {"fits": None, "topology": "local:8"}, unit=8)
+
+
+def test_running_out_of_memory_is_a_result():
+    message = (
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
+        "Used 23.50G of 15.75G hbm. Exceeded hbm capacity by 7.75G.\n\nTotal hbm usage >= 23.75G:"
+    )
+    found = overflow(message)
+    assert found["fits"] is False
+    assert found["needed_bytes"] == round(23.5 * GIB)
+    assert "\n" not in found["compiler"]
+    newer = "RESOURCE_EXHAUSTED: E1000: the total memory required for HLO temporaries (120.93G) exceeds available HBM (15.75G). HLO"
+    assert overflow(newer)["needed_bytes"] == round(120.93 * GIB)
+    assert overflow("RESOURCE_EXHAUSTED: out of memory while allocating")["needed_bytes"] is None
+    with pytest.raises(UserError, match="refused the training step: INTERNAL"):
+        overflow("INTERNAL: Mosaic failed")
+
+
+@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:4x4x1", "v4:4x4", "v5e:4x", "v5e:0x4", "local:", "local:2x4", "4x4"])
+def test_an_unknown_slice_is_refused(name):
+    with pytest.raises(UserError, match=f"--topology={name} is not a slice; allowed: .*v5e:4x4.*local:8"):
+        parse_topology(name)
+
+
+@pytest.mark.parametrize(("name", "slices"), [("v5e:4x4", 0), ("local:8", 2)])
+def test_slices_that_cannot_be(name, slices):
+    with pytest.raises(UserError, match=f"--num-slices={slices}"):
+        parse_topology(name, slices)
+
+
+def test_devices_of_a_slice():
+    assert parse_topology("v5p:2x2x4", 2).num_devices == 32
+    assert parse_topology("v5e:4x4").hbm_bytes == 16 * GIB
+    assert parse_topology("local:8").hbm_bytes is None
+
+
+TINY = ["aot", f"--config={ROOT}/configs/bert.py:2l8h"]
+
+
+def refused(capsys, *arguments):
+    assert main([*TINY, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_mistakes_are_one_line(capsys, monkeypatch):
+    assert "is not a slice" in refused(capsys, "--topology=v5e:banana")
+    assert "does not make the 8 devices" in refused(capsys, "--topology=local:8", "--config.mesh.data=3")
+    assert "make it a multiple of 16" in refused(capsys, "--topology=local:16")
+    assert "make it a multiple of 32" in refused(capsys, "--topology=v5e:4x4", "--num-slices=2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install libtpu, in an environment of its own" in refused(capsys, "--topology=v5e:2x2")
+
+
+def test_a_compiler_that_dies_is_named(config_of, monkeypatch):
+    class Dead:
+        returncode = -signal.SIGSEGV
+        stderr = "noise\n*** SIGSEGV STACK OVERFLOW received by PID 1\n@ 0x7f\n"
+
+    monkeypatch.setattr(aot.subprocess, "run", lambda *_, **__: Dead)
+    with pytest.raises(UserError, match=r"ended by SIGSEGV \(\*\*\* SIGSEGV STACK OVERFLOW.*another release of libtpu"):
+        measure(config_of("data"), LOCAL)
+    Dead.returncode, Dead.stderr = 1, "Traceback\nValueError: odd"
+    with pytest.raises(UserError, match=r"failed \(libtpu .*: ValueError: odd"):
+        measure(config_of("data"), LOCAL)
+
+
+def test_a_process_of_its_own_gives_the_same_report(config_of, reports):
+    """Four simulated devices, which this process does not have."""
+    config = config_of("fsdp", **{"mesh.fsdp": 4})
+    report = measure(config, Topology("local:4"))
+    assert report["num_devices"] == 4
+    assert report["warnings"] == []
+    assert report["memory"]["argument"] > reports["fsdp"]["memory"]["argument"]
+    with pytest.raises(UserError, match="does not make the 8 devices"):
+        measure(config, LOCAL)
+
+
+def test_text_and_json(capsys, monkeypatch, reports):
+    report = reports["fsdp"] | {"warnings": ["spmd_partitioner: Involuntary full rematerialization"]}
+    monkeypatch.setattr(command, "measure", lambda *_: dict(report))
+    assert main([*TINY, "--topology=local:8"]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "local:8: 8 x cpu; data 1 x fsdp 8 x tensor 1; batch 16",
+        "MEMORY PER DEVICE",
+        "all-gather",
+        "ledger: three forward passes",
+        "warning: spmd_partitioner: Involuntary",
+    ):
+        assert part in text
+    assert main([*TINY, "--topology=local:8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == report
+
+
+def test_a_search_prints_its_tries_and_what_it_found(capsys, monkeypatch, reports):
+    def fake(config, topology, hbm_bytes):
+        needed = config.train.batch_size * GIB
+        sizes = {"batch_size": config.train.batch_size, "needed_bytes": needed, "hbm_bytes": hbm_bytes}
+        return reports["data"] | sizes | {"fits": needed <= hbm_bytes}
+
+    monkeypatch.setattr(command, "measure", fake)
+    assert main([*TINY, "--topology=local:8", "--search", "--hbm=20"]) == 0
+    captured = capsys.readouterr()
+    assert "largest batch that fits: 16 (4 compilations)" in captured.out
+    assert "fits: 16.00 GiB of 20.00 GiB a device (80%)" in captured.out
+    assert [line.split(":")[0] for line in captured.err.splitlines()] == ["batch 8", "batch 16", "batch 32", "batch 24"]
+    assert main([*TINY, "--topology=local:8", "--search", "--hbm=1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["largest_batch"] is None
+    assert [each["batch_size"] for each in found["search"]] == [8]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="libtpu is not installed (pip install libtpu, in an environment of its own)")
+class TestLibtpu:
+    """The real TPU compiler, without a TPU."""
+
+    def test_a_slice(self, make_config):
+        overrides = {"mesh.data": 1, "mesh.fsdp": 4, "model.compute_dtype": "bfloat16"}
+        config = make_config("bert", "16l1h", **overrides)
+        report = measure(config, Topology("v5e:2x2"))
+        assert report["fits"]
+        assert report["device_kind"] == "TPU v5 lite"
+        assert report["unknown_loops"] == []
+        assert report["flops"]["matrix_products"] == pytest.approx(report["flops"]["ledger"], rel=0.02)
+        assert report["collectives"]
+
+    def test_two_slices(self, make_config):
+        config = make_config("bert", "2l8h", **{"mesh.data": 2, "mesh.fsdp": 4})
+        report = measure(config, Topology("v5e:2x2", 2))
+        assert report["num_devices"] == 8
+        gradients = 4 * parameter_counts(config.model)["total"] / 4  # each device's share
+        assert gradients * 0.9 < payload(report, "between-slices") < gradients * 4
+        with pytest.raises(UserError, match="2 slices"):
+            measure(
+                dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=8)), Topology("v5e:2x2", 2)
+            )
+
+    def test_what_the_compiler_calls_impossible(self, make_config):
+        with pytest.raises(UserError, match=r"--topology=v5e:3x3: INVALID_ARGUMENT"):
+            measure(make_config("bert", "2l8h", **{"train.batch_size": 9}), Topology("v5e:3x3"))
+
+    def test_a_step_that_does_not_fit(self, make_config):
+        overrides = {"model.num_layers": 48, "train.batch_size": 16384, "mesh.data": 4}
+        report = measure(make_config("bert", "2l8h", **overrides), Topology("v5e:2x2"))
+        assert report["fits"] is False
+        assert report["needed_bytes"] > report["hbm_bytes"]

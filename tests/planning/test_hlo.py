@@ -1,0 +1,176 @@
+"""Figures read out of HLO text: loops multiplied, pieces joined, products counted, each against a
+count made by hand.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from mhsh.planning.hlo import Collective, read_program
+from mhsh.planning.hlo_text import parse_module, shape_bytes
+
+
+def compiled_text(function, *arguments) -> str:
+    return jax.jit(function).lower(*arguments).compile().as_text()
+
+
+def over_eight(function, *specs):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+
+
+def test_a_collective_in_nested_loops_counts_as_often_as_it_runs():
+    def inner(x, _):
+        return jnp.tanh(jax.lax.psum(x, "x")), None
+
+    def outer(x, _):
+        x, _ = jax.lax.scan(inner, x, None, length=5)
+        return jax.lax.psum(x, "x") * 0.5, None
+
+    text = compiled_text(over_eight(lambda x: jax.lax.scan(outer, x, None, length=3)[0], PartitionSpec()), jnp.ones((16, 4)))
+    program = read_program(text, 8)
+    assert not program.unknown_loops
+    assert sorted((each.kind, each.count, each.payload, each.group) for each in program.collectives) == [
+        ("all-reduce", 3, 16 * 4 * 4, 8),
+        ("all-reduce", 15, 16 * 4 * 4, 8),
+    ]
+
+
+def test_matrix_products_in_a_loop_are_counted_in_full():
+    def body(x, w):
+        return jnp.tanh(x @ w), None
+
+    text = compiled_text(lambda x, ws: jax.lax.scan(body, x, ws)[0], jnp.ones((8, 32)), jnp.ones((7, 32, 32)))
+    assert read_program(text, 1).matrix_flops == 7 * 2 * 8 * 32 * 32
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "payload"),
+    [
+        ("all-gather", lambda x: jax.lax.all_gather(x, "x"), 8 * 64 * 4),
+        ("reduce-scatter", lambda x: jax.lax.all_gather(jax.lax.psum_scatter(x, "x", tiled=True), "x"), 64 * 4),
+        ("collective-permute", lambda x: jax.lax.ppermute(x, "x", [(i, (i + 1) % 8) for i in range(8)]), 64 * 4),
+    ],
+)
+def test_the_payload_is_the_whole_array(kind, function, payload):
+    program = read_program(compiled_text(over_eight(function, PartitionSpec("x")), jnp.ones((8 * 64,))), 8)
+    assert [(each.count, each.payload) for each in program.collectives if each.kind == kind] == [(1, payload)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [("all-reduce", 2 * 7 / 8), ("all-gather", 7 / 8), ("reduce-scatter", 7 / 8), ("all-to-all", 7 / 8), ("collective-permute", 1)],
+)
+def test_what_a_ring_sends(kind, sent):
+    each = Collective(kind, count=3, group=8, payload=800, dtypes=("f32",), source="")
+    assert each.bytes == 2400
+    assert each.sent_bytes == 2400 * sent
+
+
+# What the TPU compiler writes: no trip count, a counter that goes up by two, a gather cut into
+# pieces one of which lies inside the loop, and a reduce-scatter as a fusion; 4 of 8 devices in a
+# group, in every way of writing groups.
+TPU_TEXT = """\
+HloModule jit_step, is_scheduled=true
+
+%body (p: (u32[], bf16[4,8])) -> (u32[], bf16[4,8]) {
+  %p = (u32[]{:T(128)}, bf16[4,8]{1,0:T(8,128)(2,1)S(1)}) parameter(0)
+  %i = u32[]{:T(128)} get-tuple-element(%p), index=0
+  %two = u32[] constant(2)
+  %next = u32[] add(%i, %two)
+  %x = bf16[4,8]{1,0:T(8,128)(2,1)} get-tuple-element(%p), index=1
+  %send = (bf16[4,8]{1,0}, bf16[4,8]{1,0}, u32[], u32[]) collective-permute-start(%x), channel_id=5, source_target_pairs={{0,1}}
+  %sent = bf16[4,8]{1,0} collective-permute-done(%send)
+  %gather = bf16[4,32]{1,0} all-gather(%x), channel_id=9, replica_groups={{0,1,2,3},{4,5,6,7}}, frontend_attributes={chain_id="3"}
+  ROOT %t = (u32[], bf16[4,8]{1,0}) tuple(%next, %sent)
+}
+
+%condition (q: (u32[], bf16[4,8])) -> pred[] {
+  %bound = u32[] constant(7)
+  %q = (u32[], bf16[4,8]) parameter(0)
+  %j = u32[] get-tuple-element(%q), index=0
+  ROOT %less = pred[] compare(%j, %bound), direction=LT, metadata={op_name="jit(step)/while/lt"}
+}
+
+%all-reduce-scatter.1 (input: f32[8,16]) -> f32[8,4] {
+  %input = f32[8,16]{1,0} parameter(0)
+  %sum = f32[8,16]{1,0} all-reduce(%input), channel_id=6, replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+  %zero = u32[] constant(0)
+  ROOT %slice = f32[8,4]{1,0} dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={8,4}
+}
+
+ENTRY %main (a: bf16[4,8], g: f32[8,16]) -> bf16[4,8] {
+  %a = bf16[4,8]{1,0} parameter(0)
+  %g = f32[8,16]{1,0} parameter(1)
+  %start = u32[] constant(1)
+  %first = bf16[4,32]{1,0} all-gather(%a), channel_id=9, replica_groups={{0,1,2,3},{4,5,6,7}}, frontend_attributes={chain_id="3"}
+  %scattered = f32[8,4]{1,0} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.1
+  %summed = f32[8,16] all-reduce(%g), replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}, metadata={op_name="sum"}
+  %token = token[] after-all()
+  %out-of-the-slice = (f32[8,4]{1,0}, u32[], token[]) send(%scattered, %token), frontend_attributes={_xla_megascale_target="{1,2}"}
+  %alone = f32[8,16]{1,0} all-reduce(%g), channel_id=8, replica_groups=[8,1]<=[8], to_apply=%add
+  %init = (u32[], bf16[4,8]{1,0}) tuple(%start, %a)
+  %loop = (u32[], bf16[4,8]{1,0}) while(%init), condition=%condition, body=%body
+  ROOT %out = bf16[4,8]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_what_the_tpu_compiler_writes():
+    program = read_program(TPU_TEXT, 8)
+    assert not program.unknown_loops
+    assert {each.kind: (each.count, each.group, each.payload) for each in program.collectives} == {
+        "collective-permute": (3, 8, 64),  # counter 1, 3, 5
+        "all-gather": (1, 4, 4 * 64),  # its piece inside the loop is no gather of its own
+        "reduce-scatter": (1, 4, 512),
+        "between-slices": (1, 8, 128),
+        "all-reduce": (1, 4, 512),  # the one of a single device moves nothing
+    }
+    assert [each.source for each in program.collectives if each.kind == "all-reduce"] == ["sum"]
+    assert {dtype for each in program.collectives for dtype in each.dtypes} == {"bf16", "f32"}
+
+
+def test_a_loop_that_cannot_be_followed_is_named():
+    program = read_program(TPU_TEXT.replace("%start = u32[] constant(1)", "%start = u32[] partition-id()"), 8)
+    assert program.unknown_loops == ("loop",)
+
+
+@pytest.mark.parametrize(
+    ("line", "flops"),
+    [
+        # a plain product [16,8] x [8,32]
+        ("f32[16,32] convolution(%l, %r), dim_labels=bf_io->bf", 2 * 16 * 8 * 32),
+        # contraction over a window axis of 2 and the 8 input features
+        ("f32[16,32,1] convolution(%l, %r), window={size=2}, dim_labels=bf0_io0->bf0", 2 * 16 * 8 * 32 * 2),
+        # a batch axis of 4 as a dilated window: of 4 x 4 taps, 4 meet the input
+        (
+            "f32[16,32,4] convolution(%l, %r), window={size=4 stride=3 pad=0_0 lhs_dilate=4}, dim_labels=bf0_io0->bf0",
+            2 * 16 * 8 * 32 * 4,
+        ),
+    ],
+    ids=("product", "window", "batch"),
+)
+def test_products_written_as_convolutions(line, flops):
+    size = line.split("size=")[1][0] if "size=" in line else ""
+    tail = f",{size}" if size else ""
+    text = f"""ENTRY %main (l: f32[16,8{tail}], r: f32[8,32{tail}]) -> f32[] {{
+  %l = f32[16,8{tail}] parameter(0)
+  %r = f32[8,32{tail}] parameter(1)
+  ROOT %c = {line}
+}}
+"""
+    assert read_program(text, 1).matrix_flops == flops
+
+
+def test_bytes_of_shapes():
+    assert shape_bytes("f32[2,3]{1,0:T(8,128)S(1)}") == 24
+    assert shape_bytes("(bf16[4]{0}, pred[3], /*index=2*/u32[])") == 8 + 3 + 4
+    assert shape_bytes("f8e4m3fn[5]") == 5
+
+
+def test_text_without_an_entry_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        parse_module("HloModule nothing")

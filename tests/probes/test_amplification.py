@@ -1,0 +1,83 @@
+"""The change of a stack's output: as two forward passes give it, of the second order in the noise,
+and as theory has it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from mhsh.models.bert import Bert
+from mhsh.models.residual import STRATEGIES
+from mhsh.models.transformer import Encoder
+from mhsh.probes.amplification import disturbed, fresh_amplification, layer_amplification, plain_deviations
+
+SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
+
+
+def changes(config, batch, num_draws, noise):
+    return fresh_amplification(config, batch, plain_deviations(config, batch), num_draws=num_draws, noise=noise, seed=0)
+
+
+def test_it_is_of_the_second_order_in_the_noise(tiny, make_batch):
+    config, batch = tiny(residual="admin"), make_batch(SEGMENTS)
+    small, large = (changes(config, batch, 2, noise) for noise in (1e-3, 2e-3))
+    assert large.shape == (2,) and (small > 0).all()
+    np.testing.assert_allclose(large / small, 4, rtol=0.05)
+
+
+def test_a_fresh_rezero_does_not_move(tiny, make_batch):
+    config, batch = tiny(residual="rezero"), make_batch(SEGMENTS)
+    np.testing.assert_array_equal(changes(config, batch, 2, 0.1), 0)
+
+
+def test_closed_form_of_order_one_changes_less_than_post_ln_and_does_not_grow(tiny, make_batch):
+    batch = make_batch([[1] * 8] * 4)
+
+    def change(depth, **scheme):
+        return changes(tiny(num_layers=depth, **scheme), batch, 2, 1e-3).mean()
+
+    admin = {depth: change(depth, residual="admin", admin_omega="closed_one") for depth in (4, 24)}
+    post = {depth: change(depth, residual="post_ln") for depth in (4, 24)}
+    assert admin[24] < 1.5 * admin[4] and post[24] > 3 * post[4] and post[24] > 10 * admin[24]
+
+
+def test_along_the_layers_it_ends_with_the_change_of_the_output(tiny, make_batch, random_params):
+    """By a plain pass of the encoder over embeddings computed apart."""
+    config, batch = tiny(residual="post_ln"), make_batch(SEGMENTS)
+    params = random_params(config)
+    scales = plain_deviations(config, batch)
+    found = layer_amplification(config, params, batch, scales, num_draws=2, noise=1e-2, seed=3)
+    assert found.shape == (2, 3)
+    captured = []
+
+    def outputs(tree):
+        def keep(method, args, kwargs, context):
+            result = method(*args, **kwargs)
+            if type(context.module) is Encoder and context.method_name == "__call__":
+                captured.append(np.asarray(result, np.float64))
+            return result
+
+        with nn.intercept_methods(keep):
+            Bert(config, STRATEGIES["post_ln"]).apply({"params": tree}, batch, None)
+        y = captured[-1] - captured[-1].mean(axis=-1, keepdims=True)
+        return (y / np.sqrt((y**2).mean(axis=-1, keepdims=True)))[batch["inputs_segmentation"] > 0]
+
+    for draw in range(2):
+        changed = disturbed(params, scales, 1e-2, np.random.default_rng((3, draw)))
+        assert found[draw, -1] == pytest.approx(np.mean((outputs(params) - outputs(changed)) ** 2), rel=1e-3)
+
+
+def test_noise_has_the_deviation_that_was_asked_for_and_stays_where_it_belongs(tiny, make_batch, random_params):
+    config = tiny(residual="admin", num_layers=40)
+    params = random_params(config)
+    scales = {"attention": {"query_kernel": 0.5, "query_bias": 0.0}, "feed_forward": {"up_kernel": 2.0}}
+    changed = disturbed(params, scales, 0.1, np.random.default_rng(0))
+    before, after = (tree["encoder"]["layers"] for tree in (params, changed))
+    for sublayer, kernel, scale in (("attention", "query_kernel", 0.5), ("feed_forward", "up_kernel", 2.0)):
+        delta = np.asarray(after[sublayer][kernel]) - np.asarray(before[sublayer][kernel])
+        assert delta.std() == pytest.approx(0.1 * scale, rel=0.05) and abs(delta.mean()) < 0.01 * scale
+    for sublayer, kernel in (("attention", "query_bias"), ("attention", "out_kernel"), ("attention_residual", "omega")):
+        assert after[sublayer][kernel] is before[sublayer][kernel]
+    assert changed["embeddings"] is params["embeddings"]

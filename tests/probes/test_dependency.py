@@ -1,0 +1,97 @@
+"""Shares of the final residual stream: they sum to 1, and are those of a stream that was added up
+by hand.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from mhsh.probes.dependency import dependency
+
+SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
+SCHEMES = ["post_ln", "pre_ln", "admin", "deepnorm", "rezero"]
+
+
+def total(shares) -> float:
+    return float(sum(np.sum(each) for each in shares.values()))
+
+
+@pytest.mark.parametrize("residual", SCHEMES)
+def test_shares_sum_to_one(tiny, make_batch, random_params, residual):
+    config = tiny(residual=residual)
+    shares = dependency(config, random_params(config), make_batch(SEGMENTS))["encoder"]
+    assert set(shares) == {"attention", "feed_forward", "input", "biases"} and len(shares["attention"]) == 3
+    assert total(shares) == pytest.approx(1, abs=1e-4)
+    assert min(abs(share) for share in shares["attention"]) > 1e-4
+    assert (shares["biases"] == 0) == (residual == "rezero")
+
+
+@pytest.mark.parametrize("residual", ["post_ln", "pre_ln", "admin", "deepnorm", "rezero"])
+def test_constant_branches_are_followed_by_hand(tiny, make_batch, random_params, residual):
+    """Sublayers whose kernels are 0 put out their last bias alone, so that every part of the stream
+    can be written down.
+    """
+    config = tiny(residual=residual, num_layers=2)
+    params, batch = random_params(config), make_batch(SEGMENTS)
+    layers = jax.tree.map(np.asarray, params["encoder"]["layers"])
+    for sublayer, kernel in (("attention", "out_kernel"), ("feed_forward", "down_kernel")):
+        layers[sublayer] = layers[sublayer] | {kernel: np.zeros_like(layers[sublayer][kernel])}
+    params = params | {"encoder": params["encoder"] | {"layers": layers}}
+    shares = dependency(config, params, batch)["encoder"]
+
+    real = batch["inputs_segmentation"] > 0
+    table = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["embeddings"])
+    x = table["token"][batch["inputs"]] + table["position"][batch["inputs_position"]] + table["token_type"][batch["token_types"]]
+    x = normalise(x, table["norm"])[1][real]
+    parts = {"input": x, "biases": np.zeros_like(x)}
+    for layer in range(2):
+        for sublayer, bias in (("attention", "out_bias"), ("feed_forward", "down_bias")):
+            join = jax.tree.map(lambda leaf: np.float64(leaf[layer]), layers[f"{sublayer}_residual"])  # noqa: B023
+            branch = np.broadcast_to(layers[sublayer][bias][layer].astype(np.float64), x.shape)
+            shortcut = {"admin": join.get("omega", 1.0), "deepnorm": 4**0.25}.get(residual, 1.0)
+            parts = {name: shortcut * part for name, part in parts.items()}
+            parts[f"{sublayer} {layer}"] = join["alpha"] * branch if residual == "rezero" else branch
+            if residual not in ("pre_ln", "rezero"):
+                parts = through_norm(parts, join["norm"])
+    if residual == "pre_ln":
+        parts = through_norm(parts, jax.tree.map(np.float64, params["encoder"]["final_norm"]))
+    y = sum(parts.values())
+    expected = {name: np.mean(part * (y - y.mean())) / y.var() for name, part in parts.items()}
+    found = {name: shares[name] for name in ("input", "biases")} | {
+        f"{sublayer} {layer}": shares[sublayer][layer] for sublayer in ("attention", "feed_forward") for layer in range(2)
+    }
+    assert found == pytest.approx(expected, abs=2e-5)
+
+
+def normalise(x, norm):
+    deviation = np.sqrt(((x - x.mean(axis=-1, keepdims=True)) ** 2).mean(axis=-1, keepdims=True) + 1e-12)
+    return deviation, (x - x.mean(axis=-1, keepdims=True)) / deviation * norm["scale"] + norm["bias"]
+
+
+def through_norm(parts, norm):
+    deviation, _ = normalise(sum(parts.values()), norm)
+    after = {name: (part - part.mean(axis=-1, keepdims=True)) / deviation * norm["scale"] for name, part in parts.items()}
+    return after | {"biases": after["biases"] + norm["bias"]}
+
+
+def test_a_fresh_rezero_has_put_nothing_there(tiny, make_batch, fresh):
+    config, batch = tiny(residual="rezero"), make_batch(SEGMENTS)
+    shares = dependency(config, fresh(config, batch), batch)["encoder"]
+    assert shares["attention"] == shares["feed_forward"] == [0, 0, 0] and shares["input"] == pytest.approx(1)
+
+
+def test_padding_counts_for_nothing(tiny, make_batch, random_params):
+    config = tiny()
+    params, batch = random_params(config), make_batch(SEGMENTS)
+    garbage = batch | {"inputs": np.where(batch["inputs_segmentation"] == 0, 3, batch["inputs"]).astype(np.int32)}
+    found, again = (dependency(config, params, each)["encoder"] for each in (batch, garbage))
+    assert found["attention"] == pytest.approx(again["attention"], rel=1e-5)
+
+
+def test_both_stacks_of_a_translation_model(tiny_seq2seq, make_pairs, random_params):
+    config = tiny_seq2seq(residual="admin")
+    found = dependency(config, random_params(config), make_pairs([[1, 1, 1, 1, 0], [1, 1, 2, 2, 2]], [[1, 1, 1, 0], [1, 2, 2, 2]]))
+    assert list(found) == ["encoder", "decoder"] and len(found["decoder"]["cross_attention"]) == 3
+    assert [total(shares) for shares in found.values()] == pytest.approx([1, 1], abs=1e-4)

@@ -1,0 +1,102 @@
+"""Tests of loading run folders: names, damage, and rows that would draw a wrong curve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mhsh.report.runs.loading import load_runs
+
+
+def append(path: Path, **fields: object) -> None:
+    row = {"step": 4, "split": "train", "tokens": 2048, "flops": 4e9, "seconds": 0.4, "loss": 2.0} | fields
+    with open(path / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def test_names_are_the_folders_own(make_run) -> None:
+    loaded = load_runs([make_run("a", [1.0]), make_run("b", [1.0])])
+    assert [run.name for run in loaded.runs] == ["a", "b"]
+    assert loaded.refused == ()
+
+
+def test_equal_names_get_their_parents(make_run) -> None:
+    folders = [make_run(name, [1.0]) for name in ("x/p/run", "y/p/run", "z/q/run", "other")]
+    assert [run.name for run in load_runs(folders).runs] == ["x/p/run", "y/p/run", "q/run", "other"]
+
+
+def test_names_that_differ_only_in_what_cannot_be_shown_are_numbered(make_run) -> None:
+    folders = [make_run("a\x1b[31m", [1.0]), make_run("a\x07[31m", [1.0])]
+    assert [run.name for run in load_runs(folders).runs] == ["a\ufffd[31m", "a\ufffd[31m (2)"]
+
+
+def test_a_folder_named_twice_is_drawn_once(make_run, tmp_path: Path) -> None:
+    path = make_run("a", [1.0])
+    (tmp_path / "link").symlink_to(path)
+    loaded = load_runs([path, tmp_path / "link"])
+    assert [run.name for run in loaded.runs] == ["a"]
+    assert "named twice" in loaded.refused[0]
+
+
+def test_folders_without_a_run_are_refused_by_name(make_run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    broken = make_run("broken", [1.0])
+    (broken / "config.json").write_text('{"model": 1}')
+    loaded = load_runs([tmp_path / "missing", tmp_path / "empty", tmp_path / "file", broken])
+    assert loaded.runs == ()
+    assert all(
+        str(tmp_path / name) in line for name, line in zip(("missing", "empty", "file", "broken"), loaded.refused, strict=True)
+    )
+
+
+def test_rows_before_a_truncated_line_stay(make_run) -> None:
+    path = make_run("a", [3.0, 2.0, 1.0])
+    metrics = path / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-5])
+    run = load_runs([path]).runs[0]
+    assert run.curves["train"].loss.tolist() == [3.0, 2.0]
+    assert "cut short in line 3" in run.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"loss": "low"}, "loss is no number"),
+        ({"loss": True}, "loss is no number"),
+        ({"tokens": [1]}, "tokens is no number"),
+        ({"step": 2}, "steps go back from 3 to 2"),
+    ],
+)
+def test_rows_from_one_that_would_draw_a_wrong_curve_are_left_out(make_run, fields: dict[str, object], reason: str) -> None:
+    path = make_run("a", [3.0, 2.0, 1.0])
+    append(path, **fields)
+    append(path, step=9)
+    run = load_runs([path]).runs[0]
+    assert run.curves["train"].loss.tolist() == [3.0, 2.0, 1.0]
+    assert f"line 4: {reason}" in run.problems[0]
+
+
+def test_numbers_that_no_float_holds_are_gaps(make_run) -> None:
+    path = make_run("a", [3.0, float("inf")])
+    append(path, loss=10**400)
+    loss = load_runs([path]).runs[0].curves["train"].loss
+    assert np.isnan(loss).tolist() == [False, True, True]
+
+
+def test_a_damaged_record_is_a_problem_and_the_curves_stay(make_run) -> None:
+    path = make_run("a", [3.0])
+    (path / "run.json").write_text('{"status": ')
+    run = load_runs([path]).runs[0]
+    assert run.drawable
+    assert run.record == {}
+    assert "run.json" in run.problems[0]
+
+
+def test_records_of_another_shape_read_as_not_recorded(make_run) -> None:
+    run = load_runs([make_run("a", [3.0], record={"data": "text", "parameters": {"total": "many"}})]).runs[0]
+    assert run.recorded("data", "fingerprint") is None
+    assert run.recorded_number("parameters", "total") is None

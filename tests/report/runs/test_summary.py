@@ -1,0 +1,34 @@
+"""Tests of the numbers of one run: smoothing and the plateau rule against hand-computed cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mhsh.outcome import LEFT, NOT_KNOWN
+from mhsh.report.runs.loading import load_runs
+from mhsh.report.runs.summary import Point, summarize
+
+
+def test_summary_of_a_run(make_run) -> None:
+    path = make_run("a", [3.0] * 36 + [2.0, 2.0, 2.5, 2.5], [2.9, 2.1, 2.4, 2.3])
+    item = summarize(load_runs([path]).runs[0])
+    assert (item.shape, item.residual) == ("2L x 8H", "admin")
+    assert item.final_validation == Point(2.3, 40)
+    assert item.best_validation == Point(2.1, 20)
+    assert item.final_train == 2.25
+    assert (item.last_step, item.tokens, item.flops) == (40, 512 * 40, 40e9)
+    assert item.seconds == pytest.approx(4.0)
+    assert (item.parameters, item.encoder_parameters, item.compile_seconds) == (150_000, 100_000, 1.5)
+    assert (item.outcome, item.status, item.has_problems) == (LEFT, "finished", False)
+
+
+def test_what_is_not_recorded_stays_unknown(make_run) -> None:
+    path: Path = make_run("young", [3.0] * 5, with_record=False)
+    item = summarize(load_runs([path]).runs[0])
+    assert item.parameters is None
+    assert item.unigram_entropy is None
+    assert item.status is None
+    assert item.outcome == NOT_KNOWN
+    assert not item.has_problems

@@ -1,0 +1,136 @@
+"""Tests of a sweep's folder: whose it is, how it grows, and what it says of each cell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhsh.errors import UserError
+from mhsh.outcome import DIVERGED
+from mhsh.sweep.axes import cells_of, parse_axes
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, Plan, PlannedCell, SweepFolder
+from tests.conftest import load_fields
+
+
+def planned(*axes: str, **optimizer: Any) -> Plan:
+    fields = load_fields("quickstart", "6l8h_post_ln")
+    fields["optimizer"] |= optimizer
+    parsed = parse_axes(axes, fields)
+    cost = {"parameters": 1, "tokens": 2, "flops": 3}
+    return Plan(parsed, tuple(PlannedCell(cell.name, cell.settings, cell.config, cost) for cell in cells_of(parsed, fields)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SweepFolder:
+    made = SweepFolder(tmp_path / "s")
+    made.open_for(planned("seed=0,1"))
+    return made
+
+
+def everything(path: Path) -> dict[Path, bytes]:
+    return {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
+
+def begin(folder: SweepFolder, config: Any, record: dict[str, Any] | None) -> None:
+    run = type(folder.run_folder("seed-0")).open_for_training(folder.run_folder("seed-0").path, config)
+    if record is not None:
+        run.write_run(record)
+
+
+def test_a_plan_comes_back_as_it_was(folder):
+    assert folder.read_plan() == planned("seed=0,1")
+
+
+def test_a_sweep_grows_and_keeps_what_it_has(folder):
+    folder.finish("seed-1", 2, "why", 1.0)
+    folder.open_for(planned("seed=0,1,2"))
+    assert [cell.name for cell in folder.read_plan().cells] == ["seed-0", "seed-1", "seed-2"]
+    assert folder.state("seed-1").kind == FAILED
+
+
+@pytest.mark.parametrize(
+    ("axes", "optimizer", "message"),
+    [
+        (["seed=0"], {}, "another sweep, whose cell seed-1 is none of these"),
+        (["seed=0,1", "lr=1e-3"], {}, "another sweep, whose cell seed-0 is none of these"),
+        (["seed=0,1"], {"beta2": 0.9}, "optimizer.beta2 is 0.98 there, 0.9 here"),
+    ],
+)
+def test_another_sweep_is_refused_and_nothing_changes(folder, axes, optimizer, message):
+    before = everything(folder.path)
+    with pytest.raises(UserError, match=message):
+        folder.open_for(planned(*axes, **optimizer))
+    assert everything(folder.path) == before
+
+
+def test_what_is_no_sweep_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds no sweep"):
+        SweepFolder(tmp_path).open_for(planned("seed=0"))
+    with pytest.raises(UserError, match=r"plan.json is missing"):
+        SweepFolder(tmp_path).read_plan()
+    assert everything(tmp_path) == {tmp_path / "thesis.txt": b"mine"}
+    with pytest.raises(UserError, match="which buckets lack"):
+        SweepFolder("gs://bucket/s")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"axes": []}', '{"axes": [{}], "cells": []}', '{"axes": 3, "cells": 4}'])
+def test_a_damaged_plan_is_one_line(folder, text):
+    (folder.path / "plan.json").write_text(text)
+    with pytest.raises(UserError, match=r"plan.json"):
+        folder.read_plan()
+
+
+@pytest.mark.parametrize(
+    ("record", "exit_status", "kind"),
+    [
+        (None, None, WAITING),
+        (None, 75, WAITING),  # stopped before its first step
+        (None, 2, FAILED),
+        ({"status": "running"}, None, STOPPED),  # killed, and the sweep with it
+        ({"status": "running"}, 137, FAILED),
+        ({"status": "stopped"}, 75, STOPPED),
+        ({"status": "stopped"}, 130, STOPPED),
+        (None, 143, WAITING),
+        ({"status": "stopped", "outcome": DIVERGED}, 2, GAVE_UP),
+        ({"status": "finished", "outcome": "on the unigram plateau"}, 0, FINISHED),
+        ({"status": "finished", "outcome": DIVERGED}, None, FINISHED),
+    ],
+)
+def test_states(folder, record, exit_status, kind):
+    begin(folder, folder.read_plan().cells[0].config, record)
+    if exit_status is not None:
+        folder.finish("seed-0", exit_status, "mhsh: the reason", 1.0)
+    state = folder.state("seed-0")
+    assert state.kind == kind
+    assert state.reason == (f"exit status {exit_status}: mhsh: the reason" if kind == FAILED else "")
+    assert folder.state("seed-1").kind == WAITING
+
+
+def test_a_damaged_record_is_a_failed_cell_and_named(folder):
+    begin(folder, folder.read_plan().cells[0].config, {})
+    (folder.path / "runs" / "seed-0" / "run.json").write_text("{")
+    state = folder.state("seed-0")
+    assert state.kind == FAILED and "run.json" in state.reason
+
+
+def test_a_cell_is_running_as_long_as_its_process_lives(folder):
+    folder.finish("seed-0", 2, "an earlier attempt", 1.0)
+    files = folder.begin("seed-0")
+    assert files is not None
+    output, errors = files
+    program = "import sys; sys.stderr.write('first\\nlast  \\n\\n'); sys.stderr.flush(); input()"
+    with output, errors:
+        before = errors.tell()
+        process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=output, stderr=errors)
+    # Ours are closed; the lock is the process's alone now.
+    assert folder.state("seed-0").kind == RUNNING
+    assert folder.begin("seed-0") is None
+    process.communicate(b"\n")
+    assert folder.state("seed-0").kind == WAITING  # how the earlier attempt ended is forgotten
+    assert folder.last_error_line("seed-0", before) == "last"
+    assert folder.last_error_line("seed-0", before + 100) == ""

@@ -1,0 +1,60 @@
+"""The list of a checkpoint's files: whatever is done to a listed file is told, and nothing else
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from mhsh.training.file_manifest import INVENTORY_FILE, damage, write_inventory
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "params" / "d").mkdir(parents=True)
+    (tmp_path / "params" / "d" / "values").write_bytes(CONTENT)
+    (tmp_path / "params" / "empty").write_bytes(b"")
+    (tmp_path / "record").write_text("written last")
+    write_inventory(epath.Path(tmp_path))
+    return tmp_path
+
+
+def test_an_untouched_folder_is_whole(folder):
+    assert damage(epath.Path(folder)) is None
+
+
+def test_files_that_are_not_listed_do_no_harm(folder):
+    (folder / "record").write_text("changed")
+    (folder / "params" / "more").write_text("new")
+    assert damage(epath.Path(folder)) is None
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(bytes(content))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a bit flipped": (lambda folder: flip(folder / "params/d/values", 77_777), "params/d/values is not what was saved"),
+    "truncated": (lambda folder: (folder / "params/d/values").write_bytes(CONTENT[:-1]), "10239 bytes instead of 10240"),
+    "longer": (lambda folder: (folder / "params/empty").write_bytes(b"x"), "params/empty has 1 bytes instead of 0"),
+    "deleted": (lambda folder: (folder / "params/empty").unlink(), "params/empty is missing"),
+    "no list": (lambda folder: (folder / INVENTORY_FILE).unlink(), "files.json, is missing or unreadable"),
+    "half a list": (lambda folder: (folder / INVENTORY_FILE).write_text('{"params/d'), "files.json, is missing or unreadable"),
+    "another list": (lambda folder: (folder / INVENTORY_FILE).write_text("[3]"), "files.json, is missing or unreadable"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_named(folder, name):
+    do, expected = DAMAGES[name]
+    do(folder)
+    found = damage(epath.Path(folder))
+    assert found is not None and expected in found
