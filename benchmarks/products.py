@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import jax
 import torch
 
-from mhsh.bench.candidate import Contestant
+from mhsh.bench.candidate import Candidate
 from mhsh.bench.rounds import Plan, take_turns
 from mhsh.cli.config_flags import take_config
 from mhsh.config.schema import Config
@@ -52,8 +52,8 @@ def main() -> None:
     if config is None or rest:
         sys.exit(__doc__)
     products = list(products_of(config))
-    contestants = [by(product) for product in products for by in (by_xla, by_torch)]
-    times = take_turns(contestants, PLAN)
+    candidates = [by(product) for product in products for by in (by_xla, by_torch)]
+    times = take_turns(candidates, PLAN)
     print(f"| product | a step | shape | XLA | PyTorch | XLA / PyTorch |\n|---|{'---:|' * 5}")
     sums = {"xla": 0.0, "torch": 0.0}
     for product in products:
@@ -97,7 +97,7 @@ def shapes(product: Product) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return ((product.batch, *first), (product.batch, *second)) if product.batch > 1 else (first, second)
 
 
-def by_xla(product: Product) -> Contestant:
+def by_xla(product: Product) -> Candidate:
     a, b = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes(product)))
 
     @jax.jit
@@ -108,10 +108,10 @@ def by_xla(product: Product) -> Contestant:
         for _ in range(repetitions):
             multiply(a, b).block_until_ready()
 
-    return Contestant(name=f"xla {product.what}", label="XLA", run=run, work=product.flops, baseline=None)
+    return Candidate(name=f"xla {product.what}", label="XLA", run=run, work=product.flops, baseline=None)
 
 
-def by_torch(product: Product) -> Contestant:
+def by_torch(product: Product) -> Candidate:
     a, b = (torch.randn(shape) for shape in shapes(product))
     a, b = (a.mT if product.transposed == "tn" else a), (b.mT if product.transposed == "nt" else b)
 
@@ -119,7 +119,7 @@ def by_torch(product: Product) -> Contestant:
         for _ in range(repetitions):
             torch.matmul(a, b)
 
-    return Contestant(name=f"torch {product.what}", label="PyTorch", run=run, work=product.flops, baseline=None)
+    return Candidate(name=f"torch {product.what}", label="PyTorch", run=run, work=product.flops, baseline=None)
 
 
 if __name__ == "__main__":

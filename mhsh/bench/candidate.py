@@ -12,14 +12,14 @@ from mhsh.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contestant:
+class Candidate:
     """One of those that take turns. `facts` are for the JSON (see `document`)."""
 
     name: str  # config, against, or that of a peer, `torch-eager`
     label: str  # what it is, for people
     run: Callable[[int], None]  # so many repetitions; returns when the results are there
     work: int  # tokens (programs, for compile) of one repetition
-    baseline: str | None  # the contestant whose time its own is divided by
+    baseline: str | None  # the candidate whose time its own is divided by
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     check: Callable[[], None] = lambda: None  # raises UserError where what was computed is no number
 

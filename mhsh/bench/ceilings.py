@@ -24,7 +24,7 @@ COPIED_BYTES_ELSEWHERE = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
-    """One of the two. It takes turns as a contestant does."""
+    """One of the two. It takes turns as a candidate does."""
 
     name: str  # matmul, copy
     unit: str  # of work

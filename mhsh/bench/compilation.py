@@ -10,7 +10,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from mhsh.bench import mhsh_steps
-from mhsh.bench.candidate import Contestant
+from mhsh.bench.candidate import Candidate
 from mhsh.bench.results import cell, document
 from mhsh.bench.rounds import Plan, take_turns
 from mhsh.config.schema import Config
@@ -28,18 +28,18 @@ def compile_step(configs: Mapping[str, Config], rounds: int, note: Callable[[str
     What the backend keeps for itself (a GPU's autotuning) is warm after the first repetition, which
     does not count.
     """
-    contestants = [_contestant(name, config) for name, config in configs.items()]
+    candidates = [_contestant(name, config) for name, config in configs.items()]
     plan = Plan(rounds, 1, 0.0, each=True)
     with _no_persistent_cache():
-        times = take_turns(contestants, plan, note)
+        times = take_turns(candidates, plan, note)
     setting = {
         "batch": configs[mhsh_steps.CONFIG].train.batch_size,
         "length": configs[mhsh_steps.CONFIG].data.sequence_length,
     }
-    return document("compile", "program", {"rounds": rounds}, configs, [cell(setting, contestants, times)], {}, None)
+    return document("compile", "program", {"rounds": rounds}, configs, [cell(setting, candidates, times)], {}, None)
 
 
-def _contestant(name: str, config: Config) -> Contestant:
+def _contestant(name: str, config: Config) -> Candidate:
     mesh = make_mesh(config)
     config, _ = resolve_remat(config, mesh)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
@@ -49,7 +49,7 @@ def _contestant(name: str, config: Config) -> Contestant:
             jax.clear_caches()  # traced functions and programs of this process
             compile_train_step(config, model, optimizer, mesh, abstract_state(config, model, optimizer, mesh))
 
-    return Contestant(
+    return Candidate(
         name=name,
         label=mhsh_steps.label(config),
         run=run,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mhsh.bench import mhsh_steps
-from mhsh.bench.candidate import Contestant
+from mhsh.bench.candidate import Candidate
 from mhsh.bench.peers import build
 from mhsh.bench.results import cell, document
 from mhsh.bench.rounds import Plan, take_turns
@@ -78,14 +78,14 @@ def decode(
     cells = []
     for setting, (sources, lengths) in settings.items():
         note(f"setting {setting}: {sum(lengths)} target tokens")
-        contestants = [
+        candidates = [
             _contestant(name, peer, configs[name], by_setting[setting], sources, lengths)
             for name in configs
             for peer, by_setting in decoders[name].items()
             if setting in by_setting
         ]
-        times = take_turns(contestants, Plan(rounds, 1, 0.0, each=True), note)
-        cells.append(cell({"setting": setting, "sentences": len(sources), "tokens": sum(lengths)}, contestants, times))
+        times = take_turns(candidates, Plan(rounds, 1, 0.0, each=True), note)
+        cells.append(cell({"setting": setting, "sentences": len(sources), "tokens": sum(lengths)}, candidates, times))
     options = {"rounds": rounds, "sentences": sentences, "source_tokens": source_tokens, "steps": steps}
     options |= {"file_sentences": file_sentences, "beam": HYPOTHESES, "length_penalty": LENGTH_PENALTY}
     return document("decode", "target token", options, configs, cells, {}, build.torch_environment() if chosen else None)
@@ -114,7 +114,7 @@ def _check(config: Config, chosen: Sequence[str], longest: int) -> None:
 
 
 def _decoders(name: str, config: Config, chosen: Sequence[str]) -> dict[str, dict[str, Decode]]:
-    """By contestant, then by setting. On one batch there is nothing to sort."""
+    """By candidate, then by setting. On one batch there is nothing to sort."""
     model, _, params = mhsh_steps.built(config)
     assert isinstance(model, Seq2Seq)
     search = model_decoder(model, params, num_hypotheses=HYPOTHESES, length_penalty=LENGTH_PENALTY, forbidden=SPECIALS)
@@ -133,7 +133,7 @@ def _decoders(name: str, config: Config, chosen: Sequence[str]) -> dict[str, dic
     return found
 
 
-def _contestant(name: str, peer: str, config: Config, search: Decode, sources: Sources, lengths: Sequence[int]) -> Contestant:
+def _contestant(name: str, peer: str, config: Config, search: Decode, sources: Sources, lengths: Sequence[int]) -> Candidate:
     is_ours = peer == name
 
     def run(repetitions: int) -> None:
@@ -142,7 +142,7 @@ def _contestant(name: str, peer: str, config: Config, search: Decode, sources: S
             if [len(tokens) for tokens in found] != list(lengths) or np.isin(np.concatenate(found), (PAD_ID, EOS_ID)).any():
                 raise UserError(f"{peer} has not written as many tokens as were asked for; there is nothing to compare")
 
-    return Contestant(
+    return Candidate(
         name=peer if is_ours else build.peer_name(peer, name),
         label=mhsh_steps.label(config) if is_ours else build.label(config, "transformers MarianMTModel", peer),
         run=run,

@@ -58,12 +58,12 @@ def inference(
     found, summaries = [], {}
     for number, (rows, length) in enumerate(cells, 1):
         note(f"cell {number} of {len(cells)}: {rows} x {length} tokens")
-        contestants = [maker.contestant(rows, length) for maker in makers]
-        times = take_turns([*contestants, *(() if summaries else limits)], plan)
-        for contestant in contestants:
-            contestant.check()
+        candidates = [maker.candidate(rows, length) for maker in makers]
+        times = take_turns([*candidates, *(() if summaries else limits)], plan)
+        for candidate in candidates:
+            candidate.check()
         summaries = summaries or {limit.name: limit.summary(times[limit.name]) for limit in limits}
-        found.append(cell({"batch": rows, "length": length}, contestants, times))
+        found.append(cell({"batch": rows, "length": length}, candidates, times))
     settings = {"rounds": plan.rounds, "repetitions": plan.repetitions, "seconds": plan.seconds}
     environment = build.torch_environment() if torch_peers else None
     return document("inference", "token", settings, configs, found, summaries, environment)

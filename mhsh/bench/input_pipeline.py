@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from mhsh.bench import mhsh_steps
-from mhsh.bench.candidate import Contestant
+from mhsh.bench.candidate import Candidate
 from mhsh.bench.peers import build
 from mhsh.bench.results import cell, document
 from mhsh.bench.rounds import Plan, take_turns
@@ -63,10 +63,10 @@ def input_batches(
         made = collators(config, corpus)
         makers |= {peer: made[peer] for peer in chosen}
     check_masking({name: _inputs(name, make) for name, make in makers.items()}, corpus.tokenizer.mask_id, corpus.tokenizer.pad_id)
-    contestants = [_contestant(name, make, config, batches) for name, make in makers.items()]
-    times = take_turns(contestants, Plan(rounds, 1, 0.0, each=True), note)
+    candidates = [_contestant(name, make, config, batches) for name, make in makers.items()]
+    times = take_turns(candidates, Plan(rounds, 1, 0.0, each=True), note)
     setting = {"batch": config.train.batch_size, "length": config.data.sequence_length, "rows": len(corpus.train)}
-    found = [cell(setting, contestants, times)]
+    found = [cell(setting, candidates, times)]
     environment = build.torch_environment() if chosen else None
     return document("input", "token", {"rounds": rounds, "batches": batches}, {mhsh_steps.CONFIG: config}, found, {}, environment)
 
@@ -96,7 +96,7 @@ def _inputs(name: str, make: Batches) -> Iterator[np.ndarray]:
         yield batch["inputs"] if name == mhsh_steps.CONFIG else batch["input_ids"].numpy()
 
 
-def _contestant(name: str, make: Batches, config: Config, batches: int) -> Contestant:
+def _contestant(name: str, make: Batches, config: Config, batches: int) -> Candidate:
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
             made = sum(1 for _ in make(batches))
@@ -104,7 +104,7 @@ def _contestant(name: str, make: Batches, config: Config, batches: int) -> Conte
                 raise UserError(f"{name} has made {made} batches instead of {batches}; there is nothing to compare")
 
     is_ours = name == mhsh_steps.CONFIG
-    return Contestant(
+    return Candidate(
         name=name,
         label="mhsh's pipeline" if is_ours else f"transformers' collator ({name})",
         run=run,

@@ -1,4 +1,4 @@
-"""mhsh itself as a contestant: the compiled training step, and the compiled forward pass."""
+"""mhsh itself as a candidate: the compiled training step, and the compiled forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mhsh.bench.batch import synthetic_batch
-from mhsh.bench.candidate import Contestant
+from mhsh.bench.candidate import Candidate
 from mhsh.config.schema import Config, DataConfig, MeshConfig, TranslationDataConfig
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, forward
@@ -22,7 +22,7 @@ from mhsh.training.optimizer import build_optimizer
 from mhsh.training.remat import resolve_remat
 from mhsh.training.sharding import make_mesh, put_batch
 from mhsh.training.state import TrainState, create_state
-from mhsh.training.step import StepReport, compile_eval_step, compile_train_step
+from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step
 
 # Names of the two configs, as on the command line; the first is what the others are compared with.
 CONFIG, AGAINST = "config", "against"
@@ -45,7 +45,7 @@ def tokens(config: Config, rows: int) -> int:
     return rows * config.data.sequence_length * (2 if isinstance(config.data, TranslationDataConfig) else 1)
 
 
-def training(name: str, config: Config) -> Contestant:
+def training(name: str, config: Config) -> Candidate:
     """The real step of `mhsh train` on one synthetic batch, on the config's mesh; the state goes on
     from step to step.
     """
@@ -56,7 +56,7 @@ def training(name: str, config: Config) -> Contestant:
     state = create_state(config, model, optimizer, mesh, batch)
     step = compile_train_step(config, model, optimizer, mesh, state)
     runner = _Training(name, step, state, batch)
-    return Contestant(
+    return Candidate(
         name=name,
         label=label(config),
         run=runner.run,
@@ -72,7 +72,7 @@ class _Training:
 
     def __init__(self, name: str, step: jax.stages.Compiled, state: TrainState, batch: dict[str, jax.Array]) -> None:
         self._name, self._step, self._state, self._batch = name, step, state, batch
-        self._report: StepReport | None = None
+        self._report: StepMetrics | None = None
 
     def run(self, repetitions: int) -> None:
         """Steps; the device is waited for after the last."""
@@ -119,7 +119,7 @@ class Inference:
         self._name, self._config = name, config
         self._model, self._mesh, self._params = built(config)
 
-    def contestant(self, batch: int, length: int) -> Contestant:
+    def candidate(self, batch: int, length: int) -> Candidate:
         """The compiled forward pass of `batch` rows of `length` tokens, without dropout, up to the
         logits.
         """
@@ -137,7 +137,7 @@ class Inference:
             if not all(np.isfinite(jax.device_get(leaf)).all() for leaf in jax.tree.leaves(found)):
                 raise UserError(f"{self._name}: the logits are not finite; this is a fault of mhsh, please report it")
 
-        return Contestant(
+        return Candidate(
             name=self._name,
             label=label(config),
             run=run,

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from mhsh.bench.candidate import Contestant
+from mhsh.bench.candidate import Candidate
 from mhsh.bench.intervals import Estimate, estimate, ratios
 from mhsh.bench.rounds import Times
 from mhsh.bench.schema import FORMAT
@@ -45,7 +45,7 @@ def document(
     }
     peak = PEAK_FLOPS.get(jax.devices()[0].device_kind) if dtypes == {"bfloat16"} else None
     for cell in cells:
-        for entry in cell["contestants"]:
+        for entry in cell["candidates"]:
             entry.update(_shares(entry, ceilings, peak))
     return {
         "format": FORMAT,
@@ -60,30 +60,30 @@ def document(
     }
 
 
-def cell(setting: Mapping[str, Any], contestants: Sequence[Contestant], times: Mapping[str, Times]) -> dict[str, Any]:
-    """One setting, its contestants in order."""
-    by_name = {contestant.name: contestant for contestant in contestants}
+def cell(setting: Mapping[str, Any], candidates: Sequence[Candidate], times: Mapping[str, Times]) -> dict[str, Any]:
+    """One setting, its candidates in order."""
+    by_name = {candidate.name: candidate for candidate in candidates}
     entries = []
-    for contestant in contestants:
-        baseline = by_name.get(contestant.baseline or "")
-        entries.append(_entry(contestant, times[contestant.name], baseline, times[baseline.name] if baseline else None))
-    return {"setting": dict(setting), "contestants": entries}
+    for candidate in candidates:
+        baseline = by_name.get(candidate.baseline or "")
+        entries.append(_entry(candidate, times[candidate.name], baseline, times[baseline.name] if baseline else None))
+    return {"setting": dict(setting), "candidates": entries}
 
 
-def _entry(contestant: Contestant, times: Times, baseline: Contestant | None, others: Times | None) -> dict[str, Any]:
+def _entry(candidate: Candidate, times: Times, baseline: Candidate | None, others: Times | None) -> dict[str, Any]:
     taken = [statistics.median(turn) for turn in times.turns]
     seconds = estimate(taken)
     entry: dict[str, Any] = {
-        "name": contestant.name,
-        "label": contestant.label,
-        "baseline": contestant.baseline,
-        **contestant.facts,
-        "work": contestant.work,
+        "name": candidate.name,
+        "label": candidate.label,
+        "baseline": candidate.baseline,
+        **candidate.facts,
+        "work": candidate.work,
         "repetitions": times.repetitions,
         "turns": times.turns,
         "cpu": times.cpu,
         "seconds": seconds._asdict(),
-        "rate": contestant.work / seconds.median,
+        "rate": candidate.work / seconds.median,
         "time_ratio": None,
         "cpu_ratio": None,
         "best_ratio": None,
@@ -91,7 +91,7 @@ def _entry(contestant: Contestant, times: Times, baseline: Contestant | None, ot
     if baseline is None or others is None:
         return entry
     theirs = [statistics.median(turn) for turn in others.turns]
-    share = baseline.work / contestant.work
+    share = baseline.work / candidate.work
     return entry | {
         "time_ratio": _scaled(estimate(ratios(taken, theirs)), share),
         # The system may count CPU time in ticks: a turn shorter than one has none.

@@ -1,8 +1,8 @@
-"""Taking turns: every contestant is timed once a round, A B A B, so that whatever else the machine
+"""Taking turns: every candidate is timed once a round, A B A B, so that whatever else the machine
 does meets them all alike.
 
 A turn begins with a repetition that is not counted: what others left behind is not the
-contestant's, and a step in the midst of training is what is asked for.
+candidate's, and a step in the midst of training is what is asked for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Times:
-    """What one contestant took, in seconds of one repetition; a list a turn, in the order of the
+    """What one candidate took, in seconds of one repetition; a list a turn, in the order of the
     rounds.
     """
 

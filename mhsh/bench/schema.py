@@ -17,9 +17,9 @@ Format 1, all times in seconds:
                 device is not known, or the config computes in another dtype
   cells         one for each setting:
     setting       batch and length (train, inference), or what else the kind varies
-    contestants   in the order in which they took turns:
+    candidates   in the order in which they took turns:
       name, label   by which it is found, and what it is for people
-      baseline      the contestant that ratios are to; null for the first
+      baseline      the candidate that ratios are to; null for the first
       config        whose shape and batch it has: config or against
       implementation  mhsh, or the peer
       parameters    that it has; omega: how many of them are Admin's, which peers do not have
@@ -83,7 +83,7 @@ class Interval(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One contestant of one setting; the fields are those of the JSON."""
+    """One candidate of one setting; the fields are those of the JSON."""
 
     name: str
     label: str
@@ -164,7 +164,7 @@ def _bench(path: str, document: _Part) -> BenchFile:
 
 
 def _cell(part: _Part, configs: Mapping[str, Any]) -> Cell:
-    entries = tuple(_entry(entry, configs) for entry in part.at("contestants").items())
+    entries = tuple(_entry(entry, configs) for entry in part.at("candidates").items())
     names = [entry.name for entry in entries]
     for entry in entries:
         if names.count(entry.name) > 1:

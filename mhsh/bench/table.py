@@ -17,11 +17,11 @@ def markdown(document: Mapping[str, Any]) -> str:
     """
     cells = document["cells"]
     varied = [key for key in cells[0]["setting"] if len({str(cell["setting"][key]) for cell in cells}) > 1]
-    entries = [entry for cell in cells for entry in cell["contestants"]]
+    entries = [entry for cell in cells for entry in cell["candidates"]]
     columns = [column for column in _columns(document["unit"]) if any(column[1](entry) for entry in entries)]
     lines = [_row([*varied, *(title for title, _ in columns)]), _row(["---"] * (len(varied) + len(columns)))]
     for cell in cells:
-        for entry in cell["contestants"]:
+        for entry in cell["candidates"]:
             lines.append(_row([*(str(cell["setting"][key]) for key in varied), *(show(entry) for _, show in columns)]))
     return "\n".join([*_head(document, varied), "", *lines, "", *_foot(document, entries)])
 

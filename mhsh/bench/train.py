@@ -24,19 +24,19 @@ def train(configs: Mapping[str, Config], torch_peers: Sequence[str], plan: Plan,
     for name, config in configs.items() if torch_peers else ():
         build.check_config(name, config, training=True)
     limits = ceilings(configs[mhsh_steps.CONFIG].model.compute_dtype)
-    contestants = []
+    candidates = []
     for name, config in configs.items():
         note(f"compiling {name}")
-        contestants.append(mhsh_steps.training(name, config))
+        candidates.append(mhsh_steps.training(name, config))
     for name, config in configs.items() if torch_peers else ():
         from mhsh.bench.peers.steps import training_contestant
 
         for peer in torch_peers:
             note(f"preparing {build.peer_name(peer, name)}")
-            contestants.append(training_contestant(peer, name, config))
-    times = take_turns([*contestants, *limits], plan, note)
-    for contestant in contestants:
-        contestant.check()
+            candidates.append(training_contestant(peer, name, config))
+    times = take_turns([*candidates, *limits], plan, note)
+    for candidate in candidates:
+        candidate.check()
     first = configs[mhsh_steps.CONFIG]
     setting = {"batch": first.train.batch_size, "length": first.data.sequence_length}
     return document(
@@ -44,7 +44,7 @@ def train(configs: Mapping[str, Config], torch_peers: Sequence[str], plan: Plan,
         "token",
         {"rounds": plan.rounds, "repetitions": plan.repetitions, "seconds": plan.seconds},
         configs,
-        [cell(setting, contestants, times)],
+        [cell(setting, candidates, times)],
         {limit.name: limit.summary(times[limit.name]) for limit in limits},
         build.torch_environment() if torch_peers else None,
     )

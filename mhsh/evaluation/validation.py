@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from mhsh.models.losses import Mean, Means
+from mhsh.models.losses import WeightedSum, WeightedSums
 from mhsh.models.types import Batch
 
 
-def evaluate(step: Callable[[Any, Batch], Means], params: Any, batches: Iterable[Batch]) -> dict[str, float]:
+def evaluate(step: Callable[[Any, Batch], WeightedSums], params: Any, batches: Iterable[Batch]) -> dict[str, float]:
     """The figures of `step` over all batches together, each sum divided by its weight once, at the
     end.
     """
@@ -21,16 +21,16 @@ def evaluate(step: Callable[[Any, Batch], Means], params: Any, batches: Iterable
 
 
 def evaluate_rows(
-    step: Callable[[Any, Batch], tuple[Means, Array]], params: Any, batches: Iterable[Batch], num_rows: int
+    step: Callable[[Any, Batch], tuple[WeightedSums, Array]], params: Any, batches: Iterable[Batch], num_rows: int
 ) -> tuple[dict[str, float], Float[np.ndarray, "rows ..."]]:
     """As `evaluate`, and the logits of the first `num_rows` rows; what follows fills the last
     batch.
     """
-    parts: list[tuple[Means, np.ndarray]] = [jax.device_get(step(params, batch)) for batch in batches]
+    parts: list[tuple[WeightedSums, np.ndarray]] = [jax.device_get(step(params, batch)) for batch in batches]
     return _divided(means for means, _ in parts), np.concatenate([logits for _, logits in parts])[:num_rows]
 
 
-def _divided(parts: Iterable[dict[str, Mean]]) -> dict[str, float]:
+def _divided(parts: Iterable[dict[str, WeightedSum]]) -> dict[str, float]:
     totals: dict[str, tuple[float, float]] = {}
     for means in parts:
         for name, mean in means.items():

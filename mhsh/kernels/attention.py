@@ -22,8 +22,8 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key
 from mhsh.kernels.dropout import Seed, dropout, seed_of
 from mhsh.kernels.gpu import attention as gpu
 from mhsh.kernels.residual_norm import dropped
-from mhsh.kernels.rows import MIB, ONCHIP_BYTES, OnChip, Place, mask_of, only, over_shards, product
-from mhsh.kernels.settings import NOWHERE, AttentionSettings
+from mhsh.kernels.rows import MIB, ONCHIP_BYTES, KernelTarget, VmemBudget, mask_of, only, over_shards, product
+from mhsh.kernels.settings import MASK_VALUE, AttentionSettings
 
 
 def attend_plain(
@@ -45,7 +45,7 @@ def attend_plain(
     if settings.causal:
         mask = mask & jnp.tril(jnp.ones(mask.shape[1:], bool))
     scores = jnp.einsum("BTNH,BSNH->BNTS", query, key).astype(jnp.float32)
-    probabilities = jax.nn.softmax(jnp.where(mask[:, None], scores, NOWHERE), axis=-1).astype(query.dtype)
+    probabilities = jax.nn.softmax(jnp.where(mask[:, None], scores, MASK_VALUE), axis=-1).astype(query.dtype)
     return jnp.einsum("BSNH,BNTS->BTNH", value, dropout(probabilities, settings.rate, dropout_key))
 
 
@@ -57,7 +57,7 @@ def attend(
     source_segments: Int[Array, "B S"],
     dropout_key: Key[Array, ""] | None,
     settings: AttentionSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> Float[Array, "B T N H"]:
     """`attend_plain` in one kernel, with the same probabilities dropped for the same key, on any
     mesh.
@@ -84,7 +84,7 @@ def _fused(
     source_segments: Int32[Array, "B 1 S"],
     seed: Seed,
     settings: AttentionSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> Float[Array, "B T C"]:
     operands = (query, key, value, segments, source_segments)
     return _call(_forward_kernel, (query,), operands, seed, settings, place, name="attend", num_products=2)[0]
@@ -98,14 +98,14 @@ def _forward(
     source_segments: Int32[Array, "B 1 S"],
     seed: Seed,
     settings: AttentionSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> tuple[Float[Array, "B T C"], tuple[Array, ...]]:
     operands = (query, key, value, segments, source_segments, seed)
     return _fused(*operands, settings, place), operands
 
 
 def _backward(
-    settings: AttentionSettings, place: Place, saved: tuple[Array, ...], gradient: Float[Array, "B T C"]
+    settings: AttentionSettings, place: KernelTarget, saved: tuple[Array, ...], gradient: Float[Array, "B T C"]
 ) -> tuple[Array | None, ...]:
     *operands, seed = saved
     like, operands = tuple(operands[:3]), (*operands, gradient)
@@ -163,13 +163,13 @@ class _Tile:
         return [(head, slice(head * head_dim, (head + 1) * head_dim)) for head in range(self.settings.num_heads)]
 
 
-def onchip(source_length: int, width: int, dtype: Any) -> OnChip:
+def onchip(source_length: int, width: int, dtype: Any) -> VmemBudget:
     """What the backward pass takes, which is more than the forward pass does: a query's operands
     and results twice and its fp32 scores, probabilities and their gradients; besides, keys and
     values with their gradients and sums.
     """
     factor, padded = jnp.dtype(dtype).itemsize, -(-width // 128) * 128
-    return OnChip(6 * padded * factor + 32 * source_length, source_length * padded * (8 * factor + 8) + 4 * MIB)
+    return VmemBudget(6 * padded * factor + 32 * source_length, source_length * padded * (8 * factor + 8) + 4 * MIB)
 
 
 def _call(
@@ -178,7 +178,7 @@ def _call(
     operands: tuple[Array, ...],
     seed: Seed,
     settings: AttentionSettings,
-    place: Place,
+    place: KernelTarget,
     *,
     name: str,
     num_products: int,
@@ -218,7 +218,7 @@ def _call(
 
 
 def _probabilities(query: Array, key: Array, visible: Array) -> Float32[Array, "Q S"]:
-    scores = jnp.where(visible, product("QH,SH->QS", query, key), NOWHERE)
+    scores = jnp.where(visible, product("QH,SH->QS", query, key), MASK_VALUE)
     powers = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     return powers / jnp.sum(powers, axis=-1, keepdims=True)
 

@@ -16,7 +16,7 @@ from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import Seed, seed_of
 from mhsh.kernels.gpu import feed_forward as gpu
 from mhsh.kernels.residual_norm import Norm, joined, joined_backward, joined_plain, stacked, unstacked, vectors_of
-from mhsh.kernels.rows import MIB, Block, OnChip, Place, Result, add_to, only, over_rows, product
+from mhsh.kernels.rows import MIB, Block, KernelTarget, Result, VmemBudget, add_to, only, over_rows, product
 from mhsh.kernels.settings import FeedForwardSettings, FeedForwardWeights
 
 
@@ -38,7 +38,7 @@ def feed_forward(
     norm: Norm,
     key: Key[Array, ""] | None,
     settings: FeedForwardSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> Float[Array, "B T D"]:
     """`feed_forward_plain` in one kernel, with the same elements dropped for the same key, on any
     mesh.
@@ -54,7 +54,12 @@ def feed_forward(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _fused(
-    x: Float[Array, "B T D"], weights: FeedForwardWeights, norm: Norm, seed: Seed, settings: FeedForwardSettings, place: Place
+    x: Float[Array, "B T D"],
+    weights: FeedForwardWeights,
+    norm: Norm,
+    seed: Seed,
+    settings: FeedForwardSettings,
+    place: KernelTarget,
 ) -> Float[Array, "B T D"]:
     num_inputs, num_hidden = weights.up_kernel.shape
     (y,), _ = over_rows(
@@ -73,14 +78,19 @@ def _fused(
 
 
 def _forward(
-    x: Float[Array, "B T D"], weights: FeedForwardWeights, norm: Norm, seed: Seed, settings: FeedForwardSettings, place: Place
+    x: Float[Array, "B T D"],
+    weights: FeedForwardWeights,
+    norm: Norm,
+    seed: Seed,
+    settings: FeedForwardSettings,
+    place: KernelTarget,
 ) -> tuple[Float[Array, "B T D"], tuple[Array, FeedForwardWeights, Norm, Seed]]:
     return _fused(x, weights, norm, seed, settings, place), (x, weights, norm, seed)
 
 
 def _backward(
     settings: FeedForwardSettings,
-    place: Place,
+    place: KernelTarget,
     saved: tuple[Array, FeedForwardWeights, Norm, Seed],
     gradient: Float[Array, "B T D"],
 ) -> tuple[Float[Array, "B T D"], FeedForwardWeights, Norm, None]:
@@ -107,14 +117,14 @@ def _backward(
 _fused.defvjp(_forward, _backward)
 
 
-def onchip(num_inputs: int, num_hidden: int, residual_dtype: Any, dtype: Any) -> OnChip:
+def onchip(num_inputs: int, num_hidden: int, residual_dtype: Any, dtype: Any) -> VmemBudget:
     """What the backward pass takes, which is more than the forward pass does.
 
     A row: x and both gradients, each one in use and one on its way, and the fp32 values in between.
     Besides: the weights, their gradients, and a block's part of these.
     """
     residual, factor = jnp.dtype(residual_dtype).itemsize, jnp.dtype(dtype).itemsize
-    return OnChip(num_inputs * (6 * residual + 32) + num_hidden * 32, 2 * num_inputs * num_hidden * (factor + 8) + 4 * MIB)
+    return VmemBudget(num_inputs * (6 * residual + 32) + num_hidden * 32, 2 * num_inputs * num_hidden * (factor + 8) + 4 * MIB)
 
 
 def _whole(weights: FeedForwardWeights, norm: Norm, settings: FeedForwardSettings) -> list[Array]:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Float32, Key
 from mhsh.kernels.dropout import Seed, seed_of
 from mhsh.kernels.gpu import join as gpu
 from mhsh.kernels.residual_norm import Norm, joined, joined_backward, joined_plain, stacked, unstacked, vectors_of
-from mhsh.kernels.rows import MIB, Block, OnChip, Place, Result, add_to, only, over_rows, product
+from mhsh.kernels.rows import MIB, Block, KernelTarget, Result, VmemBudget, add_to, only, over_rows, product
 from mhsh.kernels.settings import JoinSettings, OutWeights
 
 
@@ -33,14 +33,14 @@ def project_and_join_plain(
     return joined_plain(x, branch, norm, epsilon=settings.epsilon, rate=settings.rate, key=key)
 
 
-def project_and_join(
+def out_proj_residual_norm(
     x: Float[Array, "B T D"],
     context: Float[Array, "B T N H"],
     weights: OutWeights,
     norm: Norm,
     key: Key[Array, ""] | None,
     settings: JoinSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> Float[Array, "B T D"]:
     """`project_and_join_plain` in one kernel, with the same elements dropped for the same key, on
     any mesh.
@@ -53,7 +53,7 @@ def project_and_join(
     *_, num_heads, head_dim = context.shape
     flat = context.reshape(*context.shape[:2], num_heads * head_dim)
     kernel = weights.out_kernel.reshape(num_heads * head_dim, -1)
-    fused = gpu.project_and_join if place.target == "gpu" else _fused
+    fused = gpu.out_proj_residual_norm if place.target == "gpu" else _fused
     return fused(x, flat, kernel, weights.out_bias, norm, seed, settings, place)
 
 
@@ -66,7 +66,7 @@ def _fused(
     norm: Norm,
     seed: Seed,
     settings: JoinSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> Float[Array, "B T D"]:
     num_inputs, num_outputs = kernel.shape
     (y,), _ = over_rows(
@@ -76,7 +76,7 @@ def _fused(
         [x, context],
         [kernel.astype(settings.dtype), stacked(norm, bias)],
         [Result(num_outputs, x.dtype)],
-        name="project_and_join",
+        name="out_proj_residual_norm",
         flops_per_row=2 * num_inputs * num_outputs,
         transcendentals_per_row=1,
         onchip=onchip(num_inputs, num_outputs, x.dtype, settings.dtype),
@@ -92,14 +92,14 @@ def _forward(
     norm: Norm,
     seed: Seed,
     settings: JoinSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> tuple[Float[Array, "B T D"], tuple[Array, Array, Array, Array, Norm, Seed]]:
     return _fused(x, context, kernel, bias, norm, seed, settings, place), (x, context, kernel, bias, norm, seed)
 
 
 def _backward(
     settings: JoinSettings,
-    place: Place,
+    place: KernelTarget,
     saved: tuple[Array, Array, Array, Array, Norm, Seed],
     gradient: Float[Array, "B T D"],
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B T C"], Float32[Array, "C D"], Float32[Array, " D"], Norm, None]:
@@ -125,14 +125,14 @@ def _backward(
 _fused.defvjp(_forward, _backward)
 
 
-def onchip(num_inputs: int, num_outputs: int, residual_dtype: Any, dtype: Any) -> OnChip:
+def onchip(num_inputs: int, num_outputs: int, residual_dtype: Any, dtype: Any) -> VmemBudget:
     """What the backward pass takes, which is more than the forward pass does.
 
     A row: x, the context and their gradients, each one in use and one on its way, and the fp32
     values in between. Besides: the weights, their gradients, and a block's part of these.
     """
     residual, factor = jnp.dtype(residual_dtype).itemsize, jnp.dtype(dtype).itemsize
-    return OnChip(
+    return VmemBudget(
         num_outputs * (6 * residual + 32) + num_inputs * (4 * factor + 8), num_inputs * num_outputs * (factor + 8) + 4 * MIB
     )
 

@@ -27,7 +27,7 @@ ONCHIP_BYTES = 48 * MIB
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class KernelTarget:
     """Where kernels run: the devices, whose kernels, and whether Pallas only interprets them (on a
     CPU).
     """
@@ -45,7 +45,7 @@ class Place:
 
 def over_shards(
     function: Callable[..., tuple[tuple[Array, ...], tuple[Array, ...]]],
-    place: Place,
+    place: KernelTarget,
     seed: Seed,
     batched: Sequence[Array],
     whole: Sequence[Array],
@@ -72,7 +72,7 @@ def over_shards(
 
 
 @dataclasses.dataclass(frozen=True)
-class OnChip:
+class VmemBudget:
     """On-chip memory that a kernel takes: for each row of a block, and besides."""
 
     bytes_per_row: int
@@ -95,7 +95,7 @@ class Result:
 
 def over_rows(
     kernel: Callable[..., None],
-    place: Place,
+    place: KernelTarget,
     seed: Seed,
     rows: Sequence[Array],
     whole: Sequence[Array],
@@ -105,7 +105,7 @@ def over_rows(
     name: str,
     flops_per_row: int,
     transcendentals_per_row: int,
-    onchip: OnChip,
+    onchip: VmemBudget,
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Runs `kernel(block, *references)` over the rows of `rows` [B,T,*], block by block.
 

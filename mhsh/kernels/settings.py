@@ -12,7 +12,7 @@ from jaxtyping import Array, Float32
 
 # The most negative finite number instead of -inf: a row that may look nowhere (padding) stays
 # finite.
-NOWHERE = float(jnp.finfo(jnp.float32).min)
+MASK_VALUE = float(jnp.finfo(jnp.float32).min)
 
 
 class FeedForwardWeights(NamedTuple):

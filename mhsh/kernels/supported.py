@@ -7,7 +7,7 @@ from __future__ import annotations
 from mhsh.config.schema import ModelConfig
 from mhsh.kernels import attention, feed_forward, out_proj_residual_norm
 from mhsh.kernels.gpu.attention import WIDEST_HEAD
-from mhsh.kernels.rows import MIB, ONCHIP_BYTES, OnChip, Target
+from mhsh.kernels.rows import MIB, ONCHIP_BYTES, Target, VmemBudget
 
 FUSED_RESIDUALS = ("post_ln", "deepnorm", "admin")
 
@@ -84,7 +84,7 @@ def _unsupported_residual(model: ModelConfig) -> str | None:
     return None if model.residual in FUSED_RESIDUALS else f"model.residual = {model.residual} has no fused form"
 
 
-def _too_large(what: str, needed: OnChip) -> str | None:
+def _too_large(what: str, needed: VmemBudget) -> str | None:
     if needed.block_rows() >= LEAST_ROWS:
         return None
     return f"{what} for the {ONCHIP_BYTES // MIB} MiB of on-chip memory that a fused kernel may take"

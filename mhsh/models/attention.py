@@ -12,15 +12,15 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
-from mhsh.kernels.attention import NOWHERE, AttentionSettings, attend
+from mhsh.kernels.attention import MASK_VALUE, AttentionSettings, attend
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
-from mhsh.kernels.out_proj_residual_norm import JoinSettings, OutWeights, project_and_join
+from mhsh.kernels.out_proj_residual_norm import JoinSettings, OutWeights, out_proj_residual_norm
 from mhsh.kernels.residual_norm import Norm
-from mhsh.kernels.rows import Place
+from mhsh.kernels.rows import KernelTarget
 from mhsh.models.layers import bias_init, kernel_init
 
 
-class KeysValues(NamedTuple):
+class KVCache(NamedTuple):
     """What may be looked at, projected and kept: a matrix a head, each as the products with it read
     it fastest on a CPU.
     """
@@ -57,18 +57,18 @@ class MultiHeadAttention(nn.Module):
         """
         return self._attend(x, self._key(source), self._value(source), mask, dropout_key)
 
-    def remember(self, source: Float[Array, "B S D"]) -> KeysValues:
-        """The keys and values of `source`, for `recall`."""
-        return KeysValues(jnp.einsum("BSNH->BNHS", self._key(source)), jnp.einsum("BSNH->BNSH", self._value(source)))
+    def project_kv(self, source: Float[Array, "B S D"]) -> KVCache:
+        """The keys and values of `source`, for `attend_cached`."""
+        return KVCache(jnp.einsum("BSNH->BNHS", self._key(source)), jnp.einsum("BSNH->BNSH", self._value(source)))
 
-    def recall(self, x: Float[Array, "B T D"], memory: KeysValues, mask: Bool[Array, "B 1 T S"]) -> Float[Array, "B T D"]:
+    def attend_cached(self, x: Float[Array, "B T D"], memory: KVCache, mask: Bool[Array, "B 1 T S"]) -> Float[Array, "B T D"]:
         """As `__call__` without dropout, with the `source` that `memory` was made of."""
         key, value = jnp.einsum("BNHS->BSNH", memory.key), jnp.einsum("BNSH->BSNH", memory.value)
         return self._attend(x, key, value, mask, None)
 
     def step(
-        self, x: Float[Array, "B K D"], cache: KeysValues, position: Int[Array, ""], seen: Bool[Array, "B K T K"]
-    ) -> tuple[Float[Array, "B K D"], KeysValues]:
+        self, x: Float[Array, "B K D"], cache: KVCache, position: Int[Array, ""], seen: Bool[Array, "B K T K"]
+    ) -> tuple[Float[Array, "B K D"], KVCache]:
         """Causal self-attention of one new position of K sequences a row, without dropout; returns
         the cache with it in.
 
@@ -78,11 +78,11 @@ class MultiHeadAttention(nn.Module):
         order, and without a reshape of the cache, XLA writes in place; else it copies the whole
         cache.
         """
-        new, place = self.remember(x), position * x.shape[1]
+        new, place = self.project_kv(x), position * x.shape[1]
         key = jax.lax.dynamic_update_slice_in_dim(cache.key, new.key, place, axis=3)
         value = jax.lax.dynamic_update_slice_in_dim(cache.value, new.value, place, axis=2)
-        cache = KeysValues(key, value)
-        return self.recall(x, cache, seen.reshape(*seen.shape[:2], -1)[:, None]), cache
+        cache = KVCache(key, value)
+        return self.attend_cached(x, cache, seen.reshape(*seen.shape[:2], -1)[:, None]), cache
 
     def _attend(
         self,
@@ -95,7 +95,7 @@ class MultiHeadAttention(nn.Module):
         config = self.config
         probabilities_key, out_key = subkeys(dropout_key, 2)
         scores = jnp.einsum("BTNH,BSNH->BNTS", self._query(x), key).astype(jnp.float32)
-        probabilities = self._softmax(jnp.where(mask, scores, NOWHERE))
+        probabilities = self._softmax(jnp.where(mask, scores, MASK_VALUE))
         probabilities = dropout(probabilities, config.attention_dropout, probabilities_key)
         # In this order of the factors: XLA's CPU backend takes three times as long for the other
         # where T is small.
@@ -103,7 +103,7 @@ class MultiHeadAttention(nn.Module):
         return dropout(out, config.hidden_dropout, out_key)
 
     def joined(
-        self, x: Float[Array, "B T D"], segmentation: Int[Array, "B T"], norm: Norm, dropout_key: DropoutKey, place: Place
+        self, x: Float[Array, "B T D"], segmentation: Int[Array, "B T"], norm: Norm, dropout_key: DropoutKey, place: KernelTarget
     ) -> Float[Array, "B T D"]:
         """Self-attention within segments and its join, LN(omega * x + f(x)), in two kernels after
         the projections.
@@ -114,7 +114,7 @@ class MultiHeadAttention(nn.Module):
         projected = self._query(x), self._key(x), self._value(x)
         context = attend(*projected, segmentation, segmentation, probabilities_key, attending, place)
         joining = JoinSettings(config.hidden_dropout, config.layer_norm_epsilon, jnp.dtype(config.compute_dtype))
-        return project_and_join(x, context, OutWeights(self.out_kernel, self.out_bias), norm, out_key, joining, place)
+        return out_proj_residual_norm(x, context, OutWeights(self.out_kernel, self.out_bias), norm, out_key, joining, place)
 
     def _query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         return self._project(x, self.query_kernel, self.query_bias) * self.config.head_dim**-0.5

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.kernels.activations import ACTIVATIONS
-from mhsh.kernels.attention import NOWHERE
+from mhsh.kernels.attention import MASK_VALUE
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
 from mhsh.models.layers import LayerNorm, bias_init, embedding_init, kernel_init
 from mhsh.models.positions import position_table
@@ -120,7 +120,7 @@ class Bert(nn.Module):
         if config.objective == "span":
             ends = jnp.einsum("BTE->BET", Classifier(config, 2, name="span")(hidden))
             # The softmax of an end is over the row's positions, and padding is none of them.
-            return Outputs(jnp.where((segmentation > 0)[:, None], ends, NOWHERE), None)
+            return Outputs(jnp.where((segmentation > 0)[:, None], ends, MASK_VALUE), None)
         predicted = hidden
         if config.objective == "mlm":
             predicted = jnp.take_along_axis(hidden, jnp.asarray(batch["targets_position"])[:, :, None], axis=1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 
 from mhsh.config.schema import ModelConfig
-from mhsh.kernels.rows import Place
+from mhsh.kernels.rows import KernelTarget
 from mhsh.kernels.supported import (
     unsupported_attention,
     unsupported_batch,
@@ -28,7 +28,7 @@ class Fused(NamedTuple):
 
     attention: bool
     feed_forward: bool
-    place: Place
+    place: KernelTarget
 
 
 def fused_here(config: ModelConfig, num_rows: int, length: int) -> Fused:
@@ -76,10 +76,10 @@ def _devices() -> tuple[str, str, int]:
     return mesh.abstract_device.platform, mesh.abstract_device.device_kind, dict(mesh.shape).get(TENSOR_AXIS, 1)
 
 
-def _place() -> Place:
+def _place() -> KernelTarget:
     mesh = jax.sharding.get_abstract_mesh()
     platform = _devices()[0]
     interpret, target = platform == "cpu", "gpu" if platform == "gpu" else "tpu"
     if mesh.empty or mesh.size == 1:
-        return Place(interpret=interpret, target=target)
-    return Place(mesh, tuple(axis for axis in BATCH_AXES if axis in mesh.shape), interpret, target)
+        return KernelTarget(interpret=interpret, target=target)
+    return KernelTarget(mesh, tuple(axis for axis in BATCH_AXES if axis in mesh.shape), interpret, target)

@@ -18,7 +18,7 @@ from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
 from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward
 from mhsh.kernels.residual_norm import Norm, normalised
-from mhsh.kernels.rows import Place
+from mhsh.kernels.rows import KernelTarget
 
 BERT_STDDEV = 0.02
 
@@ -132,7 +132,7 @@ class FeedForward(nn.Module):
         hidden = dropout(hidden, config.mlp_dropout, hidden_key)
         return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_key)
 
-    def joined(self, x: Float[Array, "B T D"], norm: Norm, dropout_key: DropoutKey, place: Place) -> Float[Array, "B T D"]:
+    def joined(self, x: Float[Array, "B T D"], norm: Norm, dropout_key: DropoutKey, place: KernelTarget) -> Float[Array, "B T D"]:
         """The sublayer and its join, LN(omega * x + f(x)), in one kernel."""
         config = self.config
         _, out_key = subkeys(dropout_key, 2)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from mhsh.models.types import Batch, Outputs
 
 
-class Mean(NamedTuple):
+class WeightedSum(NamedTuple):
     """A mean that has not been divided yet."""
 
     sum: Float[Array, ""]
@@ -25,7 +25,7 @@ class Mean(NamedTuple):
         return self.sum / self.weight
 
 
-Means = dict[str, Mean]
+WeightedSums = dict[str, WeightedSum]
 
 
 def loss_weights(batch: Batch) -> dict[str, Float[Array, ""]]:
@@ -38,7 +38,7 @@ def loss_weights(batch: Batch) -> dict[str, Float[Array, ""]]:
     return weights
 
 
-def measure(outputs: Outputs, batch: Batch, label_smoothing: float = 0.0) -> Means:
+def compute_metrics(outputs: Outputs, batch: Batch, label_smoothing: float = 0.0) -> WeightedSums:
     """Loss (nats) and accuracy of the targets; with a next-sentence head, its loss and accuracy
     too. Losses are fp32.
 
@@ -52,14 +52,14 @@ def measure(outputs: Outputs, batch: Batch, label_smoothing: float = 0.0) -> Mea
     targets, weights = jnp.asarray(batch["targets"]), jnp.asarray(batch["weights"])
     if jnp.issubdtype(targets.dtype, jnp.floating):
         error = outputs.logits[..., 0].astype(jnp.float32) - targets
-        return {"target_loss": Mean((error**2 * weights).sum(), weights.sum())}
+        return {"target_loss": WeightedSum((error**2 * weights).sum(), weights.sum())}
     means = _classification("target", outputs.logits, targets, weights, label_smoothing)
     if outputs.next_sentence is not None:
         means |= _classification("next_sentence", outputs.next_sentence, batch["next_sentence"], batch["row_weights"], 0.0)
     return means
 
 
-def total_loss(means: Means, weights: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
+def total_loss(means: WeightedSums, weights: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
     """What is minimised: the sum of the losses, smoothed where they are, each divided by its global
     weight.
     """
@@ -69,7 +69,7 @@ def total_loss(means: Means, weights: dict[str, Float[Array, ""]]) -> Float[Arra
 
 def _classification(
     name: str, logits: Array, labels: Array | np.ndarray, weights: Array | np.ndarray, label_smoothing: float
-) -> Means:
+) -> WeightedSums:
     labels, weights, logits = jnp.asarray(labels), jnp.asarray(weights), logits.astype(jnp.float32)
     # Spelt out, because log_softmax and argmax fuse with nothing: with their gradient they take
     # three times as long on a CPU.
@@ -82,10 +82,10 @@ def _classification(
     correct = ((of_label >= 0) & ~larger_before).astype(jnp.float32)
     weight = weights.sum()
     means = {
-        f"{name}_loss": Mean((nats * weights).sum(), weight),
-        f"{name}_accuracy": Mean((correct * weights).sum(), weight),
+        f"{name}_loss": WeightedSum((nats * weights).sum(), weight),
+        f"{name}_accuracy": WeightedSum((correct * weights).sum(), weight),
     }
     if label_smoothing:
         smoothed = (1 - label_smoothing) * nats + label_smoothing * (log_sum - shifted.mean(axis=-1))
-        means[f"{name}_smoothed_loss"] = Mean((smoothed * weights).sum(), weight)
+        means[f"{name}_smoothed_loss"] = WeightedSum((smoothed * weights).sum(), weight)
     return means

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
-from mhsh.models.attention import KeysValues, attention_mask, cross_attention_mask
+from mhsh.models.attention import KVCache, attention_mask, cross_attention_mask
 from mhsh.models.layers import embedding_init
 from mhsh.models.positions import position_table
 from mhsh.models.residual import Residual
@@ -21,10 +21,10 @@ from mhsh.models.transformer import Context, Decoder, Encoder, decoder_step, uns
 from mhsh.models.types import Batch, Outputs
 
 
-class Memory(NamedTuple):
+class EncoderMemory(NamedTuple):
     """What the decoder reads of the sources, every row shared by the K hypotheses of that row."""
 
-    layers: tuple[KeysValues, ...]  # of the cross-attention of every decoder layer
+    layers: tuple[KVCache, ...]  # of the cross-attention of every decoder layer
     real: Bool[Array, "B S"]  # False at padding
 
 
@@ -94,11 +94,11 @@ class Seq2Seq(nn.Module):
         hidden = self.decoder(x, context, segmentation > 0, decoder_key)
         return Outputs(self.embeddings.logits(hidden), None)
 
-    def remember(self, batch: Batch) -> KeysValues:
+    def project_kv(self, batch: Batch) -> KVCache:
         """The keys [L,B,N,H,S] and values [L,B,N,S,H] that every layer's cross-attention makes of
         the sources; see `encode`.
         """
-        return self.decoder.remember(self._encode(batch, None, None))
+        return self.decoder.project_kv(self._encode(batch, None, None))
 
     def _encode(self, batch: Batch, source_key: DropoutKey, encoder_key: DropoutKey) -> Float[Array, "B S D"]:
         segmentation = jnp.asarray(batch["inputs_segmentation"])
@@ -107,23 +107,23 @@ class Seq2Seq(nn.Module):
         return self.encoder(x, segmentation, encoder_key)
 
 
-def empty_caches(config: ModelConfig, batch_size: int, num_hypotheses: int, max_length: int) -> tuple[KeysValues, ...]:
+def empty_caches(config: ModelConfig, batch_size: int, num_hypotheses: int, max_length: int) -> tuple[KVCache, ...]:
     """Room for the self-attention keys and values of every decoder layer, T*K each; see
     MultiHeadAttention.step.
     """
     rows, places = (batch_size, config.num_heads), max_length * num_hypotheses
     key = jnp.zeros((*rows, config.head_dim, places), config.compute_dtype)
     value = jnp.zeros((*rows, places, config.head_dim), config.compute_dtype)
-    return (KeysValues(key, value),) * config.num_decoder_layers
+    return (KVCache(key, value),) * config.num_decoder_layers
 
 
-def grown_caches(caches: tuple[KeysValues, ...], num_hypotheses: int, max_length: int) -> tuple[KeysValues, ...]:
+def grown_caches(caches: tuple[KVCache, ...], num_hypotheses: int, max_length: int) -> tuple[KVCache, ...]:
     """The same keys and values with room for T = max_length positions, which is no less than there
     was.
     """
     places = max_length * num_hypotheses - caches[0].key.shape[3]
     return tuple(
-        KeysValues(
+        KVCache(
             jnp.pad(cache.key, ((0, 0), (0, 0), (0, 0), (0, places))), jnp.pad(cache.value, ((0, 0), (0, 0), (0, places), (0, 0)))
         )
         for cache in caches
@@ -138,12 +138,12 @@ def decoding_params(config: ModelConfig, params: Any) -> Any:
     return params | {"decoder": decoder | {"layers": unstack_layers(decoder["layers"], config.num_decoder_layers)}}
 
 
-def encode(model: Seq2Seq, params: Any, batch: Batch) -> Memory:
+def encode(model: Seq2Seq, params: Any, batch: Batch) -> EncoderMemory:
     """What decoding needs of the sources, one sentence a row; reads inputs, inputs_position and
     inputs_segmentation [B,S].
     """
-    layers = cast(KeysValues, model.apply({"params": params}, batch, method=Seq2Seq.remember))
-    return Memory(unstack_layers(layers, model.config.num_decoder_layers), jnp.asarray(batch["inputs_segmentation"]) > 0)
+    layers = cast(KVCache, model.apply({"params": params}, batch, method=Seq2Seq.project_kv))
+    return EncoderMemory(unstack_layers(layers, model.config.num_decoder_layers), jnp.asarray(batch["inputs_segmentation"]) > 0)
 
 
 def decode_step(
@@ -152,9 +152,9 @@ def decode_step(
     tokens: Int[Array, "B K"],
     position: Int[Array, ""],
     seen: Bool[Array, "B K T K"],
-    caches: tuple[KeysValues, ...],
-    memory: Memory,
-) -> tuple[Float[Array, "B K V"], tuple[KeysValues, ...]]:
+    caches: tuple[KVCache, ...],
+    memory: EncoderMemory,
+) -> tuple[Float[Array, "B K V"], tuple[KVCache, ...]]:
     """The logits that follow `tokens`, which stand at `position` (from 0) of K hypotheses a row,
     and the caches with them in.
 

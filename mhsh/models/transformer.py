@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.kernels.dropout import DropoutKey, layer_keys, subkeys
 from mhsh.kernels.residual_norm import Norm
-from mhsh.models.attention import KeysValues, MultiHeadAttention, attention_mask
+from mhsh.models.attention import KVCache, MultiHeadAttention, attention_mask
 from mhsh.models.fusion import fused_here
 from mhsh.models.layers import FeedForward, LayerNorm
 from mhsh.models.residual import Residual, Stream, Sublayer
@@ -82,7 +82,7 @@ def over_layers(layer: Any, config: ModelConfig, lengths: tuple[int, ...], in_ax
 SOWN = ("omega", "diagnosis", "probe")
 
 
-class Sight(NamedTuple):
+class AttentionContext(NamedTuple):
     """Who may look where in the encoder: the mask, and the segments that it was made of, which is
     what fused kernels read.
     """
@@ -98,7 +98,7 @@ class EncoderLayer(nn.Module):
     residual: type[Residual]
 
     @nn.compact
-    def __call__(self, stream: Stream, dropout_key: DropoutKey, sight: Sight) -> tuple[Stream, None]:
+    def __call__(self, stream: Stream, dropout_key: DropoutKey, attention_context: AttentionContext) -> tuple[Stream, None]:
         stack = encoder_stack(self.config)
         attention_key, feed_forward_key = subkeys(dropout_key, 2)
         gain = self.residual.init_gain(stack)
@@ -109,13 +109,13 @@ class EncoderLayer(nn.Module):
         fused = fused_here(self.config, *stream.x.shape[:2])
 
         def fused_attention(x: Float[Array, "B T D"], norm: Norm) -> Float[Array, "B T D"]:
-            return attention.joined(x, sight.segmentation, norm, attention_key, fused.place)
+            return attention.joined(x, attention_context.segmentation, norm, attention_key, fused.place)
 
         def fused_feed_forward(x: Float[Array, "B T D"], norm: Norm) -> Float[Array, "B T D"]:
             return feed_forward.joined(x, norm, feed_forward_key, fused.place)
 
         stream = attention_residual(
-            stream, lambda x: attention(x, x, sight.mask, attention_key), fused_attention if fused.attention else None
+            stream, lambda x: attention(x, x, attention_context.mask, attention_key), fused_attention if fused.attention else None
         )
         stream = feed_forward_residual(
             stream, lambda x: feed_forward(x, feed_forward_key), fused_feed_forward if fused.feed_forward else None
@@ -140,9 +140,9 @@ class Encoder(nn.Module):
         lengths = scan_lengths(self, config, config.num_layers)
         layers = over_layers(EncoderLayer, config, lengths, {"__call__": (0, nn.broadcast)})
         keys = layer_keys(dropout_key, lengths)
-        sight = Sight(attention_mask(segmentation, causal=config.objective == "clm"), segmentation)
+        attention_context = AttentionContext(attention_mask(segmentation, causal=config.objective == "clm"), segmentation)
         start = self.residual.start(x, segmentation > 0)
-        stream, _ = layers(config, self.residual, name="layers")(start, keys, sight)
+        stream, _ = layers(config, self.residual, name="layers")(start, keys, attention_context)
         if self.residual.final_norm:
             return LayerNorm(config, name="final_norm")(stream.x)
         return stream.x
@@ -186,21 +186,21 @@ class DecoderLayer(nn.Module):
         x = nn.with_logical_constraint(stream.x, ("batch", "length", "activation"))
         return Stream(x, stream.profile), None
 
-    def remember(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "B S D"], KeysValues]:
+    def project_kv(self, source: Float[Array, "B S D"]) -> tuple[Float[Array, "B S D"], KVCache]:
         """The encoder's output, passed on, and its keys and values for this layer's
         cross-attention.
         """
-        return source, self.cross_attention.remember(source)
+        return source, self.cross_attention.project_kv(source)
 
     def step(
         self,
         x: Float[Array, "B K D"],
-        cache: KeysValues,
-        memory: KeysValues,
+        cache: KVCache,
+        memory: KVCache,
         position: Int[Array, ""],
         seen: Bool[Array, "B K T K"],
         cross_mask: Bool[Array, "B 1 K S"],
-    ) -> tuple[Float[Array, "B K D"], KeysValues]:
+    ) -> tuple[Float[Array, "B K D"], KVCache]:
         """One new position of K sequences a row, and the cache with it in; see
         MultiHeadAttention.step.
         """
@@ -213,7 +213,9 @@ class DecoderLayer(nn.Module):
 
         # The K sequences of a row stand where a row's T positions stand in training: these
         # sublayers treat each by itself.
-        stream = self._join(Stream(x, None), self_attention, lambda x: self.cross_attention.recall(x, memory, cross_mask), None)
+        stream = self._join(
+            Stream(x, None), self_attention, lambda x: self.cross_attention.attend_cached(x, memory, cross_mask), None
+        )
         return stream.x, written[0]
 
     def _join(self, stream: Stream, self_attention: Sublayer, cross_attention: Sublayer, dropout_key: DropoutKey) -> Stream:
@@ -229,7 +231,7 @@ class Decoder(nn.Module):
     residual: type[Residual]
 
     def setup(self) -> None:
-        in_axes = {"__call__": (0, nn.broadcast), "remember": ()}
+        in_axes = {"__call__": (0, nn.broadcast), "project_kv": ()}
         self.lengths = scan_lengths(self, self.config, self.config.num_decoder_layers)
         layers = over_layers(DecoderLayer, self.config, self.lengths, in_axes)
         self.layers = layers(self.config, self.residual)
@@ -244,11 +246,11 @@ class Decoder(nn.Module):
         stream, _ = self.layers(self.residual.start(x, real), keys, context)
         return self._finish(stream.x)
 
-    def remember(self, source: Float[Array, "B S D"]) -> KeysValues:
+    def project_kv(self, source: Float[Array, "B S D"]) -> KVCache:
         """The keys [L,B,N,H,S] and values [L,B,N,S,H] that the cross-attention of every layer makes
         of the encoder's output.
         """
-        _, memory = self.layers.remember(source)
+        _, memory = self.layers.project_kv(source)
         return jax.tree.map(lambda stacked: stacked.reshape(-1, *stacked.shape[len(self.lengths) :]), memory)
 
     def _finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -259,12 +261,12 @@ def decoder_step(
     decoder: Decoder,
     params: Mapping[str, Any],
     x: Float[Array, "B K D"],
-    caches: Sequence[KeysValues],
-    memories: Sequence[KeysValues],
+    caches: Sequence[KVCache],
+    memories: Sequence[KVCache],
     position: Int[Array, ""],
     seen: Bool[Array, "B K T K"],
     cross_mask: Bool[Array, "B 1 K S"],
-) -> tuple[Float[Array, "B K D"], tuple[KeysValues, ...]]:
+) -> tuple[Float[Array, "B K D"], tuple[KVCache, ...]]:
     """One new position of K sequences a row, and every layer's cache with it in; see
     MultiHeadAttention.step.
 

@@ -22,7 +22,7 @@ from mhsh.models.build import build_model
 from mhsh.models.stack import SUBLAYERS
 from mhsh.models.transformer import Encoder, EncoderLayer
 from mhsh.models.types import Batch
-from mhsh.probes.interceptors import PROBE, over_rows, real_tokens, run_watched, watch, watchable
+from mhsh.probes.interceptors import PROBE, num_non_padding, over_rows, run_watched, watch, watchable
 
 # Of each parameter of a sublayer of the encoder, by sublayer and name.
 Scales = dict[str, dict[str, float]]
@@ -84,7 +84,7 @@ def fresh_amplification(
         params = profile(params, arrays) if profiled else params
         changed = disturbed(params, scales, noise, np.random.default_rng((seed, draw)))
         outputs = output(params, arrays), output(changed, arrays)
-        changes.append(mean_square(*outputs, real_tokens(batch, "encoder")))
+        changes.append(mean_square(*outputs, num_non_padding(batch, "encoder")))
     return np.array(jax.device_get(changes), np.float64)
 
 
@@ -108,7 +108,7 @@ def layer_amplification(
 
     def change(params: Any, changed: Any, batch: Batch) -> Float[Array, " L"]:
         def of_row(row: Batch) -> tuple[Float[Array, " L"], Int[Array, ""]]:
-            real = real_tokens(row, "encoder")
+            real = num_non_padding(row, "encoder")
             squares = jax.vmap(lambda a, b: mean_square(a, b, real))(streams(params, row), streams(changed, row))
             return squares, real.sum()
 

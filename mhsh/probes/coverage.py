@@ -18,7 +18,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention, attention_mask, cross_attention_mask
 from mhsh.models.stack import in_stack_order
 from mhsh.models.types import Batch
-from mhsh.probes.interceptors import PROBE, over_rows, real_tokens, watch, watchable
+from mhsh.probes.interceptors import PROBE, num_non_padding, over_rows, watch, watchable
 
 # The sublayers that attend within one stack, which is what can be rolled out.
 _SELF = ("attention", "self_attention")
@@ -81,7 +81,7 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
         left = watch(model, params, row, functools.partial(_look, row))
         sums: dict[str, Any] = {}
         for stack, found in left.items():
-            real = real_tokens(row, stack)
+            real = num_non_padding(row, stack)
             sums[stack] = {
                 name: _sums(name, {key: value[0] for key, value in each.items()}, real[0])
                 | {"visible": _visible(config, row, name)}
@@ -103,7 +103,7 @@ def _look(row: Batch, module: nn.Module, method: str, call: Callable[..., Any], 
     if isinstance(module, MultiHeadAttention) and method == "_softmax":
         # Once more, in fp32: what the model goes on with may be rounded.
         weights = jax.nn.softmax(args[0], axis=-1)
-        real = real_tokens(row, module.path[0])
+        real = num_non_padding(row, module.path[0])
         mean = weights.mean(axis=1)
         module.sow(PROBE, "heads", _over_queries(effective_number(weights), real[:, None]))
         module.sow(PROBE, "layers", _over_queries(effective_number(mean), real))

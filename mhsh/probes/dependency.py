@@ -18,7 +18,7 @@ from mhsh.models.residual import Residual
 from mhsh.models.stack import SUBLAYERS, in_stack_order
 from mhsh.models.transformer import Decoder, Encoder
 from mhsh.models.types import Batch
-from mhsh.probes.interceptors import PROBE, over_rows, real_tokens, run_watched, watch, watchable
+from mhsh.probes.interceptors import PROBE, num_non_padding, over_rows, run_watched, watch, watchable
 
 _STACKS: dict[type, str] = {Encoder: "encoder", Decoder: "decoder"}
 
@@ -47,7 +47,7 @@ def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
         # The deviation of y from its mean, which every part is held against; nothing at padding.
         outputs = over_rows(lambda row: _outputs(model, params, row, None), batch)
         deviations = {
-            stack: _deviation(y[:, 0], real_tokens(batch, stack))[:, None].astype(jnp.float32) for stack, y in outputs.items()
+            stack: _deviation(y[:, 0], num_non_padding(batch, stack))[:, None].astype(jnp.float32) for stack, y in outputs.items()
         }
         zeros = jax.eval_shape(lambda: watch(model, params, {key: value[:1] for key, value in batch.items()}, _gated([])))
         ones = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zeros)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import build_model, forward
-from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.stack import SUBLAYERS
 from mhsh.models.types import Batch
 
@@ -31,7 +31,7 @@ def gradient_flow(config: ModelConfig, params: Any, batch: Batch) -> dict[str, A
     model = build_model(dataclasses.replace(config, remat_policy="groups"))
 
     def loss(params: Any) -> Float[Array, ""]:
-        return total_loss(measure(forward(model, params, batch, None), batch), loss_weights(batch))
+        return total_loss(compute_metrics(forward(model, params, batch, None), batch), loss_weights(batch))
 
     def norms(params: Any) -> Any:
         value, gradients = jax.value_and_grad(loss)(params)

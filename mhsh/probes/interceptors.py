@@ -56,7 +56,7 @@ def run_watched(model: Model, params: Any, batch: Batch, watcher: Watcher, given
         model.apply(variables, batch, None)
 
 
-def real_tokens(batch: Batch, stack: str) -> Bool[Array, "B T"]:
+def num_non_padding(batch: Batch, stack: str) -> Bool[Array, "B T"]:
     """False at the padding of what a stack reads."""
     key = "inputs_segmentation" if stack == "encoder" else "targets_segmentation"
     return jnp.asarray(batch[key]) > 0

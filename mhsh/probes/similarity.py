@@ -15,7 +15,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.stack import in_stack_order
 from mhsh.models.transformer import DecoderLayer, EncoderLayer
 from mhsh.models.types import Batch
-from mhsh.probes.interceptors import PROBE, real_tokens, watch, watchable
+from mhsh.probes.interceptors import PROBE, num_non_padding, watch, watchable
 
 # A layer of either stack as such, not the scan over its copies, whose class is derived from it.
 _STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
@@ -47,7 +47,7 @@ def similarity(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
     def watcher(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         result = call(*args)
         if method == "__call__" and type(module) in _STACK_OF_LAYER:
-            counts = real_tokens(batch, _STACK_OF_LAYER[type(module)]).reshape(-1)
+            counts = num_non_padding(batch, _STACK_OF_LAYER[type(module)]).reshape(-1)
             before, after = (stream.x.reshape(len(counts), -1) for stream in (args[0], result[0]))
             module.sow(PROBE, "cka", linear_cka(before, after, counts))
             module.sow(PROBE, "cosine", mean_cosine(before, after, counts))

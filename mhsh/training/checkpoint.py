@@ -21,7 +21,7 @@ from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder, absolute
 from mhsh.training.checksum import as_hex, checksums
-from mhsh.training.cluster import told_by_first
+from mhsh.training.cluster import broadcast_from_process_0
 from mhsh.training.file_manifest import damage, write_inventory
 from mhsh.training.state import TrainState
 
@@ -157,7 +157,7 @@ class Checkpoints:
 
     def _check_files(self, step: int) -> None:
         where = self._folder / str(step)
-        found = told_by_first(damage(where) if jax.process_index() == 0 else None)
+        found = broadcast_from_process_0(damage(where) if jax.process_index() == 0 else None)
         if found is not None:
             raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {found}")
 

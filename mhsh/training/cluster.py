@@ -88,7 +88,7 @@ def wait_for_all(name: str) -> None:
         raise UserError(f"not all processes have come to {name!r}; look at the logs of the others") from error
 
 
-def told_by_first(message: str | None) -> str | None:
+def broadcast_from_process_0(message: str | None) -> str | None:
     """The message of process 0, on every process; all must call it."""
     if jax.process_count() == 1:
         return message

@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.models.build import build_model, forward
-from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.stack import SUBLAYERS
 from mhsh.models.transformer import group_sizes
 from mhsh.training.optimizer import build_optimizer
@@ -72,7 +72,9 @@ def saved_activations(config: Config, rows: int) -> int:
         nonlocal saved
 
         def loss(params: Any) -> jax.Array:
-            return total_loss(measure(forward(model, params, batch, key), batch, config.train.label_smoothing), loss_weights(batch))
+            return total_loss(
+                compute_metrics(forward(model, params, batch, key), batch, config.train.label_smoothing), loss_weights(batch)
+            )
 
         _, backward = jax.vjp(loss, params)
         known = {id(leaf) for leaf in jax.tree.leaves((params, batch))}

@@ -17,7 +17,7 @@ from mhsh.run_folder import RunFolder
 from mhsh.training.checksum import as_hex
 from mhsh.training.progress import ProgressDisplay
 from mhsh.training.recorder import Recorder
-from mhsh.training.step import StepReport
+from mhsh.training.step import StepMetrics
 
 
 class Clock:
@@ -53,11 +53,11 @@ class Log:
         self._tokens: int = last["tokens"]
         self._flops: int = last["flops"]
         self._last = (self._flops, self._tokens, last["seconds"])
-        self._pending: tuple[int, int, StepReport] | None = None
+        self._pending: tuple[int, int, StepMetrics] | None = None
         self.clock = Clock(last["seconds"])
         self.skipped_in_a_row = 0
 
-    def begin(self, step: int, length: int, report: StepReport) -> None:
+    def begin(self, step: int, length: int, report: StepMetrics) -> None:
         """Takes the report of a step, over rows of `length` tokens, that may still be running."""
         self._pending = (step, length, report)
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model, forward
-from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.stack import in_stack_order
 from mhsh.models.types import Batch
 from mhsh.probes.gradient_flow import norm_by_layer
@@ -33,7 +33,7 @@ def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: 
         _, seen = model.apply({"params": params}, batch, None, mutable=["diagnosis"])
 
         def loss(params: Any) -> jax.Array:
-            return total_loss(measure(forward(model, params, batch, None), batch), loss_weights(batch))
+            return total_loss(compute_metrics(forward(model, params, batch, None), batch), loss_weights(batch))
 
         value, gradients = jax.value_and_grad(loss)(params)
         finite = {stack: layers["layers"]["finite"][0] for stack, layers in seen["diagnosis"].items()}

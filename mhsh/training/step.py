@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from mhsh.config.schema import Config, rows_in_batch
 from mhsh.models.build import Model, forward
-from mhsh.models.losses import Mean, Means, loss_weights, measure, total_loss
+from mhsh.models.losses import WeightedSum, WeightedSums, compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Batch
 from mhsh.training.checksum import checksum
 from mhsh.training.optimizer import global_norm, learning_rate
@@ -25,17 +25,17 @@ from mhsh.training.sharding import axis_rules, batch_sharding, replicated, shape
 from mhsh.training.state import TrainState, example_batch
 
 
-class StepReport(NamedTuple):
+class StepMetrics(NamedTuple):
     """What a step says of itself."""
 
-    means: Means  # (sum, weight) pairs
+    means: WeightedSums  # (sum, weight) pairs
     applied: Bool[Array, ""]  # False: the loss or a gradient was not finite, and parameters and moments stayed as they were
     batch: UInt32[Array, 2]  # checksum of the global batch
 
 
 def train_step(
     state: TrainState, batch: Batch, *, config: Config, model: Model, optimizer: optax.GradientTransformationExtraArgs
-) -> tuple[TrainState, StepReport]:
+) -> tuple[TrainState, StepMetrics]:
     """The state after one update, and what the step says of itself.
 
     The batch is cut into `train.accumulation_steps` micro-batches; each loss is divided by the
@@ -46,16 +46,16 @@ def train_step(
     weights = loss_weights(batch)
     step_key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
 
-    def loss(params: Any, micro_batch: Batch, key: Array) -> tuple[Float[Array, ""], Means]:
-        means = measure(forward(model, params, micro_batch, key), micro_batch, config.train.label_smoothing)
+    def loss(params: Any, micro_batch: Batch, key: Array) -> tuple[Float[Array, ""], WeightedSums]:
+        means = compute_metrics(forward(model, params, micro_batch, key), micro_batch, config.train.label_smoothing)
         return total_loss(means, weights), means
 
-    def gradients_of(index: int | Array, micro_batch: Batch) -> tuple[Any, Means]:
+    def gradients_of(index: int | Array, micro_batch: Batch) -> tuple[Any, WeightedSums]:
         key = jax.random.fold_in(step_key, index)
         (_, means), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, micro_batch, key)
         return gradients, means
 
-    def accumulate(sum_before: tuple[Any, Means], part: tuple[Array, Batch]) -> tuple[tuple[Any, Means], None]:
+    def accumulate(sum_before: tuple[Any, WeightedSums], part: tuple[Array, Batch]) -> tuple[tuple[Any, WeightedSums], None]:
         return jax.tree.map(jnp.add, sum_before, gradients_of(*part)), None
 
     count = config.train.accumulation_steps
@@ -74,13 +74,13 @@ def train_step(
         (state.params, state.opt_state),
     )
     one = jnp.ones(())
-    means["grad_norm"] = Mean(grad_norm, one)
-    means["learning_rate"] = Mean(jnp.asarray(learning_rate(config.optimizer, config.train)(state.step), jnp.float32), one)
-    means["tokens"] = Mean(real_tokens(batch), one)
-    return TrainState(params, opt_state, state.step + 1), StepReport(means, applied, batch_checksum(batch))
+    means["grad_norm"] = WeightedSum(grad_norm, one)
+    means["learning_rate"] = WeightedSum(jnp.asarray(learning_rate(config.optimizer, config.train)(state.step), jnp.float32), one)
+    means["tokens"] = WeightedSum(num_non_padding(batch), one)
+    return TrainState(params, opt_state, state.step + 1), StepMetrics(means, applied, batch_checksum(batch))
 
 
-def real_tokens(batch: Batch) -> Float[Array, ""]:
+def num_non_padding(batch: Batch) -> Float[Array, ""]:
     """The tokens of a batch that are no padding; in translation those of both sides."""
     sides = [batch[key] for key in ("inputs_segmentation", "targets_segmentation") if key in batch]
     return sum((jnp.sum(side > 0, dtype=jnp.float32) for side in sides), start=jnp.zeros(()))
@@ -99,15 +99,15 @@ def batch_checksum(batch: Batch) -> UInt32[Array, 2]:
     return jnp.sum(jnp.stack(parts), axis=0, dtype=jnp.uint32)
 
 
-def eval_step(params: Any, batch: Batch, *, model: Model) -> Means:
+def eval_step(params: Any, batch: Batch, *, model: Model) -> WeightedSums:
     """The figures of one batch without dropout."""
-    return measure(forward(model, params, batch, None), batch)
+    return compute_metrics(forward(model, params, batch, None), batch)
 
 
-def predict_step(params: Any, batch: Batch, *, model: Model) -> tuple[Means, Float[Array, "B ..."]]:
+def predict_step(params: Any, batch: Batch, *, model: Model) -> tuple[WeightedSums, Float[Array, "B ..."]]:
     """As `eval_step`, and the logits of every row."""
     outputs = forward(model, params, batch, None)
-    return measure(outputs, batch), outputs.logits
+    return compute_metrics(outputs, batch), outputs.logits
 
 
 def compile_train_step(

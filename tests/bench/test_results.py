@@ -9,7 +9,7 @@ import re
 import jax
 import pytest
 
-from mhsh.bench.candidate import Contestant
+from mhsh.bench.candidate import Candidate
 from mhsh.bench.results import cell, check_out, document, write
 from mhsh.bench.rounds import Times
 from mhsh.bench.table import markdown
@@ -24,32 +24,32 @@ CEILINGS = {
 }
 
 
-def contestant(name: str, work: int, baseline: str | None, **facts: object) -> Contestant:
-    return Contestant(name=name, label=f"{name} it is", run=lambda _: None, work=work, baseline=baseline, facts=facts)
+def candidate(name: str, work: int, baseline: str | None, **facts: object) -> Candidate:
+    return Candidate(name=name, label=f"{name} it is", run=lambda _: None, work=work, baseline=baseline, facts=facts)
 
 
-def two_contestants() -> tuple[list[Contestant], dict[str, Times]]:
+def two_contestants() -> tuple[list[Candidate], dict[str, Times]]:
     """`against` does half of the work in 1.5, 3 and 0.5 times the time."""
-    contestants = [
-        contestant("config", 100, None, flops=400, bytes_accessed=50, parameters=1234, omega=234, devices=1),
-        contestant("against", 50, "config", flops=200, bytes_accessed=None, parameters=1000, omega=0, devices=2),
+    candidates = [
+        candidate("config", 100, None, flops=400, bytes_accessed=50, parameters=1234, omega=234, devices=1),
+        candidate("against", 50, "config", flops=200, bytes_accessed=None, parameters=1000, omega=0, devices=2),
     ]
     times = {
         "config": Times(1, [[2.0, 4.0, 3.0], [2.0], [4.0]], [6.0, 6.0, 6.0]),
         "against": Times(1, [[4.5], [6.0], [2.0]], [12.0, 3.0, 6.0]),
     }
-    return contestants, times
+    return candidates, times
 
 
 @pytest.fixture
 def made(make_config: MakeConfig) -> dict:
-    contestants, times = two_contestants()
-    cells = [cell({"batch": 2, "length": 50}, contestants, times)]
+    candidates, times = two_contestants()
+    cells = [cell({"batch": 2, "length": 50}, candidates, times)]
     return document("train", "token", {"rounds": 3}, {"config": make_config("bert", "2l8h")}, cells, CEILINGS, None)
 
 
 def test_figures_by_hand(made):
-    first, second = made["cells"][0]["contestants"]
+    first, second = made["cells"][0]["candidates"]
     assert first["seconds"] == {"median": 3.0, "low": 2.0, "high": 4.0, "confidence": 0.75}  # turns' medians: 3, 2, 4
     assert first["rate"] == 100 / 3 and first["time_ratio"] is None
     assert first["flops_per_second"] == 400 / 3 and first["share_of_matmul"] == 400 / 3 / 1000
@@ -75,10 +75,10 @@ def test_a_document_is_json_with_its_surroundings(made, tmp_path):
 @pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 400 / 3 / 250), ("float32", None)])
 def test_share_of_a_public_peak_only_where_it_is_one_of_that_dtype(make_config, monkeypatch, dtype, share):
     monkeypatch.setitem(PEAK_FLOPS, jax.devices()[0].device_kind, 250.0)
-    contestants, times = two_contestants()
+    candidates, times = two_contestants()
     configs = {"config": make_config("bert", "2l8h", **{"model.compute_dtype": dtype})}
-    found = document("train", "token", {}, configs, [cell({}, contestants, times)], CEILINGS, None)
-    assert found["cells"][0]["contestants"][0]["share_of_peak"] == share
+    found = document("train", "token", {}, configs, [cell({}, candidates, times)], CEILINGS, None)
+    assert found["cells"][0]["candidates"][0]["share_of_peak"] == share
 
 
 def test_the_table(made):
@@ -107,9 +107,9 @@ def test_the_table(made):
 
 
 def test_a_grid_has_a_row_for_every_cell_and_contestant(make_config):
-    contestants, times = two_contestants()
+    candidates, times = two_contestants()
     times = {name: dataclasses.replace(each, turns=each.turns) for name, each in times.items()}
-    cells = [cell({"batch": rows, "length": 32}, contestants, times) for rows in (1, 4)]
+    cells = [cell({"batch": rows, "length": 32}, candidates, times) for rows in (1, 4)]
     text = markdown(document("inference", "token", {}, {"config": make_config("bert", "2l8h")}, cells, CEILINGS, None))
     rows = [line for line in text.split("\n") if re.match(r"\| [14] \|", line)]
     assert [row.split("|")[1:3] for row in rows] == [

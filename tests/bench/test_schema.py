@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.bench.candidate import Contestant
+from mhsh.bench.candidate import Candidate
 from mhsh.bench.results import cell, document
 from mhsh.bench.results import write as write_bench
 from mhsh.bench.rounds import Times
@@ -29,9 +29,9 @@ def good(make_config: MakeConfig) -> dict[str, Any]:
 
 def test_what_mhsh_bench_writes_is_read(tmp_path: Path, make_config: MakeConfig) -> None:
     facts = {"config": "config", "implementation": "mhsh", "devices": 2, "memory": {"arguments": 30, "temporaries": 20, "peak": 40}}
-    contestants = [
-        Contestant(name="config", label="first", run=lambda _: None, work=100, baseline=None, facts=facts),
-        Contestant(name="torch", label="second", run=lambda _: None, work=50, baseline="config", facts=facts | {"memory": {}}),
+    candidates = [
+        Candidate(name="config", label="first", run=lambda _: None, work=100, baseline=None, facts=facts),
+        Candidate(name="torch", label="second", run=lambda _: None, work=50, baseline="config", facts=facts | {"memory": {}}),
     ]
     times = {"config": Times(1, [[2.0], [4.0], [3.0]], [1.0] * 3), "torch": Times(1, [[4.0], [2.0], [3.0]], [1.0] * 3)}
     made = document(
@@ -39,7 +39,7 @@ def test_what_mhsh_bench_writes_is_read(tmp_path: Path, make_config: MakeConfig)
         "token",
         {},
         {"config": make_config("bert", "2l8h")},
-        [cell({"batch": 2, "length": 50}, contestants, times)],
+        [cell({"batch": 2, "length": 50}, candidates, times)],
         {},
         None,
     )
@@ -60,7 +60,7 @@ def test_an_inverse_keeps_its_order() -> None:
 
 
 def entry(found: dict[str, Any]) -> dict[str, Any]:
-    return found["cells"][2]["contestants"][1]
+    return found["cells"][2]["candidates"][1]
 
 
 DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
@@ -70,7 +70,7 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda found: found.update(cells=[]), r"cells is no list of anything"),
     (lambda found: found["environment"].pop("devices"), r"environment.devices is no object"),
     (lambda found: found["configs"]["against"]["model"].update(num_heads="1"), "configs.against.model.num_heads is no whole"),
-    (lambda found: entry(found)["seconds"].pop("low"), r"cells\[2\].contestants\[1\].seconds.low is no number"),
+    (lambda found: entry(found)["seconds"].pop("low"), r"cells\[2\].candidates\[1\].seconds.low is no number"),
     (lambda found: entry(found)["seconds"].update(high=float("inf")), "seconds.high is no number above 0"),
     (lambda found: entry(found)["seconds"].update(median=float("nan")), "seconds.median is no number above 0"),
     (lambda found: entry(found)["time_ratio"].update(low=-1), "time_ratio.low is no number above 0"),

@@ -20,7 +20,7 @@ from mhsh.interop.bert_tensors import to_tensors
 from mhsh.interop.plain_bert import write_tables
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
-from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.training.optimizer import build_optimizer, decay_mask
 from tests.conftest import MakeConfig
 
@@ -114,7 +114,7 @@ def plain_name(name: str) -> str:
 
 def our_loss(config: Config, params: Any, batch: dict[str, np.ndarray]) -> jax.Array:
     outputs = forward(build_model(config.model), params, batch, None)
-    return total_loss(measure(outputs, batch, config.train.label_smoothing), loss_weights(batch))
+    return total_loss(compute_metrics(outputs, batch, config.train.label_smoothing), loss_weights(batch))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -188,10 +188,10 @@ def test_inference_of_all_peers(make_config):
     layers._module.load_state_dict(eager._module.state_dict())
     for rows, length in ((1, 8), (2, 16)):
         for maker in (eager, layers):
-            contestant = maker.contestant(rows, length)
-            contestant.run(2)
-            contestant.check()
-            assert contestant.work == rows * length
+            candidate = maker.candidate(rows, length)
+            candidate.run(2)
+            candidate.check()
+            assert candidate.work == rows * length
         from mhsh.bench.mhsh_steps import cell_config
         from mhsh.bench.peers.steps import torch_batch
 
@@ -213,7 +213,7 @@ def test_the_table_of_a_run_with_a_peer(make_config, tmp_path: Path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads((tmp_path / "bench.json").read_text())["cells"]
-    ours, theirs = found["contestants"]
+    ours, theirs = found["candidates"]
     assert theirs["name"] == "torch-eager" and theirs["implementation"] == "transformers BertForPreTraining"
     assert theirs["parameters"] == ours["parameters"] - ours["omega"] and ours["omega"] > 0
     assert theirs["flops"] == ours["flops"] and theirs["time_ratio"]["median"] > 0

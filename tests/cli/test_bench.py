@@ -26,9 +26,9 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
-def contestants(out: Path) -> list[dict]:
+def candidates(out: Path) -> list[dict]:
     (found,) = json.loads(out.read_text())["cells"]
-    return found["contestants"]
+    return found["candidates"]
 
 
 def test_training_of_two_shapes(tmp_path):
@@ -37,7 +37,7 @@ def test_training_of_two_shapes(tmp_path):
     done = bench(*arguments, "--rounds=3", "--repetitions=2", f"--out={out}")
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
-    ours, against = contestants(out)
+    ours, against = candidates(out)
     assert [ours["name"], against["name"]] == ["config", "against"]
     assert found["configs"]["against"]["model"]["residual"] == "post_ln" and against["omega"] == 0 < ours["omega"]
     assert [len(turn) for turn in ours["turns"]] == [1, 1, 1] and ours["repetitions"] == 2
@@ -61,7 +61,7 @@ def test_inference_over_a_grid(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert [cell["setting"] for cell in found["cells"]] == [{"batch": 1, "length": 16}, {"batch": 2, "length": 16}]
-    one, two = (cell["contestants"][0] for cell in found["cells"])
+    one, two = (cell["candidates"][0] for cell in found["cells"])
     assert (one["work"], two["work"]) == (16, 32) and two["flops"] == 2 * one["flops"]
     assert [len(turn) for turn in one["turns"]] == [2, 2], "every repetition is a latency of its own"
     # All parameters are read at least once, but for rows of the tables.
@@ -72,7 +72,7 @@ def test_compiling(tmp_path):
     out = tmp_path / "compile.json"
     done = bench("compile", TINY, "--rounds=1", f"--out={out}")
     assert done.returncode == 0, done.stderr
-    (ours,) = contestants(out)
+    (ours,) = candidates(out)
     assert ours["work"] == 1 and ours["turns"][0][0] > 0.05, "no cache has answered"
 
 
@@ -84,7 +84,7 @@ def test_the_input_pipeline(tmp_path):
     source = [f"--config.data.source=text:{tmp_path}/corpus.txt", "--config.data.validation_fraction=0.2"]
     done = bench("input", TINY, *source, "--rounds=2", "--batches=5", f"--out={out}")
     assert done.returncode == 0, done.stderr
-    (ours,) = contestants(out)
+    (ours,) = candidates(out)
     assert ours["work"] == 5 * 8 * 64 and ours["rate"] == pytest.approx(ours["work"] / ours["seconds"]["median"])
 
 
@@ -95,7 +95,7 @@ def test_decoding(tmp_path):
     assert done.returncode == 0, done.stderr
     batch, file = json.loads(out.read_text())["cells"]
     assert batch["setting"] == {"setting": "batch", "sentences": 2, "tokens": 8}
-    assert file["setting"]["sentences"] == 3 and 3 * 8 <= file["contestants"][0]["work"] <= 3 * 60
+    assert file["setting"]["sentences"] == 3 and 3 * 8 <= file["candidates"][0]["work"] <= 3 * 60
 
 
 @pytest.mark.parametrize(

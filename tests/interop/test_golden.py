@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from mhsh.interop.export_bert import export_bert
 from mhsh.interop.import_bert import import_bert
-from mhsh.models.losses import measure
+from mhsh.models.losses import compute_metrics
 from tests.interop.small_bert import GOLDEN, HEADS, as_batch, outputs, small_model, small_tokenizer
 
 TOLERANCE = 1e-5  # absolute, fp32
@@ -42,7 +42,7 @@ def test_pretraining():
     np.testing.assert_allclose(np.asarray(result.logits)[real], expected["prediction_logits"][real], rtol=0, atol=TOLERANCE)
     # There, class 0 says that the second segment follows.
     np.testing.assert_allclose(result.next_sentence[:, ::-1], expected["seq_relationship_logits"], rtol=0, atol=TOLERANCE)
-    means = measure(result, batch)
+    means = compute_metrics(result, batch)
     both = float(means["target_loss"].value() + means["next_sentence_loss"].value())
     assert both == pytest.approx(float(expected["loss"]), abs=TOLERANCE)
 

@@ -17,7 +17,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.interop.export_bert import export_bert
 from mhsh.interop.import_bert import import_bert
 from mhsh.interop.vocabulary import read_vocabulary
-from mhsh.models.losses import measure
+from mhsh.models.losses import compute_metrics
 from tests.interop.small_bert import HEADS, TOKENS, as_batch, outputs, random_inputs, small_model, small_tokenizer, trained_params
 
 torch = pytest.importorskip("torch")
@@ -142,7 +142,7 @@ def test_an_imported_pretraining_model_and_back(tmp_path, shape, hidden_act):
         "next_sentence": follows.astype(np.int32),
         "row_weights": np.ones(len(ids), np.float32),
     }
-    means = measure(outputs(model, imported.params, batch), batch)
+    means = compute_metrics(outputs(model, imported.params, batch), batch)
     result = run_torch(there, inputs)
     cross_entropy = torch.nn.functional.cross_entropy
     of_tokens = cross_entropy(result.prediction_logits.reshape(-1, model.vocab_size), torch.from_numpy(targets).reshape(-1))

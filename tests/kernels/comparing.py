@@ -10,23 +10,23 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from mhsh.kernels.residual_norm import Norm
-from mhsh.kernels.rows import Place, Target
+from mhsh.kernels.rows import KernelTarget, Target
 
-ALONE = Place(interpret=True)
+ALONE = KernelTarget(interpret=True)
 TARGETS = ("tpu", "gpu")  # whose kernels; here both are interpreted
 ALLOWED = {"float32": 1e-5, "bfloat16": 1e-2}
 
 
-def alone(target: Target) -> Place:
+def alone(target: Target) -> KernelTarget:
     """One device."""
     return dataclasses.replace(ALONE, target=target)
 
 
-def place_of(data: int, fsdp: int, target: Target = "tpu") -> Place:
+def place_of(data: int, fsdp: int, target: Target = "tpu") -> KernelTarget:
     """data x fsdp simulated devices, the kernels interpreted."""
     devices = np.asarray(jax.devices()[: data * fsdp]).reshape(data, fsdp, 1)
     mesh = Mesh(devices, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
-    return Place(mesh, ("data", "fsdp"), interpret=True, target=target)
+    return KernelTarget(mesh, ("data", "fsdp"), interpret=True, target=target)
 
 
 def normals(seed: int):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mhsh.kernels import attention
 from mhsh.kernels.attention import AttentionSettings, attend, attend_plain
-from mhsh.kernels.rows import OnChip
+from mhsh.kernels.rows import VmemBudget
 from tests.kernels.comparing import (
     ALLOWED,
     ALONE,
@@ -79,7 +79,7 @@ def test_equals_its_plain_form(target, batch, length, more, heads, causal, rate,
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_of_queries(monkeypatch, causal):
     """Three blocks of 128 queries, the last one cut short; two sequences in a row."""
-    monkeypatch.setattr(attention, "onchip", lambda *_: OnChip(200_000, 0))
+    monkeypatch.setattr(attention, "onchip", lambda *_: VmemBudget(200_000, 0))
     operands, segments, gradient = case(2, 300, 300, 2, 4)
     found, expected = compared(operands, segments, gradient, AttentionSettings(2, causal, 0.2), jax.random.key(0))
     assert largest_error(found, expected) < ALLOWED["float32"]

@@ -20,9 +20,9 @@ import json, sys
 import jax, jax.numpy as jnp
 from mhsh.kernels.attention import AttentionSettings, attend
 from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward
-from mhsh.kernels.out_proj_residual_norm import JoinSettings, OutWeights, project_and_join
+from mhsh.kernels.out_proj_residual_norm import JoinSettings, OutWeights, out_proj_residual_norm
 from mhsh.kernels.residual_norm import Norm
-from mhsh.kernels.rows import Place
+from mhsh.kernels.rows import KernelTarget
 
 key = jax.eval_shape(lambda: jax.random.key(0))
 
@@ -34,10 +34,10 @@ def kernels(target, batch, length, heads, head_dim, width, hidden, dtype, residu
     norm, segments = Norm(array(width), array(width), array(width)), array(batch, length, dtype=jnp.int32)
     weights = FeedForwardWeights(array(width, hidden), array(hidden), array(hidden, width), array(width))
     out_weights = OutWeights(array(heads, head_dim, width), array(width))
-    one = Place(target=target)
+    one = KernelTarget(target=target)
     yield lambda key, *each: feed_forward(*each, key, FeedForwardSettings("gelu", 0.1, 1e-12, dtype), one), (x, weights, norm)
     join = JoinSettings(0.1, 1e-12, dtype)
-    yield lambda key, *each: project_and_join(*each, key, join, one), (x, context, out_weights, norm)
+    yield lambda key, *each: out_proj_residual_norm(*each, key, join, one), (x, context, out_weights, norm)
     attention = AttentionSettings(heads, True, 0.1)
     yield lambda key, q, k, v, segments: attend(q, k, v, segments, segments, key, attention, one), (*[context] * 3, segments)
 

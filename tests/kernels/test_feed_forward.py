@@ -15,7 +15,7 @@ from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward, feed_forward_plain
 from mhsh.kernels.gpu.feed_forward import IN_TRITON
 from mhsh.kernels.gpu.join import is_narrow
-from mhsh.kernels.rows import ONCHIP_BYTES, OnChip
+from mhsh.kernels.rows import ONCHIP_BYTES, VmemBudget
 from tests.kernels.comparing import (
     ALLOWED,
     ALONE,
@@ -77,7 +77,7 @@ def test_equals_its_plain_form(target, batch, length, width, hidden, omega, acti
 def test_rows_that_fill_no_block(target, rate):
     """Three blocks of 512 rows, the last one cut short: what lies beyond is in no sum."""
     operands, gradient = case(5, 211, 16, 8, 30.0)
-    assert OnChip(1, 0).block_rows() == 512
+    assert VmemBudget(1, 0).block_rows() == 512
     found, expected = compared(
         operands, gradient, FeedForwardSettings("gelu", rate, 1e-12, "float32"), jax.random.key(1), alone(target)
     )
@@ -85,8 +85,8 @@ def test_rows_that_fill_no_block(target, rate):
 
 
 def test_small_blocks_where_a_row_is_large():
-    assert OnChip(ONCHIP_BYTES // 40, 0).block_rows() == 32
-    assert OnChip(1, ONCHIP_BYTES).block_rows() == 0
+    assert VmemBudget(ONCHIP_BYTES // 40, 0).block_rows() == 32
+    assert VmemBudget(1, ONCHIP_BYTES).block_rows() == 0
 
 
 @pytest.mark.parametrize("target", TARGETS)

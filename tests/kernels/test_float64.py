@@ -14,8 +14,8 @@ import pytest
 from mhsh.kernels.attention import AttentionSettings, attend
 from mhsh.kernels.dropout import dropout
 from mhsh.kernels.feed_forward import FeedForwardSettings, feed_forward
-from mhsh.kernels.out_proj_residual_norm import JoinSettings, project_and_join
-from mhsh.kernels.rows import Place
+from mhsh.kernels.out_proj_residual_norm import JoinSettings, out_proj_residual_norm
+from mhsh.kernels.rows import KernelTarget
 from tests.kernels.comparing import ALLOWED, alone, largest_error, value_and_gradients
 from tests.kernels.test_attention import case as attention_case
 from tests.kernels.test_feed_forward import case as feed_forward_case
@@ -25,7 +25,7 @@ from tests.kernels.test_out_proj_residual_norm import case as join_case
 # interpreter's are small.
 SIZES = {"small": (2, 37, 48, 24, 2, 16), "384l1h": (9, 500, 1024, 256, 1, 64), "24l16h": (3, 500, 1024, 4096, 16, 64)}
 HERE = [pytest.param(alone("tpu"), "small", id="tpu"), pytest.param(alone("gpu"), "small", id="gpu interpreted")]
-ON_A_GPU = [pytest.param(Place(target="gpu"), size, id=size, marks=pytest.mark.gpu) for size in ("384l1h", "24l16h")]
+ON_A_GPU = [pytest.param(KernelTarget(target="gpu"), size, id=size, marks=pytest.mark.gpu) for size in ("384l1h", "24l16h")]
 RATE, EPSILON = 0.3, 1e-12
 KEY = jax.random.key(5)
 
@@ -78,7 +78,7 @@ def test_join(place, size, dtype):
         return joined(x, branch, norm, kept)
 
     options = JoinSettings(RATE, EPSILON, dtype)
-    found = value_and_gradients(lambda *each: project_and_join(*each, KEY, options, place), operands, gradient)
+    found = value_and_gradients(lambda *each: out_proj_residual_norm(*each, KEY, options, place), operands, gradient)
     assert largest_error(found, in_float64(exact, operands, gradient)) < ALLOWED[dtype]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mhsh.kernels.gpu.join import is_narrow
-from mhsh.kernels.out_proj_residual_norm import JoinSettings, OutWeights, project_and_join, project_and_join_plain
+from mhsh.kernels.out_proj_residual_norm import JoinSettings, OutWeights, out_proj_residual_norm, project_and_join_plain
 from tests.kernels.comparing import (
     ALLOWED,
     ALONE,
@@ -37,7 +37,7 @@ def case(batch, length, width, heads, head_dim, omega, residual_dtype="float32",
 def compared(operands, gradient, options, key, place=ALONE):
     """The fused form, and the plain one with fp32 factors and an fp32 stream."""
     exact = dataclasses.replace(options, dtype="float32")
-    fused = value_and_gradients(lambda *each: project_and_join(*each, key, options, place), operands, gradient)
+    fused = value_and_gradients(lambda *each: out_proj_residual_norm(*each, key, options, place), operands, gradient)
     plain = value_and_gradients(lambda *each: project_and_join_plain(*each, key, exact), in_float32(operands), in_float32(gradient))
     return fused, plain
 

@@ -17,7 +17,7 @@ from mhsh.config.schema import RESIDUALS
 from mhsh.models.bert import Embeddings, PredictionHead
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
-from mhsh.models.losses import measure
+from mhsh.models.losses import compute_metrics
 from mhsh.models.residual import STRATEGIES
 from mhsh.models.transformer import Encoder
 from mhsh.training.sharding import AXIS_RULES
@@ -62,7 +62,7 @@ def test_the_token_table_is_the_output_matrix(tiny, make_batch, random_params, e
 
     def tied(token):
         outputs = forward(model, params | {"embeddings": params["embeddings"] | {"token": token}}, batch, None)
-        return measure(outputs, batch)["target_loss"].sum
+        return compute_metrics(outputs, batch)["target_loss"].sum
 
     def untied(token_in, token_out):
         """The same model put together by hand, its table given once for the inputs and once for the
@@ -260,7 +260,7 @@ def test_the_loss_starts_near_that_of_a_uniform_guess(make_config, make_batch, f
     config = make_config(task, variant).model
     batch = make_batch([[1] * 32] * 8, vocab_size=config.vocab_size, predicted=32)
     outputs = run(config, fresh(config, batch), batch)
-    means = measure(outputs, batch)
+    means = compute_metrics(outputs, batch)
     assert means["target_loss"].value() == pytest.approx(math.log(config.vocab_size), rel=margin)
     if config.next_sentence:
         assert means["next_sentence_loss"].value() == pytest.approx(math.log(2), rel=0.1)
@@ -293,5 +293,5 @@ def test_an_answer_is_never_in_the_padding(tiny, make_batch, random_params):
     # What stands in the padding changes neither the logits of the others nor the loss.
     garbage = batch | {"inputs": np.where(batch["inputs_segmentation"] > 0, batch["inputs"], 7).astype(np.int32)}
     targets = {"targets": np.array([[1, 3], [0, 4]], np.int32), "weights": np.ones((2, 2), np.float32)}
-    losses = [float(measure(run(config, params, each), targets)["target_loss"].value()) for each in (batch, garbage)]
+    losses = [float(compute_metrics(run(config, params, each), targets)["target_loss"].value()) for each in (batch, garbage)]
     assert np.isfinite(losses[0]) and losses[0] == pytest.approx(losses[1], rel=1e-6)

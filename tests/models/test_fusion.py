@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from mhsh.kernels.rows import Place
+from mhsh.kernels.rows import KernelTarget
 from mhsh.models import fusion
 from mhsh.models.build import build_model, forward
 from mhsh.models.fusion import fused_here, in_words, why_plain
-from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 
 SEGMENTS = [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 2, 3, 3, 0, 0]] * 2
 SHAPES = dict(head_dim=8, embed_dim=16, mlp_dim=24)
@@ -32,7 +32,7 @@ def outputs_and_gradients(config, params, batch, key):
 
     def loss(params):
         outputs = forward(model, params, batch, key)
-        return total_loss(measure(outputs, batch), loss_weights(batch)), outputs
+        return total_loss(compute_metrics(outputs, batch), loss_weights(batch)), outputs
 
     (_, outputs), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     return outputs, gradients
@@ -56,7 +56,7 @@ def test_fused_for_a_gpu_is_plain(tiny, make_batch, random_params, error, monkey
     plain = tiny(residual="admin", admin_omega="closed_log", **SHAPES, **DROPOUT)
     batch, params, key = make_batch(SEGMENTS), random_params(plain), jax.random.key(3)
     expected, expected_gradients = outputs_and_gradients(plain, params, batch, key)
-    monkeypatch.setattr(fusion, "_place", lambda: Place(interpret=True, target="gpu"))
+    monkeypatch.setattr(fusion, "_place", lambda: KernelTarget(interpret=True, target="gpu"))
     outputs, gradients = outputs_and_gradients(dataclasses.replace(plain, kernels="fused"), params, batch, key)
     assert error(outputs, expected) < OUTPUTS
     assert error(gradients, expected_gradients) < GRADIENTS
@@ -67,7 +67,7 @@ def test_a_gpu_is_given_fused_kernels_only_when_asked(tiny):
     mesh = AbstractMesh((8, 1, 1), ("data", "fsdp", "tensor"), abstract_device=device)
     with use_abstract_mesh(mesh):
         assert in_words(why_plain(tiny(kernels="fused", **SHAPES), 8, 6)) == "kernels: attention fused, feed_forward fused"
-        assert fused_here(tiny(kernels="fused", **SHAPES), 8, 6).place == Place(mesh, ("data", "fsdp"), target="gpu")
+        assert fused_here(tiny(kernels="fused", **SHAPES), 8, 6).place == KernelTarget(mesh, ("data", "fsdp"), target="gpu")
         assert "compiled and never measured" in (why_plain(tiny(kernels="auto", **SHAPES), 8, 6)["attention"] or "")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from mhsh.models.losses import Mean, loss_weights, measure, total_loss
+from mhsh.models.losses import WeightedSum, compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Outputs
 
 B, P, V = 4, 3, 7
@@ -46,7 +46,7 @@ def expected_mean(logits, labels, weights):
 def test_a_case_by_hand():
     outputs = Outputs(jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]])), None)
     batch = {"targets": np.array([[1, 1]], np.int32), "weights": np.ones((1, 2), np.float32)}
-    means = measure(outputs, batch)
+    means = compute_metrics(outputs, batch)
     assert set(means) == {"target_loss", "target_accuracy"}
     assert means["target_loss"].value() == pytest.approx((math.log(4) - math.log(0.8)) / 2, rel=1e-6)
     assert means["target_accuracy"].value() == 0.5
@@ -58,7 +58,7 @@ def test_a_case_by_hand():
 )
 def test_loss_and_accuracy(case, name, logits, labels, weights):
     outputs, batch = case
-    means = measure(outputs, batch)
+    means = compute_metrics(outputs, batch)
     loss, correct, weight = expected_mean(getattr(outputs, logits), batch[labels], batch[weights])
     assert means[f"{name}_loss"].sum == pytest.approx(loss, rel=1e-6)
     assert means[f"{name}_accuracy"].sum == pytest.approx(correct)
@@ -69,14 +69,14 @@ def test_loss_and_accuracy(case, name, logits, labels, weights):
 def test_numbers_are_held_against_numbers():
     outputs = Outputs(jnp.array([[1.0], [3.0], [9.0]]), None)
     batch = {"targets": np.array([2.0, 3.5, 0.0], np.float32), "weights": np.array([1, 1, 0], np.float32)}
-    means = measure(outputs, batch)
+    means = compute_metrics(outputs, batch)
     assert set(means) == {"target_loss"}
     assert means["target_loss"].value() == pytest.approx((1.0 + 0.25) / 2)
 
 
 def test_a_class_for_a_row():
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]))
-    means = measure(Outputs(logits, None), {"targets": np.array([1, 1], np.int32), "weights": np.ones(2, np.float32)})
+    means = compute_metrics(Outputs(logits, None), {"targets": np.array([1, 1], np.int32), "weights": np.ones(2, np.float32)})
     assert means["target_loss"].value() == pytest.approx((math.log(4) - math.log(0.8)) / 2, rel=1e-6)
     assert means["target_accuracy"].value() == 0.5
 
@@ -84,7 +84,7 @@ def test_a_class_for_a_row():
 def test_of_several_largest_logits_the_first_is_the_answer():
     logits = np.array([[[2.0, 2.0, 1.0], [2.0, 2.0, 1.0], [0.0, 0.0, 0.0], [np.nan, 1.0, 0.0]]], np.float32)
     batch = {"targets": np.array([[0, 1, 2, 1]], np.int32), "weights": np.ones((1, 4), np.float32)}
-    assert measure(Outputs(jnp.asarray(logits), None), batch)["target_accuracy"].sum == 1
+    assert compute_metrics(Outputs(jnp.asarray(logits), None), batch)["target_accuracy"].sum == 1
 
 
 def test_what_has_no_weight_is_not_looked_at(case):
@@ -98,15 +98,17 @@ def test_what_has_no_weight_is_not_looked_at(case):
         "targets": np.where(silent, (batch["targets"] + 1) % V, batch["targets"]),
         "next_sentence": np.where(empty_rows, 1 - batch["next_sentence"], batch["next_sentence"]),
     }
-    jax.tree.map(np.testing.assert_array_equal, measure(changed, other), measure(outputs, batch))
+    jax.tree.map(np.testing.assert_array_equal, compute_metrics(changed, other), compute_metrics(outputs, batch))
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_the_parts_of_a_cut_batch_add_up(case, cut):
     outputs, batch = case
-    whole = measure(outputs, batch)
+    whole = compute_metrics(outputs, batch)
     parts = [
-        measure(Outputs(outputs.logits[rows], outputs.next_sentence[rows]), {key: value[rows] for key, value in batch.items()})
+        compute_metrics(
+            Outputs(outputs.logits[rows], outputs.next_sentence[rows]), {key: value[rows] for key, value in batch.items()}
+        )
         for rows in (slice(None, cut), slice(cut, None))
     ]
     added = jax.tree.map(jnp.add, *parts)
@@ -118,7 +120,7 @@ def test_the_parts_of_a_cut_batch_add_up(case, cut):
 
 def test_the_total_is_the_sum_of_the_two_means(case):
     outputs, batch = case
-    means, weights = measure(outputs, batch), loss_weights(batch)
+    means, weights = compute_metrics(outputs, batch), loss_weights(batch)
     assert weights == {"target": 6.0, "next_sentence": 3.0}
     expected = means["target_loss"].sum / 6 + means["next_sentence_loss"].sum / 3
     assert total_loss(means, weights) == pytest.approx(float(expected), rel=1e-6)
@@ -127,7 +129,7 @@ def test_the_total_is_the_sum_of_the_two_means(case):
 def test_without_a_next_sentence_head_there_is_one_loss(case):
     outputs, batch = case
     batch = {key: batch[key] for key in ("targets", "weights")}
-    means = measure(Outputs(outputs.logits, None), batch)
+    means = compute_metrics(Outputs(outputs.logits, None), batch)
     assert set(means) == {"target_loss", "target_accuracy"}
     assert total_loss(means, loss_weights(batch)) == pytest.approx(float(means["target_loss"].value()), rel=1e-6)
 
@@ -135,7 +137,7 @@ def test_without_a_next_sentence_head_there_is_one_loss(case):
 def test_losses_are_fp32_whatever_the_logits_are(case):
     outputs, batch = case
     rounded = Outputs(outputs.logits.astype(jnp.bfloat16), None)
-    mean = measure(rounded, batch)["target_loss"]
+    mean = compute_metrics(rounded, batch)["target_loss"]
     loss, _, _ = expected_mean(rounded.logits, batch["targets"], batch["weights"])
     assert mean.sum.dtype == "float32"
     assert mean.sum == pytest.approx(loss, rel=1e-6)
@@ -143,7 +145,7 @@ def test_losses_are_fp32_whatever_the_logits_are(case):
 
 def test_very_large_logits_stay_finite():
     outputs = Outputs(jnp.array([[[1e30, -1e30, 0.0]]]), None)
-    loss = measure(outputs, {"targets": np.zeros((1, 1), np.int32), "weights": np.ones((1, 1), np.float32)})["target_loss"]
+    loss = compute_metrics(outputs, {"targets": np.zeros((1, 1), np.int32), "weights": np.ones((1, 1), np.float32)})["target_loss"]
     assert loss.value() == 0.0
 
 
@@ -153,17 +155,17 @@ def test_label_smoothing_by_hand():
     """
     outputs = Outputs(jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]])), None)
     batch = {"targets": np.array([[1, 1]], np.int32), "weights": np.array([[1, 0]], np.float32)}
-    means = measure(outputs, batch, 0.3)
+    means = compute_metrics(outputs, batch, 0.3)
     expected = 0.7 * math.log(4) + 0.3 * (math.log(2) + 2 * math.log(4)) / 3
     assert means["target_smoothed_loss"].value() == pytest.approx(expected, rel=1e-6)
     assert means["target_loss"].value() == pytest.approx(math.log(4), rel=1e-6)
     assert total_loss(means, loss_weights(batch)) == pytest.approx(expected, rel=1e-6)
-    assert set(measure(outputs, batch, 0.0)) == {"target_loss", "target_accuracy"}
+    assert set(compute_metrics(outputs, batch, 0.0)) == {"target_loss", "target_accuracy"}
 
 
 def test_the_smoothed_loss_is_the_cross_entropy_with_the_spread_targets(case):
     outputs, batch = case
-    means = measure(outputs, batch, 0.1)
+    means = compute_metrics(outputs, batch, 0.1)
     spread = 0.9 * np.eye(V)[batch["targets"]] + 0.1 / V
     nats = -(spread * log_softmax(np.asarray(outputs.logits, np.float64), axis=-1)).sum(axis=-1)
     assert means["target_smoothed_loss"].sum == pytest.approx((nats * batch["weights"]).sum(), rel=1e-6)
@@ -176,4 +178,4 @@ def test_the_smoothed_loss_is_the_cross_entropy_with_the_spread_targets(case):
 
 
 def test_a_mean_is_divided_last():
-    assert Mean(jnp.asarray(6.0), jnp.asarray(4.0)).value() == 1.5
+    assert WeightedSum(jnp.asarray(6.0), jnp.asarray(4.0)).value() == 1.5

@@ -14,7 +14,7 @@ from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, deepnorm_constants, real_variance
 from mhsh.models.stack import Stack, decoder_stack, encoder_stack
-from mhsh.models.transformer import Encoder, EncoderLayer, Sight
+from mhsh.models.transformer import AttentionContext, Encoder, EncoderLayer
 
 D = 12
 
@@ -192,8 +192,8 @@ def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, ran
     # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
     layer = EncoderLayer(config, STRATEGIES[residual])
     stream = Stream(jnp.zeros((1, 4, D), residual_dtype), None)
-    sight = Sight(jnp.ones((1, 1, 4, 4), bool), jnp.ones((1, 4), int))
-    seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, sight), one_layer(params))
+    attention_context = AttentionContext(jnp.ones((1, 1, 4, 4), bool), jnp.ones((1, 4), int))
+    seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, attention_context), one_layer(params))
     assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"
     assert seen["attention_residual"].x.dtype == seen["feed_forward_residual"].x.dtype == residual_dtype
 

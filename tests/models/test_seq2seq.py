@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from mhsh.config.schema import RESIDUALS, regroup
 from mhsh.models.build import build_model, forward
-from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.positions import sinusoids
 from mhsh.models.seq2seq import decode_step, decoding_params, empty_caches, encode
 from mhsh.training.sharding import AXIS_RULES
@@ -35,7 +35,7 @@ def run(config, params, batch, dropout=None):
 
 
 def batch_loss(outputs, batch):
-    return total_loss(measure(outputs, batch, 0.1), loss_weights(batch))
+    return total_loss(compute_metrics(outputs, batch, 0.1), loss_weights(batch))
 
 
 def norm(x, params, epsilon=1e-5):

@@ -14,9 +14,9 @@ import pytest
 from mhsh.config.schema import RESIDUALS
 from mhsh.models.attention import attention_mask
 from mhsh.models.build import build_model, forward
-from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.residual import STRATEGIES, Stream
-from mhsh.models.transformer import REMAT_POLICIES, Encoder, EncoderLayer, Sight
+from mhsh.models.transformer import REMAT_POLICIES, AttentionContext, Encoder, EncoderLayer
 
 OUTPUTS, GRADIENTS = 1e-6, 1e-5
 
@@ -31,7 +31,7 @@ def outputs_and_gradients(config, params, batch):
 
     def loss(params):
         outputs = forward(model, params, batch, jax.random.key(5))
-        return total_loss(measure(outputs, batch), loss_weights(batch)), outputs
+        return total_loss(compute_metrics(outputs, batch), loss_weights(batch)), outputs
 
     gradients, outputs = jax.jit(jax.grad(loss, has_aux=True))(params)
     return outputs, gradients
@@ -97,14 +97,14 @@ def test_equals_a_python_loop_over_layers(tiny, random_like, error, residual):
     strategy = STRATEGIES[residual]
     encoder, layer = Encoder(config, strategy), EncoderLayer(config, strategy)
     segments = jnp.asarray(SEGMENTS)
-    sight = Sight(attention_mask(segments, causal=False), segments)
+    attention_context = AttentionContext(attention_mask(segments, causal=False), segments)
     x = jax.random.normal(jax.random.key(0), (2, 8, 12))
     abstract = jax.eval_shape(lambda: encoder.init(jax.random.key(1), x, segments, None))["params"]
     params = random_like(abstract)
 
     out = jax.jit(lambda params: encoder.apply({"params": params}, x, segments, None))(params)
 
-    one_layer = jax.jit(lambda params, x: layer.apply({"params": params}, Stream(x, None), None, sight)[0].x)
+    one_layer = jax.jit(lambda params, x: layer.apply({"params": params}, Stream(x, None), None, attention_context)[0].x)
     expected = x
     for index in range(config.num_layers):
         expected = one_layer(jax.tree.map(lambda stacked: stacked[index], params["layers"]), expected)  # noqa: B023

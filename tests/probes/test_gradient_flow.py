@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mhsh.models.build import build_model, forward
-from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.probes.gradient_flow import gradient_flow
 
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0]]
@@ -28,7 +28,7 @@ def test_parts_add_up_and_the_slope_along_a_layers_gradient_is_its_norm(tiny, ma
 
     @jax.jit
     def loss(tree):
-        return total_loss(measure(forward(model, tree, batch, None), batch), loss_weights(batch))
+        return total_loss(compute_metrics(forward(model, tree, batch, None), batch), loss_weights(batch))
 
     assert found["loss"] == pytest.approx(float(loss(params)), rel=1e-5)
     # A step of length h along the gradient of one sublayer of one layer changes the loss by h times

@@ -16,7 +16,7 @@ def interval(spread: Spread) -> dict[str, float]:
     return {**dict(zip(("median", "low", "high"), spread, strict=True)), "confidence": 0.95}
 
 
-def contestant(name: str, label: str, seconds: Spread, ratio: Spread | None, **facts: Any) -> dict[str, Any]:
+def candidate(name: str, label: str, seconds: Spread, ratio: Spread | None, **facts: Any) -> dict[str, Any]:
     return {
         "name": name,
         "label": label,
@@ -38,7 +38,7 @@ def bench(kind: str, configs: Mapping[str, Config], cells: Mapping[tuple[int, in
         "kind": kind,
         "environment": {"devices": {"platform": "gpu", "kind": "Abacus 7", "count": 1}, "processor": "x86_64", "cores": 2},
         "configs": {name: to_dict(config) for name, config in configs.items()},
-        "cells": [{"setting": {"batch": b, "length": t}, "contestants": found} for (b, t), found in cells.items()],
+        "cells": [{"setting": {"batch": b, "length": t}, "candidates": found} for (b, t), found in cells.items()],
     }
 
 
@@ -64,7 +64,7 @@ def two_shapes(
 ) -> dict[str, Any]:
     """The shallow one takes a second at every setting; `configs` are those of the two."""
     cells = {
-        setting: [contestant("config", labels[0], (1.0, 0.9, 1.2), None), contestant("against", labels[1], ratio, ratio)]
+        setting: [candidate("config", labels[0], (1.0, 0.9, 1.2), None), candidate("against", labels[1], ratio, ratio)]
         for setting, ratio in RATIOS.items()
     }
     return bench(kind, configs, cells)

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh
 
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model, forward
-from mhsh.models.losses import loss_weights, measure, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES, put_batch
 from mhsh.training.state import TrainState, create_state, state_shardings
@@ -121,7 +121,7 @@ def test_step_figures_against_plain_gradients(make_config):
     state = create_state(config, model, optimizer, mesh, put_batch(config, batch, mesh))
 
     def loss(params: Any) -> jax.Array:
-        return total_loss(measure(forward(model, params, batch, None), batch), loss_weights(batch))
+        return total_loss(compute_metrics(forward(model, params, batch, None), batch), loss_weights(batch))
 
     gradients = jax.grad(loss)(state.params)
     _, figures = run_steps(config, mesh, 1)

@@ -1,4 +1,4 @@
-"""PyTorch as a contestant: which peers there are, which model of the config's shape they run, and
+"""PyTorch as a candidate: which peers there are, which model of the config's shape they run, and
 whether it does the same work.
 """
 

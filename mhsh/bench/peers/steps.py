@@ -1,4 +1,4 @@
-"""A torch module in training and in inference, as a contestant: the optimiser, the precision and
+"""A torch module in training and in inference, as a candidate: the optimiser, the precision and
 the waiting.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn  # pyrefly: ignore[missing-import]
 from torch.nn import functional  # pyrefly: ignore[missing-import]
 
 from mhsh.bench.batch import synthetic_batch
-from mhsh.bench.candidate import Contestant
+from mhsh.bench.candidate import Candidate
 from mhsh.bench.mhsh_steps import cell_config, tokens
 from mhsh.bench.peers import build
 from mhsh.config.schema import Config, OptimizerConfig
@@ -31,7 +31,7 @@ RECOMPILE_LIMIT = 64
 TorchBatch = dict[str, Tensor]
 
 
-def training_contestant(peer: str, name: str, config: Config) -> Contestant:
+def training_contestant(peer: str, name: str, config: Config) -> Candidate:
     """The training of the config called `name` in torch."""
     module, title = build.build(config)
     device = build.device()
@@ -39,7 +39,7 @@ def training_contestant(peer: str, name: str, config: Config) -> Contestant:
     trainer = Training(peer, module, config, device)
     trainer.run(1)  # what compiling needs for itself is not counted
     memory = _peak(device, before, lambda: trainer.run(2))
-    return Contestant(
+    return Candidate(
         name=build.peer_name(peer, name),
         label=build.label(config, title, peer),
         run=trainer.run,
@@ -128,7 +128,7 @@ class Inference:
         self._module = module.to(self._device, getattr(torch, config.model.compute_dtype)).train(False)
         self._forward = compiled(peer, self._module, self._module)
 
-    def contestant(self, batch: int, length: int) -> Contestant:
+    def candidate(self, batch: int, length: int) -> Candidate:
         """The forward pass of `batch` rows of `length` tokens up to the logits."""
         config = cell_config(self._config, batch, length)
         arrays = torch_batch(config, batch, self._device)
@@ -146,7 +146,7 @@ class Inference:
                 raise UserError(f"{self._peer}: its logits are not finite")
 
         run(1)
-        return Contestant(
+        return Candidate(
             name=build.peer_name(self._peer, self._name),
             label=build.label(config, self._title, self._peer),
             run=run,

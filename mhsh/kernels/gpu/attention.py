@@ -21,8 +21,8 @@ from jaxtyping import Array, Bool, Float, Float32, Int, UInt32
 from mhsh.kernels.dropout import Seed
 from mhsh.kernels.gpu.tiles import Span, launch, load, most_rows, product, side, store
 from mhsh.kernels.residual_norm import dropped
-from mhsh.kernels.rows import Place, mask_of, over_shards
-from mhsh.kernels.settings import NOWHERE, AttentionSettings
+from mhsh.kernels.rows import KernelTarget, mask_of, over_shards
+from mhsh.kernels.settings import MASK_VALUE, AttentionSettings
 
 # The widest head of which blocks of queries, keys and values fit the registers.
 WIDEST_HEAD = 128
@@ -37,7 +37,7 @@ def attend(
     source_segments: Int[Array, "B S"],
     seed: Seed,
     settings: AttentionSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> Float[Array, "B T N H"]:
     """Dropout(softmax(query key^T)) value within segments."""
     return _forward(query, key, value, segments, source_segments, seed, settings, place)[0]
@@ -51,7 +51,7 @@ def _forward(
     source_segments: Int[Array, "B S"],
     seed: Seed,
     settings: AttentionSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> tuple[Float[Array, "B T N H"], tuple[Array, ...]]:
     operands = (query, key, value, segments, source_segments)
 
@@ -69,7 +69,7 @@ def _forward(
 
 
 def _backward(
-    settings: AttentionSettings, place: Place, saved: tuple[Array, ...], gradient: Float[Array, "B T N H"]
+    settings: AttentionSettings, place: KernelTarget, saved: tuple[Array, ...], gradient: Float[Array, "B T N H"]
 ) -> tuple[Array | None, ...]:
     *operands, seed, out, highest, inverse = saved
     # What a row of probabilities times its gradient sums up to, dropped or not: the result times
@@ -135,7 +135,7 @@ class _Blocks:
         visible = (asking == answering) & (answering > 0)
         if self.settings.causal:
             visible = visible & (keys.places()[None, :] <= queries.places()[:, None])
-        scores, inside = jnp.where(visible, product("QH,SH->QS", query, key), NOWHERE), keys.inside()
+        scores, inside = jnp.where(visible, product("QH,SH->QS", query, key), MASK_VALUE), keys.inside()
         # A row that may look nowhere looks everywhere, but not beyond the last key.
         return scores if inside is None else jnp.where(inside[None, :], scores, -jnp.inf), visible
 
@@ -171,7 +171,7 @@ def _run(
     operands: tuple[Array, ...],
     more: tuple[Array, ...],
     results: list[jax.ShapeDtypeStruct],
-    place: Place,
+    place: KernelTarget,
     num_blocks: int,
     *,
     name: str,

@@ -20,7 +20,7 @@ from mhsh.kernels.dropout import Seed
 from mhsh.kernels.gpu.join import FORWARD_TILE, Walk, is_narrow, join_rows, join_rows_backward, joined_tiles, walk_of
 from mhsh.kernels.gpu.tiles import Span, launch, load, most_rows, product, side
 from mhsh.kernels.residual_norm import Norm, stacked, unstacked
-from mhsh.kernels.rows import Place, over_shards
+from mhsh.kernels.rows import KernelTarget, over_shards
 from mhsh.kernels.settings import FeedForwardSettings, FeedForwardWeights, JoinSettings
 
 
@@ -40,7 +40,12 @@ IN_TRITON = ACTIVATIONS | {"gelu": lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def feed_forward(
-    x: Float[Array, "B T D"], weights: FeedForwardWeights, norm: Norm, seed: Seed, settings: FeedForwardSettings, place: Place
+    x: Float[Array, "B T D"],
+    weights: FeedForwardWeights,
+    norm: Norm,
+    seed: Seed,
+    settings: FeedForwardSettings,
+    place: KernelTarget,
 ) -> Float[Array, "B T D"]:
     """LN(omega * x + dropout(activation(x W1 + b1) W2 + b2)); a hidden layer too wide for the chip
     is XLA's product.
@@ -57,14 +62,19 @@ def feed_forward(
 
 
 def _forward(
-    x: Float[Array, "B T D"], weights: FeedForwardWeights, norm: Norm, seed: Seed, settings: FeedForwardSettings, place: Place
+    x: Float[Array, "B T D"],
+    weights: FeedForwardWeights,
+    norm: Norm,
+    seed: Seed,
+    settings: FeedForwardSettings,
+    place: KernelTarget,
 ) -> tuple[Float[Array, "B T D"], tuple[Array, FeedForwardWeights, Norm, Seed]]:
     return feed_forward(x, weights, norm, seed, settings, place), (x, weights, norm, seed)
 
 
 def _backward(
     settings: FeedForwardSettings,
-    place: Place,
+    place: KernelTarget,
     saved: tuple[Array, FeedForwardWeights, Norm, Seed],
     gradient: Float[Array, "B T D"],
 ) -> tuple[Float[Array, "B T D"], FeedForwardWeights, Norm, None]:
@@ -114,7 +124,7 @@ def _fused(
     down: Float[Array, "F D"],
     vectors: Float32[Array, "4 D"],
     settings: FeedForwardSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> Float[Array, "B T D"]:
     flat = x.reshape(-1, x.shape[-1])
     walk = walk_of(flat, _join(settings), narrow=True, tile=FORWARD_TILE)

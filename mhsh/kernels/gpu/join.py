@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Float32
 from mhsh.kernels.dropout import Seed
 from mhsh.kernels.gpu.tiles import Span, launch, load, most_rows, product, side, store
 from mhsh.kernels.residual_norm import Norm, Vectors, gradients_by, stacked, summed, through_norm, unstacked
-from mhsh.kernels.rows import Place, mask_of, over_shards
+from mhsh.kernels.rows import KernelTarget, mask_of, over_shards
 from mhsh.kernels.settings import JoinSettings
 
 # A program's tile of a product's factors has 512 bytes a row at most: 64 KiB for 128 columns.
@@ -94,7 +94,7 @@ def walk_of(rows: Float[Array, "R D"], settings: JoinSettings, *, narrow: bool, 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
-def project_and_join(
+def out_proj_residual_norm(
     x: Float[Array, "B T D"],
     context: Float[Array, "B T C"],
     kernel: Float32[Array, "C D"],
@@ -102,7 +102,7 @@ def project_and_join(
     norm: Norm,
     seed: Seed,
     settings: JoinSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> Float[Array, "B T D"]:
     """LN(omega * x + dropout(context W + b)); a product of more terms than `is_narrow` allows is
     XLA's.
@@ -124,14 +124,14 @@ def _forward(
     norm: Norm,
     seed: Seed,
     settings: JoinSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> tuple[Float[Array, "B T D"], tuple[Any, ...]]:
     operands = (x, context, kernel, bias, norm, seed)
-    return project_and_join(*operands, settings, place), operands
+    return out_proj_residual_norm(*operands, settings, place), operands
 
 
 def _backward(
-    settings: JoinSettings, place: Place, saved: tuple[Any, ...], gradient: Float[Array, "B T D"]
+    settings: JoinSettings, place: KernelTarget, saved: tuple[Any, ...], gradient: Float[Array, "B T D"]
 ) -> tuple[Array | Norm | None, ...]:
     x, context, kernel, bias, norm, seed = saved
 
@@ -146,7 +146,7 @@ def _backward(
     return by_x, by_context, by_kernel, by_bias, by_norm, None
 
 
-project_and_join.defvjp(_forward, _backward)
+out_proj_residual_norm.defvjp(_forward, _backward)
 
 
 def join_rows(
@@ -156,9 +156,9 @@ def join_rows(
     kernel: Float[Array, "C D"],
     vectors: Float32[Array, "4 D"],
     settings: JoinSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> Float[Array, "B T D"]:
-    """`project_and_join` on one device; `kernel` is in the dtype of `context`."""
+    """`out_proj_residual_norm` on one device; `kernel` is in the dtype of `context`."""
     flat, source, walk = _operands(x, context, kernel, settings, FORWARD_TILE)
     (y,) = launch(
         functools.partial(_forward_kernel, walk),
@@ -181,7 +181,7 @@ def join_rows_backward(
     kernel: Float[Array, "C D"],
     vectors: Float32[Array, "4 D"],
     settings: JoinSettings,
-    place: Place,
+    place: KernelTarget,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B T C"], Float32[Array, "C D"], Float32[Array, "4 D"]]:
     """The gradients by x (past the branch), context, kernel and vectors on one device."""
     flat, source, walk = _operands(x, context, kernel, settings, BACKWARD_TILE)

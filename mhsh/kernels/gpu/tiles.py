@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float32, Int32
 
-from mhsh.kernels.rows import Place
+from mhsh.kernels.rows import KernelTarget
 
 # The least side of a factor of Triton's matrix product.
 LEAST_SIDE = 16
@@ -83,7 +83,7 @@ def product(axes: str, left: Array, right: Array) -> Float32[Array, "*shape"]:
 
 def launch(
     kernel: Callable[..., None],
-    place: Place,
+    place: KernelTarget,
     operands: Sequence[Array],
     results: Sequence[jax.ShapeDtypeStruct],
     *,

@@ -19,7 +19,7 @@ Setting = tuple[int, int]  # batch, length
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One contestant at one setting of one file."""
+    """One candidate at one setting of one file."""
 
     file: str
     kind: str

@@ -17,7 +17,7 @@ from mhsh.config.schema import Config
 from mhsh.report.speed import plots as plots
 from mhsh.report.speed.comparison import Crossing, Speed, crossings, read_speed, verdict
 from mhsh.report.speed.findings import finding, headline, to_csv, turning_points
-from tests.report.speed_files import RATIOS, Spread, bench, contestant, two_shapes, write
+from tests.report.speed_files import RATIOS, Spread, bench, candidate, two_shapes, write
 
 Shapes = dict[str, Config]
 
@@ -85,7 +85,7 @@ def test_findings_in_words(speed: Speed) -> None:
 
 
 def one_cell(shapes: Shapes, setting: tuple[int, int], ratio: Spread, **facts: object) -> dict:
-    found = [contestant("config", "mhsh a", (1.0, 1.0, 1.0), None), contestant("against", "mhsh b", ratio, ratio, **facts)]
+    found = [candidate("config", "mhsh a", (1.0, 1.0, 1.0), None), candidate("against", "mhsh b", ratio, ratio, **facts)]
     return bench("train", shapes, {setting: found})
 
 

@@ -16,7 +16,7 @@ from mhsh.config.schema import Config
 from mhsh.report.runs.loading import load_runs
 from mhsh.report.speed.comparison import Row, read_speed
 from mhsh.report.speed.cost import Cost, costs, steps_to_target
-from tests.report.speed_files import bench, contestant, write
+from tests.report.speed_files import bench, candidate, write
 
 Measure = Callable[..., tuple[Row, ...]]
 
@@ -46,7 +46,7 @@ def measure(tmp_path: Path, shapes: dict[str, Config]) -> Measure:
     """
 
     def make(kind: str = "train", changes: dict[str, Any] | None = None) -> tuple[Row, ...]:
-        found = bench(kind, shapes, {(8, 64): [contestant("config", "mhsh 2L8H", (0.36, 0.18, 0.72), None, devices=2)]})
+        found = bench(kind, shapes, {(8, 64): [candidate("config", "mhsh 2L8H", (0.36, 0.18, 0.72), None, devices=2)]})
         for name, value in (changes or {}).items():
             section, field = name.split(".")
             found["configs"]["config"][section][field] = value
