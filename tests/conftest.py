@@ -13,7 +13,7 @@ os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 # Many tests, and the processes that they start, compile the same small programs; what XLA made of
 # them is kept between tests and between runs. In the environment, so that those processes have it
 # too: whole runs take half the time.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "xla")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
