@@ -15,6 +15,12 @@ import numpy as np
 _BATCHES_AHEAD = 4
 _THREADS = 1
 
+# The rule that decides which examples are in the batch of a step. run.json records it, and a run
+# that began under another rule cannot be resumed.
+# 1: grain's shuffle for translation and fine-tuning. 2: `random_numbers.shuffled` for every task.
+# The batches of pre-training are the same under both.
+BATCH_ORDER_VERSION = 2
+
 Batch = dict[str, np.ndarray]
 # The number of rows of a whole batch -> those of them that this process makes.
 ProcessRows = Callable[[int], slice]
