@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from etils import epath
 from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
+from mhsh.files import MissingFile, is_remote, read_object, write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 _BLOCK_BYTES = 1 << 18
@@ -115,7 +115,7 @@ class RunFolder:
         elif not folder._config_path.exists() and folder.path.exists() and any(folder.path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run; choose another --workdir")
         else:
-            _write_atomically(folder._config_path, _dump(to_dict(config)))
+            write_atomically(folder._config_path, _dump(to_dict(config)))
         return folder
 
     @property
@@ -166,7 +166,7 @@ class RunFolder:
 
     def write_run(self, record: Mapping[str, Any]) -> None:
         """Replaces run.json as a whole."""
-        _write_atomically(self.path / "run.json", _dump(record))
+        write_atomically(self.path / "run.json", _dump(record))
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends rows (each needs `step` and `split`); a non-finite number is written as null,
@@ -220,34 +220,18 @@ class RunFolder:
                 "restore the file from a copy, or start again in another --workdir"
             )
         if metrics.problem or len(kept) < len(metrics.rows):
-            _write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
+            write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            return read_object(self.path / name)
+        except MissingFile:
             raise UserError(f"{self.path} holds no run: {name} is missing; give the folder that --workdir named") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"cannot read {path}: {error}") from error
-        if not isinstance(value, dict):
-            raise UserError(f"{path} is damaged: it holds no object")
-        return value
 
 
 def vocab_file(config: Config) -> str:
     """The file of a run folder that holds the vocabulary."""
     return TOKENIZER_FILE if isinstance(config.data, TranslationDataConfig) else WORDPIECE_FILE
-
-
-def absolute(path: epath.PathLike) -> epath.Path:
-    """The path from the root, links not followed; one in a bucket is so already."""
-    return epath.Path(path if is_remote(path) else os.path.abspath(path))  # noqa: PTH100
-
-
-def is_remote(path: epath.PathLike) -> bool:
-    """Whether a path names a place in a bucket."""
-    return "://" in str(path)
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:
@@ -270,26 +254,6 @@ def _finite_or_none(value: Any) -> Any:
 
 def _dump(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
-
-
-def _write_atomically(path: epath.Path, text: str) -> None:
-    """The old content or the new, never a half: written beside it, flushed to disk, then renamed
-    over it.
-
-    An object in a bucket is replaced as a whole anyway.
-    """
-    if is_remote(path):
-        path.write_text(text)
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

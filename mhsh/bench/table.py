@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhsh.bench.schema import memory_bytes
-from mhsh.text import duration, quantity
+from mhsh.text import quantity, timing
 
 Entry = Mapping[str, Any]
 
@@ -54,8 +54,8 @@ def _columns(unit: str) -> list[tuple[str, Callable[[Entry], str]]]:
     return [
         ("", lambda entry: entry["name"]),
         ("what", lambda entry: entry["label"]),
-        ("time", lambda entry: duration(entry["seconds"]["median"])),
-        ("interval", lambda entry: f"{duration(entry['seconds']['low'])} to {duration(entry['seconds']['high'])}"),
+        ("time", lambda entry: timing(entry["seconds"]["median"])),
+        ("interval", lambda entry: f"{timing(entry['seconds']['low'])} to {timing(entry['seconds']['high'])}"),
         (f"{unit}s/s", lambda entry: "" if unit == "program" else quantity(entry["rate"], "").strip()),
         ("time ratio", lambda entry: _ratio(entry["time_ratio"])),
         ("CPU ratio", lambda entry: f"{entry['cpu_ratio']['median']:.2f}" if entry["cpu_ratio"] else ""),

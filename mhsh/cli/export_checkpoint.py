@@ -6,9 +6,9 @@ from mhsh.config.schema import ClassificationDataConfig, ModelConfig, Translatio
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.data.tokenizers.wordpiece import load_wordpiece
 from mhsh.errors import UserError
+from mhsh.files import check_new_folder, new_folder
 from mhsh.interop.bert_config import architecture_of
 from mhsh.interop.export_bert import export_bert
-from mhsh.interop.new_folder import check_new, new_folder
 from mhsh.interop.plain_bert import check_exportable
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 from mhsh.training.load_for_inference import restored_model
@@ -22,7 +22,7 @@ def run(folder: str, out: str, step: int | None) -> int:
       UserError: the run is of a model that no BERT computes, has no such checkpoint, or no
         WordPiece vocabulary; `out` is not new.
     """
-    check_new(out)
+    check_new_folder(out)
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
     check_exportable(config.model)

@@ -18,8 +18,8 @@ from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, Mes
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
+from mhsh.files import check_new_folder, new_folder
 from mhsh.interop.import_bert import ImportedBert, import_bert
-from mhsh.interop.new_folder import check_new, new_folder
 from mhsh.interop.vocabulary import read_vocabulary
 from mhsh.models.build import build_model
 from mhsh.models.costs import parameter_counts
@@ -44,7 +44,7 @@ def run(config: Config, task_fields: dict[str, Any] | None, source: str, out: st
       UserError: as `import_bert`, or the vocabulary is missing, does not fit, or is another
         tokenizer's; `out` is not new.
     """
-    check_new(out)
+    check_new_folder(out)
     if task_fields is not None:
         config = _for_task(config, task_fields)
     imported = import_bert(Path(source), config.model, fresh_heads=fresh_heads)

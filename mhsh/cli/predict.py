@@ -25,6 +25,7 @@ from mhsh.data.pretraining.packing import Rows
 from mhsh.errors import UserError
 from mhsh.evaluation.answers import Answers, find_answers
 from mhsh.evaluation.fine_tuning_metrics import MAX_ANSWER_LENGTH, NUM_BEST, predicted_labels
+from mhsh.files import write_new
 from mhsh.models.build import Model, forward
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.load_for_inference import restored_model
@@ -97,9 +98,9 @@ def _answer(
     answers = find_answers(squad.questions, windows, logits, num_best=NUM_BEST, max_answer_length=MAX_ANSWER_LENGTH)
     threshold = null_threshold if squad.version == "2.0" else None
     ids = [question.id for question in squad.questions]
-    _write_json(output, {name: each.text(threshold) for name, each in zip(ids, answers, strict=True)})
+    _write_object(output, {name: each.text(threshold) for name, each in zip(ids, answers, strict=True)})
     if details is not None:
-        _write_json(details, {name: _details(each) for name, each in zip(ids, answers, strict=True)})
+        _write_object(details, {name: _details(each) for name, each in zip(ids, answers, strict=True)})
 
 
 def _details(answers: Answers) -> dict[str, Any]:
@@ -125,10 +126,5 @@ def _logits(model: Model, params: Any, rows: Rows, batch_size: int) -> Float[np.
     return np.concatenate(parts)[: len(rows["inputs"])]
 
 
-def _write_json(path: str, content: dict[str, Any]) -> None:
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False, indent=1)
-            file.write("\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another name") from error
+def _write_object(path: str, content: dict[str, Any]) -> None:
+    write_new(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

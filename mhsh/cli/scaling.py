@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
+from mhsh.files import read_object
 from mhsh.models.costs import step_flops
 from mhsh.planning.aot import GIB
 from mhsh.planning.chips import CHIPS, Chip
@@ -74,11 +74,8 @@ def _counts(devices: str) -> list[int]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    try:
-        report = json.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--report={name}: {error}") from error
-    if not isinstance(report, dict) or not report.keys() >= _NEEDED:
+    report = read_object(name)
+    if not report.keys() >= _NEEDED:
         raise UserError(f"--report={name} is not what mhsh aot --json prints")
     return report
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from mhsh import text
 from mhsh.cli import sweep_report
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.planning.run_cost import run_cost
-from mhsh.report.render import formatting
 from mhsh.report.render.sanitize import printable
 from mhsh.sweep.axes import Axis, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
@@ -92,8 +92,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     table = Table(*names, "layers x heads", "D / H / F", *(Column(name, justify="right") for name in costs), box=None)
     for cell in plan.cells:
         settings = [printable(str(value)) for value in cell.settings.values()]
-        table.add_row(*map(escape, settings), *_shape(cell.config), *(formatting.count(cell.cost[name.lower()]) for name in costs))
-    sums = [formatting.count(sum(cell.cost[name] for cell in plan.cells)) for name in ("tokens", "flops")]
+        table.add_row(*map(escape, settings), *_shape(cell.config), *(text.count(cell.cost[name.lower()]) for name in costs))
+    sums = [text.count(sum(cell.cost[name] for cell in plan.cells)) for name in ("tokens", "flops")]
     table.add_row(f"{len(plan.cells)} cells", *[""] * (len(names) + 2), *sums)
     console.print(table)
 
@@ -117,4 +117,4 @@ def _say_begun(cell: PlannedCell) -> None:
 
 def _say_ended(cell: PlannedCell, state: CellState, seconds: float) -> None:
     words = {RUNNING: "runs in another process", GAVE_UP: "diverged"}.get(state.kind, state.kind)
-    print(f"  {cell.name}: {words}{', ' + state.reason if state.reason else ''} ({formatting.duration(seconds)})", flush=True)
+    print(f"  {cell.name}: {words}{', ' + state.reason if state.reason else ''} ({text.duration(seconds)})", flush=True)

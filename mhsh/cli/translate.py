@@ -13,6 +13,7 @@ from mhsh.data.text_files import read_lines
 from mhsh.data.tokenizers.subword import TranslationTokenizer, load_tokenizer
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
+from mhsh.files import write_new
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.load_for_inference import restored_model
@@ -103,8 +104,4 @@ def _write(content: bytes, output: str | None) -> None:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
         return
-    try:
-        with open(output, "xb") as file:
-            file.write(content)
-    except OSError as error:
-        raise UserError(f"cannot write {output}: {error.strerror}; choose another --output") from error
+    write_new(output, content)

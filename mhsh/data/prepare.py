@@ -30,11 +30,9 @@ from mhsh.data.pretraining.packing import Rows
 from mhsh.data.shards import (
     INDEX_FILE,
     Shard,
-    clear_half_files,
     clear_notes,
     finished_shard,
     open_rows,
-    replacing,
     write_index,
     write_json,
     write_shard,
@@ -42,6 +40,7 @@ from mhsh.data.shards import (
 from mhsh.data.splits import SPLITS, TRAIN
 from mhsh.data.staging import Chunk, Source, Staged, read_chunk, read_staged, source_fingerprint, stage
 from mhsh.errors import UserError
+from mhsh.files import clear_half_files, read_object, replacing
 
 _JOB_FILE = "prepare.json"
 _FORMAT = 1
@@ -206,7 +205,7 @@ def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
             raise UserError(f"another mhsh prepare is at work in {out}; wait for it, or choose another --out") from None
         clear_half_files(out)
         if path.exists():
-            _check_job(out, json.loads(path.read_text(encoding="utf-8")), job)
+            _check_job(out, read_object(path), job)
         elif any(out.iterdir()):
             raise UserError(f"{out} is not empty and holds no prepared rows; choose another --out")
         else:

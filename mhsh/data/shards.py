@@ -12,7 +12,6 @@ and they go.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -20,7 +19,6 @@ import itertools
 import json
 import os
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from jaxtyping import Integer
 
 from mhsh.errors import UserError
+from mhsh.files import MissingFile, clear_half_files, read_object, replacing, write_atomically
 
 INDEX_FILE = "index.json"
 _FORMAT = 1
@@ -112,11 +111,11 @@ def finished_shard(folder: Path, number: int, job: str) -> tuple[Shard, dict[str
     """
     path = _note_path(folder, number)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        content = read_object(path)
+    except MissingFile:
         return None
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); delete it and run the same command again") from error
+    except UserError as error:
+        raise UserError(f"{error}; or delete it and run the same command again") from error
     shard = _parse_shard(content["shard"])
     if content["job"] != job or not _is_whole(folder / shard.name, shard):
         return None
@@ -283,45 +282,9 @@ def _reader(path: Path) -> ArrayRecordReader:
 _REMEDY = "put it back from a copy, or prepare into another folder"
 
 
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; at the end of the `with` it takes the place of `path`,
-    whole and on the disk.
-
-    Where the `with` ends by an exception, nothing is changed; where the process is killed,
-    `clear_half_files` removes the rest.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        yield temporary
-        _flush(temporary)
-        temporary.replace(path)
-        _flush(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def clear_half_files(folder: Path) -> None:
-    """Removes what `replacing` could not when its process was killed; nobody may be writing to the
-    folder.
-    """
-    for path in folder.glob(".*.tmp"):
-        path.unlink()
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """The old content or the new, never a half, and on the disk when this returns."""
-    with replacing(path) as temporary:
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1)
-        temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Replaces the file by `content` as JSON, and flushes it to the disk."""
+    write_atomically(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
 def _num_rows(rows: Rows) -> int:
@@ -383,15 +346,13 @@ def _parse_shard(entry: Mapping[str, Any], size: str = "size") -> Shard:
 def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX_FILE
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = read_object(path)
         content = {key: value for key, value in index.items() if key != "fingerprint"}
         if index["fingerprint"] != _fingerprint(content):
             raise ValueError("it does not match its own fingerprint")
-    except FileNotFoundError:
+    except MissingFile:
         raise UserError(f"{path} is missing: {folder} holds no finished rows; run the mhsh prepare that was to write it") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError) as error:
         raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from error
     if index["format"] != _FORMAT:
         raise UserError(f"{path} is of format {index['format']}, this mhsh reads {_FORMAT}; prepare the rows again")

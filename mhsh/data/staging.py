@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from mhsh.data.shards import write_json
 from mhsh.data.splits import SPLITS
 from mhsh.errors import UserError
+from mhsh.files import MissingFile, read_object
 
 _STAGED_FILE = "staged.json"
 
@@ -113,8 +113,8 @@ def read_staged(folder: Path) -> Staged | None:
     """What `stage` left in `folder`; None where it did not get to its end."""
     path = folder / _STAGED_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        content = read_object(path)
+    except MissingFile:
         return None
     return Staged(content["source"], tuple(Chunk(**chunk) for chunk in content["chunks"]), content["counts"])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
-from mhsh.interop.json_object import read_object
+from mhsh.files import read_object
 from mhsh.models.layers import BERT_STDDEV
 
 CONFIG_FILE = "config.json"

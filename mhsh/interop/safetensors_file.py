@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from mhsh.errors import UserError
-from mhsh.interop.json_object import parse_object
+from mhsh.files import parse_object
 
 LENGTH_BYTES = 8  # of the header's length
 # As in the library that writes these files.

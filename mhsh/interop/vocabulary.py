@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mhsh.data.tokenizers.wordpiece import SPECIALS, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
-from mhsh.interop.json_object import read_object
+from mhsh.files import read_object
 
 TOKENIZER_CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE = "tokenizer_config.json", "vocab.txt", "tokenizer.json"
 _ADDED_TOKENS_FILE = "added_tokens.json"

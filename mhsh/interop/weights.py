@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from mhsh.errors import UserError
-from mhsh.interop.json_object import read_object
+from mhsh.files import read_object
 from mhsh.interop.safetensors_file import LENGTH_BYTES, SafetensorsFile
 
 WEIGHTS_FILE = "model.safetensors"

@@ -23,8 +23,9 @@ from typing import IO, Any
 from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
+from mhsh.files import MissingFile, is_remote, read_object, write_atomically
 from mhsh.outcome import DIVERGED
-from mhsh.run_folder import RunFolder, is_remote
+from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import Axis, Value
 
 # The states of a cell.
@@ -92,18 +93,18 @@ class SweepFolder:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the sweep's folder {self.path}: {error.strerror}; choose another --workdir") from error
-        _write_atomically(self.path / "plan.json", _plan_fields(plan))
+        write_atomically(self.path / "plan.json", json.dumps(_plan_fields(plan), indent=1) + "\n")
 
     def read_plan(self) -> Plan:
         """The plan. Raises UserError where it is missing or damaged."""
-        fields = _read_object(self.path / "plan.json")
-        if fields is None:
-            raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named")
         try:
+            fields = read_object(self.path / "plan.json")
             axes = tuple(Axis(axis["path"], tuple(axis["values"])) for axis in fields["axes"])
             cells = tuple(
                 PlannedCell(cell["name"], cell["settings"], from_saved(cell["config"]), cell["cost"]) for cell in fields["cells"]
             )
+        except MissingFile:
+            raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None
         except (KeyError, TypeError) as error:
             raise UserError(f"{self.path / 'plan.json'} is damaged: {error!r}; put it back from a copy") from error
         return Plan(axes, cells)
@@ -116,7 +117,10 @@ class SweepFolder:
         """How the cell's last process ended: exit_status, reason, seconds; None where none has, or
         one was started since.
         """
-        return _read_object(self._end_path(name))
+        try:
+            return read_object(self._end_path(name))
+        except MissingFile:
+            return None
 
     def begin(self, name: str) -> tuple[IO[bytes], IO[bytes]] | None:
         """The cell's output and error files, locked for the process that inherits them; None where
@@ -133,7 +137,8 @@ class SweepFolder:
 
     def finish(self, name: str, exit_status: int, reason: str, seconds: float) -> None:
         """Notes how the cell's process ended."""
-        _write_atomically(self._end_path(name), {"exit_status": exit_status, "reason": reason, "seconds": round(seconds, 1)})
+        end = {"exit_status": exit_status, "reason": reason, "seconds": round(seconds, 1)}
+        write_atomically(self._end_path(name), json.dumps(end, indent=1) + "\n")
 
     def last_error_line(self, name: str, since: int) -> str:
         """The last line that the cell's processes wrote to standard error after byte `since`; empty
@@ -210,27 +215,3 @@ def _differences(there: Config, here: Config) -> Sequence[str]:
         for field, value in values.items()
         if to_dict(here)[section].get(field) != value
     ]
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None where there is no file. Raises UserError where it holds
-    anything else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged: it holds no object")
-    return value
-
-
-def _write_atomically(path: Path, fields: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -19,7 +19,8 @@ from etils import epath
 
 from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder, absolute
+from mhsh.files import absolute
+from mhsh.run_folder import RunFolder
 from mhsh.training.checksum import as_hex, checksums
 from mhsh.training.cluster import broadcast_from_process_0
 from mhsh.training.file_manifest import damage, write_inventory

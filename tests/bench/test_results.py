@@ -15,7 +15,6 @@ from mhsh.bench.rounds import Times
 from mhsh.bench.table import markdown
 from mhsh.errors import UserError
 from mhsh.models.costs import PEAK_FLOPS
-from mhsh.text import duration, quantity
 from tests.conftest import MakeConfig
 
 CEILINGS = {
@@ -116,25 +115,6 @@ def test_a_grid_has_a_row_for_every_cell_and_contestant(make_config):
         [f" {batch} ", f" {name} "] for batch in (1, 4) for name in ("config", "against")
     ]
     assert "length 32" in text.split("\n")[0] and "batch" not in text.split("\n")[0]
-
-
-def test_numbers_for_people():
-    assert [duration(seconds) for seconds in (123.4, 1.234, 0.0456, 7.89e-4, 5e-9)] == [
-        "123 s",
-        "1.23 s",
-        "45.6 ms",
-        "789 us",
-        "5.00 ns",
-    ]
-    assert [quantity(number, "B") for number in (None, 0, 12, 1.5e4, 2.684e8, 9.64e9, 7.5e14)] == [
-        "",
-        "",
-        "12.0 B",
-        "15.0 kB",
-        "268 MB",
-        "9.64 GB",
-        "750 TB",
-    ]
 
 
 def test_out_is_looked_at_before_anything_is_measured(tmp_path):

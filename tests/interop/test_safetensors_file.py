@@ -121,11 +121,11 @@ def test_no_damage_to_the_header_is_a_traceback(tmp_path):
         ({"a": entry(dtype=["F32"])}, b"\0" * 8, "the tensor a is ['F32']"),
         ({"a": {"dtype": "F32", "shape": [2]}}, b"\0" * 8, "has no dtype, shape and data_offsets"),
         ({"a": [1]}, b"", "has no dtype, shape and data_offsets"),
-        (b"[]", b"", "it holds no object"),
+        (b"[]", b"", "it is not a JSON object"),
         (b"{", b"", "is damaged"),
         (b"\xff\xfe", b"", "'utf-8' codec can't decode"),
         (b"[" * 100_000, b"", "is damaged"),
-        (b'{"a": 1, "a": 2}', b"", "'a' stands there twice"),
+        (b'{"a": 1, "a": 2}', b"", "'a' appears twice in one object"),
     ],
 )
 def test_headers_that_lie(tmp_path, header, data, message):

@@ -11,6 +11,7 @@ from pathlib import Path
 from mhsh.data.fine_tuning.glue import MAX_SCORE, GlueExample, GlueTask, parse_index
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
+from mhsh.files import write_new
 
 _HEADER = "index\tprediction"
 
@@ -53,13 +54,7 @@ def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], p
       ValueError: a class that the task does not have, or not as many predictions as indices.
     """
     rows = [f"{index}\t{_written(task, index, value)}" for index, value in zip(indices, predictions, strict=True)]
-    try:
-        with open(path, "x", encoding="utf-8", newline="\n") as file:
-            file.write("\n".join([_HEADER, *rows, ""]))
-    except FileExistsError as error:
-        raise UserError(f"{path} exists; choose another name, or remove it first") from error
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
+    write_new(path, "\n".join([_HEADER, *rows, ""]))
 
 
 def _parse_prediction(task: GlueTask, cell: str) -> int | float:

@@ -5,7 +5,6 @@ them, in its JSON form.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from mhsh.data.text_files import unpacked
 from mhsh.errors import UserError
+from mhsh.files import parse_object
 
 # The values that `version` has in the official files.
 _VERSIONS = {"1.1": "1.1", "v1.1": "1.1", "2.0": "2.0", "v2.0": "2.0"}
@@ -113,25 +113,7 @@ def read_no_answer_probabilities(path: str | Path) -> dict[str, float]:
 
 def _read_json(path: str | Path) -> dict[str, Any]:
     with unpacked(Path(path)) as file:
-        content = file.read()
-    try:
-        parsed = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8: {error.reason} at byte {error.start}; convert it to UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON that can be read ({error}); fetch or write it again") from error
-    if not isinstance(parsed, dict):
-        raise UserError(f"{path} is not one JSON object; give a file in SQuAD's form")
-    return parsed
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} stands twice in one object")
-        found[key] = value
-    return found
+        return parse_object(file.read(), str(path))
 
 
 @dataclasses.dataclass(frozen=True)

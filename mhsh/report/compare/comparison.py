@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from mhsh.errors import UserError
+from mhsh.files import absolute
 from mhsh.report.compare.fairness import LedgerRow, config_differences, ledger, marks, verdict
 from mhsh.report.compare.groups import Group, group_runs
 from mhsh.report.compare.headline import Headline, write_headline
@@ -18,7 +19,6 @@ from mhsh.report.render.sanitize import printable
 from mhsh.report.runs.downsample import most_points
 from mhsh.report.runs.loading import Loaded, Run
 from mhsh.report.runs.summary import Summary, summarize
-from mhsh.run_folder import absolute
 
 
 @dataclasses.dataclass(frozen=True)

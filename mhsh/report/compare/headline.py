@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mhsh import outcome
+from mhsh import outcome, text
 from mhsh.report.compare import fairness
 from mhsh.report.compare.fairness import LedgerRow
 from mhsh.report.compare.groups import Group
@@ -164,7 +164,7 @@ def _amount_sentence(items: Sequence[Summary]) -> str:
     if len(known) < len(tokens):
         return "How many tokens each run was trained on is not recorded for every run." + ending
     if len(set(known)) == 1:
-        return f"All runs were trained on {formatting.count(known[0])} tokens." + ending
+        return f"All runs were trained on {text.count(known[0])} tokens." + ending
     low, high = min(known), max(known)
     return (
         f"The runs were trained on unequal amounts, {low:,.0f} to {high:,.0f} tokens: the final losses are not at equal cost."
@@ -193,8 +193,8 @@ def _size_sentence(summaries: Sequence[Summary]) -> str:
         return ""
     low, high = min(known), max(known)
     if low == high:
-        return f"The models have equally many parameters ({formatting.count(low)})."
-    sizes = f"{formatting.count(low)} to {formatting.count(high)}"
+        return f"The models have equally many parameters ({text.count(low)})."
+    sizes = f"{text.count(low)} to {text.count(high)}"
     return f"The models have {sizes} parameters: the largest has {formatting.percent(high / low - 1)} more than the smallest."
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from mhsh import text
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.targets import Score, Scores
 from mhsh.report.estimate import Estimate
@@ -62,7 +63,7 @@ def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
 
 
 def _axis_words(axis: str) -> _Words:
-    return formatting.duration if axis == "seconds" else formatting.count
+    return text.duration if axis == "seconds" else text.count
 
 
 def _row(what: str, scores: list[Score], words: _Words, absent: str) -> MeasureRow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mhsh import text
 from mhsh.report.render import formatting
 from mhsh.report.runs.summary import Point, Summary
 
@@ -20,7 +21,7 @@ def outcome(item: Summary) -> str:
 
 def _point(point: Point | None, with_step: bool = False) -> str:
     if point is None:
-        return formatting.NOT_RECORDED
+        return text.NOT_RECORDED
     return f"{formatting.loss(point.loss)} ({point.step:,})" if with_step else formatting.loss(point.loss)
 
 
@@ -33,9 +34,9 @@ COLUMNS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("validation loss, best (at step)", lambda item: _point(item.best_validation, with_step=True)),
     ("training loss, final", lambda item: formatting.loss(item.final_train)),
     ("outcome", outcome),
-    ("parameters", lambda item: formatting.count(item.parameters)),
-    ("steps", lambda item: formatting.count(item.last_step)),
-    ("tokens", lambda item: formatting.count(item.tokens)),
-    ("FLOPs", lambda item: formatting.count(item.flops)),
-    ("device time", lambda item: formatting.duration(item.seconds)),
+    ("parameters", lambda item: text.count(item.parameters)),
+    ("steps", lambda item: text.count(item.last_step)),
+    ("tokens", lambda item: text.count(item.tokens)),
+    ("FLOPs", lambda item: text.count(item.flops)),
+    ("device time", lambda item: text.duration(item.seconds)),
 )

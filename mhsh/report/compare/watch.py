@@ -19,10 +19,10 @@ from typing import Any
 from etils import epath
 
 from mhsh.errors import UserError
+from mhsh.files import absolute
 from mhsh.report.compare import page
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.figures import draw_curves
-from mhsh.run_folder import absolute
 
 LOOPBACK = "127.0.0.1"
 REST = 4.0  # times what the last computation took, before the next: watching takes a fifth of one core at most

@@ -8,8 +8,7 @@ from typing import Any
 
 from mhsh.report.estimate import Estimate
 from mhsh.report.render.sanitize import printable
-
-NOT_RECORDED = "not recorded"
+from mhsh.text import NOT_RECORDED
 
 
 def loss(value: float | None) -> str:
@@ -32,44 +31,6 @@ def interval(of: Estimate) -> str:
 def percent(share: float) -> str:
     """0.0123 as `1.2 %`; a small share keeps a digit rather than reading as 0.0 %."""
     return f"{100 * share:.1f} %" if abs(share) >= 0.0005 or share == 0 else f"{100 * share:.1g} %"
-
-
-def count(value: int | float | None) -> str:
-    """A count in full up to 99,999, then with a metric suffix: 512,000 is `512k`, 2.1e15 is
-    `2.10P`.
-    """
-    if value is None or not math.isfinite(value):
-        return NOT_RECORDED
-    if abs(value) < 1e5:
-        return f"{value:,.0f}"
-    # Four digits may round up to the next suffix: 999,960 is 1.00M, not 1000k.
-    for power, suffix in ((3, "k"), (6, "M"), (9, "G"), (12, "T"), (15, "P"), (18, "E"), (21, "Z"), (24, "Y")):
-        scaled = value / 10**power
-        if abs(scaled) < 999.5 or power == 24:
-            return f"{_three_digits(scaled)}{suffix}"
-    raise AssertionError("the last suffix takes every number")
-
-
-def _three_digits(value: float) -> str:
-    text = f"{value:.3g}"
-    if "e" in text:
-        return text
-    # Of the rounded value: 0.9996 has the digits of 1.00.
-    decimals = max(0, 2 - math.floor(math.log10(abs(float(text)))))
-    return f"{value:.{decimals}f}"
-
-
-def duration(seconds: int | float | None) -> str:
-    """Seconds as `48.2 s`, `3 min 05 s` or `2 h 07 min`."""
-    if seconds is None or not math.isfinite(seconds):
-        return NOT_RECORDED
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def recorded(value: Any) -> str:

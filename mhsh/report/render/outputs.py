@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from mhsh.errors import UserError
+from mhsh.files import write_atomically
 
 MARK = "written by mhsh compare"  # stands near the start of every file that is, as its generator or software
 _START = 4096  # bytes that are searched for the mark
@@ -38,13 +39,8 @@ def write(path: Path, content: bytes) -> None:
     Raises:
       UserError: it cannot be written (the old content is then still there).
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomically(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from error

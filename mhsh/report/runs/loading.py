@@ -16,9 +16,10 @@ from etils import epath
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
+from mhsh.files import absolute, is_remote
 from mhsh.report.render.sanitize import printable
 from mhsh.report.runs.curves import Curve, Curves, finite, reading
-from mhsh.run_folder import RunFolder, absolute, is_remote, vocab_file
+from mhsh.run_folder import RunFolder, vocab_file
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mhsh.report.render.csv_text import csv_bytes
 from mhsh.report.render.formatting import listing
 from mhsh.report.speed.comparison import Pair, Row, Speed, crossings, verdict
 from mhsh.report.speed.cost import Cost
-from mhsh.text import duration, quantity
+from mhsh.text import quantity, timing
 
 MARK = "written by mhsh speed"  # as of outputs.MARK
 HOW_TO_READ = "Above 1 the deep one is faster. Black line: equally fast. Hatched: the interval covers 1, not told apart."
@@ -59,7 +59,7 @@ ROW_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("device", lambda row: row.device),
     ("batch", lambda row: str(row.batch)),
     ("length", lambda row: str(row.length)),
-    ("time (interval)", lambda row: span(row.entry.seconds, duration)),
+    ("time (interval)", lambda row: span(row.entry.seconds, timing)),
     ("tokens/s", lambda row: _rate(row.tokens_per_second.median)),
     ("memory", lambda row: quantity(row.entry.memory, "B")),
     ("time ratio (interval)", lambda row: span(row.entry.time_ratio, times)),
@@ -70,7 +70,7 @@ COST_COLUMNS: tuple[tuple[str, Callable[[Cost], str]], ...] = (
     ("run", lambda cost: cost.run),
     ("device-hours (interval)", lambda cost: cost.refusal or span(cost.hours, _hours)),
     ("steps to target", lambda cost: "" if cost.steps is None else f"{'at most ' if cost.at_most else ''}{cost.steps:,.1f}"),
-    ("step (interval)", lambda cost: span(cost.step, duration)),
+    ("step (interval)", lambda cost: span(cost.step, timing)),
     ("shape", lambda cost: cost.shape or ""),
     ("device", lambda cost: cost.device or ""),
     ("remark", lambda cost: cost.remark or ""),

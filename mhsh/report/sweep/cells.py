@@ -7,11 +7,11 @@ import math
 import os
 from collections.abc import Mapping
 
+from mhsh.files import absolute
 from mhsh.outcome import DIVERGED, LEFT, ON_PLATEAU, PLATEAU_RULE, SMOOTHING_RULE
 from mhsh.report.render.sanitize import printable
 from mhsh.report.runs.loading import load_runs
 from mhsh.report.runs.summary import Summary, summarize
-from mhsh.run_folder import absolute
 from mhsh.sweep.axes import SEEDS, Axis, Value
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, CellState, PlannedCell, SweepFolder
 

@@ -143,7 +143,7 @@ FAULTS = [
         changed(V2, lambda _, first: first.update(answers=[{"text": "Ève", "answer_start": 0}])),
         "question b1 is impossible and has an answer",
     ),
-    (["x"], "is not one JSON object"),
+    (["x"], "is damaged: it is not a JSON object"),
 ]
 
 
@@ -158,13 +158,13 @@ def test_every_fault_is_named_in_one_line(tmp_path: Path, content: Any, message:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "is no JSON that can be read (Expecting value"),
-        (b'{"a": "b"', "is no JSON that can be read (Expecting"),
-        (b'{"a": 1' + b"1" * 5000 + b"}", "is no JSON that can be read (Exceeds the limit"),
-        (b"[" * 200_000, "is no JSON that can be read (maximum recursion depth exceeded"),
-        (b'{"a": "x", "b": "y", "a": "z"}', "is no JSON that can be read (the key 'a' stands twice in one object)"),
-        (b'{"a": "\xff"}', "is not UTF-8: invalid start byte at byte 7"),
-        (b"[]", "is not one JSON object"),
+        (b"", "is damaged or no JSON: Expecting value"),
+        (b'{"a": "b"', "is damaged or no JSON: Expecting"),
+        (b'{"a": 1' + b"1" * 5000 + b"}", "is damaged or no JSON: Exceeds the limit"),
+        (b"[" * 200_000, "is damaged or no JSON: maximum recursion depth exceeded"),
+        (b'{"a": "x", "b": "y", "a": "z"}', "is damaged or no JSON: the key 'a' appears twice in one object"),
+        (b'{"a": "\xff"}', "is damaged or no JSON: 'utf-8' codec can't decode byte 0xff in position 7"),
+        (b"[]", "is damaged: it is not a JSON object"),
     ],
 )
 @pytest.mark.parametrize("read", [read_squad, read_predictions, read_no_answer_probabilities])

@@ -1,0 +1,161 @@
+"""Files and folders that appear whole or not at all, and JSON objects read with one-line errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from mhsh.errors import UserError
+
+
+def is_remote(path: epath.PathLike) -> bool:
+    """Whether a path is in a bucket."""
+    return "://" in str(path)
+
+
+def absolute(path: epath.PathLike) -> epath.Path:
+    """The path from the root. Links are not followed; a path in a bucket stays as it is."""
+    return epath.Path(path if is_remote(path) else os.path.abspath(path))  # noqa: PTH100
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to. At the end of the `with` that file is flushed to the disk
+    and replaces `path`.
+
+    After an exception nothing has changed. After a kill, `clear_half_files` removes what is left.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield temporary
+        _flush(temporary)
+        temporary.replace(path)
+        _flush(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def clear_half_files(folder: Path) -> None:
+    """Removes the files of killed `replacing` calls; nobody may be writing to the folder."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink()
+
+
+def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
+    """Replaces the file: a reader finds the old content or the new. Text is written as UTF-8."""
+    data = content.encode() if isinstance(content, str) else content
+    if is_remote(path):  # a bucket replaces objects as a whole
+        epath.Path(path).write_bytes(data)
+        return
+    with replacing(Path(path)) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_new(path: str | Path, content: str | bytes) -> None:
+    """Writes a new file. Raises UserError where it exists or cannot be written."""
+    try:
+        with open(path, "xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+    except FileExistsError as error:
+        raise UserError(f"{path} exists; choose another name, or remove it first") from error
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
+
+
+class MissingFile(UserError):
+    """The file to be read does not exist."""
+
+
+def read_object(path: epath.PathLike) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+      MissingFile: there is no such file.
+      UserError: it cannot be read, or `parse_object` refuses it.
+    """
+    try:
+        content = epath.Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise MissingFile(f"there is no {path}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    return parse_object(content, str(path))
+
+
+def parse_object(content: bytes, what: str) -> dict[str, Any]:
+    """The object in JSON text; errors name it by `what`.
+
+    Raises:
+      UserError: it is not UTF-8, not JSON or not an object, is nested too deeply, or has a key
+        twice (of which some readers take the first and some the last).
+    """
+    try:
+        value = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{what} is damaged or no JSON: {error}; fetch or write it again") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{what} is damaged: it is not a JSON object; fetch or write it again")
+    return value
+
+
+def check_new_folder(out: str) -> None:
+    """Raises UserError where `out` is in a bucket, a file, or a folder that is not empty."""
+    if is_remote(out):
+        raise UserError(
+            f"--out = {out}: the folder appears as a whole, which only a local disk can do; write it there, then copy it"
+        )
+    if Path(out).is_dir():
+        if any(Path(out).iterdir()):
+            raise UserError(f"{out} is not empty, and nothing is overwritten; choose another --out")
+    elif os.path.lexists(out):
+        raise UserError(f"{out} exists and is no folder; choose another --out")
+
+
+@contextlib.contextmanager
+def new_folder(out: str) -> Iterator[Path]:
+    """A folder beside `out` to fill. At the end of the `with` it is renamed to `out`; after an
+    exception it is removed.
+
+    Raises:
+      UserError: `out` exists, or its folder cannot be written to.
+    """
+    check_new_folder(out)
+    final = Path(os.path.abspath(out))  # noqa: PTH100 (links are not followed)
+    unfinished = final.with_name(f".{final.name}.{os.getpid()}")
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
+    try:
+        yield unfinished
+        unfinished.rename(final)  # replaces an empty folder, and nothing else
+    except BaseException:
+        shutil.rmtree(unfinished)
+        raise
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {name!r} appears twice in one object")
+            seen.add(name)
+    return value

@@ -1,0 +1,140 @@
+"""Files and folders appear whole or not at all; what is wrong with a JSON file is one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mhsh.errors import UserError
+from mhsh.files import (
+    MissingFile,
+    check_new_folder,
+    clear_half_files,
+    new_folder,
+    read_object,
+    replacing,
+    write_atomically,
+    write_new,
+)
+from tests.conftest import ROOT
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "file"
+    write_atomically(path, "é\n")
+    assert path.read_bytes() == "é\n".encode()
+    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_write_leaves_the_old_file_and_a_half_one_to_clear(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    code = (
+        "import os, pathlib, signal, sys\nfrom mhsh.files import replacing\n"
+        "with replacing(pathlib.Path(sys.argv[1])) as file:\n    file.write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, check=False).returncode < 0
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
+    clear_half_files(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_overwrites_nothing(tmp_path):
+    write_new(tmp_path / "file", "text")
+    with pytest.raises(UserError, match="file exists; choose another name"):
+        write_new(tmp_path / "file", b"other")
+    with pytest.raises(UserError, match=r"cannot write .*: No such file or directory; choose another name"):
+        write_new(tmp_path / "nowhere" / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+
+
+def test_an_object_is_read(tmp_path):
+    path = tmp_path / "file.json"
+    path.write_bytes(b'\xef\xbb\xbf{"a": {"b": 1}, "b": "\xc3\xa9"}')  # a byte order mark does no harm
+    assert read_object(path) == {"a": {"b": 1}, "b": "é"}
+    with pytest.raises(MissingFile, match=r"there is no .*missing.json"):
+        read_object(tmp_path / "missing.json")
+    with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+        read_object(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "Expecting value"),
+        (b"{", "Expecting"),
+        (b"[" * 100_000, "maximum recursion depth exceeded"),
+        (b'{"a": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "Exceeds the limit"),
+        (b'{"b": {"a": 1, "a": 2}}', "the key 'a' appears twice in one object"),
+        (b"[]", "it is not a JSON object"),
+    ],
+)
+def test_damaged_json_is_one_line(tmp_path, content, message):
+    path = tmp_path / "file.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        read_object(path)
+    assert str(error.value).startswith(f"{path} is damaged") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("empty_before", [False, True])
+def test_it_appears_at_the_end(tmp_path, empty_before):
+    out = tmp_path / "deep" / "out"
+    if empty_before:
+        out.mkdir(parents=True)
+    with new_folder(str(out)) as unfinished:
+        (unfinished / "file").write_text("text")
+        assert not out.exists() or not any(out.iterdir())
+    assert (out / "file").read_text() == "text"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_nothing_is_left_of_a_failure(tmp_path):
+    with pytest.raises(KeyboardInterrupt), new_folder(str(tmp_path / "out")) as unfinished:
+        (unfinished / "file").write_text("text")
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_exists_is_not_touched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("text")
+    for out, message in (("file", "exists and is no folder"), ("link", "exists and is no folder"), ("full", "is not empty")):
+        for call in (check_new_folder, lambda name: new_folder(name).__enter__()):
+            with pytest.raises(UserError, match=message):
+                call(out)
+    with pytest.raises(UserError, match="only a local disk can do"):
+        check_new_folder("gs://bucket/run")
+    assert (tmp_path / "full" / "file").read_text() == (tmp_path / "file").read_text() == "text"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "link"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot make the folder"), new_folder(str(tmp_path / "file" / "out")):
+        pass
+
+
+def test_a_killed_process_leaves_no_half_folder(tmp_path):
+    code = (
+        "import os, signal, sys\nfrom mhsh.files import new_folder\n"
+        "with new_folder(sys.argv[1]) as folder:\n    (folder / 'file').write_text('text')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], cwd=ROOT, check=False)
+    assert done.returncode < 0 and not os.path.lexists(tmp_path / "out")
+    with new_folder(str(tmp_path / "out")) as unfinished:
+        (unfinished / "file").write_text("again")
+    assert (tmp_path / "out" / "file").read_text() == "again"
