@@ -24,7 +24,7 @@ from mhsh.data.fine_tuning.squad import read_squad
 from mhsh.data.pretraining.packing import Rows
 from mhsh.errors import UserError
 from mhsh.evaluation.answers import Answers, find_answers
-from mhsh.evaluation.fine_tuning_metrics import MAX_ANSWER_LENGTH, NUM_BEST, predicted_labels
+from mhsh.evaluation.glue import predicted_labels
 from mhsh.files import write_new
 from mhsh.models.build import Model, forward
 from mhsh.run_folder import RunFolder, vocab_file
@@ -95,7 +95,7 @@ def _answer(
     rows, windows = question_rows(squad.questions, tokenizer, config.model, data)
     model, params = restored_model(folder, config, step, 1)
     logits = _logits(model, params, rows, config.train.batch_size)
-    answers = find_answers(squad.questions, windows, logits, num_best=NUM_BEST, max_answer_length=MAX_ANSWER_LENGTH)
+    answers = find_answers(squad.questions, windows, logits)
     threshold = null_threshold if squad.version == "2.0" else None
     ids = [question.id for question in squad.questions]
     _write_object(output, {name: each.text(threshold) for name, each in zip(ids, answers, strict=True)})

@@ -12,7 +12,7 @@ import numpy as np
 from mhsh.data.fine_tuning.glue import find_task, read_glue
 from mhsh.data.fine_tuning.glue_submission import read_submission
 from mhsh.errors import UserError
-from mhsh.evaluation.glue import glue_scores
+from mhsh.evaluation.glue import score_glue
 
 
 def run(glue_task: str, labels: str, predictions: str) -> int:
@@ -27,7 +27,7 @@ def run(glue_task: str, labels: str, predictions: str) -> int:
     if examples[0].label is None:
         raise UserError(f"{labels} has no column {task.label_column!r}: it is a test set; give a file with labels")
     predicted = read_submission(task, predictions, examples)
-    scores = glue_scores(task, np.array([example.label for example in examples]), np.array(predicted))
+    scores = score_glue(task, np.array([example.label for example in examples]), np.array(predicted))
     figures = {name: None if math.isnan(score) else score for name, score in scores.items()}
     print(json.dumps({"task": task.name, "examples": len(examples), **figures}))
     return 0

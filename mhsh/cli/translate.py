@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mhsh.config.schema import Config
 from mhsh.data.text_files import read_lines
-from mhsh.data.tokenizers.subword import TranslationTokenizer, load_tokenizer
+from mhsh.data.tokenizers.subword import SubwordTokenizer, load_subword
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.files import write_new
@@ -86,10 +86,10 @@ def _check_new(output: str | None) -> None:
         raise UserError(f"there is no folder {Path(output).parent} for --output; make it first")
 
 
-def _tokenizer(folder: RunFolder, config: Config) -> TranslationTokenizer:
+def _tokenizer(folder: RunFolder, config: Config) -> SubwordTokenizer:
     """The run's vocabulary, after checking that it is the one that the model was trained with."""
     path = folder.path / vocab_file(config)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_subword(path)
     recorded = folder.read_run()["data"]["vocab_fingerprint"]
     if tokenizer.fingerprint != recorded:
         raise UserError(

@@ -1,6 +1,4 @@
-"""Answers to SQuAD's questions out of a span model's logits: the best spans of all windows, and how
-sure it is of none. No jax.
-"""
+"""From a span model's logits to answers to SQuAD's questions. Without jax."""
 
 from __future__ import annotations
 
@@ -13,6 +11,10 @@ from jaxtyping import Float, Int
 from mhsh.data.fine_tuning.spans import Window
 from mhsh.data.fine_tuning.squad import Question
 
+# As in the run_squad.py of Devlin et al.
+_NUM_BEST = 20
+_MAX_ANSWER_LENGTH = 30
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -24,15 +26,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What a model answers to one question."""
+    """A model's answers to one question."""
 
-    candidates: tuple[Candidate, ...]  # of different texts, the best first; none where the context has no token
-    null_difference: float  # the score of no answer, less that of the best candidate: the higher, the surer that there is none
+    candidates: tuple[Candidate, ...]  # with different texts, best first; empty if the context has no tokens
+    null_difference: float  # the score of no answer minus that of the best candidate
 
     def text(self, threshold: float | None) -> str:
-        """The best answer; "" for none, where its difference is above the threshold (None:
-        never).
-        """
+        """The best answer; "" if there is none, or if `null_difference` is above the threshold."""
         if not self.candidates or (threshold is not None and self.null_difference > threshold):
             return ""
         return self.candidates[0].text
@@ -43,13 +43,13 @@ def find_answers(
     windows: Sequence[Window],
     logits: Float[np.ndarray, "rows 2 T"],
     *,
-    num_best: int,
-    max_answer_length: int,
+    num_best: int = _NUM_BEST,
+    max_answer_length: int = _MAX_ANSWER_LENGTH,
 ) -> list[Answers]:
-    """The answers to every question, as Devlin et al.'s run_squad.py chooses them.
+    """The answers to every question, chosen as in the run_squad.py of Devlin et al.
 
-    An answer begins at a token that its window shows best, and has `max_answer_length` tokens at
-    most. The score of no answer is that of [CLS] in the window where it is least.
+    An answer begins at a token whose `is_best` is true and has at most `max_answer_length` tokens.
+    The score of no answer is that of [CLS], the lowest of all windows of the question.
     """
     found: list[list[Candidate]] = [[] for _ in questions]
     nulls = np.full(len(questions), np.inf)
@@ -69,21 +69,21 @@ def find_answers(
 def _best_spans(
     window: Window, starts: Float[np.ndarray, " n"], ends: Float[np.ndarray, " n"], num_best: int, max_answer_length: int
 ) -> Iterator[tuple[int, int, float]]:
-    """The first and last token of the `num_best` best spans, and their scores."""
+    """The first token, the last token and the score of the `num_best` best spans."""
     if not len(starts):
         return
     padded = np.concatenate([ends.astype(np.float64), np.full(max_answer_length - 1, -np.inf)])
     scores = np.lib.stride_tricks.sliding_window_view(padded, max_answer_length) + starts.astype(np.float64)[:, None]
     scores = np.where(window.is_best[:, None], scores, -np.inf)  # [first token, tokens - 1]
     best: Int[np.ndarray, " k"] = np.argsort(-scores, axis=None, kind="stable")[:num_best]
-    for place in best.tolist():
-        first, more = divmod(place, max_answer_length)
+    for index in best.tolist():
+        first, more = divmod(index, max_answer_length)
         if scores[first, more] > -np.inf:
             yield first, first + more, float(scores[first, more])
 
 
 def _distinct(candidates: Sequence[Candidate], num_best: int) -> tuple[Candidate, ...]:
-    """The best candidates, each text once."""
+    """The `num_best` best candidates, each text once."""
     kept: dict[str, Candidate] = {}
     for candidate in sorted(candidates, key=lambda each: -each.score):
         kept.setdefault(candidate.text, candidate)

@@ -1,6 +1,4 @@
-"""How close translations are to their references: sacreBLEU's BLEU and chrF, and exact matches. No
-jax here.
-"""
+"""Translations against references: BLEU and chrF by sacreBLEU, and exact matches. Without jax."""
 
 from __future__ import annotations
 
@@ -13,26 +11,24 @@ from sacrebleu.metrics.chrf import CHRF
 
 @dataclasses.dataclass(frozen=True)
 class TranslationScores:
-    """Corpus-level figures of one reference a sentence, with the signatures under which they can be
-    compared.
-    """
+    """Corpus-level metrics with one reference per sentence, and sacreBLEU's signatures."""
 
     num_lines: int
-    exact_matches: int  # lines equal to their reference but for white space at the ends
+    exact_matches: int  # lines equal to their reference, apart from white space at the ends
     bleu: float  # 0 to 100 (Papineni et al. 2002, as sacreBLEU computes it: Post 2018, arXiv 1804.08771)
     precisions: tuple[float, ...]  # of 1- to 4-grams, 0 to 100
     brevity_penalty: float
-    length_ratio: float  # words of the hypotheses to words of the references
+    length_ratio: float  # words of the hypotheses / words of the references
     bleu_signature: str
     chrf: float  # 0 to 100 (Popovic 2015)
     chrf_signature: str
 
 
 def score_translations(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> TranslationScores:
-    """BLEU on mteval's 13a words and chrF2, both over the whole corpus.
+    """BLEU (tokenised as in mteval 13a) and chrF2 over the whole corpus.
 
     Raises:
-      ValueError: there are no lines, or not as many hypotheses as references.
+      ValueError: there are no lines, or the two lists differ in length.
     """
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses and {len(references)} references")

@@ -1,6 +1,4 @@
-"""SQuAD's exact match and F1, as its two official scorers compute them (evaluate-v1.1.py,
-evaluate-v2.0.py). No jax here.
-"""
+"""SQuAD's exact match and F1, as its official scorers of 1.1 and 2.0 compute them. Without jax."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mhsh.data.fine_tuning.squad import Question, SquadData
 from mhsh.errors import UserError
 
-# The official scorer of 2.0 takes an answer for none where its no-answer probability is above this,
-# unless told otherwise.
+# The default of evaluate-v2.0.py: an answer with a higher no-answer probability counts as none.
 NO_ANSWER_THRESHOLD = 1.0
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -22,17 +19,17 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 def score_squad(
     data: SquadData, predictions: Mapping[str, str], no_answer_probabilities: Mapping[str, float] | None
 ) -> dict[str, float | int]:
-    """The figures of the official scorer of the data's version, under its names, in percent.
+    """The metrics of the official scorer, under its names, in percent.
 
-    With 1.1 `exact_match` and `f1`; with 2.0 `exact` and `f1`, of all questions and (HasAns_,
-    NoAns_) of those with and without an answer, and with probabilities `best_exact` and `best_f1`
-    with the thresholds that give them. A question without a prediction counts as wrong: so does the
-    scorer of 1.1, while that of 2.0 gives no figures then. `missing` is their number, `unknown`
-    that of predictions for questions that the data do not have; these count for nothing.
+    SQuAD 1.1: `exact_match` and `f1`. SQuAD 2.0: `exact` and `f1`, also for questions with
+    (HasAns_) and without an answer (NoAns_); with probabilities also `best_exact` and `best_f1`,
+    and their thresholds. A question without a prediction counts as wrong, as in the scorer of 1.1
+    (that of 2.0 stops there). `missing` is the number of these questions, `unknown` that of
+    predictions for other questions, which are ignored.
 
     Raises:
-      UserError: a question cannot be scored as it has no answers to compare with, no prediction is
-        for a question of the data, there are probabilities with 1.1, or a prediction has none.
+      UserError: a question has neither an answer nor is impossible, no prediction is for a question
+        of the data, there are probabilities with SQuAD 1.1, or a prediction has no probability.
     """
     ids = {question.id for question in data.questions}
     missing = len(ids - predictions.keys())
@@ -42,30 +39,26 @@ def score_squad(
         if not question.answers and not question.is_impossible:
             raise UserError(f"question {question.id} has no answers to compare with; give data with answers")
     if data.version == "2.0":
-        figures = _score_v2(data.questions, predictions, no_answer_probabilities)
+        metrics = _score_v2(data.questions, predictions, no_answer_probabilities)
     elif no_answer_probabilities is None:
-        figures = _score_v1(data.questions, predictions)
+        metrics = _score_v1(data.questions, predictions)
     else:
         raise UserError("the data are SQuAD 1.1, which has no questions without an answer; leave the no-answer probabilities out")
-    return figures | {"missing": missing, "unknown": len(predictions.keys() - ids)}
+    return metrics | {"missing": missing, "unknown": len(predictions.keys() - ids)}
 
 
 def normalize_answer(text: str) -> str:
-    """In lower case, without ASCII punctuation and English articles, and with one space between
-    words.
-    """
+    """In lower case, without ASCII punctuation and articles, with single spaces between words."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """1 where both are the same but for what `normalize_answer` takes away, else 0."""
+    """1 if both are equal after `normalize_answer`, else 0."""
     return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
 def word_f1(prediction: str, answer: str) -> float:
-    """The harmonic mean of precision and recall of the words, counted as often as they stand there;
-    0 where none is shared.
-    """
+    """The harmonic mean of precision and recall of the words, with repetitions."""
     predicted, expected = normalize_answer(prediction).split(), normalize_answer(answer).split()
     shared = sum((collections.Counter(predicted) & collections.Counter(expected)).values())
     if not shared:
@@ -92,7 +85,7 @@ def _score_v2(
     else:
         _check_probabilities(raw["exact"], no_answer_probabilities)
         scores = {name: _with_threshold(questions, values, no_answer_probabilities) for name, values in raw.items()}
-    figures: dict[str, float | int] = {}
+    metrics: dict[str, float | int] = {}
     for prefix, group in (
         ("", questions),
         ("HasAns_", [question for question in questions if not question.is_impossible]),
@@ -100,30 +93,30 @@ def _score_v2(
     ):
         if group:
             for name, values in scores.items():
-                figures[prefix + name] = 100.0 * sum(values.get(question.id, 0.0) for question in group) / len(group)
-            figures[f"{prefix}total"] = len(group)
+                metrics[prefix + name] = 100.0 * sum(values.get(question.id, 0.0) for question in group) / len(group)
+            metrics[f"{prefix}total"] = len(group)
     if no_answer_probabilities is not None:
         for name, values in raw.items():
             best, threshold = _best_threshold(questions, predictions, values, no_answer_probabilities)
-            figures |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
-    return figures
+            metrics |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
+    return metrics
 
 
 def _raw_scores_v2(
     questions: Sequence[Question], predictions: Mapping[str, str], metric: Callable[[str, str], float]
 ) -> dict[str, float]:
-    """The score of every question that has a prediction, whatever its no-answer probability."""
+    """The score of every question with a prediction, for any no-answer probability."""
     scores = {}
     for question in questions:
         if question.id in predictions:
-            # An answer of which nothing is left, such as "the", is none.
+            # An answer that normalises to nothing, such as "the", is none.
             answers = [answer.text for answer in question.answers if normalize_answer(answer.text)] or [""]
             scores[question.id] = max(metric(predictions[question.id], answer) for answer in answers)
     return scores
 
 
 def _f1_v2(prediction: str, answer: str) -> float:
-    """`word_f1`, but 1 where neither has a word: no answer is right where there is none."""
+    """Like `word_f1`, but 1 if neither has a word: no answer was right."""
     if not normalize_answer(prediction) and not normalize_answer(answer):
         return 1.0
     return word_f1(prediction, answer)
@@ -138,9 +131,7 @@ def _check_probabilities(scores: Mapping[str, float], no_answer_probabilities: M
 def _with_threshold(
     questions: Sequence[Question], scores: Mapping[str, float], no_answer_probabilities: Mapping[str, float]
 ) -> dict[str, float]:
-    """The scores, with no answer in place of those predictions whose no-answer probability is above
-    NO_ANSWER_THRESHOLD.
-    """
+    """The scores, if predictions above NO_ANSWER_THRESHOLD are taken for no answer."""
     return {
         question.id: float(question.is_impossible)
         if no_answer_probabilities[question.id] > NO_ANSWER_THRESHOLD
@@ -156,11 +147,11 @@ def _best_threshold(
     scores: Mapping[str, float],
     no_answer_probabilities: Mapping[str, float],
 ) -> tuple[float, float]:
-    """The best figure that any threshold gives, in percent, and that threshold.
+    """The best score of any threshold, in percent, and that threshold.
 
-    From no answer anywhere, the predictions are let in one by one, in the order of their
-    probabilities; like the official scorer, it may stop between two of the same probability, where
-    no threshold could, and the first threshold is 0.
+    It begins with no answers and admits predictions one by one, in the order of their
+    probabilities. Like the official scorer, it may stop between equal probabilities, where no
+    threshold could, and its first threshold is 0.
     """
     impossible = {question.id: question.is_impossible for question in questions}
     current = best = float(sum(impossible[question_id] for question_id in scores))

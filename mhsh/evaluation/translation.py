@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, TranslationTokenizer
+from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, SubwordTokenizer
 from mhsh.data.translation.pairs import clean_text
 from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded, beam_search
@@ -72,7 +72,7 @@ def model_decoder(
 
 def translate_lines(
     lines: Sequence[str],
-    tokenizer: TranslationTokenizer,
+    tokenizer: SubwordTokenizer,
     decode: Decoder,
     *,
     max_positions: int,

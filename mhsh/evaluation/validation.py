@@ -1,39 +1,106 @@
-"""The figures that are sums over held-out rows, and the logits of all these rows."""
+"""Metrics of a model on its run's validation data: losses, and the metrics that tasks publish."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from mhsh.data.fine_tuning.classification import ClassificationCorpus
+from mhsh.data.fine_tuning.spans import SpanCorpus
+from mhsh.data.tokenizers.subword import SubwordTokenizer
+from mhsh.data.translation.pairs import Pair
+from mhsh.evaluation.answers import find_answers
+from mhsh.evaluation.bleu import score_translations
+from mhsh.evaluation.glue import predicted_labels, score_glue
+from mhsh.evaluation.squad import score_squad
+from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.models.losses import WeightedSum, WeightedSums
+from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch
+
+_BATCH_TOKENS = 4096  # of source sentences, translated at once
 
 
 def evaluate(step: Callable[[Any, Batch], WeightedSums], params: Any, batches: Iterable[Batch]) -> dict[str, float]:
-    """The figures of `step` over all batches together, each sum divided by its weight once, at the
-    end.
-    """
+    """The metrics of `step` over all batches: each sum is divided by its weight at the end."""
     return _divided(jax.device_get(step(params, batch)) for batch in batches)
 
 
 def evaluate_rows(
     step: Callable[[Any, Batch], tuple[WeightedSums, Array]], params: Any, batches: Iterable[Batch], num_rows: int
 ) -> tuple[dict[str, float], Float[np.ndarray, "rows ..."]]:
-    """As `evaluate`, and the logits of the first `num_rows` rows; what follows fills the last
-    batch.
-    """
+    """Like `evaluate`, and the logits of the first `num_rows` rows; the rest is padding."""
     parts: list[tuple[WeightedSums, np.ndarray]] = [jax.device_get(step(params, batch)) for batch in batches]
-    return _divided(means for means, _ in parts), np.concatenate([logits for _, logits in parts])[:num_rows]
+    return _divided(sums for sums, _ in parts), np.concatenate([logits for _, logits in parts])[:num_rows]
 
 
 def _divided(parts: Iterable[dict[str, WeightedSum]]) -> dict[str, float]:
     totals: dict[str, tuple[float, float]] = {}
-    for means in parts:
-        for name, mean in means.items():
+    for sums in parts:
+        for name, each in sums.items():
             total, weight = totals.get(name, (0.0, 0.0))
-            totals[name] = (total + float(mean.sum), weight + float(mean.weight))
+            totals[name] = (total + float(each.sum), weight + float(each.weight))
     return {name: total / weight for name, (total, weight) in totals.items()}
+
+
+def classification_metrics(corpus: ClassificationCorpus, logits: Float[np.ndarray, "rows C"]) -> dict[str, float]:
+    """GLUE's metrics of the task on its validation rows.
+
+    With several evaluation sets, each name begins with that of the set: matched_, mismatched_.
+    """
+    predictions, labels = predicted_labels(corpus.task, logits), corpus.validation["targets"]
+    metrics: dict[str, float] = {}
+    start = 0
+    for name, size in corpus.evaluation_sets.items():
+        part = slice(start, start + size)
+        prefix = f"{name.removeprefix('validation_')}_" if len(corpus.evaluation_sets) > 1 else ""
+        metrics |= {prefix + metric: value for metric, value in score_glue(corpus.task, labels[part], predictions[part]).items()}
+        start += size
+    return metrics
+
+
+def span_metrics(corpus: SpanCorpus, logits: Float[np.ndarray, "rows 2 T"]) -> dict[str, float]:
+    """SQuAD's official metrics on the validation questions, in percent.
+
+    For SQuAD 2.0, a question is left unanswered if no answer scores higher than the best answer.
+    The metrics that begin with best_ use the threshold on this difference that is best here.
+    """
+    data = corpus.validation_data
+    answers = find_answers(data.questions, corpus.windows, logits)
+    threshold = 0.0 if data.version == "2.0" else None
+    by_id = dict(zip((question.id for question in data.questions), answers, strict=True))
+    metrics = dict(score_squad(data, {name: each.text(threshold) for name, each in by_id.items()}, None))
+    if data.version == "2.0":
+        differences = {name: each.null_difference for name, each in by_id.items()}
+        scores = score_squad(data, {name: each.text(None) for name, each in by_id.items()}, differences)
+        metrics |= {name: value for name, value in scores.items() if name.startswith("best_")}
+    return {name: float(value) for name, value in metrics.items() if name not in ("missing", "unknown")}
+
+
+def translation_metrics(
+    model: Seq2Seq,
+    params: Any,
+    tokenizer: SubwordTokenizer,
+    pairs: Sequence[Pair],
+    *,
+    num_hypotheses: int,
+    length_penalty: float,
+) -> dict[str, float]:
+    """`bleu` and `chrf` (0 to 100, by sacreBLEU) and `exact_match` (the share of equal lines).
+
+    Sources longer than the model's positions are cut.
+    """
+    translated = translate_lines(
+        [pair.source for pair in pairs],
+        tokenizer,
+        model_decoder(model, params, num_hypotheses=num_hypotheses, length_penalty=length_penalty),
+        max_positions=model.config.max_positions,
+        batch_tokens=_BATCH_TOKENS,
+        cut_overlong=True,
+    )
+    scores = score_translations(translated.lines, [pair.target for pair in pairs], lowercase=False)
+    return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_matches / scores.num_lines}

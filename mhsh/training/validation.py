@@ -19,9 +19,7 @@ from mhsh.data.corpus import Corpus
 from mhsh.data.fine_tuning.classification import ClassificationCorpus
 from mhsh.data.fine_tuning.spans import SpanCorpus
 from mhsh.data.translation.corpus import TranslationCorpus
-from mhsh.evaluation.fine_tuning_metrics import classification_figures, span_figures
-from mhsh.evaluation.translation_metrics import translation_figures
-from mhsh.evaluation.validation import evaluate, evaluate_rows
+from mhsh.evaluation.validation import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.training.sharding import put_batch
@@ -74,12 +72,12 @@ class Scorer:
         batches = self._placed(num_batches, alive)
         if isinstance(corpus, ClassificationCorpus | SpanCorpus):
             values, logits = evaluate_rows(self._step, params, batches, len(corpus.validation["inputs"]))
-            values |= span_figures(corpus, logits) if isinstance(corpus, SpanCorpus) else classification_figures(corpus, logits)
+            values |= span_metrics(corpus, logits) if isinstance(corpus, SpanCorpus) else classification_metrics(corpus, logits)
         else:
             values = evaluate(self._step, params, batches)
         if self._pairs:
             assert isinstance(corpus, TranslationCorpus) and isinstance(model, Seq2Seq)
-            values |= translation_figures(
+            values |= translation_metrics(
                 model,
                 params,
                 corpus.tokenizer,

@@ -15,7 +15,7 @@ from mhsh.cli.score_glue import run
 from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file, read_glue
 from mhsh.data.fine_tuning.glue_submission import write_submission
 from mhsh.errors import UserError
-from mhsh.evaluation.glue import glue_scores
+from mhsh.evaluation.glue import score_glue
 from tests.cli.light_process import mhsh_without_jax
 
 
@@ -84,4 +84,4 @@ def test_a_random_system_on_the_real_data(real_data: Path, tmp_path: Path, capsy
     write_submission(task, predictions, [example.index for example in examples], predicted.tolist())
     assert run(task.folder, str(labels), str(predictions)) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == {"task": name, "examples": len(examples), **glue_scores(task, expected, predicted)}
+    assert found == {"task": name, "examples": len(examples), **score_glue(task, expected, predicted)}

@@ -18,7 +18,7 @@ import pytest
 
 from mhsh.cli.translate import run
 from mhsh.config.schema import to_dict
-from mhsh.data.tokenizers.subword import train_tokenizer
+from mhsh.data.tokenizers.subword import train_subword
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.run_folder import RunFolder
@@ -155,7 +155,7 @@ def test_a_vocabulary_that_does_not_match(copied, tmp_path):
     source = written(tmp_path / "source", LINES)
     texts = ["the quick brown fox jumps over the lazy dog while pigs are flying", "etwas ganz anderes als alles vorher Gesagte"] * 3
     for size in (300, 330):  # fewer tokens than the model has embeddings for, and more
-        train_tokenizer("bpe", texts, size).save(copied / "tokenizer.json")
+        train_subword("bpe", texts, size).save(copied / "tokenizer.json")
         with pytest.raises(
             UserError, match=r"tokenizer\.json is not the vocabulary of this run \(fingerprint .*; put the run's own back"
         ):

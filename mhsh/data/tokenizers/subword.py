@@ -30,7 +30,7 @@ _LEAST_FREQUENCY = 2
 _UNSEEN_STEP = 1e-4
 
 
-class TranslationTokenizer:
+class SubwordTokenizer:
     """A vocabulary of V pieces, the first four special: padding, unknown (which never occurs),
     begin and end.
 
@@ -71,13 +71,13 @@ class TranslationTokenizer:
         return self._encoder.decode(pieces, skip_special_tokens=False).removeprefix(" ")
 
     def save(self, path: epath.PathLike) -> None:
-        """Writes the JSON of the tokenizers library, which `load_tokenizer` and that library
+        """Writes the JSON of the tokenizers library, which `load_subword` and that library
         read.
         """
         epath.Path(path).write_bytes(self._encoder.to_str(pretty=True).encode("utf-8") + b"\n")
 
 
-def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> TranslationTokenizer:
+def train_subword(kind: str, texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     """A vocabulary of at most `vocab_size` pieces learnt from the sentences of both languages.
 
     The same texts give the same vocabulary in every process. For BPE the library sees to that, once
@@ -109,12 +109,12 @@ def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> Transla
     encoder.train_from_iterator(texts, trainer)
     learnt = json.loads(encoder.to_str())["model"]
     if kind == "bpe":
-        return TranslationTokenizer(models.BPE(vocab=learnt["vocab"], merges=[tuple(merge) for merge in learnt["merges"]]))
-    return TranslationTokenizer(models.Unigram(vocab=_settled(learnt["vocab"]), unk_id=UNK_ID))
+        return SubwordTokenizer(models.BPE(vocab=learnt["vocab"], merges=[tuple(merge) for merge in learnt["merges"]]))
+    return SubwordTokenizer(models.Unigram(vocab=_settled(learnt["vocab"]), unk_id=UNK_ID))
 
 
-def load_tokenizer(path: epath.PathLike) -> TranslationTokenizer:
-    """The tokenizer that `TranslationTokenizer.save` wrote.
+def load_subword(path: epath.PathLike) -> SubwordTokenizer:
+    """The tokenizer that `SubwordTokenizer.save` wrote.
 
     Raises:
       UserError: the file is missing, damaged, or no vocabulary of this kind.
@@ -125,10 +125,10 @@ def load_tokenizer(path: epath.PathLike) -> TranslationTokenizer:
         kind, vocab = str(model["type"]).lower(), model["vocab"]
         if kind == "bpe":
             pieces = sorted(vocab, key=vocab.__getitem__)
-            tokenizer = TranslationTokenizer(models.BPE(vocab=vocab, merges=[tuple(merge) for merge in model["merges"]]))
+            tokenizer = SubwordTokenizer(models.BPE(vocab=vocab, merges=[tuple(merge) for merge in model["merges"]]))
         elif kind == "unigram":
             pieces = [piece for piece, _ in vocab]
-            tokenizer = TranslationTokenizer(models.Unigram(vocab=[(piece, score) for piece, score in vocab], unk_id=UNK_ID))
+            tokenizer = SubwordTokenizer(models.Unigram(vocab=[(piece, score) for piece, score in vocab], unk_id=UNK_ID))
         else:
             raise UserError(f"{path} is a {kind} vocabulary; allowed: {', '.join(TRANSLATION_TOKENIZERS)}")
     except FileNotFoundError:
@@ -163,14 +163,14 @@ def _settled(vocab: Sequence[Sequence[Any]]) -> list[tuple[str, float]]:
     return [*((special, 0.0) for special in SPECIALS), *ordered]
 
 
-def fitting_tokenizer(path: epath.PathLike, kind: str, vocab_size: int) -> TranslationTokenizer:
+def load_fitting_subword(path: epath.PathLike, kind: str, vocab_size: int) -> SubwordTokenizer:
     """The vocabulary of a file.
 
     Raises:
       UserError: it is not of that kind (data.tokenizer), or has more than `vocab_size`
         (model.vocab_size) tokens.
     """
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_subword(path)
     if tokenizer.kind != kind:
         raise UserError(f"{path} is a {tokenizer.kind} vocabulary, but data.tokenizer = {kind!r}; set it to that kind")
     if tokenizer.vocab_size > vocab_size:

@@ -23,7 +23,7 @@ from mhsh.data.prepared import open_prepared, prepared_folder
 from mhsh.data.pretraining.packing import Rows
 from mhsh.data.shards import StoredRows
 from mhsh.data.splits import SPLITS, TRAIN, VALIDATION
-from mhsh.data.tokenizers.subword import TranslationTokenizer, fitting_tokenizer, train_tokenizer
+from mhsh.data.tokenizers.subword import SubwordTokenizer, load_fitting_subword, train_subword
 from mhsh.data.translation.buckets import RowsInMemory, RowSource, bucketed_steps, buckets, packed_steps, validation_batches
 from mhsh.data.translation.packing import encode_rows, split_counts
 from mhsh.data.translation.pairs import CleaningCounts, Pair, check_split, read_pairs, split_pairs, validation_pairs
@@ -51,7 +51,7 @@ class TranslationCorpus(Corpus):
     """
 
     data: TranslationDataConfig
-    tokenizer: TranslationTokenizer
+    tokenizer: SubwordTokenizer
     train: Split
     validation: Split
     counts: Mapping[str, Any]  # what was read, left out and kept, as plain numbers
@@ -157,12 +157,12 @@ def load_translation(
 
 def _tokenizer(
     model: ModelConfig, data: TranslationDataConfig, train: Iterable[Pair], saved_vocab: epath.PathLike | None
-) -> TranslationTokenizer:
+) -> SubwordTokenizer:
     if saved_vocab is not None and not epath.Path(saved_vocab).exists():
         raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
     if saved_vocab is None and not data.vocab_path:
-        return train_tokenizer(data.tokenizer, [text for pair in train for text in pair], model.vocab_size)
-    return fitting_tokenizer(epath.Path(saved_vocab or data.vocab_path).expanduser(), data.tokenizer, model.vocab_size)
+        return train_subword(data.tokenizer, [text for pair in train for text in pair], model.vocab_size)
+    return load_fitting_subword(epath.Path(saved_vocab or data.vocab_path).expanduser(), data.tokenizer, model.vocab_size)
 
 
 def _in_memory(groups: Mapping[int, Rows]) -> Split:
@@ -176,7 +176,7 @@ def _prepared(
     folder: Path, model: ModelConfig, data: TranslationDataConfig, saved_vocab: epath.PathLike | None
 ) -> TranslationCorpus:
     wanted = {"model.objective": model.objective, "data.layout": data.layout, "data.sequence_length": data.sequence_length}
-    load = functools.partial(fitting_tokenizer, kind=data.tokenizer, vocab_size=model.vocab_size)
+    load = functools.partial(load_fitting_subword, kind=data.tokenizer, vocab_size=model.vocab_size)
     prepared = open_prepared(folder, data, wanted, load, TOKENIZER_FILE, saved_vocab)
     return TranslationCorpus(
         data=data,

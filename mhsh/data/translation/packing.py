@@ -13,7 +13,7 @@ from jaxtyping import Int32, Int64, Integer
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.pretraining.packing import Rows
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, TranslationTokenizer
+from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer
 from mhsh.data.translation.pairs import Pair
 from mhsh.errors import UserError
 
@@ -65,7 +65,7 @@ class EncodingCounts:
 
 
 def encode_rows(
-    tokenizer: TranslationTokenizer, pairs: Iterable[Pair], data: TranslationDataConfig
+    tokenizer: SubwordTokenizer, pairs: Iterable[Pair], data: TranslationDataConfig
 ) -> tuple[dict[int, Rows], dict[str, Any]]:
     """The rows of a run of pairs by their length, and sums that those of other runs are added to.
 
@@ -96,7 +96,7 @@ def split_counts(sums: Mapping[str, Any], data: TranslationDataConfig, split: st
 
 
 def encode_pairs(
-    tokenizer: TranslationTokenizer, pairs: Iterable[Pair], data: TranslationDataConfig
+    tokenizer: SubwordTokenizer, pairs: Iterable[Pair], data: TranslationDataConfig
 ) -> tuple[EncodedPairs, EncodingCounts]:
     """The pairs as ids, [EOS] after every sentence, without those that are too long or too unlike
     in length.

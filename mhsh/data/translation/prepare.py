@@ -16,14 +16,14 @@ from mhsh.data.pretraining.packing import Rows
 from mhsh.data.shards import ZSTD
 from mhsh.data.splits import SPLITS
 from mhsh.data.staging import Chunk, Texts
-from mhsh.data.tokenizers.subword import TranslationTokenizer, fitting_tokenizer, load_tokenizer, train_tokenizer
+from mhsh.data.tokenizers.subword import SubwordTokenizer, load_fitting_subword, load_subword, train_subword
 from mhsh.data.translation.packing import encode_rows, split_counts
 from mhsh.data.translation.pairs import CleaningCounts, Pair, check_split, read_pairs, split_pairs, validation_pairs
 from mhsh.run_folder import TOKENIZER_FILE
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationPreparation(Preparation[TranslationTokenizer]):
+class TranslationPreparation(Preparation[SubwordTokenizer]):
     """The rows of sentence pairs; an item of a chunk is a line `source<TAB>target`, as cleaned
     sentences have neither in them.
     """
@@ -46,7 +46,7 @@ class TranslationPreparation(Preparation[TranslationTokenizer]):
         """The data section, a given vocabulary by its content, and the size of one to learn."""
         fields = dataclasses.asdict(self._data)
         if self._data.vocab_path:
-            fields["vocab_path"] = load_tokenizer(Path(self._data.vocab_path).expanduser()).fingerprint
+            fields["vocab_path"] = load_subword(Path(self._data.vocab_path).expanduser()).fingerprint
         return {"model.vocab_size": self.config.model.vocab_size, **{f"data.{name}": value for name, value in fields.items()}}
 
     def streams(self) -> Sequence[Iterable[Texts]]:
@@ -68,24 +68,24 @@ class TranslationPreparation(Preparation[TranslationTokenizer]):
         """See `pairs.check_split`."""
         check_split(sizes, self._data, counts)
 
-    def new_vocabulary(self, texts: Iterable[str], say: Say) -> TranslationTokenizer:
+    def new_vocabulary(self, texts: Iterable[str], say: Say) -> SubwordTokenizer:
         """As `Preparation.new_vocabulary`."""
         data, vocab_size = self._data, self.config.model.vocab_size
         if data.vocab_path:
-            return fitting_tokenizer(Path(data.vocab_path).expanduser(), data.tokenizer, vocab_size)
+            return load_fitting_subword(Path(data.vocab_path).expanduser(), data.tokenizer, vocab_size)
         say(f"learning a {data.tokenizer} vocabulary")
-        return train_tokenizer(data.tokenizer, texts, vocab_size)
+        return train_subword(data.tokenizer, texts, vocab_size)
 
-    def read_vocabulary(self, path: Path) -> TranslationTokenizer:
+    def read_vocabulary(self, path: Path) -> SubwordTokenizer:
         """As `Preparation.read_vocabulary`."""
-        return load_tokenizer(path)
+        return load_subword(path)
 
     def texts(self, content: str) -> Iterator[str]:
         """The sentences of both languages, pair by pair."""
         for pair in _pairs(content):
             yield from pair
 
-    def encode(self, content: str, chunk: Chunk, tokenizer: TranslationTokenizer) -> tuple[Sequence[Rows], dict[str, Any]]:
+    def encode(self, content: str, chunk: Chunk, tokenizer: SubwordTokenizer) -> tuple[Sequence[Rows], dict[str, Any]]:
         """See `translation_rows.encode_rows`."""
         groups, sums = encode_rows(tokenizer, _pairs(content), self._data)
         return [*groups.values()], sums
@@ -94,11 +94,11 @@ class TranslationPreparation(Preparation[TranslationTokenizer]):
         """As `Preparation.meta`."""
         return {"layout": self._data.layout, "sequence_length": self._data.sequence_length}
 
-    def counts(self, sums: Mapping[str, Any], split: str, tokenizer: TranslationTokenizer) -> dict[str, Any]:
+    def counts(self, sums: Mapping[str, Any], split: str, tokenizer: SubwordTokenizer) -> dict[str, Any]:
         """See `translation_rows.split_counts`."""
         return split_counts(sums, self._data, split)
 
-    def entropy(self, sums: Mapping[str, Any], tokenizer: TranslationTokenizer) -> float:
+    def entropy(self, sums: Mapping[str, Any], tokenizer: SubwordTokenizer) -> float:
         """Of the targets."""
         return entropy_of_counts(sums["target_counts"])
 

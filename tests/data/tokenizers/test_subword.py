@@ -20,9 +20,9 @@ from mhsh.data.tokenizers.subword import (
     PAD_ID,
     SPECIALS,
     UNK_ID,
-    TranslationTokenizer,
-    load_tokenizer,
-    train_tokenizer,
+    SubwordTokenizer,
+    load_subword,
+    train_subword,
 )
 from mhsh.data.translation.pairs import clean_text
 from mhsh.data.translation.synthetic_pairs import training_pairs
@@ -34,11 +34,11 @@ KINDS = ("bpe", "unigram")
 
 
 @pytest.fixture(scope="module")
-def tokenizers() -> dict[str, TranslationTokenizer]:
-    return {kind: train_tokenizer(kind, TEXTS, 400) for kind in KINDS}
+def tokenizers() -> dict[str, SubwordTokenizer]:
+    return {kind: train_subword(kind, TEXTS, 400) for kind in KINDS}
 
 
-def decoded(tokenizer: TranslationTokenizer, text: str) -> str:
+def decoded(tokenizer: SubwordTokenizer, text: str) -> str:
     (ids,) = tokenizer.encode_batch([text])
     assert ids.dtype == np.int32
     assert not np.isin(ids, [PAD_ID, UNK_ID, BOS_ID, EOS_ID]).any()
@@ -60,20 +60,18 @@ def decoded(tokenizer: TranslationTokenizer, text: str) -> str:
         "Ġ ▁ ##a",
     ],
 )
-def test_round_trips(tokenizers: dict[str, TranslationTokenizer], kind: str, text: str) -> None:
+def test_round_trips(tokenizers: dict[str, SubwordTokenizer], kind: str, text: str) -> None:
     assert decoded(tokenizers[kind], text) == text
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=st.text(max_size=40).map(clean_text))
-def test_any_clean_text_round_trips(tokenizers: dict[str, TranslationTokenizer], kind: str, text: str) -> None:
+def test_any_clean_text_round_trips(tokenizers: dict[str, SubwordTokenizer], kind: str, text: str) -> None:
     assert decoded(tokenizers[kind], text) == text
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_are_learnt_and_a_word_is_one_thing_wherever_it_stands(
-    tokenizers: dict[str, TranslationTokenizer], kind: str
-) -> None:
+def test_pieces_are_learnt_and_a_word_is_one_thing_wherever_it_stands(tokenizers: dict[str, SubwordTokenizer], kind: str) -> None:
     tokenizer = tokenizers[kind]
     assert tokenizer.vocab_size == 400
     assert tokenizer.kind == kind
@@ -85,9 +83,7 @@ def test_pieces_are_learnt_and_a_word_is_one_thing_wherever_it_stands(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_specials_are_the_first_four_and_are_not_shown(
-    tokenizers: dict[str, TranslationTokenizer], kind: str, tmp_path: Path
-) -> None:
+def test_specials_are_the_first_four_and_are_not_shown(tokenizers: dict[str, SubwordTokenizer], kind: str, tmp_path: Path) -> None:
     (ids,) = tokenizers[kind].encode_batch(["one"])
     assert tokenizers[kind].decode([BOS_ID, *ids.tolist(), EOS_ID, PAD_ID, PAD_ID]) == "one"
     tokenizers[kind].save(tmp_path / "t.json")
@@ -97,10 +93,10 @@ def test_specials_are_the_first_four_and_are_not_shown(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_and_loaded_it_is_the_same(tokenizers: dict[str, TranslationTokenizer], kind: str, tmp_path: Path) -> None:
+def test_saved_and_loaded_it_is_the_same(tokenizers: dict[str, SubwordTokenizer], kind: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     tokenizers[kind].save(path)
-    loaded = load_tokenizer(path)
+    loaded = load_subword(path)
     assert (loaded.fingerprint, loaded.kind) == (tokenizers[kind].fingerprint, kind)
     sample = [*TEXTS[:200], "Ärger \U0001f600"]
     for mine, other in zip(tokenizers[kind].encode_batch(sample), loaded.encode_batch(sample), strict=True):
@@ -110,12 +106,12 @@ def test_saved_and_loaded_it_is_the_same(tokenizers: dict[str, TranslationTokeni
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_vocabulary_in_every_process(tokenizers: dict[str, TranslationTokenizer], kind: str) -> None:
+def test_the_same_vocabulary_in_every_process(tokenizers: dict[str, SubwordTokenizer], kind: str) -> None:
     code = (
         "from mhsh.data.translation.synthetic_pairs import training_pairs\n"
-        "from mhsh.data.tokenizers.subword import train_tokenizer\n"
+        "from mhsh.data.tokenizers.subword import train_subword\n"
         "texts = [text for pair in training_pairs(1500) for text in pair]\n"
-        f"print(train_tokenizer({kind!r}, texts, 400).fingerprint)\n"
+        f"print(train_subword({kind!r}, texts, 400).fingerprint)\n"
     )
     for seed, parallel in (("1", "true"), ("2", "false")):
         environment = {"PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": parallel}
@@ -125,29 +121,29 @@ def test_the_same_vocabulary_in_every_process(tokenizers: dict[str, TranslationT
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_little_text_gives_a_small_vocabulary(kind: str) -> None:
-    tokenizer = train_tokenizer(kind, ["ein Haus", "a house"], 1000)
+    tokenizer = train_subword(kind, ["ein Haus", "a house"], 1000)
     assert 260 <= tokenizer.vocab_size < 300
     assert decoded(tokenizer, "zwei Häuser") == "zwei Häuser"
     with pytest.raises(UserError, match=r"model\.vocab_size = 260 is too small .* take 260 tokens; set model\.vocab_size to 261"):
-        train_tokenizer(kind, ["ein Haus"], 260)
+        train_subword(kind, ["ein Haus"], 260)
 
 
-def test_files_that_are_no_vocabulary(tokenizers: dict[str, TranslationTokenizer], tmp_path: Path) -> None:
+def test_files_that_are_no_vocabulary(tokenizers: dict[str, SubwordTokenizer], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no vocabulary at .*gone\.json"):
-        load_tokenizer(tmp_path / "gone.json")
+        load_subword(tmp_path / "gone.json")
     path = tmp_path / "t.json"
     for content in (b"", b"{}", b"\xff", b"[1]", b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}}'):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"t\.json is damaged or no tokenizer\.json"):
-            load_tokenizer(path)
+            load_subword(path)
     tokenizers["bpe"].save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"t\.json is damaged"):
-        load_tokenizer(path)
+        load_subword(path)
     path.write_text(json.dumps({"model": {"type": "WordPiece", "vocab": {}}}))
     with pytest.raises(UserError, match=r"is a wordpiece vocabulary; allowed: bpe, unigram"):
-        load_tokenizer(path)
+        load_subword(path)
     path.write_bytes(whole.replace(b"[EOS]", b"</s>"))
     with pytest.raises(UserError, match=r"begins with \['\[PAD\]', '\[UNK\]', '\[BOS\]', '</s>'\], not with"):
-        load_tokenizer(path)
+        load_subword(path)

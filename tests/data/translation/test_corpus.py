@@ -23,7 +23,7 @@ from mhsh.data import shards
 from mhsh.data.batches import prefetched
 from mhsh.data.entropy import unigram_entropy
 from mhsh.data.load import load_corpus
-from mhsh.data.tokenizers.subword import EOS_ID, load_tokenizer, train_tokenizer
+from mhsh.data.tokenizers.subword import EOS_ID, load_subword, train_subword
 from mhsh.data.translation.corpus import TranslationCorpus
 from mhsh.data.translation.packing import encode_pairs, rows_by_length
 from mhsh.data.translation.pairs import CleaningCounts, clean, read_pairs
@@ -273,7 +273,7 @@ def test_saved_vocabulary_wins(make: Make, tmp_path: Path) -> None:
     trained = load(config)
     trained.save_vocab(tmp_path)
     assert vocab_file(config) == "tokenizer.json"
-    other = train_tokenizer("bpe", ["other words altogether " * 3], 300)
+    other = train_subword("bpe", ["other words altogether " * 3], 300)
     other.save(tmp_path / "other.json")
     named = make(vocab_path=str(tmp_path / "other.json"))
     assert load(named).tokenizer.fingerprint == other.fingerprint
@@ -283,7 +283,7 @@ def test_saved_vocabulary_wins(make: Make, tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_that_does_not_match(make: Make, tmp_path: Path) -> None:
-    train_tokenizer("unigram", ["some words"], 300).save(tmp_path / "u.json")
+    train_subword("unigram", ["some words"], 300).save(tmp_path / "u.json")
     with pytest.raises(UserError, match=r"u\.json is a unigram vocabulary, but data\.tokenizer = 'bpe'"):
         load(make(vocab_path=str(tmp_path / "u.json")))
     load(make()).save_vocab(tmp_path)
@@ -311,7 +311,7 @@ def prepared(make: Make, files: str, tmp_path: Path) -> Callable[[str], Path]:
         folder = tmp_path / layout
         data = make(layout=layout).data
         pairs = list(clean(read_pairs(files), CleaningCounts()))
-        tokenizer = train_tokenizer("bpe", [text for pair in pairs[:800] for text in pair], 400)
+        tokenizer = train_subword("bpe", [text for pair in pairs[:800] for text in pair], 400)
         for split, part in (("train", pairs[:800]), ("validation", pairs[800:])):
             (folder / split).mkdir(parents=True)
             encoded, _ = encode_pairs(tokenizer, part, data)
@@ -334,7 +334,7 @@ def test_prepared_rows(make: Make, prepared: Callable[[str], Path], files: str, 
     corpus = load(config)
     assert corpus.unigram_entropy == 1.5
     assert corpus.summary()["read"] == 902
-    assert corpus.tokenizer.fingerprint == load_tokenizer(folder / "tokenizer.json").fingerprint
+    assert corpus.tokenizer.fingerprint == load_subword(folder / "tokenizer.json").fingerprint
     expected = [pair.source for pair in clean(read_pairs(files), CleaningCounts())]
     assert split_sources(corpus, "train") + split_sources(corpus, "validation") <= Counter(expected)
     batches = [corpus.train_steps(B)[k] for k in range(6)]
@@ -345,7 +345,7 @@ def test_prepared_rows(make: Make, prepared: Callable[[str], Path], files: str, 
     # A run that goes on brings its own vocabulary, which must be the folder's.
     corpus.save_vocab(tmp_path)
     assert load(config, tmp_path).fingerprint == corpus.fingerprint
-    train_tokenizer("bpe", ["some other words"], 300).save(tmp_path / "tokenizer.json")
+    train_subword("bpe", ["some other words"], 300).save(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match=r"tokenizer\.json is not the vocabulary of the run"):
         load(config, tmp_path)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mhsh.config.schema import TranslationDataConfig
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, TranslationTokenizer, train_tokenizer
+from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
 from mhsh.data.translation.packing import EncodedPairs, EncodedSide, bucket_pairs, encode_pairs, pack_pairs, rows_by_length
 from mhsh.data.translation.pairs import Pair
 from mhsh.data.translation.synthetic_pairs import training_pairs
@@ -134,11 +134,11 @@ def test_layout_decides() -> None:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> TranslationTokenizer:
-    return train_tokenizer("bpe", ["a b c d"], 270)  # single letters, so that lengths are plain to see
+def tokenizer() -> SubwordTokenizer:
+    return train_subword("bpe", ["a b c d"], 270)  # single letters, so that lengths are plain to see
 
 
-def test_encoding_drops_and_counts(tokenizer: TranslationTokenizer) -> None:
+def test_encoding_drops_and_counts(tokenizer: SubwordTokenizer) -> None:
     def letters(count: int) -> str:
         return " ".join("a" * count)
 
@@ -164,7 +164,7 @@ def test_encoding_drops_and_counts(tokenizer: TranslationTokenizer) -> None:
     assert counts.target_tokens == rows.target.lengths.sum()
 
 
-def test_nothing_to_encode(tokenizer: TranslationTokenizer) -> None:
+def test_nothing_to_encode(tokenizer: SubwordTokenizer) -> None:
     rows, counts = encode_pairs(tokenizer, [], DATA)
     assert (len(rows), counts.pairs) == (0, 0)
     assert pack_pairs(rows, T)["inputs"].shape == (0, T)
@@ -172,7 +172,7 @@ def test_nothing_to_encode(tokenizer: TranslationTokenizer) -> None:
 
 def test_packed_rows_are_mostly_full() -> None:
     pairs = [Pair(*pair) for pair in training_pairs(3000)]
-    tokenizer = train_tokenizer("bpe", [text for pair in pairs for text in pair], 400)
+    tokenizer = train_subword("bpe", [text for pair in pairs for text in pair], 400)
     rows, counts = encode_pairs(tokenizer, pairs, dataclasses.replace(DATA, sequence_length=64, max_length_ratio=9.0))
     packed = pack_pairs(rows, 64)
     assert counts.pairs == 3000

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mhsh.data.shards import open_rows
-from mhsh.data.tokenizers.subword import load_tokenizer
+from mhsh.data.tokenizers.subword import load_subword
 from mhsh.data.translation.corpus import load_translation
 from mhsh.errors import UserError
 from tests.data.preparing import invented, prepared, translation_config, tree, with_rows, write_pairs
@@ -94,7 +94,7 @@ def test_unigram_vocabularies_are_prepared_too(tmp_path):
     for name in "ab":
         prepared(translation_config(tokenizer="unigram"), tmp_path / name, per_shard=1000)
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
-    assert load_tokenizer(tmp_path / "a" / "tokenizer.json").kind == "unigram"
+    assert load_subword(tmp_path / "a" / "tokenizer.json").kind == "unigram"
 
 
 def test_sources_that_will_not_do(tmp_path):
