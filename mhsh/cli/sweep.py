@@ -21,7 +21,7 @@ from mhsh.cli import sweep_report
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.planning.run_cost import run_cost
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.sanitize import sanitize
 from mhsh.sweep.axes import Axis, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
 from mhsh.sweep.run import run_cells
@@ -91,7 +91,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     costs = ("parameters", "tokens", "FLOPs")
     table = Table(*names, "layers x heads", "D / H / F", *(Column(name, justify="right") for name in costs), box=None)
     for cell in plan.cells:
-        settings = [printable(str(value)) for value in cell.settings.values()]
+        settings = [sanitize(str(value)) for value in cell.settings.values()]
         table.add_row(*map(escape, settings), *_shape(cell.config), *(text.count(cell.cost[name.lower()]) for name in costs))
     sums = [text.count(sum(cell.cost[name] for cell in plan.cells)) for name in ("tokens", "flops")]
     table.add_row(f"{len(plan.cells)} cells", *[""] * (len(names) + 2), *sums)

@@ -14,8 +14,8 @@ from mhsh.report.compare.fairness import LedgerRow, config_differences, ledger, 
 from mhsh.report.compare.groups import Group, group_runs
 from mhsh.report.compare.headline import Headline, write_headline
 from mhsh.report.compare.targets import Standing, measure
-from mhsh.report.render import formatting
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.format import format_list
+from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.downsample import most_points
 from mhsh.report.runs.loading import Loaded, Run
 from mhsh.report.runs.summary import Summary, summarize
@@ -96,5 +96,5 @@ def _place(runs: Sequence[Run], groups: Sequence[Group], baseline: str | None) -
     for kind, wanted in zip(names, (baseline, baseline, str(absolute(baseline))), strict=True):
         if wanted in kind:
             return kind[wanted]
-    known = formatting.listing(list(dict.fromkeys([*names[0], *names[1]]))) if groups else "none"
-    raise UserError(f"--baseline {printable(baseline)} is no run of this comparison; allowed: {known}")
+    known = format_list(list(dict.fromkeys([*names[0], *names[1]]))) if groups else "none"
+    raise UserError(f"--baseline {sanitize(baseline)} is no run of this comparison; allowed: {known}")

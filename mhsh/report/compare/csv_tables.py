@@ -11,8 +11,9 @@ import numpy as np
 
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.targets import Score
-from mhsh.report.render.csv_text import csv_bytes
+from mhsh.report.render.csv_file import to_csv
 from mhsh.report.render.outputs import MARK
+from mhsh.report.render.table import Table
 from mhsh.report.runs import downsample
 from mhsh.report.runs.curves import AXES
 
@@ -71,7 +72,7 @@ def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     # The last column, always empty, is the mark by which a later report knows what it may replace.
-    return csv_bytes([*columns, MARK], ([*row, ""] for row in rows))
+    return to_csv(Table([*columns, MARK], ([*row, ""] for row in rows)))
 
 
 def _numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:

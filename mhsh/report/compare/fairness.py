@@ -17,8 +17,7 @@ import numpy as np
 
 from mhsh.config.schema import to_dict
 from mhsh.report.compare.groups import Group
-from mhsh.report.render import formatting
-from mhsh.report.render.formatting import recorded
+from mhsh.report.render.format import format_list, format_percent, format_recorded
 from mhsh.report.runs.curves import SPLITS
 from mhsh.report.runs.loading import Run
 
@@ -95,7 +94,7 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
 
     configs = [to_dict(run.config) for run in runs]
     counted = [
-        record(f"{recorded(part)} parameters", "parameters", part, weight=_part_weight(part))
+        record(f"{format_recorded(part)} parameters", "parameters", part, weight=_part_weight(part))
         for part in _keys_of(runs, "parameters")
     ]
     settings = [
@@ -103,7 +102,7 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
         for what, section, fields, weight in _SETTINGS
     ]
     versions = [
-        record(f"version of {recorded(name)}", "versions", name, weight=Weight.CLOCK) for name in _keys_of(runs, "versions")
+        record(f"version of {format_recorded(name)}", "versions", name, weight=Weight.CLOCK) for name in _keys_of(runs, "versions")
     ]
     rows = [
         record("data fingerprint", "data", "fingerprint", weight=Weight.LOSS),
@@ -132,14 +131,14 @@ def verdict(rows: Sequence[LedgerRow]) -> str:
     excesses = {row.what: excess(row.counts) for row in rows if row.counts}
     if excesses:
         most = max(excesses, key=lambda what: excesses[what])
-        allowed = formatting.percent(PARAMETER_MARGIN)
-        unfair.append(f"sizes ({most}: up to {formatting.percent(excesses[most])} more, and {allowed} is allowed)")
+        allowed = format_percent(PARAMETER_MARGIN)
+        unfair.append(f"sizes ({most}: up to {format_percent(excesses[most])} more, and {allowed} is allowed)")
     if unfair:
-        return f"Not fair: different {formatting.listing(unfair)}."
+        return f"Not fair: different {format_list(unfair)}."
     unknown = [row.what for row in rows if row.needed and row.equal is None]
     clock = " Device seconds are not comparable: see the ledger." if any(row.clock for row in rows) else ""
     if unknown:
-        return f"Fair as far as is recorded, but not every run recorded {formatting.listing(unknown)}.{clock}"
+        return f"Fair as far as is recorded, but not every run recorded {format_list(unknown)}.{clock}"
     return (
         f"Fair: nothing that matters differs but the models, and their parameters by at most {100 * PARAMETER_MARGIN:.0f} %.{clock}"
     )
@@ -151,7 +150,7 @@ def marks(rows: Sequence[LedgerRow]) -> tuple[str, ...]:
     """
     unfair = [f"Not equal: {row.what}: {' against '.join(dict.fromkeys(row.values))}." for row in rows if row.matters]
     clock = [row.what for row in rows if row.clock]
-    return (*unfair, *([f"Device seconds are not comparable: different {formatting.listing(clock)}."] if clock else []))
+    return (*unfair, *([f"Device seconds are not comparable: different {format_list(clock)}."] if clock else []))
 
 
 def excess(counts: Iterable[float | None]) -> float:
@@ -167,7 +166,7 @@ def same_data(runs: Sequence[Run]) -> bool | None:
     differ.
     """
     prints = [run.recorded("data", "fingerprint") for run in runs]
-    if len({recorded(each) for each in prints if each is not None}) > 1:
+    if len({format_recorded(each) for each in prints if each is not None}) > 1:
         return False
     return None if None in prints else True
 
@@ -202,7 +201,7 @@ def _row(groups: Sequence[Group], what: str, values: Sequence[Any], weight: Weig
         counts = ()
     return LedgerRow(
         what,
-        tuple("; ".join(recorded(value) for value in each) for each in by_group),
+        tuple("; ".join(format_recorded(value) for value in each) for each in by_group),
         equal,
         matters=differs and (weight is Weight.LOSS or bool(counts)),
         clock=differs and weight is Weight.CLOCK,

@@ -14,9 +14,9 @@ import numpy as np
 
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.groups import Group
-from mhsh.report.compare.styles import Look, look, run_looks
 from mhsh.report.compare.unequal_marks import SIGN, unequal
-from mhsh.report.render.formatting import listing
+from mhsh.report.render.format import format_list
+from mhsh.report.render.styles import CurveStyle, curve_style, run_styles
 from mhsh.report.runs import downsample
 from mhsh.report.runs.curves import AXES, Curve
 from mhsh.report.runs.loading import Run
@@ -94,9 +94,9 @@ def draw_curves(comparison: Comparison) -> Curves:
     # Bands first: they lie below all lines.
     for place, group in enumerate(comparison.groups):
         pen.draw_group(place, group)
-    looks = run_looks(comparison.groups)
+    styles = run_styles(group.runs for group in comparison.groups)
     for place, run in enumerate(comparison.runs):
-        pen.draw_run(place, run, looks[place])
+        pen.draw_run(place, run, styles[place])
     for place, (group, differing) in enumerate(zip(comparison.groups, unequal(comparison), strict=True)):
         if differing:
             pen.sign(place, group, differing)
@@ -126,7 +126,7 @@ class _Pen:
         self.notes: list[str] = []
 
     def draw_group(self, place: int, group: Group) -> None:
-        style = look(place)
+        style = curve_style(place)
         for split, bands in group.bands.items():
             if not any(len(band.x) for band in bands.values()):
                 continue
@@ -142,7 +142,7 @@ class _Pen:
             line = Trace(GROUPS, "line", place, split, x=x, y=mean, low=low if banded else {}, high=high if banded else {})
             self._add(line, _line(group.name, points, style))
 
-    def draw_run(self, place: int, run: Run, style: Look) -> None:
+    def draw_run(self, place: int, run: Run, style: CurveStyle) -> None:
         for split, curve in run.curves.items():
             if not len(curve):
                 continue
@@ -164,7 +164,7 @@ class _Pen:
         for number, trace in enumerate(tuple(self.traces)):
             if trace.part == "line" and (trace.view, trace.member) in members:
                 drawn = self.data[number]
-                text = plotly_text(f"other {listing(list(differing))} than the baseline")
+                text = plotly_text(f"other {format_list(list(differing))} than the baseline")
                 self._add(
                     Trace(trace.view, "sign", trace.member, trace.split, line=number),
                     _sign(drawn["name"], drawn["line"]["color"], text),
@@ -211,7 +211,7 @@ def _gap_note(name: str, split: str, curve: Curve, gaps: np.ndarray) -> str:
     return f"{since}: a gap; among single runs, x marks it at the top edge."
 
 
-def _line(name: str, points: int, style: Look) -> dict[str, Any]:
+def _line(name: str, points: int, style: CurveStyle) -> dict[str, Any]:
     return dict(
         type="scatter",
         name=plotly_text(name),
@@ -224,7 +224,7 @@ def _line(name: str, points: int, style: Look) -> dict[str, Any]:
     )
 
 
-def _band(name: str, style: Look) -> dict[str, Any]:
+def _band(name: str, style: CurveStyle) -> dict[str, Any]:
     return dict(
         type="scatter",
         name=plotly_text(f"{name}: 95 % interval"),
@@ -242,7 +242,7 @@ def _translucent(color: str) -> str:
     return f"rgba({red},{green},{blue},0.18)"
 
 
-def _gap_marks(name: str, style: Look) -> dict[str, Any]:
+def _gap_marks(name: str, style: CurveStyle) -> dict[str, Any]:
     return dict(
         type="scatter",
         yaxis="y2",

@@ -13,7 +13,7 @@ import numpy as np
 
 from mhsh.config.schema import Config
 from mhsh.report.estimate import mean_band
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.curves import AXES, SPLITS, Curve
 from mhsh.report.runs.downsample import smooth
 from mhsh.report.runs.loading import Run
@@ -47,7 +47,7 @@ class Band:
 class Group:
     """Runs of one config with different seeds, by GROUP_RULE; mostly one, or three."""
 
-    name: str  # printable, and unlike that of every other group
+    name: str  # sanitized, and unlike that of every other group
     runs: tuple[int, ...]  # their places in the comparison
     seeds: tuple[int, ...]  # train.seed of each
     bands: Mapping[str, Mapping[str, Band]]  # by split, then by axis; empty arrays where there is nothing common
@@ -147,7 +147,7 @@ def _common_name(runs: Sequence[Run]) -> str:
     end = _common_start([name[::-1] for name in names])[::-1]
     parents = {str(run.path.parent.name) for run in runs}
     if not start and len(parents) == 1 and all(re.fullmatch(r"(seed|s)?[^0-9A-Za-z]*[0-9]+", name) for name in names):
-        return printable(parents.pop())
+        return sanitize(parents.pop())
     model = runs[0].config.model
     return start or re.sub(r"^[^A-Za-z]*/", "", end) or f"{model.num_layers}L x {model.num_heads}H {model.residual}"
 

@@ -13,7 +13,7 @@ from mhsh.report.compare.fairness import LedgerRow
 from mhsh.report.compare.groups import Group
 from mhsh.report.compare.targets import FINAL_NAMES, Standing
 from mhsh.report.estimate import Estimate, difference
-from mhsh.report.render import formatting
+from mhsh.report.render.format import format_interval, format_list, format_loss, format_loss_difference, format_percent
 from mhsh.report.runs.loading import Run
 from mhsh.report.runs.summary import Summary
 
@@ -89,17 +89,17 @@ def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str, same_data:
     running = any(item.status == "running" for item in items)
     if second.loss == first.loss:
         equal = [ranked.name for ranked in ranking if ranked.loss == first.loss]
-        return f"{formatting.listing(equal)} {'are' if running else 'ended'} level: {measure} {formatting.loss(first.loss)} {UNIT}"
+        return f"{format_list(equal)} {'are' if running else 'ended'} level: {measure} {format_loss(first.loss)} {UNIT}"
     gap = second.loss - first.loss
-    by = f"{formatting.loss_difference(gap)} below {second.name}"
-    share = f" ({formatting.percent(gap / second.loss)})" if second.loss > 0 else ""
+    by = f"{format_loss_difference(gap)} below {second.name}"
+    share = f" ({format_percent(gap / second.loss)})" if second.loss > 0 else ""
     doubt = ", not told apart" if apart.has_interval and not apart.excludes_zero else ""
     verb = "is lowest so far" if running else "ended lowest"
-    title = f"{first.name} {verb}: {measure} {formatting.loss(first.loss)} {UNIT}, {by}{share}{doubt}"
+    title = f"{first.name} {verb}: {measure} {format_loss(first.loss)} {UNIT}, {by}{share}{doubt}"
     but = ["the runs had different data"] if same_data is False else []
     if len({_measured_at(item, measure) for item in items}) > 1:
         but.append("the runs were measured after unequal training")
-    return f"{title}; but {formatting.listing(but)}" if but else title
+    return f"{title}; but {format_list(but)}" if but else title
 
 
 def _measured_at(item: Summary, measure: str) -> tuple[int | None, float | None]:
@@ -113,7 +113,7 @@ def _lone_title(ranking: Sequence[_Ranked], measure: str) -> str:
     if not ranking:
         return "No winner is named: no measure is there and finite for the runs to be compared on"
     (only,) = ranking
-    return f"{only.name}: {measure} {formatting.loss(only.loss)} {UNIT}; there is no second finite run to compare it with"
+    return f"{only.name}: {measure} {format_loss(only.loss)} {UNIT}; there is no second finite run to compare it with"
 
 
 def _sure_sentence(ranking: Sequence[_Ranked], apart: Estimate) -> str:
@@ -121,12 +121,12 @@ def _sure_sentence(ranking: Sequence[_Ranked], apart: Estimate) -> str:
     if not apart.has_interval:
         few = [ranked.name for ranked in (first, second) if len(ranked.by_seed) < 2]
         return (
-            f"How sure: one seed of {formatting.listing(few)}, so no error bar: "
+            f"How sure: one seed of {format_list(few)}, so no error bar: "
             "how much another seed would change the difference was not measured."
         )
     paired = first.by_seed.keys() == second.by_seed.keys()
     seeds = f"{apart.seeds} seeds, paired" if paired else f"{len(first.by_seed)} and {len(second.by_seed)} seeds"
-    interval = f"the 95 % interval of the difference to {second.name}, {formatting.interval(apart)}, over {seeds},"
+    interval = f"the 95 % interval of the difference to {second.name}, {format_interval(apart)}, over {seeds},"
     if apart.excludes_zero:
         return f"How sure: {interval} leaves out zero."
     return f"How sure: not told apart: {interval} includes zero."
@@ -138,7 +138,7 @@ def _others_sentence(ranking: Sequence[_Ranked], measure: str) -> str:
     for ranked in ranking[1:]:
         apart = difference(ranked.by_seed, lowest.by_seed)
         doubt = ", not told apart" if apart.has_interval and not apart.excludes_zero else ""
-        others.append(f"{ranked.name} {formatting.loss(ranked.loss)} (+{formatting.loss_difference(apart.mean)}{doubt})")
+        others.append(f"{ranked.name} {format_loss(ranked.loss)} (+{format_loss_difference(apart.mean)}{doubt})")
     return f"After it, by {measure}: {', '.join(others)}." if len(others) > 1 else ""
 
 
@@ -148,7 +148,7 @@ def _data_sentence(runs: Sequence[Run]) -> str:
     same = fairness.same_data(runs)
     if same is None:
         without = [run.name for run in runs if run.recorded("data", "fingerprint") is None]
-        return f"Whether the data were equal is not known: no data fingerprint is recorded for {formatting.listing(without)}."
+        return f"Whether the data were equal is not known: no data fingerprint is recorded for {format_list(without)}."
     if same:
         return "All runs had the same data (equal fingerprints)."
     return "The runs had different data (their fingerprints differ), so a difference in loss is not one between the models alone."
@@ -195,14 +195,14 @@ def _size_sentence(summaries: Sequence[Summary]) -> str:
     if low == high:
         return f"The models have equally many parameters ({text.count(low)})."
     sizes = f"{text.count(low)} to {text.count(high)}"
-    return f"The models have {sizes} parameters: the largest has {formatting.percent(high / low - 1)} more than the smallest."
+    return f"The models have {sizes} parameters: the largest has {format_percent(high / low - 1)} more than the smallest."
 
 
 def _outcome_sentences(summaries: Sequence[Summary], groups: Sequence[Group]) -> list[str]:
     measured = [item for item in summaries if item.outcome != outcome.NO_METRICS]
     sentences = []
     stuck = [
-        f"{item.name} (training loss {formatting.loss(item.final_train)}, unigram entropy {formatting.loss(item.unigram_entropy)})"
+        f"{item.name} (training loss {format_loss(item.final_train)}, unigram entropy {format_loss(item.unigram_entropy)})"
         for item in measured
         if item.outcome == outcome.ON_PLATEAU
     ]
@@ -225,4 +225,4 @@ def _outcome_sentences(summaries: Sequence[Summary], groups: Sequence[Group]) ->
 
 def _problem_sentence(summaries: Sequence[Summary]) -> str:
     bad = [item.name for item in summaries if item.has_problems]
-    return f"Files are missing or damaged for {formatting.listing(bad)}; see the problems below." if bad else ""
+    return f"Files are missing or damaged for {format_list(bad)}; see the problems below." if bad else ""

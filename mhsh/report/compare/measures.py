@@ -11,7 +11,7 @@ from mhsh import text
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.targets import Score, Scores
 from mhsh.report.estimate import Estimate
-from mhsh.report.render import formatting
+from mhsh.report.render.format import format_loss
 from mhsh.report.runs.curves import AXES
 
 AXIS_NAMES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "device seconds"}
@@ -46,19 +46,19 @@ def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
         return _row(what, [score(scores) for scores in standing.scores], words, absent)
 
     rows = [
-        row(standing.measure, lambda scores: scores.final, formatting.loss, "not finite"),
-        row(f"lowest {loss}", lambda scores: scores.best, formatting.loss, "not finite"),
+        row(standing.measure, lambda scores: scores.final, format_loss, "not finite"),
+        row(f"lowest {loss}", lambda scores: scores.best, format_loss, "not finite"),
     ]
     if standing.target is not None:
         for axis in AXES:
-            what = f"{AXIS_NAMES[axis]} to {loss} {formatting.loss(standing.target)}"
+            what = f"{AXIS_NAMES[axis]} to {loss} {format_loss(standing.target)}"
             rows.append(row(what, lambda scores, axis=axis: scores.reach[axis], _axis_words(axis), "not reached"))
     for axis in AXES:
         span = standing.ranges[axis]
         if span is not None:
             words = _axis_words(axis)
             what = f"mean {loss} by {AXIS_NAMES[axis]}, {words(span[0])} to {words(span[1])}"
-            rows.append(row(what, lambda scores, axis=axis: scores.mean_loss[axis], formatting.loss, "none: a gap"))
+            rows.append(row(what, lambda scores, axis=axis: scores.mean_loss[axis], format_loss, "none: a gap"))
     return tuple(rows)
 
 

@@ -26,7 +26,7 @@ def render(comparison: Comparison, picture: bytes) -> bytes:
     """The page as UTF-8. `picture` is a PNG of the curves, shown where scripts are off."""
     curves = draw_curves(comparison)
     main = sections.body(sections.parts(comparison, curves), sections.picture_without_scripts(picture))
-    return _document(comparison.headline.title, main, curves.to_json(), ("page.js",), connect="'none'")
+    return _document(comparison.headline.title, main, curves.to_json(), ("compare/page.js",), connect="'none'")
 
 
 def render_live(comparison: Comparison, curves: Curves) -> bytes:
@@ -35,7 +35,7 @@ def render_live(comparison: Comparison, curves: Curves) -> bytes:
     """
     asking = '<p id="live">Live: this page refreshes itself while the runs train.</p>'
     main = asking + sections.body(sections.parts(comparison, curves), "<noscript><p>The curves need scripts.</p></noscript>")
-    return _document(comparison.headline.title, main, curves.to_json(), ("page.js", "watch.js"), connect="'self'")
+    return _document(comparison.headline.title, main, curves.to_json(), ("compare/page.js", "compare/watch.js"), connect="'self'")
 
 
 def update(comparison: Comparison, curves: Curves) -> bytes:
@@ -47,7 +47,7 @@ def update(comparison: Comparison, curves: Curves) -> bytes:
 
 
 def _document(title: str, main: str, content: str, own_scripts: Sequence[str], connect: str) -> bytes:
-    style = _own("page.css")
+    style = _own("render/page.css")
     plotly = _normal(get_plotlyjs())
     scripts = (plotly, *map(_own, own_scripts))
     lines = (

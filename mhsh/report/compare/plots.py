@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.figures import GROUPS, first_view
-from mhsh.report.compare.styles import Look, look
 from mhsh.report.compare.unequal_marks import SIGN, unequal
 from mhsh.report.render.figure_files import figure_bytes
 from mhsh.report.render.outputs import MARK
+from mhsh.report.render.styles import CurveStyle, curve_style
 from mhsh.report.runs import downsample
 
 _MOST_POINTS = 1500  # of one curve: a panel is some 600 pixels wide
@@ -51,7 +51,7 @@ def _groups(axes: Axes, comparison: Comparison, split: str) -> dict[str, Artist]
     entries: dict[str, Artist] = {}
     signs = unequal(comparison)
     for place, group in enumerate(comparison.groups):
-        band, style = group.bands[split]["step"], look(place)
+        band, style = group.bands[split]["step"], curve_style(place)
         if not len(band.x):
             continue
         # The edge and the hatch tell bands apart in print without colour.
@@ -69,7 +69,7 @@ def _runs(axes: Axes, comparison: Comparison, split: str) -> dict[str, Artist]:
     for index, run in enumerate(comparison.runs):
         if not run.drawable:
             continue
-        curve, style = run.curves[split], look(index)
+        curve, style = run.curves[split], curve_style(index)
         rows = downsample.thin(curve.loss, _MOST_POINTS)
         x, raw = curve.x["step"][rows], curve.loss[rows]
         if split == "train":
@@ -83,7 +83,7 @@ def _runs(axes: Axes, comparison: Comparison, split: str) -> dict[str, Artist]:
     return entries
 
 
-def _line(axes: Axes, x: np.ndarray, loss: np.ndarray, style: Look) -> Artist:
+def _line(axes: Axes, x: np.ndarray, loss: np.ndarray, style: CurveStyle) -> Artist:
     (line,) = axes.plot(
         x,
         loss,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mhsh import text
-from mhsh.report.render import formatting
+from mhsh.report.render.format import format_loss
 from mhsh.report.runs.summary import Point, Summary
 
 
@@ -22,7 +22,7 @@ def outcome(item: Summary) -> str:
 def _point(point: Point | None, with_step: bool = False) -> str:
     if point is None:
         return text.NOT_RECORDED
-    return f"{formatting.loss(point.loss)} ({point.step:,})" if with_step else formatting.loss(point.loss)
+    return f"{format_loss(point.loss)} ({point.step:,})" if with_step else format_loss(point.loss)
 
 
 # Column heading, and what stands under it for a run. Losses are in nats per predicted token.
@@ -32,7 +32,7 @@ COLUMNS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("residual", lambda item: item.residual),
     ("validation loss, final", lambda item: _point(item.final_validation)),
     ("validation loss, best (at step)", lambda item: _point(item.best_validation, with_step=True)),
-    ("training loss, final", lambda item: formatting.loss(item.final_train)),
+    ("training loss, final", lambda item: format_loss(item.final_train)),
     ("outcome", outcome),
     ("parameters", lambda item: text.count(item.parameters)),
     ("steps", lambda item: text.count(item.last_step)),

@@ -17,10 +17,10 @@ from mhsh.report.compare.figures import GROUPS, RUNS, SPLIT_NAMES, Curves
 from mhsh.report.compare.groups import Group
 from mhsh.report.compare.measures import AXIS_NAMES, MeasureCell, measure_rows
 from mhsh.report.compare.run_columns import COLUMNS
-from mhsh.report.compare.styles import look, run_looks
 from mhsh.report.compare.unequal_marks import SIGN, unequal
-from mhsh.report.render import formatting
-from mhsh.report.render.static_page import SCROLLING
+from mhsh.report.render.format import format_list
+from mhsh.report.render.static_page import SCROLLING, swatch
+from mhsh.report.render.styles import curve_style, run_styles
 from mhsh.report.runs import downsample
 from mhsh.report.runs.curves import AXES
 
@@ -113,14 +113,14 @@ def _switches(comparison: Comparison, curves: Curves) -> Iterable[str]:
         + "</fieldset>"
     )
     signs = tuple(map(_sign, unequal(comparison)))
-    looks = run_looks(comparison.groups)
+    styles = run_styles(group.runs for group in comparison.groups)
     boxes: dict[str, list[str]] = {GROUPS: [], RUNS: []}
     for place, group in enumerate(comparison.groups):
-        boxes[GROUPS].append(_box("checkbox", GROUPS, str(place), group.name, True, look(place).swatch, signs[place]))
+        boxes[GROUPS].append(_box("checkbox", GROUPS, str(place), group.name, True, swatch(curve_style(place)), signs[place]))
         for index in group.runs:
             run = comparison.runs[index]
             if run.drawable:
-                boxes[RUNS].append(_box("checkbox", RUNS, str(index), run.name, True, looks[index].swatch, signs[place]))
+                boxes[RUNS].append(_box("checkbox", RUNS, str(index), run.name, True, swatch(styles[index]), signs[place]))
     for view, entries in boxes.items():
         yield f'<fieldset data-view="{view}"><legend>{view}</legend>{"".join(entries)}</fieldset>'
 
@@ -141,7 +141,7 @@ def _box(kind: str, name: str, value: str, text: str, checked: bool, swatch: str
 def _groups_section(comparison: Comparison) -> str:
     baseline = comparison.standing.baseline
     headings = "".join(
-        f'<th scope="col">{look(place).swatch}{escape(group.name)}{signs}<br><span class="small">{escape(_seeds(group))}'
+        f'<th scope="col">{swatch(curve_style(place))}{escape(group.name)}{signs}<br><span class="small">{escape(_seeds(group))}'
         f"{', the baseline' if place == baseline else ''}</span></th>"
         for place, (group, signs) in enumerate(zip(comparison.groups, map(_sign, unequal(comparison)), strict=True))
     )
@@ -187,16 +187,16 @@ def _measured(cell: MeasureCell) -> str:
 
 def _sign(differing: Sequence[str]) -> str:
     """What a legend's entry bears where something that matters is not as in the baseline."""
-    return f' <span class="sign">{SIGN} other {escape(formatting.listing(list(differing)))}</span>' if differing else ""
+    return f' <span class="sign">{SIGN} other {escape(format_list(list(differing)))}</span>' if differing else ""
 
 
 def _runs_section(comparison: Comparison) -> str:
     headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading, _ in COLUMNS)
-    looks = run_looks(comparison.groups)
+    styles = run_styles(group.runs for group in comparison.groups)
     rows = []
     for index, item in enumerate(comparison.summaries):
         cells = "".join(f'<td role="cell" data-label="{escape(name)}">{escape(cell(item))}</td>' for name, cell in COLUMNS[1:])
-        rows.append(f'<tr role="row"><th role="rowheader" scope="row">{looks[index].swatch}{escape(item.name)}</th>{cells}</tr>')
+        rows.append(f'<tr role="row"><th role="rowheader" scope="row">{swatch(styles[index])}{escape(item.name)}</th>{cells}</tr>')
     return "\n".join(
         (
             '<section aria-labelledby="runs-heading">',

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhsh.report.compare.styles import look
 from mhsh.report.render.figure_files import figure_bytes
+from mhsh.report.render.styles import curve_style
 
 AUTHOR = "written by mhsh probe"
 
@@ -33,7 +33,7 @@ def picture(document: Document, kind: str) -> bytes:
 
 
 def _line(axes: Axes, index: int, label: str, x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> None:
-    style = look(index)
+    style = curve_style(index)
     every = max(1, len(x) // 12)
     # The space in front: matplotlib leaves labels that begin with an underscore out.
     axes.plot(
@@ -89,7 +89,7 @@ def _gradients(figure: Figure, document: Document) -> None:
         _line(layers, index, label, _depth(len(figures["layer"])), figures["layer"])
         names = [name for name in figures if name not in ("layer", "joins")]
         for name, alpha in zip(names, (1.0, 0.6, 0.3), strict=False):
-            style = look(index)
+            style = curve_style(index)
             parts.plot(_depth(len(figures[name])), figures[name], color=style.color, linestyle=style.linestyle, alpha=alpha)
     _finish(layers, "gradient of the loss, norm in each layer", "depth (1: the last layer)", "norm")
     _finish(parts, "its sublayers (in the order of the stream: full, paler, palest)", "depth (1: the last layer)", "norm")
@@ -107,7 +107,7 @@ def _coverage(figure: Figure, document: Document) -> None:
             passed = np.arange(1, len(heads) + 1) * heads.shape[1]
             _line(single, index, full, passed, heads.mean(axis=1))
             if heads.shape[1] > 1:
-                single.plot(passed, figures["layers"], color=look(index).color, linewidth=0.8)
+                single.plot(passed, figures["layers"], color=curve_style(index).color, linewidth=0.8)
             if "rollout" in figures:
                 _line(rolled, index, full, passed, figures["rollout"])
                 rolled.axhline(figures["visible"], color="#7F7F7F", linestyle=":", linewidth=1.2)
@@ -140,7 +140,7 @@ def _amplification(figure: Figure, document: Document) -> None:
             exponent = f": n^{fitted['exponent']:.2f}" if fitted else ""
             _line(axes, index, f"{scheme['scheme']}{exponent} (theory: {scheme['theory']})", n, [point["mean"] for point in points])
             bounds = np.array([[max(point["low"], 1e-3 * point["mean"]), point["high"]] for point in points])
-            axes.fill_between(n, bounds[:, 0], bounds[:, 1], color=look(index).color, alpha=0.15, linewidth=0)
+            axes.fill_between(n, bounds[:, 0], bounds[:, 1], color=curve_style(index).color, alpha=0.15, linewidth=0)
         what = "sublayers n of a fresh stack"
     else:
         for index, model in enumerate(document["models"]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def printable(text: str) -> str:
+def sanitize(text: str) -> str:
     """`text` on one line, with everything that a terminal or a page would obey rather than show
     replaced by U+FFFD.
 

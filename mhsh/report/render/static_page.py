@@ -9,6 +9,10 @@ import hashlib
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
+from typing import Any
+
+from mhsh.report.render.html import _environment
+from mhsh.report.render.styles import CurveStyle
 
 SCROLLING = 'tabindex="0" role="region"'  # a part that scrolls sideways has to be reachable by keyboard
 
@@ -75,6 +79,12 @@ def _row(headings: Sequence[str], texts: Sequence[str]) -> str:
         for heading, text in zip(headings[1:], texts[1:], strict=True)
     )
     return f'<tr role="row"><th role="rowheader" scope="row">{escape(texts[0])}</th>{cells}</tr>'
+
+
+def swatch(style: CurveStyle) -> str:
+    """A piece of a curve in its style, for legends."""
+    macros: Any = _environment().get_template("render/macros.html").make_module()
+    return str(macros.swatch(style))
 
 
 def picture(content: bytes, media_type: str, text: str) -> str:

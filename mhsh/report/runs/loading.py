@@ -17,7 +17,7 @@ from etils import epath
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.curves import Curve, Curves, finite, reading
 from mhsh.run_folder import RunFolder, vocab_file
 
@@ -26,7 +26,7 @@ from mhsh.run_folder import RunFolder, vocab_file
 class Run:
     """One run folder as a report sees it."""
 
-    name: str  # printable, and unlike that of every other run of the report
+    name: str  # sanitized, and unlike that of every other run of the report
     path: epath.Path
     config: Config
     record: Mapping[str, Any]  # run.json; empty where it is missing or damaged
@@ -99,7 +99,7 @@ def loading(folders: Sequence[str | os.PathLike[str]]) -> Iterator[Callable[[], 
 
         def loaded() -> Loaded:
             runs = (_load(name, path, config, read) for name, (path, config), read in zip(names, opened, curves(), strict=True))
-            return Loaded(tuple(runs), tuple(printable(line) for line in refused))
+            return Loaded(tuple(runs), tuple(sanitize(line) for line in refused))
 
         yield loaded
 
@@ -132,7 +132,7 @@ def _load(name: str, path: epath.Path, config: Config, curves: Curves) -> Run:
             vocabulary = hashlib.sha256(vocab_path.read_bytes()).hexdigest()
         except OSError as error:
             problems.append(f"cannot read {vocab_path}: {error.strerror}")
-    return Run(name, path, config, record, curves.by_split, curves.batches, vocabulary, tuple(printable(line) for line in problems))
+    return Run(name, path, config, record, curves.by_split, curves.batches, vocabulary, tuple(sanitize(line) for line in problems))
 
 
 def _distinct_names(paths: Sequence[epath.Path]) -> list[str]:
@@ -152,7 +152,7 @@ def _distinct_names(paths: Sequence[epath.Path]) -> list[str]:
         for index in clashing:
             depths[index] += 1
     shown: list[str] = []
-    for text in map(printable, names):
+    for text in map(sanitize, names):
         # Names that differ only in what cannot be shown still need to be told apart.
         number = next(n for n in range(1, len(paths) + 1) if (text if n == 1 else f"{text} ({n})") not in shown)
         shown.append(text if number == 1 else f"{text} ({number})")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mhsh.bench.schema import BenchFile, Cell, Entry, Interval, read_bench
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.sanitize import sanitize
 
 Setting = tuple[int, int]  # batch, length
 
@@ -26,7 +26,7 @@ class Row:
     device: str  # in words; of several, how many
     batch: int
     length: int
-    shape: str  # printable; the same for the same model in every file, and unlike every other model's
+    shape: str  # sanitized; the same for the same model in every file, and unlike every other model's
     baseline: str | None  # the shape that entry.time_ratio is to
     entry: Entry
     config: Mapping[str, Any]
@@ -97,7 +97,7 @@ def read_speed(paths: Sequence[str]) -> Speed:
     rows = [_row(file, cell, entry, shapes) for file in files for cell in file.cells for entry in cell.entries]
     problems: list[str] = []
     pairs = _pairs(files, shapes, problems)
-    return Speed(tuple(rows), tuple(pairs), tuple(dict.fromkeys(shapes.values())), tuple(map(printable, dict.fromkeys(problems))))
+    return Speed(tuple(rows), tuple(pairs), tuple(dict.fromkeys(shapes.values())), tuple(map(sanitize, dict.fromkeys(problems))))
 
 
 def verdict(ratio: Interval) -> str:
@@ -135,7 +135,7 @@ def _shape_names(files: Sequence[BenchFile]) -> dict[tuple[str, str, str], str]:
                 identity = _identity(file, entry)
                 if identity in names:
                     continue
-                label = printable(entry.label.removeprefix("mhsh ")) or entry.name
+                label = sanitize(entry.label.removeprefix("mhsh ")) or entry.name
                 number = 1
                 while (name := label if number == 1 else f"{label} ({number})") in names.values():
                     number += 1
@@ -146,7 +146,7 @@ def _shape_names(files: Sequence[BenchFile]) -> dict[tuple[str, str, str], str]:
 def _row(file: BenchFile, cell: Cell, entry: Entry, shapes: Mapping[tuple[str, str, str], str]) -> Row:
     baseline = next((each for each in cell.entries if each.name == entry.baseline), None)
     return Row(
-        file=printable(file.path),
+        file=sanitize(file.path),
         kind=file.kind,
         device=_device(file, entry),
         batch=cell.batch,
@@ -159,7 +159,7 @@ def _row(file: BenchFile, cell: Cell, entry: Entry, shapes: Mapping[tuple[str, s
 
 
 def _device(file: BenchFile, entry: Entry) -> str:
-    return printable(file.device if entry.devices == 1 else f"{entry.devices} x {file.device}")
+    return sanitize(file.device if entry.devices == 1 else f"{entry.devices} x {file.device}")
 
 
 def _pairs(files: Sequence[BenchFile], shapes: Mapping[tuple[str, str, str], str], problems: list[str]) -> list[Pair]:

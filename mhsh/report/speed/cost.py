@@ -14,7 +14,7 @@ import numpy as np
 from mhsh.bench.schema import Interval
 from mhsh.config.schema import to_dict
 from mhsh.report.compare.targets import crossing
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.loading import Run
 from mhsh.report.speed.comparison import Row
 
@@ -92,7 +92,7 @@ def _costs_of(run: Run, benches: Sequence[Row], target: float) -> list[Cost]:
 
 
 def _refused(run: Run, reason: str) -> Cost:
-    return Cost(run.name, None, None, None, False, None, None, None, printable(reason))
+    return Cost(run.name, None, None, None, False, None, None, None, sanitize(reason))
 
 
 def _cost(run: Run, own: Mapping[str, Any], row: Row, steps: float, at_most: bool) -> Cost:
@@ -106,7 +106,7 @@ def _cost(run: Run, own: Mapping[str, Any], row: Row, steps: float, at_most: boo
         at_most=at_most,
         step=seconds,
         hours=seconds.scaled(steps * row.entry.devices / 3600) if steps > 0 else None,
-        remark=printable(remark) or None,
+        remark=sanitize(remark) or None,
         refusal=None if steps > 0 else "had reached the target before its first step",
     )
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mhsh.bench.schema import Interval
-from mhsh.report.render.csv_text import csv_bytes
-from mhsh.report.render.formatting import listing
+from mhsh.report.render import csv_file
+from mhsh.report.render.format import format_list
+from mhsh.report.render.table import Table
 from mhsh.report.speed.comparison import Pair, Row, Speed, crossings, verdict
 from mhsh.report.speed.cost import Cost
 from mhsh.text import quantity, timing
@@ -86,7 +87,7 @@ def headline(speed: Speed) -> str:
     if len(speed.pairs) == 1:
         return finding(speed.pairs[0])
     if len({(pair.shallow, pair.deep) for pair in speed.pairs}) == 1:
-        kinds = listing([kind_name(kind) for kind in dict.fromkeys(pair.kind for pair in speed.pairs)])
+        kinds = format_list([kind_name(kind) for kind in dict.fromkeys(pair.kind for pair in speed.pairs)])
         return f"Speed in {kinds}: {speed.pairs[0].deep} against {speed.pairs[0].shallow}"
     return f"Speed of {len(speed.shapes)} shapes" if len(speed.shapes) > 1 else f"Speed of {speed.shapes[0]}"
 
@@ -127,7 +128,7 @@ def turning_points(pair: Pair) -> list[str]:
             sure = [f"{first} up to {varied} {crossing.told_up_to}"] if crossing.told_up_to else []
             sure += [f"{second} from {varied} {crossing.told_from} on"] if crossing.told_from else []
             what = f"{second} overtakes {first} at {varied} {crossing.at:.3g}"
-            certain = f"told apart: {listing(sure)}" if sure else "neither side of it is told apart from equal"
+            certain = f"told apart: {format_list(sure)}" if sure else "neither side of it is told apart from equal"
             lines.append(f"At {kept} {size}, {what} ({certain}).")
         if not found:
             faster = pair.deep if next(iter(line.values())).median > 1 else pair.shallow
@@ -150,4 +151,4 @@ def to_csv(rows: Sequence[Row]) -> bytes:
         numbers = [*entry.seconds, *(entry.time_ratio or [""] * len(Interval._fields))]
         facts = [entry.implementation, entry.devices, entry.work, row.tokens_per_second.median, entry.memory]
         lines.append([row.kind, row.device, row.batch, row.length, row.shape, *facts, *numbers, row.baseline, row.file])
-    return f"# {MARK}\n".encode() + csv_bytes(columns, lines)
+    return f"# {MARK}\n".encode() + csv_file.to_csv(Table(columns, lines))

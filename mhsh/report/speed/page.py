@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from mhsh.report.compare.styles import look
-from mhsh.report.render.static_page import bullets, picture, section, static_page, table
+from mhsh.report.render.static_page import bullets, picture, section, static_page, swatch, table
+from mhsh.report.render.styles import curve_style
 from mhsh.report.speed import plots as plots
 from mhsh.report.speed.comparison import Pair, Speed
 from mhsh.report.speed.cost import Cost
@@ -38,7 +38,7 @@ def render(speed: Speed, costs: Sequence[Cost], target: float | None) -> bytes:
         section("Problems", bullets(speed.problems, "problems")) if speed.problems else "",
         section("Rules", bullets(rules(speed, bool(costs)), "small")),
     )
-    return static_page(title, MARK, ("page.css", "speed.css"), parts)
+    return static_page(title, MARK, ("render/page.css", "speed/page.css"), parts)
 
 
 def _maps(pairs: Sequence[Pair]) -> str:
@@ -53,7 +53,7 @@ def _maps(pairs: Sequence[Pair]) -> str:
 
 
 def _line_section(speed: Speed) -> str:
-    legend = "".join(f"<li>{look(index).swatch}{escape(shape)}</li>" for index, shape in enumerate(speed.shapes))
+    legend = "".join(f"<li>{swatch(curve_style(index))}{escape(shape)}</li>" for index, shape in enumerate(speed.shapes))
     parts = [f'<ul class="legend" aria-label="Shapes">{legend}</ul>']
     found = plots.panels(speed)
     for group in dict.fromkeys(panel.group for panel in found):

@@ -19,8 +19,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
 from mhsh.bench.schema import Interval
-from mhsh.report.compare.styles import look
 from mhsh.report.render.figure_files import figure_bytes
+from mhsh.report.render.styles import curve_style
 from mhsh.report.speed.comparison import Pair, Row, Setting, Speed, crossings, verdict
 from mhsh.report.speed.cost import Cost
 from mhsh.report.speed.findings import HOW_TO_READ, MARK, kind_name, pair_title, times
@@ -200,7 +200,7 @@ def panel_picture(panel: Panel) -> bytes:
 
 def _draw_lines(axes: Axes, panel: Panel) -> None:
     for place, line in enumerate(panel.lines):
-        style = look(line.shape)
+        style = curve_style(line.shape)
         # Beside each other, so that one interval does not hide the other.
         shift = 1.02 ** (place - (len(panel.lines) - 1) / 2)
         middle = np.array([value.median for value in line.values])
@@ -239,7 +239,7 @@ def cost_picture(costs: Sequence[Cost], target: float, kind: str) -> bytes:
     figure = Figure(figsize=(6, 1.2 + 0.45 * len(drawn)), dpi=120, layout="constrained")
     axes = figure.subplots()
     for place, (_, hours) in enumerate(drawn):
-        style = look(place)
+        style = curve_style(place)
         spread = [[hours.median - hours.low], [hours.high - hours.median]]
         axes.errorbar([hours.median], [place], xerr=spread, color=style.color, marker=style.marker, capsize=4, markersize=7)
     names = [textwrap.shorten(f"{cost.run} on {cost.device}", 48, placeholder=" ...") for cost, _ in drawn]

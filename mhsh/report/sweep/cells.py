@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from mhsh.files import absolute
 from mhsh.outcome import DIVERGED, LEFT, ON_PLATEAU, PLATEAU_RULE, SMOOTHING_RULE
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.loading import load_runs
 from mhsh.report.runs.summary import Summary, summarize
 from mhsh.sweep.axes import SEEDS, Axis, Value
@@ -108,9 +108,9 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
     for cell in plan.cells:
         run = runs.get(str(paths[cell.name]))
         cells.append(SweptCell(cell, states[cell.name], summarize(run) if run and run.drawable else None))
-    return Sweep(plan.axes, tuple(cells), tuple(printable(line) for line in problems))
+    return Sweep(plan.axes, tuple(cells), tuple(sanitize(line) for line in problems))
 
 
 def setting_words(settings: Mapping[str, Value]) -> str:
-    """Settings as `scheme = admin, learning_rate = 0.001`, printable."""
-    return ", ".join(f"{path.split('.')[-1]} = {printable(str(value))}" for path, value in settings.items())
+    """Settings as `scheme = admin, learning_rate = 0.001`, sanitized."""
+    return ", ".join(f"{path.split('.')[-1]} = {sanitize(str(value))}" for path, value in settings.items())

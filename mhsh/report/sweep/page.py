@@ -9,9 +9,9 @@ from html import escape
 
 from mhsh.report.compare.run_columns import COLUMNS
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE
-from mhsh.report.render import formatting
+from mhsh.report.render.format import format_list
 from mhsh.report.render.outputs import MARK
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.sanitize import sanitize
 from mhsh.report.render.static_page import SCROLLING, bullets, picture, section, static_page, table
 from mhsh.report.sweep.cells import VERDICT_RULES, Sweep, SweptCell
 from mhsh.report.sweep.quality import QUALITY_RULE, Point, Quality, claims, difference_in_words, in_words
@@ -39,8 +39,8 @@ def render(sweep: Sweep, found: Sequence[Quality], grids: Sequence[Grid], pictur
         section("Problems", bullets(sweep.problems, "problems")) if sweep.problems else "",
         section("Rules", bullets([*VERDICT_RULES, *_rules(found, grids)], "small")),
     )
-    title = f"Sweep over {formatting.listing([printable(axis.name) for axis in sweep.axes])}"
-    return static_page(title, MARK, ("page.css", "sweep.css"), parts)
+    title = f"Sweep over {format_list([sanitize(axis.name) for axis in sweep.axes])}"
+    return static_page(title, MARK, ("render/page.css", "sweep/page.css"), parts)
 
 
 def _rules(found: Sequence[Quality], grids: Sequence[Grid]) -> list[str]:
@@ -53,7 +53,7 @@ def _counts(sweep: Sweep) -> str:
 
 
 def _quality_section(quality: Quality, png: bytes) -> str:
-    name = printable(quality.axis.name)
+    name = sanitize(quality.axis.name)
     several = bool(quality.lines[0].label)
     headings = [
         *["setting"] * several,
@@ -123,7 +123,7 @@ def _square_class(verdict: str) -> str:
 
 
 def _cells_section(sweep: Sweep) -> str:
-    headings = [*(printable(axis.name) for axis in sweep.axes), "verdict", *_COLUMNS]
+    headings = [*(sanitize(axis.name) for axis in sweep.axes), "verdict", *_COLUMNS]
     rows = [_cell_texts(cell) for cell in sweep.cells]
     note = '<p class="small">Losses are in nats per predicted token. Device time is training time without compilation.</p>'
     return section("All cells", table(headings, rows, "All cells") + note)
@@ -131,8 +131,8 @@ def _cells_section(sweep: Sweep) -> str:
 
 def _cell_texts(cell: SweptCell) -> list[str]:
     columns = dict(COLUMNS)
-    reason = f": {printable(cell.state.reason)}" if cell.state.reason else ""
+    reason = f": {sanitize(cell.state.reason)}" if cell.state.reason else ""
     model = cell.plan.config.model
     figures = [columns[name](cell.summary) if cell.summary else "" for name in _COLUMNS[1:]]
-    settings = [printable(str(value)) for value in cell.plan.settings.values()]
+    settings = [sanitize(str(value)) for value in cell.plan.settings.values()]
     return [*settings, cell.verdict + reason, f"{model.num_layers}L x {model.num_heads}H", *figures]

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mhsh.outcome import DIVERGED
-from mhsh.report.compare.styles import look
 from mhsh.report.render.figure_files import figure_bytes
 from mhsh.report.render.outputs import MARK
+from mhsh.report.render.styles import curve_style
 from mhsh.report.sweep.cells import CONVERGED, PLATEAUED
 from mhsh.report.sweep.quality import Quality
 from mhsh.report.sweep.stability_map import LETTERS, Grid
@@ -36,7 +36,7 @@ def quality_picture(quality: Quality, kind: str) -> bytes:
     axes.set_xticks(values, [str(value) for value in values])
     axes.minorticks_off()
     for index, line in enumerate(quality.lines):
-        style = look(index)
+        style = curve_style(index)
         points = sorted((point.value, point.quality) for point in line.points if point.quality is not None)
         x, y = [value for value, _ in points], [estimated.mean for _, estimated in points]
         half = [estimated.high - estimated.mean if estimated.has_interval else 0.0 for _, estimated in points]

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from mhsh.report.estimate import Estimate, difference, estimate
-from mhsh.report.render import formatting
+from mhsh.report.render.format import format_loss
 from mhsh.report.sweep.cells import Sweep, SweptCell, setting_words
 from mhsh.sweep.axes import SEEDS, Axis, Value
 
@@ -82,7 +82,7 @@ def in_words(point: Point) -> str:
         return "no seed reached the end"
     got = f"{point.quality.seeds} of {point.planned} seeds" if point.missing else _seeds(point.planned)
     interval = f"95 % interval {point.quality.low:.3f} to {point.quality.high:.3f}, " if point.quality.has_interval else ""
-    return f"{formatting.loss(point.quality.mean)} ({interval}{got})"
+    return f"{format_loss(point.quality.mean)} ({interval}{got})"
 
 
 def difference_in_words(estimated: Estimate) -> str:

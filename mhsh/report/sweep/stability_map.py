@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mhsh.outcome import DIVERGED
-from mhsh.report.render import formatting
+from mhsh.report.render.format import format_loss
 from mhsh.report.sweep.cells import CONVERGED, PLATEAUED, UNKNOWN, Sweep, SweptCell, setting_words
 from mhsh.sweep.axes import DEPTH, HEADS_PER_LAYER, LEARNING_RATE, SCHEME, scheme_of
 from mhsh.sweep.folder import FAILED, RUNNING, STOPPED, WAITING
@@ -98,6 +98,6 @@ def _square(cells: Sequence[SweptCell]) -> Square:
     verdicts = Counter(cell.verdict for cell in ended or cells)
     verdict = next(verdict for verdict in LETTERS if verdicts[verdict])
     losses = [cell.final_loss for cell in ended if cell.final_loss is not None]
-    figure = formatting.loss(statistics.fmean(losses)) if losses else "not finite" if verdict == DIVERGED else ""
+    figure = format_loss(statistics.fmean(losses)) if losses else "not finite" if verdict == DIVERGED else ""
     agreed = verdicts[verdict] == len(cells)
     return Square(verdict, figure, "" if agreed else f"{verdicts[verdict]} of {len(cells)} seeds")

@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mhsh.report.render.csv_text import csv_bytes
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.csv_file import to_csv
+from mhsh.report.render.sanitize import sanitize
+from mhsh.report.render.table import Table
 from mhsh.report.sweep.cells import VERDICT_RULES, Sweep, SweptCell
 from mhsh.report.sweep.quality import QUALITY_RULE, Quality
 from mhsh.report.sweep.stability_map import SQUARE_RULE, Grid
@@ -20,7 +21,7 @@ def as_csv(sweep: Sweep) -> bytes:
     stays empty.
     """
     rows = [_row(cell) for cell in sweep.cells]
-    return csv_bytes(list(rows[0]), [list(row.values()) for row in rows])
+    return to_csv(Table(list(rows[0]), [list(row.values()) for row in rows]))
 
 
 def as_json(sweep: Sweep, found: Sequence[Quality], grids: Sequence[Grid]) -> bytes:
@@ -60,7 +61,7 @@ def _row(cell: SweptCell) -> dict[str, Any]:
         "heads": model.num_heads,
         "state": cell.state.kind,
         "verdict": cell.verdict,
-        "reason": printable(cell.state.reason),
+        "reason": sanitize(cell.state.reason),
         "final_validation_loss": final.loss if final else None,
         "best_validation_loss": best.loss if best else None,
         "best_validation_step": best.step if best else None,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from mhsh.report.compare import figures
 from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.compare.figures import GROUPS, RUNS, Curves, Trace, draw_curves, plotly_text
-from mhsh.report.compare.styles import look, run_looks
 from mhsh.report.compare.unequal_marks import SIGN
+from mhsh.report.render.styles import curve_style, run_styles
 from mhsh.report.runs import downsample
 from mhsh.report.runs.curves import AXES
 from mhsh.report.runs.loading import load_runs
@@ -78,9 +78,9 @@ def test_long_runs_are_thinned_together_and_the_report_says_so(make_run) -> None
 
 
 def test_runs_differ_in_dash_and_marker_as_well_as_colour() -> None:
-    looks = [look(index) for index in range(210)]
-    assert len({(item.color, item.dash, item.symbol) for item in looks}) == 210
-    for one, other in itertools.pairwise(looks):
+    styles = [curve_style(index) for index in range(210)]
+    assert len({(item.color, item.dash, item.symbol) for item in styles}) == 210
+    for one, other in itertools.pairwise(styles):
         assert one.color != other.color
         assert one.dash != other.dash
         assert one.symbol != other.symbol
@@ -88,10 +88,10 @@ def test_runs_differ_in_dash_and_marker_as_well_as_colour() -> None:
 
 
 def test_runs_of_a_group_share_its_colour_and_nothing_else(two_groups: Comparison) -> None:
-    looks = run_looks(two_groups.groups)
+    styles = run_styles(group.runs for group in two_groups.groups)
     for place, group in enumerate(two_groups.groups):
-        assert {looks[run].color for run in group.runs} == {look(place).color}
-        assert len({looks[run].dash for run in group.runs}) == len({looks[run].symbol for run in group.runs}) == 3
+        assert {styles[run].color for run in group.runs} == {curve_style(place).color}
+        assert len({styles[run].dash for run in group.runs}) == len({styles[run].symbol for run in group.runs}) == 3
 
 
 def test_a_group_is_drawn_as_its_mean_over_its_band(two_groups: Comparison) -> None:

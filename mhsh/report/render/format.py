@@ -7,41 +7,41 @@ import math
 from typing import Any
 
 from mhsh.report.estimate import Estimate
-from mhsh.report.render.sanitize import printable
+from mhsh.report.render.sanitize import sanitize
 from mhsh.text import NOT_RECORDED
 
 
-def loss(value: float | None) -> str:
+def format_loss(value: float | None) -> str:
     """A loss in nats per token, three decimals."""
     if value is None:
         return NOT_RECORDED
     return f"{value:.3f}" if math.isfinite(value) else "not finite"
 
 
-def loss_difference(value: float) -> str:
+def format_loss_difference(value: float) -> str:
     """A difference of two losses; a small one keeps a digit rather than reading as 0.000."""
     return f"{value:.3f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.1g}"
 
 
-def interval(of: Estimate) -> str:
+def format_interval(of: Estimate) -> str:
     """`0.120 to 0.340`, of losses."""
-    return f"{loss_difference(of.low)} to {loss_difference(of.high)}"
+    return f"{format_loss_difference(of.low)} to {format_loss_difference(of.high)}"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """0.0123 as `1.2 %`; a small share keeps a digit rather than reading as 0.0 %."""
     return f"{100 * share:.1f} %" if abs(share) >= 0.0005 or share == 0 else f"{100 * share:.1g} %"
 
 
-def recorded(value: Any) -> str:
+def format_recorded(value: Any) -> str:
     """Any value out of a JSON file on one line; None is `not recorded`."""
     if value is None:
         return NOT_RECORDED
     if isinstance(value, str):
-        return printable(value) or '""'
-    return printable(json.dumps(value, sort_keys=True, ensure_ascii=False))
+        return sanitize(value) or '""'
+    return sanitize(json.dumps(value, sort_keys=True, ensure_ascii=False))
 
 
-def listing(words: list[str]) -> str:
+def format_list(words: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
