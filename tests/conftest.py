@@ -69,6 +69,13 @@ def make_config() -> MakeConfig:
     return make
 
 
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in this process see one of the eight devices: that compiles faster."""
+    devices = jax.devices
+    monkeypatch.setattr(jax, "devices", lambda *backend: devices(*backend)[:1])
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real corpora; tests that ask for it are marked `realdata`."""

@@ -19,8 +19,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from mhsh.config.schema import Config, TranslationDataConfig, to_dict
-from mhsh.data.batches import ProcessRows, prefetched
+from mhsh.config.schema import Config, DataConfig, TranslationDataConfig, to_dict
+from mhsh.data.batches import BATCH_ORDER_VERSION, ProcessRows, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
@@ -166,7 +166,7 @@ def _prepare(config: Config, folder: RunFolder) -> Setup:
         )
     corpus = load_corpus(config, folder.path if (folder.path / vocab_file(config)).exists() else None)
     corpus.check_batch(config.train.batch_size)
-    _check_same_data(folder, corpus)
+    _check_same_data(config, folder, corpus)
     code = environment()
     preflight(
         {
@@ -263,11 +263,19 @@ def _compiled(setup: Setup, watchdog: Watchdog) -> tuple[CompiledByLength, Score
     return step, Scorer(config, setup.model, mesh, setup.corpus, setup.rows, abstract.params, decoding, together)
 
 
-def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:
+def _check_same_data(config: Config, folder: RunFolder, corpus: Corpus) -> None:
     """A run that goes on must see the rows that it began with."""
     if not folder.has_run_record():
         return
-    recorded = folder.read_run().get("data", {}).get("fingerprint")
+    record = folder.read_run()
+    # Version 1 was not recorded; the batches of pre-training are the same under both.
+    order = record.get("batch_order", 1)
+    if order != BATCH_ORDER_VERSION and not isinstance(config.data, DataConfig):
+        raise UserError(
+            f"{folder.path} cannot be resumed: the order of the batches has changed since it began (version {order} there, "
+            f"{BATCH_ORDER_VERSION} here); train it again in another --workdir"
+        )
+    recorded = record.get("data", {}).get("fingerprint")
     if recorded != corpus.fingerprint:
         raise UserError(
             f"{folder.path} was trained on other data (fingerprint {str(recorded)[:12]}, here {corpus.fingerprint[:12]}); "
@@ -316,6 +324,7 @@ def _record(setup: Setup, state: TrainState, compile_seconds: float) -> dict[str
         "weight_decayed_parameters": decayed_count(state.params),
         "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
         "flops_per_step": step_flops(config),
+        "batch_order": BATCH_ORDER_VERSION,
         "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},
         "omega": omega,
         "compile_seconds": compile_seconds,
