@@ -4,113 +4,48 @@ error names its field.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
+from mhsh.config.fields import HEADS_PER_LAYER, Field, all_fields, fields_of, section_class, section_names
 from mhsh.config.schema import (
-    ACTIVATIONS,
-    ADMIN_OMEGAS,
-    DTYPES,
-    INITS,
-    KERNELS,
-    LAYOUTS,
     OBJECTIVES,
-    OPTIMIZERS,
-    POSITIONS,
-    REMAT_POLICIES,
-    RESIDUALS,
-    SCHEDULES,
-    TOKENIZERS,
-    TRANSLATION_TOKENIZERS,
     AnyDataConfig,
     ClassificationDataConfig,
     Config,
     DataConfig,
     MeshConfig,
     ModelConfig,
-    OptimizerConfig,
     SpanDataConfig,
-    TrainConfig,
     TranslationDataConfig,
     regroup,
+    to_dict,
 )
 from mhsh.errors import UserError
-
-# In this order: the model's objective decides of what kind the data section is.
-_SECTIONS = ("model", "data", "optimizer", "train", "mesh")
-
-# The objectives whose data section is not DataConfig.
-_DATA_SECTIONS: dict[str, type] = {
-    "translation": TranslationDataConfig,
-    "classification": ClassificationDataConfig,
-    "span": SpanDataConfig,
-}
-
-# What a value may be, beyond its type; a field named in none of these tables is checked by type
-# alone.
-_CHOICES: dict[type, dict[str, Sequence[str]]] = {
-    ModelConfig: {
-        "objective": OBJECTIVES,
-        "positions": POSITIONS,
-        "activation": ACTIVATIONS,
-        "residual": RESIDUALS,
-        "admin_omega": ADMIN_OMEGAS,
-        "init": INITS,
-        "compute_dtype": DTYPES,
-        "residual_dtype": DTYPES,
-        "remat_policy": REMAT_POLICIES,
-        "kernels": KERNELS,
-    },
-    DataConfig: {"tokenizer": TOKENIZERS},
-    TranslationDataConfig: {"tokenizer": TRANSLATION_TOKENIZERS, "layout": LAYOUTS},
-    OptimizerConfig: {"name": OPTIMIZERS, "schedule": SCHEDULES},
-}
-_AT_LEAST_ONE = {
-    ModelConfig: ("vocab_size", "max_positions", "num_layers", "num_heads", "head_dim", "embed_dim", "mlp_dim", "scan_unroll"),
-    DataConfig: ("sequence_length",),
-    TranslationDataConfig: ("sequence_length", "max_length_ratio"),
-    ClassificationDataConfig: ("sequence_length",),
-    SpanDataConfig: ("sequence_length", "stride", "max_question_length"),
-    TrainConfig: ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints", "max_skipped_steps"),
-}
-_AT_LEAST_ZERO = {
-    ModelConfig: ("num_token_types", "num_decoder_layers", "num_classes"),
-    DataConfig: ("max_predictions", "seed"),
-    TranslationDataConfig: ("validation_sentences", "seed"),
-    ClassificationDataConfig: ("seed",),
-    SpanDataConfig: ("seed",),
-    OptimizerConfig: ("end_learning_rate", "warmup_steps", "weight_decay", "clip_norm"),
-    TrainConfig: ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every", "hang_seconds"),
-}
-_POSITIVE = {ModelConfig: ("layer_norm_epsilon",), OptimizerConfig: ("learning_rate", "epsilon")}
-_FRACTIONS = {
-    ModelConfig: ("hidden_dropout", "attention_dropout", "mlp_dropout", "embedding_dropout"),
-    DataConfig: ("mask_fraction", "validation_fraction"),
-    TranslationDataConfig: ("validation_fraction",),
-    SpanDataConfig: ("validation_fraction",),
-    OptimizerConfig: ("beta1", "beta2"),
-    TrainConfig: ("label_smoothing",),
-}
-_MESH_AXES = {MeshConfig: ("data", "fsdp", "tensor")}
-
-
-# Fields that older config.json files lack, and what runs did before there was a choice.
-_ADDED_LATER: dict[str, dict[str, Any]] = {
-    "model": {"num_classes": 0, "kernels": "plain"},
-    "optimizer": {"end_learning_rate": 0.0},
-    "train": {"start_from": "", "keep_moments": False},
-}
 
 
 def from_saved(fields: Mapping[str, Any]) -> Config:
     """As `from_dict`, of a run's config.json, which an older version may have written."""
+    return from_dict(with_added_fields(fields))
+
+
+def with_added_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain fields of a config, those that were added since it was written with their value of
+    then.
+    """
     complete = dict(fields)
-    for section, added in _ADDED_LATER.items():
-        if isinstance(complete.get(section), Mapping):
-            complete[section] = added | dict(complete[section])
-    return from_dict(complete)
+    model = complete.get("model")
+    objective = model.get("objective") if isinstance(model, Mapping) else None
+    for field in all_fields(objective if objective in OBJECTIVES else OBJECTIVES[0]):
+        section = field.path.split(".")[0]
+        if field.added and isinstance(complete.get(section), Mapping):
+            complete[section] = {field.name: field.added["before"]} | dict(complete[section])
+    return complete
 
 
 def from_dict(fields: Mapping[str, Any]) -> Config:
@@ -120,35 +55,26 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
     Raises:
       UserError: naming the field, its value and what is allowed.
     """
-    _check_names("", fields, _SECTIONS)
+    _check_names("", fields, section_names())
     sections: dict[str, Any] = {}
     heads_per_layer = 0
-    for section in _SECTIONS:
-        cls = _section_class(section, sections)
+    for section in section_names():
+        # The model comes before the data, whose kind depends on its objective.
+        cls = section_class(section, sections["model"].objective if sections else OBJECTIVES[0])
+        known = fields_of(section, cls)
         values = fields[section]
         if not isinstance(values, Mapping):
-            raise UserError(f"{section} = {values!r} is not a section; allowed: {_names(cls)}")
-        values = dict(values)
-        optional = ("heads_per_layer",) if section == "model" else ()
-        _check_names(section + ".", values, [field.name for field in dataclasses.fields(cls)], optional)
+            raise UserError(f"{section} = {values!r} is not a section; allowed: {', '.join(known)}")
+        optional = ["heads_per_layer"] if section == "model" else []
+        _check_names(section + ".", values, list(known), optional)
         if optional:
-            heads_per_layer = _typed("model.heads_per_layer", values.get("heads_per_layer", 0), "int")
-        sections[section] = cls(
-            **{
-                field.name: _typed(f"{section}.{field.name}", values[field.name], str(field.type))
-                for field in dataclasses.fields(cls)
-            }
-        )
-        _check_values(section, sections[section])
+            heads_per_layer = _checked_type(HEADS_PER_LAYER, values.get("heads_per_layer", 0), int)
+        sections[section] = cls(**{name: _checked(field, values[name]) for name, field in known.items()})
     config = Config(**sections)
     if heads_per_layer:
-        config = dataclasses.replace(config, model=regroup(config.model, heads_per_layer))
+        config = replace(config, model=regroup(config.model, heads_per_layer))
     _check_together(config)
     return config
-
-
-def _names(cls: type) -> str:
-    return ", ".join(field.name for field in dataclasses.fields(cls))
 
 
 def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -163,41 +89,23 @@ def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str],
             raise UserError(f"{prefix}{name} is missing from the config; it has no default")
 
 
-def _typed(name: str, value: Any, kind: str) -> Any:
-    """`value` as the annotated type; a whole number may stand where a float is wanted, nothing else
-    is converted.
+def _checked(field: Field, value: Any) -> Any:
+    """The value of a field: a whole number may stand where a float is wanted, nothing else is
+    converted.
     """
-    if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    actual = type(value).__name__
-    if actual != kind:
-        raise UserError(f"{name} = {value!r} is of type {actual}; allowed: {kind}")
-    if kind == "float" and not abs(value) < float("inf"):
-        raise UserError(f"{name} = {value!r} is not a finite number")
+    _checked_type(field.path, value, field.kind)
+    try:
+        return msgspec.convert(value, field.annotation)
+    except msgspec.ValidationError:
+        raise UserError(f"{field.path} = {value!r}; allowed: {field.allowed}") from None
+
+
+def _checked_type(path: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise UserError(f"{path} = {value!r} is of type {type(value).__name__}; allowed: {kind.__name__}")
+    if kind is float and not math.isfinite(value):
+        raise UserError(f"{path} = {value!r} is not a finite number")
     return value
-
-
-def _section_class(section: str, before: Mapping[str, Any]) -> type:
-    if section == "data":
-        return _DATA_SECTIONS.get(before["model"].objective, DataConfig)
-    return {"model": ModelConfig, "optimizer": OptimizerConfig, "train": TrainConfig, "mesh": MeshConfig}[section]
-
-
-def _check_values(section: str, values: Any) -> None:
-    for field, choices in _CHOICES.get(type(values), {}).items():
-        _require(section, values, {type(values): (field,)}, choices.__contains__, ", ".join(choices))
-    _require(section, values, _AT_LEAST_ONE, lambda v: v >= 1, "1 or more")
-    _require(section, values, _AT_LEAST_ZERO, lambda v: v >= 0, "0 or more")
-    _require(section, values, _POSITIVE, lambda v: v > 0, "more than 0")
-    _require(section, values, _FRACTIONS, lambda v: 0 <= v < 1, "from 0 to less than 1")
-    _require(section, values, _MESH_AXES, lambda v: v >= 1 or v == -1, "1 or more, or -1 for the rest")
-
-
-def _require(section: str, values: Any, fields: Mapping[type, tuple[str, ...]], test: Callable[[Any], bool], allowed: str) -> None:
-    for name in fields.get(type(values), ()):
-        value = getattr(values, name)
-        if not test(value):
-            raise UserError(f"{section}.{name} = {value!r}; allowed: {allowed}")
 
 
 def _check_together(config: Config) -> None:
@@ -239,10 +147,6 @@ def _check_together(config: Config) -> None:
             f"model.next_sentence = True needs model.num_token_types of 2 or more, not {model.num_token_types}",
         ),
         (
-            [mesh.data, mesh.fsdp, mesh.tensor].count(-1) > 1,
-            f"mesh = {dataclasses.asdict(mesh)}: only one axis can be -1 (whatever the others leave)",
-        ),
-        (
             (model.num_decoder_layers > 0) != (model.objective == "translation"),
             f"model.num_decoder_layers = {model.num_decoder_layers}; allowed with model.objective = {model.objective!r}: "
             + ("1 or more" if model.objective == "translation" else "0"),
@@ -264,11 +168,24 @@ def _check_together(config: Config) -> None:
             model.num_token_types and model.objective == "translation",
             f"model.num_token_types = {model.num_token_types}; allowed with model.objective = 'translation': 0",
         ),
+        *_mesh_problems(mesh),
         *_data_problems(model, data),
     )
     for wrong, message in problems:
         if wrong:
             raise UserError(message)
+
+
+def _mesh_problems(mesh: MeshConfig) -> tuple[tuple[bool, str], ...]:
+    devices = to_dict(mesh)
+    zero = [field for field in fields_of("mesh", MeshConfig).values() if devices[field.name] == 0]
+    return (
+        *((True, f"{field.path} = 0; allowed: {field.allowed}") for field in zero),
+        (
+            list(devices.values()).count(-1) > 1,
+            f"mesh = {devices}: only one axis can be -1 (the devices that the others leave)",
+        ),
+    )
 
 
 def _data_problems(model: ModelConfig, data: AnyDataConfig) -> tuple[tuple[bool, str], ...]:

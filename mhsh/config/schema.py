@@ -1,185 +1,306 @@
-"""What a run is: frozen dataclasses, and `regroup`, which trades heads against depth."""
+"""What a run is: every field of a config once, with its type, bounds, meaning and role."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+import functools
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
 
 from mhsh.errors import UserError
 
-OBJECTIVES = ("mlm", "clm", "translation", "classification", "span")
-POSITIONS = ("learned", "sinusoidal")
-RESIDUALS = ("post_ln", "pre_ln", "admin", "deepnorm", "rezero")
-ADMIN_OMEGAS = ("profiled", "closed_log", "closed_one")
-INITS = ("bert", "xavier")
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
-DTYPES = ("float32", "bfloat16")
-REMAT_POLICIES = ("auto", "none", "dots", "dots_no_batch", "full", "groups")
-KERNELS = ("auto", "plain", "fused")
-TOKENIZERS = ("wordpiece", "bytes")
-TRANSLATION_TOKENIZERS = ("bpe", "unigram")
-LAYOUTS = ("packed", "bucketed")
-OPTIMIZERS = ("adamw", "lamb", "radam")
-SCHEDULES = ("linear", "constant", "inverse_sqrt")
+# What a difference in a field does to a comparison of two runs. shape: it is what is compared;
+# loss: the losses are not at equal conditions; clock: device seconds are not comparable;
+# bookkeeping: nothing.
+Role = Literal["shape", "loss", "clock", "bookkeeping"]
+
+# Where the fairness ledger shows a field, in the ledger's order.
+Row = Literal[
+    "data seed (split, order, masking)",
+    "rows of data",
+    "learning-rate schedule",
+    "update rule",
+    "steps and batch",
+    "dropout",
+    "precision",
+    "validation batches",
+    "kernels and rematerialisation",
+    "micro-batches",
+    "start",
+    "training seed",
+    "mesh",
+]
+
+# What a difference does to the time of a step. changes: it is another step; named: it is worth
+# knowing; same: nothing.
+Step = Literal["changes", "named", "same"]
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
+def _field(role: Role, doc: str, row: Row | None = None, step: Step = "same", **before: Any) -> Meta:
+    """What is known of a field besides its type.
+
+    `before=VALUE` is the value of runs that are older than the field: their config.json lacks it.
+    """
+    return Meta(description=doc, extra={"role": role, "row": row, "step": step} | before)
+
+
+_shape = functools.partial(_field, "shape", step="changes")
+_loss = functools.partial(_field, "loss")
+_clock = functools.partial(_field, "clock")
+_bookkeeping = functools.partial(_field, "bookkeeping")
+_rows = functools.partial(_field, "loss", row="rows of data")
+_data_seed = functools.partial(_field, "loss", row="data seed (split, order, masking)")
+
+Count = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+MeshAxis = Annotated[int, Meta(ge=-1, extra={"allowed": "1 or more, or -1 for the rest"})]  # resolve.py refuses 0
+
+Objective = Literal["mlm", "clm", "translation", "classification", "span"]
+Residual = Literal["post_ln", "pre_ln", "admin", "deepnorm", "rezero"]
+AdminOmega = Literal["profiled", "closed_log", "closed_one"]
+Init = Literal["bert", "xavier"]
+Dtype = Literal["float32", "bfloat16"]
+TranslationTokenizer = Literal["bpe", "unigram"]
+
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
+RESIDUALS: tuple[str, ...] = get_args(Residual)
+ADMIN_OMEGAS: tuple[str, ...] = get_args(AdminOmega)
+INITS: tuple[str, ...] = get_args(Init)
+TRANSLATION_TOKENIZERS: tuple[str, ...] = get_args(TranslationTokenizer)
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a config. Its constructor checks nothing: `mhsh.config.resolve.from_dict` does."""
+
+
+class ModelConfig(Section, frozen=True):
     """The shape and the mathematics of one Transformer; letters as in docs/design.md."""
 
-    # mlm: predict masked tokens; clm: predict the next token; translation: an encoder and a
-    # decoder; classification: a class or a number for a row; span: where in a row the answer starts
-    # and ends
-    objective: str
-    vocab_size: int  # V, rows of the embedding table; at least the tokenizer's vocabulary
-    max_positions: int  # rows of the position table
-    positions: str  # learned, or the fixed sines of Vaswani et al. 2017
-    num_token_types: int  # rows of the token-type table; 0 leaves it out
-    next_sentence: bool  # whether the pooler and the next-sentence head exist (mlm only)
-    num_classes: int  # of the classification; 1: a regression; 0 with every other objective
-    num_layers: int  # L, of the encoder
-    num_decoder_layers: int  # of the decoder; 0 where there is none (all but translation)
-    num_heads: int  # N, heads in one layer
-    head_dim: int  # H, explicit: N * H need not equal D
-    embed_dim: int  # D
-    mlp_dim: int  # F
-    activation: str
-    residual: str
-    admin_omega: str  # how Admin's omega starts; read only where residual is admin
-    init: str
-    hidden_dropout: float
-    attention_dropout: float
-    mlp_dropout: float  # after the activation of the feed-forward sublayer
-    embedding_dropout: float
-    layer_norm_epsilon: float
-    compute_dtype: str
-    residual_dtype: str
-    remat_policy: str  # what the backward pass finds saved; auto: the fastest that fits the device
-    kernels: str  # of the encoder's sublayers: plain, fused where there is a fused one, or auto: fused on devices that gain by it
-    scan_unroll: int
+    objective: Annotated[
+        Objective,
+        _loss(
+            "mlm: predict masked tokens; clm: predict the next token; translation: an encoder and a decoder; "
+            "classification: a class or a number for a row; span: where in a row the answer starts and ends",
+            step="changes",
+        ),
+    ]
+    vocab_size: Annotated[Count, _loss("V, rows of the embedding table; at least the tokenizer's vocabulary", step="changes")]
+    max_positions: Annotated[Count, _shape("rows of the position table")]
+    positions: Annotated[Literal["learned", "sinusoidal"], _shape("learned, or the fixed sines of Vaswani et al. 2017")]
+    num_token_types: Annotated[NonNegative, _shape("rows of the token-type table; 0 leaves it out")]
+    next_sentence: Annotated[bool, _loss("whether the pooler and the next-sentence head exist (mlm only)", step="changes")]
+    num_classes: Annotated[
+        NonNegative, _loss("of the classification; 1: a regression; 0 with every other objective", step="changes", before=0)
+    ]
+    num_layers: Annotated[Count, _shape("L, layers of the encoder")]
+    num_decoder_layers: Annotated[NonNegative, _shape("layers of the decoder; 0 where there is none (all but translation)")]
+    num_heads: Annotated[Count, _shape("N, heads in one layer")]
+    head_dim: Annotated[Count, _shape("H, width of one head; N * H need not equal D")]
+    embed_dim: Annotated[Count, _shape("D, width of the residual stream")]
+    mlp_dim: Annotated[Count, _shape("F, width of the feed-forward sublayer")]
+    activation: Annotated[Literal["gelu", "gelu_tanh", "relu"], _shape("of the feed-forward sublayer")]
+    residual: Annotated[Residual, _shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")]
+    admin_omega: Annotated[AdminOmega, _shape("how Admin's omega starts; read only where model.residual is admin", step="same")]
+    init: Annotated[Init, _loss("of kernels and embeddings: bert, deviation 0.02 everywhere; xavier, by fan-in and fan-out")]
+    hidden_dropout: Annotated[Fraction, _loss("after each sublayer", "dropout", "named")]
+    attention_dropout: Annotated[Fraction, _loss("of the attention weights", "dropout", "named")]
+    mlp_dropout: Annotated[Fraction, _loss("after the activation of the feed-forward sublayer", "dropout", "named")]
+    embedding_dropout: Annotated[Fraction, _loss("of the embeddings", "dropout", "named")]
+    layer_norm_epsilon: Annotated[Positive, _loss("added to the variance in every LayerNorm")]
+    compute_dtype: Annotated[Dtype, _loss("of matrix products and activations; parameters are float32", "precision", "named")]
+    residual_dtype: Annotated[Dtype, _loss("of the residual stream", "precision", "named")]
+    kernels: Annotated[
+        Literal["auto", "plain", "fused"],
+        _clock(
+            "of the encoder's sublayers: plain, fused where there is a fused one, or auto: fused on devices that gain by it",
+            "kernels and rematerialisation",
+            "named",
+            before="plain",
+        ),
+    ]
+    remat_policy: Annotated[
+        Literal["auto", "none", "dots", "dots_no_batch", "full", "groups"],
+        _clock(
+            "what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device",
+            "kernels and rematerialisation",
+            "named",
+        ),
+    ]
+    scan_unroll: Annotated[Count, _clock("layers in one iteration of the layer scan", "kernels and rematerialisation", "named")]
 
 
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section, frozen=True):
     """Which text, how it becomes tokens, and how tokens become rows."""
 
-    source: str  # stdlib, text:GLOB (plain, .gz, .xz), tfds:NAME, or arrayrecord:DIR
-    tokenizer: str
-    vocab_path: str  # a vocab.txt to load; empty: trained on the source's training documents
-    lowercase: bool
-    sequence_length: int  # T, tokens in a row
-    max_predictions: int  # P, the fixed number of predicted positions a row (mlm)
-    mask_fraction: float  # share of a row's tokens that are predicted (mlm)
-    whole_word_masking: bool
-    validation_fraction: float  # share of the documents held out
-    seed: int  # of document split, row order and masking
+    source: Annotated[str, _bookkeeping("stdlib, text:GLOB (plain, .gz, .xz), tfds:NAME, or arrayrecord:DIR")]
+    tokenizer: Annotated[Literal["wordpiece", "bytes"], _rows("how text becomes tokens")]
+    vocab_path: Annotated[str, _bookkeeping("a vocab.txt to load; empty: trained on the source's training documents")]
+    lowercase: Annotated[bool, _rows("whether the tokenizer lowers case and strips accents")]
+    sequence_length: Annotated[Count, _rows("T, tokens in a row", step="changes")]
+    max_predictions: Annotated[NonNegative, _rows("P, the fixed number of predicted positions a row (mlm)", step="changes")]
+    mask_fraction: Annotated[Fraction, _rows("share of a row's tokens that are predicted (mlm)")]
+    whole_word_masking: Annotated[bool, _rows("whether the pieces of a word are masked together (mlm)")]
+    validation_fraction: Annotated[Fraction, _rows("share of the documents held out")]
+    seed: Annotated[NonNegative, _data_seed("of document split, row order and masking")]
 
 
-@dataclasses.dataclass(frozen=True)
-class TranslationDataConfig:
+class TranslationDataConfig(Section, frozen=True):
     """Which sentence pairs, how they become tokens, and how tokens become rows."""
 
-    source: str  # numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR
-    validation_source: str  # as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part
-    tokenizer: str
-    vocab_path: str  # a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs
-    sequence_length: int  # S = T, tokens in a row of each side; the longest sentence kept, its end mark included
-    layout: str  # packed: several pairs in a row; bucketed: one pair a row, rows of like length together
-    max_length_ratio: float  # pairs whose sides differ more in tokens are left out
-    validation_fraction: float  # share of the pairs held out where validation_source is empty
-    validation_sentences: int  # of the validation pairs, translated and scored at every evaluation; 0: none
-    seed: int  # of held-out pairs and row order
+    source: Annotated[str, _bookkeeping("numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR")]
+    validation_source: Annotated[
+        str, _bookkeeping("as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part")
+    ]
+    tokenizer: Annotated[TranslationTokenizer, _rows("how sentences become tokens; one vocabulary for both sides")]
+    vocab_path: Annotated[
+        str, _bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
+    ]
+    sequence_length: Annotated[
+        Count,
+        _rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included", step="changes"),
+    ]
+    layout: Annotated[
+        Literal["packed", "bucketed"],
+        _rows("packed: several pairs in a row; bucketed: one pair a row, rows of like length together"),
+    ]
+    max_length_ratio: Annotated[float, Meta(ge=1), _rows("pairs whose sides differ more in tokens are left out")]
+    validation_fraction: Annotated[Fraction, _rows("share of the pairs held out where validation_source is empty")]
+    validation_sentences: Annotated[
+        NonNegative, _rows("of the validation pairs, translated and scored at every evaluation; 0: none")
+    ]
+    seed: Annotated[NonNegative, _data_seed("of held-out pairs and row order")]
 
 
-@dataclasses.dataclass(frozen=True)
-class ClassificationDataConfig:
+class ClassificationDataConfig(Section, frozen=True):
     """Which of GLUE's tasks, and how its examples become rows."""
 
-    task: str  # cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli
-    source: str  # tsv:DIR, with the original files in a folder a task, or tfds:glue[:VERSION], as TFDS has prepared them
-    vocab_path: str  # the WordPiece vocabulary that the encoder was pre-trained with
-    lowercase: bool
-    sequence_length: int  # T; where the texts do not fit, the longer one is cut
-    seed: int  # of row order
+    tokenizer: ClassVar[str] = "wordpiece"  # no choice, and no field
 
-    tokenizer = "wordpiece"  # no choice, and no field
+    task: Annotated[str, _rows("cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")]
+    source: Annotated[
+        str, _bookkeeping("tsv:DIR, with the original files in a folder a task, or tfds:glue[:VERSION], as TFDS has prepared them")
+    ]
+    vocab_path: Annotated[str, _bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")]
+    lowercase: Annotated[bool, _rows("whether the tokenizer lowers case and strips accents")]
+    sequence_length: Annotated[Count, _rows("T; where the texts do not fit, the longer one is cut", step="changes")]
+    seed: Annotated[NonNegative, _data_seed("of row order")]
 
 
-@dataclasses.dataclass(frozen=True)
-class SpanDataConfig:
+class SpanDataConfig(Section, frozen=True):
     """Which questions, and how a question and a part of its context become a row."""
 
-    source: str  # json:FILE, in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]
-    validation_source: str  # as source; empty: articles of `source` held out by validation_fraction
-    validation_fraction: float  # share of the articles held out where validation_source is empty
-    vocab_path: str  # the WordPiece vocabulary that the encoder was pre-trained with
-    lowercase: bool
-    sequence_length: int  # T
-    stride: int  # tokens of context from one window's start to the next one's
-    max_question_length: int  # tokens; longer questions are cut
-    seed: int  # of held-out articles and row order
+    tokenizer: ClassVar[str] = "wordpiece"  # no choice, and no field
 
-    tokenizer = "wordpiece"  # no choice, and no field
+    source: Annotated[
+        str, _bookkeeping("json:FILE, in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]")
+    ]
+    validation_source: Annotated[str, _bookkeeping("as source; empty: articles of `source` held out by validation_fraction")]
+    validation_fraction: Annotated[Fraction, _rows("share of the articles held out where validation_source is empty")]
+    vocab_path: Annotated[str, _bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")]
+    lowercase: Annotated[bool, _rows("whether the tokenizer lowers case and strips accents")]
+    sequence_length: Annotated[Count, _rows("T, tokens in a row", step="changes")]
+    stride: Annotated[Count, _rows("tokens of context from one window's start to the next one's")]
+    max_question_length: Annotated[Count, _rows("tokens; longer questions are cut")]
+    seed: Annotated[NonNegative, _data_seed("of held-out articles and row order")]
 
 
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Section, frozen=True):
     """The update rule and its schedule."""
 
-    name: str
-    learning_rate: float
-    schedule: str  # after the warm-up: linear to end_learning_rate after the last step, constant, or falling as step ** -0.5
-    end_learning_rate: float  # of the linear schedule, 0 for the others
-    warmup_steps: int
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    clip_norm: float  # of the global gradient norm; 0: no clipping
+    name: Annotated[Literal["adamw", "lamb", "radam"], _loss("the update rule", "update rule", "named")]
+    schedule: Annotated[
+        Literal["linear", "constant", "inverse_sqrt"],
+        _loss(
+            "after the warm-up: linear to end_learning_rate after the last step, constant, or falling as step ** -0.5",
+            "learning-rate schedule",
+        ),
+    ]
+    learning_rate: Annotated[Positive, _loss("the highest, at the end of the warm-up", "learning-rate schedule")]
+    end_learning_rate: Annotated[
+        NonNegativeFloat, _loss("of the linear schedule, 0 for the others", "learning-rate schedule", before=0.0)
+    ]
+    warmup_steps: Annotated[NonNegative, _loss("steps in which the rate rises from 0", "learning-rate schedule")]
+    beta1: Annotated[Fraction, _loss("decay of the first moment", "update rule")]
+    beta2: Annotated[Fraction, _loss("decay of the second moment", "update rule")]
+    epsilon: Annotated[Positive, _loss("added to the root of the second moment", "update rule")]
+    weight_decay: Annotated[NonNegativeFloat, _loss("decoupled, of weights; not of biases, LayerNorms and omega", "update rule")]
+    clip_norm: Annotated[NonNegativeFloat, _loss("of the global gradient norm; 0: no clipping", "update rule")]
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Section, frozen=True):
     """How long, how much at once, and what is written when."""
 
-    seed: int  # of initialisation and dropout
-    start_from: str  # a run folder whose parameters training starts from, but for heads that it lacks; empty: fresh ones
-    keep_moments: bool  # of that run also the optimiser's moments, and how many updates they have seen
-    num_steps: int
-    batch_size: int  # B, rows of data.sequence_length of one step over all devices; shorter rows are more by as much
-    label_smoothing: float  # share of the target probability that is spread evenly over the vocabulary
-    accumulation_steps: int  # micro-batches that one step is cut into
-    log_interval: int
-    eval_interval: int  # 0: only after the last step
-    eval_batches: int  # validation batches per evaluation; 0: all of them
-    checkpoint_interval: int  # 0: only after the last step
-    keep_checkpoints: int
-    keep_every: int  # checkpoints at multiples of this step are kept for good; 0: none
-    max_skipped_steps: int  # so many steps in a row with a non-finite loss or gradient end the run
-    hang_seconds: int  # a step, evaluation batch or save that takes longer ends the process with its stacks; 0: never
+    seed: Annotated[NonNegative, _bookkeeping("of initialisation and dropout; may differ from run to run", "training seed")]
+    start_from: Annotated[
+        str,
+        _loss(
+            "a run folder whose parameters training starts from, but for heads that it lacks; empty: fresh ones", "start", before=""
+        ),
+    ]
+    keep_moments: Annotated[
+        bool,
+        _loss("of that run also the optimiser's moments, and how many updates they have seen", "start", before=False),
+    ]
+    num_steps: Annotated[Count, _loss("updates", "steps and batch")]
+    batch_size: Annotated[
+        Count,
+        _loss(
+            "B, rows of data.sequence_length of one step over all devices; of shorter rows a batch has more",
+            "steps and batch",
+            "changes",
+        ),
+    ]
+    label_smoothing: Annotated[
+        Fraction, _loss("share of the target probability that is spread evenly over the vocabulary", "steps and batch")
+    ]
+    accumulation_steps: Annotated[Count, _clock("micro-batches that one step is cut into", "micro-batches", "named")]
+    log_interval: Annotated[Count, _bookkeeping("steps from one row of metrics.jsonl to the next")]
+    eval_interval: Annotated[NonNegative, _bookkeeping("steps from one evaluation to the next; 0: only after the last step")]
+    eval_batches: Annotated[NonNegative, _loss("validation batches per evaluation; 0: all of them", "validation batches")]
+    checkpoint_interval: Annotated[NonNegative, _bookkeeping("steps from one checkpoint to the next; 0: only after the last step")]
+    keep_checkpoints: Annotated[Count, _bookkeeping("so many of the newest checkpoints are kept")]
+    keep_every: Annotated[NonNegative, _bookkeeping("checkpoints at multiples of this step are kept for good; 0: none")]
+    max_skipped_steps: Annotated[Count, _bookkeeping("so many steps in a row with a non-finite loss or gradient end the run")]
+    hang_seconds: Annotated[
+        NonNegative,
+        _bookkeeping("a step, evaluation batch or save that takes longer ends the process with its stacks; 0: never"),
+    ]
 
 
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    """Devices along each mesh axis; -1 on one axis: whatever the others leave."""
+class MeshConfig(Section, frozen=True):
+    """Devices along each mesh axis; -1 on one axis: the devices that the others leave."""
 
-    data: int
-    fsdp: int
-    tensor: int
+    data: Annotated[MeshAxis, _clock("parts that a batch is cut into", "mesh")]
+    fsdp: Annotated[MeshAxis, _clock("parts that batch, parameters and optimiser state are cut into", "mesh")]
+    tensor: Annotated[MeshAxis, _clock("parts that heads, feed-forward width and vocabulary are cut into; one head is not", "mesh")]
 
 
 AnyDataConfig = DataConfig | TranslationDataConfig | ClassificationDataConfig | SpanDataConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Section, frozen=True):
     """Everything a run is made of; `config.json` is this, and a restore reads nothing else."""
 
     model: ModelConfig
-    data: AnyDataConfig  # of the kind that model.objective asks for
+    data: AnyDataConfig  # of the kind that model.objective asks for: DATA_SECTIONS
     optimizer: OptimizerConfig
     train: TrainConfig
     mesh: MeshConfig
+
+
+DATA_SECTIONS: Mapping[str, type[AnyDataConfig]] = {
+    "mlm": DataConfig,
+    "clm": DataConfig,
+    "translation": TranslationDataConfig,
+    "classification": ClassificationDataConfig,
+    "span": SpanDataConfig,
+}
 
 
 def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
@@ -202,7 +323,7 @@ def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
             f"model.heads_per_layer = {n}: the feed-forward width {model.mlp_dim} x {n} is not divisible by "
             f"model.num_heads = {num_heads}; choose another model.mlp_dim"
         )
-    return dataclasses.replace(
+    return replace(
         model,
         num_layers=model.num_layers * num_heads // n,
         num_decoder_layers=model.num_decoder_layers * num_heads // n,
@@ -218,6 +339,6 @@ def rows_in_batch(config: Config, length: int | None = None) -> int:
     return config.train.batch_size * config.data.sequence_length // (length or config.data.sequence_length)
 
 
-def to_dict(config: Config) -> dict[str, Any]:
-    """The plain nested dictionary that `config.json` holds."""
-    return dataclasses.asdict(config)
+def to_dict(config: Section) -> dict[str, Any]:
+    """The plain nested dictionary of a config, as `config.json` holds it, or of a section."""
+    return msgspec.to_builtins(config)
