@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from mhsh.config.differences import format_differences
 from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
@@ -107,10 +108,10 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
         if folder.has_begun():
-            differing = _differences(to_dict(folder.read_config()), to_dict(config))
+            differing = format_differences(folder.read_config(), config)
             if differing:
                 raise UserError(
-                    f"{path} holds a run of another config ({'; '.join(differing)}); choose another --workdir, or that run's config"
+                    f"{path} holds a run of another config ({differing}); choose another --workdir, or that run's config"
                 )
         elif not folder._config_path.exists() and folder.path.exists() and any(folder.path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run; choose another --workdir")
@@ -254,14 +255,3 @@ def _finite_or_none(value: Any) -> Any:
 
 def _dump(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    lines: list[str] = []
-    for key in new:
-        name = f"{prefix}{key}"
-        if isinstance(new[key], Mapping):
-            lines += _differences(old[key], new[key], name + ".")
-        elif old[key] != new[key]:
-            lines.append(f"{name} is {old[key]!r} there, {new[key]!r} here")
-    return lines

@@ -4,7 +4,6 @@ written is lost.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
@@ -72,7 +72,7 @@ def test_a_new_folder_holds_the_config_and_opens_again(tmp_path: Path, config: C
 
 
 def test_another_config_is_refused_by_field_and_nothing_changes(folder: RunFolder, config: Config) -> None:
-    other = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=16))
+    other = replace(config, train=replace(config.train, batch_size=16))
     before = contents(folder.path)
     with pytest.raises(UserError, match=r"train\.batch_size is 8 there, 16 here"):
         RunFolder.open_for_training(folder.path, other)

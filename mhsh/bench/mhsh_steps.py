@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from msgspec.structs import replace
 
 from mhsh.bench.batch import synthetic_batch
 from mhsh.bench.candidate import Candidate
@@ -103,11 +103,11 @@ def cell_config(config: Config, batch: int, length: int) -> Config:
             f"--length: {length} tokens are more than model.max_positions = {config.model.max_positions}; "
             f"add --config.model.max_positions={length} (and --against...)"
         )
-    data = dataclasses.replace(config.data, sequence_length=length)
+    data = replace(config.data, sequence_length=length)
     if isinstance(data, DataConfig):
-        data = dataclasses.replace(data, max_predictions=min(data.max_predictions, length))
-    train = dataclasses.replace(config.train, batch_size=batch, accumulation_steps=1)
-    return dataclasses.replace(config, data=data, train=train, mesh=MeshConfig(1, 1, 1))
+        data = replace(data, max_predictions=min(data.max_predictions, length))
+    train = replace(config.train, batch_size=batch, accumulation_steps=1)
+    return replace(config, data=data, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
 
 
 class Inference:
@@ -168,7 +168,7 @@ def _without_profiling(config: Config) -> Config:
     """Profiled omega costs a pass before the first step and none of the steps: other figures, the
     same work.
     """
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, admin_omega="closed_log"))
+    return replace(config, model=replace(config.model, admin_omega="closed_log"))
 
 
 def identity(name: str, config: Config, devices: int) -> dict[str, Any]:

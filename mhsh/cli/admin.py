@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 
 import jax
 import numpy as np
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -26,7 +26,7 @@ def run(config: Config, as_json: bool) -> int:
     """Profiles a fresh model of the config, whatever its residual scheme says, and prints omega in
     depth order.
     """
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, residual="admin", admin_omega="profiled"))
+    config = replace(config, model=replace(config.model, residual="admin", admin_omega="profiled"))
     mesh = make_mesh(config)
     corpus = load_corpus(config, None)
     batch_size = config.train.batch_size

@@ -4,11 +4,11 @@ one.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +31,7 @@ def run(config: Config, topology: str, num_slices: int, hbm: float | None, searc
     if search:
         unit = shape["data"] * shape["fsdp"] * config.train.accumulation_steps
         batch_size = max(1, config.train.batch_size // unit) * unit
-        config = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=batch_size))
+        config = replace(config, train=replace(config.train, batch_size=batch_size))
         check_divisibility(config, shape)
         best, tried = largest_batch(config, lambda each: _tried(measure(each, where, hbm_bytes)), unit)
         report = (best or tried[-1]) | {"search": [_summary(each) for each in tried], "largest_batch": best and best["batch_size"]}

@@ -4,7 +4,6 @@ came out.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config, TranslationDataConfig
+from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 from mhsh.training.loop import train
@@ -72,7 +71,7 @@ def fine_tuning_config(folder: RunFolder, fields: Mapping[str, Any], seed: int, 
             "an encoder that was trained on WordPiece tokens"
         )
     complete = {section: dict(values) for section, values in fields.items()}
-    complete["model"] = dataclasses.asdict(there.model) | complete["model"]
+    complete["model"] = to_dict(there.model) | complete["model"]
     complete["data"] |= {"vocab_path": str(folder.path / WORDPIECE_FILE), "lowercase": there.data.lowercase}
     complete["train"] |= {"seed": seed, "start_from": "" if fresh else str(folder.path), "keep_moments": False}
     return from_dict(complete)

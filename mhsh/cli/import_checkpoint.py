@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import shlex
@@ -12,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
@@ -78,10 +78,10 @@ def _resolve(config: Config, imported: ImportedBert, folder: Path) -> tuple[Conf
     data, vocabulary = config.data, read_vocabulary(folder)
     assert not isinstance(data, TranslationDataConfig), "no BERT has its objective"
     if isinstance(data, DataConfig):
-        data = dataclasses.replace(data, tokenizer="wordpiece")
+        data = replace(data, tokenizer="wordpiece")
     if vocabulary is not None:
         lowercase = data.lowercase if vocabulary.lowercase is None else vocabulary.lowercase
-        data = dataclasses.replace(data, lowercase=lowercase, vocab_path="")
+        data = replace(data, lowercase=lowercase, vocab_path="")
         tokenizer = WordPieceTokenizer(vocabulary.tokens, lowercase)
     elif data.vocab_path:
         tokenizer = load_wordpiece(Path(data.vocab_path).expanduser(), data.lowercase)
@@ -94,7 +94,7 @@ def _resolve(config: Config, imported: ImportedBert, folder: Path) -> tuple[Conf
             f"the vocabulary has {tokenizer.vocab_size} tokens, the checkpoint's token table {imported.model.vocab_size}; give the "
             "vocabulary that the checkpoint was trained with"
         )
-    resolved = dataclasses.replace(config, model=imported.model, data=data)
+    resolved = replace(config, model=imported.model, data=data)
     return from_dict(to_dict(resolved)), tokenizer
 
 
@@ -116,7 +116,7 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
     """The state at step 0: as training would create it, with the parameters of the checkpoint in
     their places.
     """
-    single = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
+    single = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     mesh = make_mesh(single, jax.devices()[:1])
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     created = create_state(single, model, optimizer, mesh, {})  # Post-LN: no batch is looked at

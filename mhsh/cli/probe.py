@@ -4,7 +4,6 @@ picture of them.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import sys
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -151,8 +151,8 @@ def _fresh(name: str, config: Config, rows: int) -> Source:
 
 def _here(config: Config, rows: int) -> Config:
     """On one device, with batches of `rows`."""
-    train = dataclasses.replace(config.train, batch_size=rows, accumulation_steps=1)
-    return dataclasses.replace(config, train=train, mesh=MeshConfig(1, 1, 1))
+    train = replace(config.train, batch_size=rows, accumulation_steps=1)
+    return replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
 
 
 def _batch(corpus: Corpus, rows: int) -> Batch:
@@ -188,7 +188,7 @@ def _fresh_schemes(config: Config, rows: int, options: dict[str, Any]) -> list[d
     for name in chosen:
         scheme, points = SCHEMES[name], []
         for depth in depths:
-            model = dataclasses.replace(
+            model = replace(
                 config.model, residual=scheme.residual, admin_omega=scheme.admin_omega, num_layers=depth, remat_policy="none"
             )
             draws = fresh_amplification(model, batch, scales, num_draws=options["draws"], noise=options["noise"], seed=_SEED)

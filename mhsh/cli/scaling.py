@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -107,8 +108,8 @@ def _table(
 
 def _needed_bytes(config: Config, fsdp: int, rows: int) -> int:
     """Of one device; the number of devices along data does not matter."""
-    train = dataclasses.replace(config.train, batch_size=rows * fsdp)
-    return footprint(dataclasses.replace(config, train=train), {"data": 1, "fsdp": fsdp, "tensor": 1}).total
+    train = replace(config.train, batch_size=rows * fsdp)
+    return footprint(replace(config, train=train), {"data": 1, "fsdp": fsdp, "tensor": 1}).total
 
 
 def _line(config: Config, chip: Chip, prediction: Prediction, devices: int, reference: float, needed: int) -> dict[str, Any]:

@@ -10,12 +10,18 @@ from typing import Any
 
 import msgspec.inspect as inspect
 
-from mhsh.config.schema import DATA_SECTIONS, Config, Section
+from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config, Section
 
 # Also a field of every config file, and not of a config: it regroups the model (schema.regroup).
 HEADS_PER_LAYER = "model.heads_per_layer"
 
-_KINDS: Mapping[type, type] = {inspect.IntType: int, inspect.FloatType: float, inspect.BoolType: bool, inspect.StrType: str, inspect.LiteralType: str}
+_KINDS: Mapping[type, type] = {
+    inspect.IntType: int,
+    inspect.FloatType: float,
+    inspect.BoolType: bool,
+    inspect.StrType: str,
+    inspect.LiteralType: str,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +49,7 @@ def section_names() -> tuple[str, ...]:
     return Config.__struct_fields__
 
 
+@functools.cache
 def section_class(section: str, objective: str) -> type[Section]:
     """The class of a section; that of the data section depends on the objective."""
     return DATA_SECTIONS[objective] if section == "data" else typing.get_type_hints(Config)[section]
@@ -63,11 +70,13 @@ def all_fields(objective: str) -> Iterator[Field]:
         yield from fields_of(section, section_class(section, objective)).values()
 
 
-def kind_of(path: str, objective: str) -> type | None:
-    """The type of the field `section.name`; None where there is none."""
+def kind_of(path: str) -> type | None:
+    """The type of the field `section.name`, which every data section gives the same; None where
+    there is no such field.
+    """
     if path == HEADS_PER_LAYER:
         return int
-    return next((field.kind for field in all_fields(objective) if field.path == path), None)
+    return next((field.kind for objective in OBJECTIVES for field in all_fields(objective) if field.path == path), None)
 
 
 def _field(path: str, info: inspect.Type, annotation: Any) -> Field:
@@ -79,7 +88,7 @@ def _field(path: str, info: inspect.Type, annotation: Any) -> Field:
         path=path,
         kind=_KINDS[type(info)],
         annotation=annotation,
-        allowed=extra.get("allowed") or _allowed(info),
+        allowed=extra.get("allowed") or _allowed(info, annotation),
         doc=schema.get("description", ""),
         role=extra.get("role", ""),
         row=extra.get("row"),
@@ -88,10 +97,11 @@ def _field(path: str, info: inspect.Type, annotation: Any) -> Field:
     )
 
 
-def _allowed(info: inspect.Type) -> str:
+def _allowed(info: inspect.Type, annotation: Any) -> str:
     match info:
-        case inspect.LiteralType(values=values):
-            return ", ".join(map(str, values))
+        case inspect.LiteralType():
+            # Of the annotation, as msgspec sorts the values.
+            return ", ".join(typing.get_args(typing.get_args(annotation)[0]))
         case inspect.IntType(ge=int(least)) | inspect.FloatType(ge=float(least) | int(least), lt=None):
             return f"{least:g} or more"
         case inspect.FloatType(ge=float(least) | int(least), lt=float(limit) | int(limit)):

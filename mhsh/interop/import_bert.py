@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
@@ -86,7 +87,7 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
     there = read_bert_config(config_path)
     tensors = _Tensors(weights, canonical_names(weights.files))
     heads = _heads_of_base(base) if fresh_heads else _heads_there(there, tensors, base, config_path)
-    model = dataclasses.replace(base, **there.fields, **heads._asdict())
+    model = replace(base, **there.fields, **heads._asdict())
     fresh = _fresh_parts(model, tensors) if fresh_heads else ()
     taken = [row for row in parameters(model) if row.path.split("/")[0] not in fresh]
     left_out = _left_out(model, tensors, fresh_heads)

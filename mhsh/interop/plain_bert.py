@@ -4,13 +4,13 @@ padded, tables written out.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float64
+from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
@@ -50,7 +50,7 @@ def write_tables(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
         embeddings["position"] = sinusoids(model.max_positions, model.embed_dim)
     if not model.num_token_types:
         embeddings["token_type"] = np.zeros((2, model.embed_dim), np.float32)
-    plain = dataclasses.replace(model, positions="learned", num_token_types=model.num_token_types or 2)
+    plain = replace(model, positions="learned", num_token_types=model.num_token_types or 2)
     return plain, params | {"embeddings": embeddings}
 
 
@@ -85,7 +85,7 @@ def fold_residuals(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
         "embeddings": params["embeddings"] | {"norm": norm},
         "encoder": params["encoder"] | {"layers": layers},
     }
-    return dataclasses.replace(model, residual="post_ln"), folded
+    return replace(model, residual="post_ln"), folded
 
 
 def pad_heads(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
@@ -110,7 +110,7 @@ def pad_heads(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
             attention[values] = (wide * scale).astype(np.float32) if part == "query" else wide
     attention["out_kernel"] = np.pad(attention["out_kernel"], ((0, 0), *more, (0, 0)))
     encoder = params["encoder"] | {"layers": params["encoder"]["layers"] | {"attention": attention}}
-    return dataclasses.replace(model, num_heads=num_heads, head_dim=head_dim), params | {"encoder": encoder}
+    return replace(model, num_heads=num_heads, head_dim=head_dim), params | {"encoder": encoder}
 
 
 def check_exportable(model: ModelConfig) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from msgspec.structs import replace
 
 import mhsh
 from mhsh.config.resolve import from_dict
@@ -293,8 +294,8 @@ def largest_batch(
     tried: list[dict[str, Any]] = []
 
     def fits(units: int) -> bool:
-        batch = dataclasses.replace(config.train, batch_size=units * unit)
-        tried.append(measure_batch(dataclasses.replace(config, train=batch)))
+        batch = replace(config.train, batch_size=units * unit)
+        tried.append(measure_batch(replace(config, train=batch)))
         if tried[-1]["fits"] is None:
             raise UserError(f"the memory of a device of {tried[-1]['topology']} is not known; give it with --hbm=GIB")
         return tried[-1]["fits"]

@@ -4,7 +4,6 @@ depth.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int, Key
+from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.kernels.residual_norm import normalised
@@ -139,7 +139,7 @@ def plain_deviations(config: ModelConfig, batch: Batch) -> Scales:
     """The deviation of every parameter of the encoder's sublayers at a start without gains; 0 of
     those that start as constants.
     """
-    plain = dataclasses.replace(config, residual="post_ln", num_layers=1)
+    plain = replace(config, residual="post_ln", num_layers=1)
     init = jax.jit(lambda: nn.unbox(build_model(plain).init(jax.random.key(0), batch, None))["params"]["encoder"]["layers"])
     layers = init()
     return {name: {kernel: float(jnp.std(leaf)) for kernel, leaf in layers[name].items()} for name in SUBLAYERS["encoder"]}

@@ -4,13 +4,13 @@ it.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import build_model, forward
@@ -28,7 +28,7 @@ def gradient_flow(config: ModelConfig, params: Any, batch: Batch) -> dict[str, A
     """
     # The gradient is the same whatever is saved for it; so its memory grows with the root of the
     # depth.
-    model = build_model(dataclasses.replace(config, remat_policy="groups"))
+    model = build_model(replace(config, remat_policy="groups"))
 
     def loss(params: Any) -> Float[Array, ""]:
         return total_loss(compute_metrics(forward(model, params, batch, None), batch), loss_weights(batch))

@@ -4,7 +4,6 @@ runs, unknown to them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool
+from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model, build_model
@@ -32,7 +32,7 @@ def watchable(config: ModelConfig) -> Model:
 
     The same function of the same parameters.
     """
-    return build_model(dataclasses.replace(config, kernels="plain", remat_policy="none"))
+    return build_model(replace(config, kernels="plain", remat_policy="none"))
 
 
 def watch(model: Model, params: Any, batch: Batch, watcher: Watcher) -> dict[str, Any]:

@@ -13,11 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mhsh.config.fields import HEADS_PER_LAYER, kind_of
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ADMIN_OMEGAS, RESIDUALS, Config, ModelConfig
 from mhsh.errors import UserError
 
-HEADS_PER_LAYER = "model.heads_per_layer"
 DEPTH = "model.num_layers"
 LEARNING_RATE = "optimizer.learning_rate"
 SEEDS = ("train.seed", "data.seed")
@@ -68,8 +68,7 @@ def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
 
     NAME is a field's path (optimizer.learning_rate), its last part where one section alone has it
     (learning_rate), `seed` for train.seed, `lr` for the learning rate, `depth` for
-    model.num_layers, or `scheme`, whose values are SCHEMES. A value is of the type that the field
-    has in the config.
+    model.num_layers, or `scheme`, whose values are SCHEMES. A value is of the field's type.
 
     Raises:
       UserError: a name that is no field, a value of another type, a value or an axis given twice,
@@ -122,7 +121,7 @@ def _axis(text: str, fields: Fields) -> Axis:
     if not equals or not name or not listed:
         raise UserError(f"--axes {text!r} is not NAME=VALUE,VALUE,...; for example heads_per_layer=8,4,2,1")
     path = _path(name, fields)
-    values = tuple(_value(path, value, fields) for value in listed.split(","))
+    values = tuple(_value(path, value) for value in listed.split(","))
     for value in values:
         if values.count(value) > 1:
             raise UserError(f"--axes {text}: {value} is there twice")
@@ -148,16 +147,13 @@ def _path(name: str, fields: Fields) -> str:
     raise UserError(f"--axes {name}: the config has no such field; {hint}")
 
 
-def _value(path: str, text: str, fields: Fields) -> Value:
-    """The text as what the field holds in the config; whether it is allowed there is for
-    `from_dict` to say.
-    """
+def _value(path: str, text: str) -> Value:
+    """The text as a value of the field's type; `from_dict` says whether it is allowed there."""
     if path == SCHEME:
         if text not in SCHEMES:
             raise UserError(f"--axes scheme: {text!r} is no scheme; allowed: {', '.join(SCHEMES)}")
         return text
-    section, field = path.split(".")
-    kind = type(fields[section].get(field, 0))
+    kind = kind_of(path) or str
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]

@@ -16,10 +16,11 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from mhsh.config.differences import format_differences
 from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
@@ -194,7 +195,7 @@ class SweepFolder:
             if wanted[cell.name] != cell.config:
                 raise UserError(
                     f"{self.path} holds a sweep of another config (cell {cell.name}: "
-                    f"{'; '.join(_differences(cell.config, wanted[cell.name]))}); choose another --workdir, or that config"
+                    f"{format_differences(cell.config, wanted[cell.name])}); choose another --workdir, or that config"
                 )
 
 
@@ -206,12 +207,3 @@ def _plan_fields(plan: Plan) -> dict[str, Any]:
             for cell in plan.cells
         ],
     }
-
-
-def _differences(there: Config, here: Config) -> Sequence[str]:
-    return [
-        f"{section}.{field} is {value!r} there, {to_dict(here)[section].get(field)!r} here"
-        for section, values in to_dict(there).items()
-        for field, value in values.items()
-        if to_dict(here)[section].get(field) != value
-    ]

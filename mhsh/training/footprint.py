@@ -4,13 +4,13 @@ device is asked.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.models.build import build_model, forward
@@ -105,7 +105,7 @@ def _layers_like(model: ModelConfig, count: int) -> dict[str, int]:
 
 
 def _with_model(config: Config, **fields: Any) -> Config:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
+    return replace(config, model=replace(config.model, **fields))
 
 
 def _bytes(leaf: Any) -> int:

@@ -4,11 +4,11 @@ and the data it was trained on.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
 import optax
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig
 from mhsh.data.corpus import Corpus
@@ -31,7 +31,7 @@ def restored_model(folder: RunFolder, config: Config, step: int | None, num_aver
     """
     checkpoints = Checkpoints.of_run(folder, config.train)
     steps = newest_steps(checkpoints, num_averaged, step)
-    config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
+    config = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     model = build_model(config.model)
     # Whatever the optimiser, the parameters are the same.
     abstract = abstract_state(config, model, optax.identity(), make_mesh(config, jax.devices()[:1])).params

@@ -4,12 +4,12 @@ memory fits the device.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.training.footprint import footprint
@@ -71,4 +71,4 @@ def device_bytes(device: Any) -> int:
 
 def with_policy(config: Config, policy: str) -> Config:
     """The config with another remat policy."""
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, remat_policy=policy))
+    return replace(config, model=replace(config.model, remat_policy=policy))

@@ -4,10 +4,9 @@ losses that are finite.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mhsh.bench.batch import synthetic_batch
 from mhsh.training.state import example_batch
@@ -26,7 +25,7 @@ CONFIGS = [
 @pytest.mark.parametrize(("task", "variant", "overrides"), CONFIGS)
 def test_values_are_in_range(make_config, task, variant, overrides):
     config = make_config(task, variant)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **overrides))
+    config = replace(config, model=replace(config.model, **overrides))
     batch, like = synthetic_batch(config, 3), example_batch(config, 3)
     model, length = config.model, config.data.sequence_length
     assert {key: (each.shape, each.dtype) for key, each in batch.items()} == {

@@ -4,7 +4,6 @@ and they are timed whole.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mhsh.bench.batch import synthetic_batch
 from mhsh.bench.peers.build import build, fits_transformers
@@ -72,7 +72,7 @@ def small(make_config: MakeConfig, **model: Any) -> Config:
     """
     config = make_config("bert", "2l8h", **{"train.batch_size": 8, "data.sequence_length": 16, "data.max_predictions": 5})
     fields = dict(residual="post_ln", vocab_size=101, init="xavier") | NO_DROPOUT | model
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
+    return replace(config, model=replace(config.model, **fields))
 
 
 def random_params(config: Config, seed: int = 0) -> Any:
@@ -90,7 +90,7 @@ def with_params(config: Config, params: Any) -> Any:
     """The peer of a config with these parameters."""
     module, _ = build(config)
     model, params = write_tables(config.model, params)
-    tensors = to_tensors(dataclasses.replace(model, objective="mlm"), params)
+    tensors = to_tensors(replace(model, objective="mlm"), params)
     tensors = {name: torch.from_numpy(values.copy()) for name, values in tensors.items()}
     if fits_transformers(config):
         missing, unexpected = module.model.load_state_dict(tensors, strict=False)
@@ -123,7 +123,7 @@ def test_the_same_weights_give_the_same_loss(make_config, shape, label_smoothing
     from mhsh.bench.peers.steps import loss, torch_batch
 
     config = small(make_config, **SHAPES[shape])
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, label_smoothing=label_smoothing))
+    config = replace(config, train=replace(config.train, label_smoothing=label_smoothing))
     assert fits_transformers(config) == shape.startswith("transformers")
     params, batch = random_params(config), synthetic_batch(config, 8)
     # The two classes of the next-sentence head stand the other way in Hugging Face's BERT.
@@ -146,9 +146,9 @@ def test_a_step_moves_the_parameters_as_ours(make_config, shape, peer):
     from mhsh.bench.peers.steps import Training
 
     config = small(make_config, **SHAPES[shape], next_sentence=False)
-    train = dataclasses.replace(config.train, accumulation_steps=2)
-    optimizer_config = dataclasses.replace(config.optimizer, warmup_steps=0, learning_rate=1e-2, epsilon=1e-3, clip_norm=0.05)
-    config = dataclasses.replace(config, train=train, optimizer=optimizer_config)
+    train = replace(config.train, accumulation_steps=2)
+    optimizer_config = replace(config.optimizer, warmup_steps=0, learning_rate=1e-2, epsilon=1e-3, clip_norm=0.05)
+    config = replace(config, train=train, optimizer=optimizer_config)
     params, batch = random_params(config), synthetic_batch(config, 8)
     optimizer = build_optimizer(config.optimizer, config.train)
     gradients = jax.jit(jax.grad(lambda params: our_loss(config, params, batch)))(params)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import dataclasses
 import json
 import math
 import re
@@ -14,9 +13,11 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mhsh.cli.finetune import fine_tuning_config
 from mhsh.config.resolve import from_dict
@@ -67,7 +68,7 @@ GROUPINGS = {
 def test_regrouped_shapes(make_config, base, shape):
     shallow = make_config("bert", base).model
     num_layers, num_heads, mlp_dim = shape
-    expected = dataclasses.replace(shallow, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
+    expected = replace(shallow, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
     assert regroup(shallow, num_heads) == expected
     assert make_config("bert", f"{num_layers}l{num_heads}h").model == expected
 
@@ -79,7 +80,7 @@ def test_regroup_refuses_what_does_not_divide_the_heads(heads_per_layer):
 
 
 def test_regroup_refuses_a_feed_forward_width_that_cannot_be_shared_out():
-    odd = dataclasses.replace(BERT.model, mlp_dim=100)
+    odd = replace(BERT.model, mlp_dim=100)
     assert regroup(odd, 2).mlp_dim == 25
     with pytest.raises(UserError, match=r"width 100 x 1 is not divisible by model.num_heads = 8; choose another model.mlp_dim"):
         regroup(odd, 1)
@@ -92,7 +93,7 @@ SHAPES = st.tuples(st.integers(1, 64), st.integers(1, 48), st.integers(1, 512), 
 @given(SHAPES)
 def test_regroup_keeps_what_it_must_or_refuses(shape):
     num_layers, num_heads, mlp_dim, n = shape
-    before = dataclasses.replace(BERT.model, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
+    before = replace(BERT.model, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
     if num_heads % n or (mlp_dim * n) % num_heads:
         with pytest.raises(UserError):
             regroup(before, n)
@@ -102,7 +103,7 @@ def test_regroup_keeps_what_it_must_or_refuses(shape):
     assert after.num_layers * after.num_heads == num_layers * num_heads
     assert after.num_layers * after.mlp_dim == num_layers * mlp_dim
     unchanged = dict(num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
-    assert dataclasses.replace(after, **unchanged) == before
+    assert replace(after, **unchanged) == before
     assert regroup(after, n) == after
 
 
@@ -110,7 +111,7 @@ def test_regroup_keeps_what_it_must_or_refuses(shape):
 @given(SHAPES)
 def test_regroup_to_the_same_heads_is_the_identity(shape):
     num_layers, num_heads, mlp_dim, _ = shape
-    model = dataclasses.replace(BERT.model, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
+    model = replace(BERT.model, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
     assert regroup(model, num_heads) == model
 
 
@@ -265,7 +266,7 @@ def test_a_whole_number_may_stand_for_a_float_and_becomes_one():
 
 
 def test_a_config_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError, match="immutable"):
         BERT.model.num_layers = 3  # type: ignore[misc]
 
 
@@ -306,8 +307,8 @@ def test_two_phases_are_one_training_at_one_falling_rate(variant, length, prefix
     # after the last.
     whole = from_dict(module.get_config(variant).to_dict())
     if prefix == "lamb":
-        whole = dataclasses.replace(whole, optimizer=one.optimizer, train=dataclasses.replace(one.train, num_steps=15_625))
-        whole = dataclasses.replace(whole, optimizer=dataclasses.replace(whole.optimizer, end_learning_rate=0.0))
+        whole = replace(whole, optimizer=one.optimizer, train=replace(one.train, num_steps=15_625))
+        whole = replace(whole, optimizer=replace(whole.optimizer, end_learning_rate=0.0))
     steps = one.train.num_steps + two.train.num_steps
     assert whole.train.num_steps == steps
     rate, rate_one, rate_two = (learning_rate(each.optimizer, each.train) for each in (whole, one, two))
@@ -357,7 +358,7 @@ def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, tm
     assert (config.train.seed, config.train.start_from) == (3, str(tmp_path / "run"))
     assert config.data.vocab_path == str(tmp_path / "run" / "vocab.txt")
     head = dict(objective=config.model.objective, num_classes=config.model.num_classes, next_sentence=False)
-    assert config.model == dataclasses.replace(there.model, **head)
+    assert config.model == replace(there.model, **head)
     assert fine_tuning_config(run, fields.to_dict(), seed=3, fresh=True).train.start_from == ""
     if task == "glue":
         assert (
@@ -429,23 +430,23 @@ def unread(config_class: type, read: set[tuple[str, str]]) -> list[str]:
     also called `config`.
     """
     return [
-        f"{section}.{field.name}"
+        f"{section}.{name}"
         for section, annotation in typing.get_type_hints(config_class).items()
         for cls in typing.get_args(annotation) or (annotation,)
-        for field in dataclasses.fields(cls)
-        if not any((owner, field.name) in read for owner in ({section, "config"} if section == "model" else {section}))
+        for name in cls.__struct_fields__
+        if not any((owner, name) in read for owner in ({section, "config"} if section == "model" else {section}))
     ]
 
 
 def test_every_field_of_every_section_is_read_outside_config():
-    sources = [path.read_text() for path in (ROOT / "mhsh").rglob("*.py") if path.name != "config.py"]
+    sources = [path.read_text() for path in (ROOT / "mhsh").rglob("*.py") if path.parent.name != "config"]
     assert len(sources) > 20
     assert unread(Config, set().union(*map(attributes_read, sources))) == []
 
 
 def test_a_field_that_nobody_reads_would_be_found():
-    model = dataclasses.make_dataclass("Model", [("depth", int), ("colour", str)], bases=(ModelConfig,), frozen=True)
-    config = dataclasses.make_dataclass("Extended", [("model", model), ("mesh", dataclasses.make_dataclass("Mesh", ["data"]))])
-    inherited = [f"model.{field.name}" for field in dataclasses.fields(ModelConfig)]
+    model = msgspec.defstruct("Model", [("depth", int), ("colour", str)], bases=(ModelConfig,), frozen=True, kw_only=True)
+    config = msgspec.defstruct("Extended", [("model", model), ("mesh", msgspec.defstruct("Mesh", ["data"]))])
+    inherited = [f"model.{name}" for name in ModelConfig.__struct_fields__]
     read = attributes_read("x = config.model.depth\nconfig.colour = 1\nother.colour\nconfig.data\n" + "\n".join(inherited))
     assert unread(config, read) == ["model.colour", "mesh.data"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import random
@@ -11,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, DataConfig, to_dict
@@ -76,9 +77,9 @@ def prepared(config: Config, out: Path, per_shard: int = 10**6, workers: int = 1
 def with_rows(config: Config, folder: Path) -> Config:
     """The config of a run on prepared rows."""
     emptied = {"source": f"arrayrecord:{folder}", "validation_source": "", "vocab_path": ""}
-    names = {field.name for field in dataclasses.fields(config.data)}
-    data = dataclasses.replace(config.data, **{name: value for name, value in emptied.items() if name in names})
-    return dataclasses.replace(config, data=data)
+    names = set(config.data.__struct_fields__)
+    data = replace(config.data, **{name: value for name, value in emptied.items() if name in names})
+    return replace(config, data=data)
 
 
 def tree(folder: Path) -> dict[str, bytes]:

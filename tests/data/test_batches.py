@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.data.batches import prefetched
@@ -106,7 +107,7 @@ def test_far_steps(loaded: tuple[Config, PretrainingCorpus]) -> None:
 
 def test_another_seed_another_order_and_masking(loaded: tuple[Config, PretrainingCorpus], make_config: Any) -> None:
     config, corpus = loaded
-    other = dataclasses.replace(config.data, seed=config.data.seed + 1)
+    other = replace(config.data, seed=config.data.seed + 1)
     first, second = (part.train_steps(B)[0] for part in (corpus, dataclasses.replace(corpus, data=other)))
     assert not np.array_equal(original(first, config), original(second, config))
 

@@ -4,13 +4,13 @@ outputs.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, ModelConfig
@@ -68,7 +68,7 @@ def small_model(**model: Any) -> ModelConfig:
     objectives than mlm.
     """
     base = small_config().model
-    return dataclasses.replace(base, **model)
+    return replace(base, **model)
 
 
 def trained_params(model: ModelConfig, seed: int = 0) -> Any:

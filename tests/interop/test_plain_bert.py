@@ -5,13 +5,13 @@ cannot be had is refused.
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mhsh.errors import UserError
 from mhsh.interop.plain_bert import SMALLEST_OMEGA, check_exportable, fold_residuals, pad_heads, plain_bert
@@ -114,7 +114,7 @@ def test_a_small_omega_is_no_trouble():
     ],
 )
 def test_what_no_bert_computes(fields, reason):
-    model = dataclasses.replace(small_model(**HEADS["mlm"]), **fields)
+    model = replace(small_model(**HEADS["mlm"]), **fields)
     with pytest.raises(UserError, match=reason):
         check_exportable(model)
 

@@ -4,13 +4,13 @@ and here.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import load_file
 
 from mhsh.config.schema import ModelConfig
@@ -202,7 +202,7 @@ def test_a_body_alone(tmp_path):
     model = imported.model
     read = {"kernel": np.eye(model.embed_dim, dtype=np.float32), "bias": np.zeros(model.embed_dim, np.float32)}
     inputs = random_inputs(model)
-    wide = dataclasses.replace(model, num_classes=model.embed_dim)
+    wide = replace(model, num_classes=model.embed_dim)
     pooled = outputs(wide, imported.params | {"classification": read}, as_batch(*inputs)).logits
     assert np.abs(pooled - run_torch(there, inputs).pooler_output.numpy()).max() < EXACT
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import build_model
@@ -49,7 +49,7 @@ def tiny(make_config) -> Callable[..., ModelConfig]:
     """tiny(num_heads=1): a BERT with all its parts that compiles in a second, dropout off, fields
     replaced.
     """
-    return functools.partial(dataclasses.replace, make_config("bert", "2l8h").model, **TINY)
+    return functools.partial(replace, make_config("bert", "2l8h").model, **TINY)
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +95,7 @@ def tiny_seq2seq(tiny) -> Callable[..., ModelConfig]:
         activation="relu",
         layer_norm_epsilon=1e-5,
     )
-    return functools.partial(dataclasses.replace, base)
+    return functools.partial(replace, base)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ stable deep model.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jax.sharding import AxisType
+from msgspec.structs import replace
 from scipy.special import erf
 
 from mhsh.models.admin import profile_omega, read_omega, set_omega
@@ -277,10 +277,7 @@ def output_change(config, seed):
 def changes(make_config, residual):
     """The output change at each depth."""
     base = make_config("quickstart", "48l1h_post_ln", **{"model.residual": residual}).model
-    return [
-        float(np.mean([output_change(dataclasses.replace(base, num_layers=depth), seed) for seed in range(SEEDS)]))
-        for depth in DEPTHS
-    ]
+    return [float(np.mean([output_change(replace(base, num_layers=depth), seed) for seed in range(SEEDS)])) for depth in DEPTHS]
 
 
 def test_a_small_perturbation_is_amplified_far_less_with_depth_than_in_post_ln(make_config):

@@ -4,7 +4,6 @@ dtypes, axis names.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import jax
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from msgspec.structs import replace
 
 from mhsh.config.schema import RESIDUALS
 from mhsh.models.bert import Embeddings, PredictionHead
@@ -121,7 +121,7 @@ def test_every_input_matters(tiny, make_batch, random_params, error, key):
 
 
 def test_a_model_without_token_types_has_no_table_of_them_and_reads_none(make_config, make_batch, random_params):
-    config = dataclasses.replace(make_config("quickstart", "6l8h_post_ln").model, num_layers=1, vocab_size=48)
+    config = replace(make_config("quickstart", "6l8h_post_ln").model, num_layers=1, vocab_size=48)
     params = random_params(config)
     assert set(params) == {"embeddings", "encoder", "prediction"}
     assert set(params["embeddings"]) == {"token", "position", "norm"}

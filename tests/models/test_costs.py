@@ -4,12 +4,12 @@ program itself.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import jax
 import pytest
 from jax.extend.core import jaxprs_in_params
+from msgspec.structs import replace
 
 from mhsh.config.schema import RESIDUALS, regroup
 from mhsh.models.build import build_model, forward
@@ -63,7 +63,7 @@ def test_every_variant_by_part(make_config, variant):
 
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_every_scheme_counts_its_own(make_config, residual):
-    model = dataclasses.replace(make_config("bert", "4l4h").model, residual=residual)
+    model = replace(make_config("bert", "4l4h").model, residual=residual)
     counts = parameter_counts(model)
     norms = model.num_layers * 4 * model.embed_dim
     change = {"pre_ln": 2 * model.embed_dim, "rezero": -norms + 2 * model.num_layers}.get(residual, 0)
@@ -132,7 +132,7 @@ def test_flops_by_hand(make_config):
     """D = 64, one head of 8, F = 32, two tokens, one of them predicted out of V = 264: 16 layers,
     every product written out.
     """
-    model = dataclasses.replace(make_config("quickstart", "48l1h_admin").model, num_layers=16)
+    model = replace(make_config("quickstart", "48l1h_admin").model, num_layers=16)
     assert forward_flops(model, 2, 1) == (
         16 * 4 * (2 * 2 * 64 * 8),  # query, key, value, output: 2 tokens, 64 x 8
         16 * 2 * (2 * 2 * 2 * 8),  # scores and context: 2 x 2 tokens, 8
@@ -166,7 +166,7 @@ def transformer_base(make_config, **fields):
     base = make_config("bert", "2l8h").model
     shape = dict(num_layers=6, num_decoder_layers=6, num_heads=8, head_dim=64, embed_dim=512, mlp_dim=2048, vocab_size=32_768)
     task = dict(objective="translation", positions="sinusoidal", num_token_types=0, next_sentence=False, residual="post_ln")
-    return dataclasses.replace(base, **(shape | task | fields))
+    return replace(base, **(shape | task | fields))
 
 
 def test_parameters_of_transformer_base(make_config):

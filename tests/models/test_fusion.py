@@ -4,13 +4,12 @@ device and on eight.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from msgspec.structs import replace
 
 from mhsh.kernels.rows import KernelTarget
 from mhsh.models import fusion
@@ -42,7 +41,7 @@ def outputs_and_gradients(config, params, batch, key):
 @pytest.mark.parametrize("dropout", [{}, DROPOUT], ids=["no dropout", "dropout"])
 def test_fused_is_plain(tiny, make_batch, random_params, error, residual, dropout):
     plain = tiny(residual=residual, admin_omega="closed_log", **SHAPES, **dropout)
-    fused = dataclasses.replace(plain, kernels="fused")
+    fused = replace(plain, kernels="fused")
     batch, params, key = make_batch(SEGMENTS), random_params(plain), jax.random.key(3) if dropout else None
     assert set(why_plain(fused, 8, 6).values()) == {None}
     expected, expected_gradients = outputs_and_gradients(plain, params, batch, key)
@@ -57,7 +56,7 @@ def test_fused_for_a_gpu_is_plain(tiny, make_batch, random_params, error, monkey
     batch, params, key = make_batch(SEGMENTS), random_params(plain), jax.random.key(3)
     expected, expected_gradients = outputs_and_gradients(plain, params, batch, key)
     monkeypatch.setattr(fusion, "_place", lambda: KernelTarget(interpret=True, target="gpu"))
-    outputs, gradients = outputs_and_gradients(dataclasses.replace(plain, kernels="fused"), params, batch, key)
+    outputs, gradients = outputs_and_gradients(replace(plain, kernels="fused"), params, batch, key)
     assert error(outputs, expected) < OUTPUTS
     assert error(gradients, expected_gradients) < GRADIENTS
 

@@ -4,7 +4,6 @@ decoding; the shared table.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from msgspec.structs import replace
 
 from mhsh.config.schema import RESIDUALS, regroup
 from mhsh.models.build import build_model, forward
@@ -142,7 +142,7 @@ def test_scan_equals_unrolled_equals_remat(tiny_seq2seq, make_pairs, random_para
             params
         )
 
-    assert error(value_and_gradient(dataclasses.replace(config, **variant)), value_and_gradient(config)) < TOLERANCE
+    assert error(value_and_gradient(replace(config, **variant)), value_and_gradient(config)) < TOLERANCE
 
 
 def test_no_position_sees_the_future_or_another_pair(tiny_seq2seq, make_pairs, random_params):

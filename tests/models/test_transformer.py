@@ -4,12 +4,11 @@ change nothing.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mhsh.config.schema import RESIDUALS
 from mhsh.models.attention import attention_mask
@@ -53,7 +52,7 @@ VARIANTS = [dict(scan_unroll=3), *(dict(remat_policy=policy) for policy in REMAT
 @pytest.mark.parametrize("variant", [*VARIANTS, dict(scan_unroll=2, remat_policy="full")], ids=str)
 def test_scan_equals_unrolled_equals_remat(scanned, error, variant):
     config, params, batch, (outputs, gradients) = scanned
-    variant_outputs, variant_gradients = outputs_and_gradients(dataclasses.replace(config, **variant), params, batch)
+    variant_outputs, variant_gradients = outputs_and_gradients(replace(config, **variant), params, batch)
     assert error(variant_outputs, outputs) < OUTPUTS
     assert error(variant_gradients, gradients) < GRADIENTS
 

@@ -4,12 +4,12 @@ every refusal in one line.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import signal
 
 import pytest
+from msgspec.structs import replace
 
 from mhsh.cli import aot as command
 from mhsh.cli.main import main
@@ -276,9 +276,7 @@ class TestLibtpu:
         gradients = 4 * parameter_counts(config.model)["total"] / 4  # each device's share
         assert gradients * 0.9 < payload(report, "between-slices") < gradients * 4
         with pytest.raises(UserError, match="2 slices"):
-            measure(
-                dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=8)), Topology("v5e:2x2", 2)
-            )
+            measure(replace(config, mesh=replace(config.mesh, data=1, fsdp=1, tensor=8)), Topology("v5e:2x2", 2))
 
     def test_what_the_compiler_calls_impossible(self, make_config):
         with pytest.raises(UserError, match=r"--topology=v5e:3x3: INVALID_ARGUMENT"):

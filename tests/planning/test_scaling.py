@@ -10,6 +10,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mhsh.errors import UserError
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops
@@ -230,7 +231,7 @@ def test_reports_that_cannot_be_used(config, make_config, report_of):
     with pytest.raises(UserError, match="did not fit"):
         Family(config, [{name: value for name, value in good.items() if name != "collectives"}])
     with pytest.raises(UserError, match="steps of one part"):
-        Family(dataclasses.replace(config, train=dataclasses.replace(config.train, accumulation_steps=2)), [good])
+        Family(replace(config, train=replace(config.train, accumulation_steps=2)), [good])
     odd = good | {"collectives": [{**good["collectives"][0], "group": 5}]}
     with pytest.raises(UserError, match="groups of 5 devices"):
         Family(config, [odd])

@@ -4,13 +4,13 @@ read.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
@@ -106,7 +106,7 @@ def test_a_state_changed_after_saving_is_saved_as_it_was(make_config, tmp_path):
 def test_a_checkpoint_of_another_model_is_named_before_it_is_read(make_config, tmp_path, change, message):
     config = make_config("bert", "2l8h")
     saved(config, tmp_path)
-    _, abstract = fresh(dataclasses.replace(config, model=dataclasses.replace(config.model, **change)))
+    _, abstract = fresh(replace(config, model=replace(config.model, **change)))
     with pytest.raises(UserError, match=message):
         Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
 

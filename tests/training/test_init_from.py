@@ -4,7 +4,6 @@ other shapes are refused.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config
@@ -44,7 +44,7 @@ def save(config: Config, folder: Path, step: int, state: TrainState) -> None:
 
 
 def starting_from(config: Config, folder: Path, **changes: Any) -> Config:
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, start_from=str(folder), **changes))
+    return replace(config, train=replace(config.train, start_from=str(folder), **changes))
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,11 @@ def pretrained(make_config, tmp_path_factory) -> tuple[Config, Path, Any]:
 
 
 def classification(config: Config, folder: Path) -> Config:
-    model = dataclasses.replace(config.model, objective="classification", num_classes=3, next_sentence=False)
-    data = ClassificationDataConfig("mnli", "tsv:none", "none", True, config.data.sequence_length, 0)
-    return starting_from(dataclasses.replace(config, model=model, data=data), folder, eval_batches=0)
+    model = replace(config.model, objective="classification", num_classes=3, next_sentence=False)
+    data = ClassificationDataConfig(
+        task="mnli", source="tsv:none", vocab_path="none", lowercase=True, sequence_length=config.data.sequence_length, seed=0
+    )
+    return starting_from(replace(config, model=model, data=data), folder, eval_batches=0)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
@@ -91,8 +93,8 @@ def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, shape):
 
 def test_a_longer_position_table_goes_on_where_the_old_one_ends(pretrained):
     config, folder, saved = pretrained
-    longer = dataclasses.replace(config.model, max_positions=config.model.max_positions + 16)
-    config = starting_from(dataclasses.replace(config, model=longer), folder)
+    longer = replace(config.model, max_positions=config.model.max_positions + 16)
+    config = starting_from(replace(config, model=longer), folder)
     fresh = fresh_state(config).params
     (params, *_), report = started_from(config, fresh_state(config), mesh_of(1, 1, 1))
     table = np.asarray(params["embeddings"]["position"])
@@ -114,8 +116,8 @@ def test_a_longer_position_table_goes_on_where_the_old_one_ends(pretrained):
 def test_another_shape_is_refused(pretrained, change, named):
     config, folder, _ = pretrained
     config = classification(config, folder)
-    data = dataclasses.replace(config.data, sequence_length=32)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **change), data=data)
+    data = replace(config.data, sequence_length=32)
+    config = replace(config, model=replace(config.model, **change), data=data)
     with pytest.raises(UserError, match=named):
         started_from(config, fresh_state(config), mesh_of(1, 1, 1))
 
@@ -180,8 +182,8 @@ def test_new_positions_and_fresh_heads_have_no_moments(make_config, tmp_path):
     config = make_config("bert", "2l8h", **NO_DROPOUT)
     trained = steps_on(config, fresh_state(config), range(2))
     save(config, tmp_path / "run", 2, trained)
-    longer = dataclasses.replace(config.model, max_positions=config.model.max_positions + 16, next_sentence=False)
-    onwards = starting_from(dataclasses.replace(config, model=longer), tmp_path / "run", keep_moments=True)
+    longer = replace(config.model, max_positions=config.model.max_positions + 16, next_sentence=False)
+    onwards = starting_from(replace(config, model=longer), tmp_path / "run", keep_moments=True)
     state, report = started_from(onwards, fresh_state(onwards), mesh_of(1, 1, 1))
     assert report["left"] == ["next_sentence", "pooler"]
     for key in ("mu", "nu"):
@@ -195,6 +197,6 @@ def test_new_positions_and_fresh_heads_have_no_moments(make_config, tmp_path):
 def test_moments_of_another_optimizer_are_refused(pretrained):
     config, folder, _ = pretrained
     config = starting_from(config, folder, keep_moments=True)
-    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name="lamb"))
+    config = replace(config, optimizer=replace(config.optimizer, name="lamb"))
     with pytest.raises(UserError, match=r"has the moments of adamw; allowed with optimizer.name = 'lamb': False"):
         started_from(config, fresh_state(config), mesh_of(1, 1, 1))

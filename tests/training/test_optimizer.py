@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from msgspec.structs import replace
 
 from mhsh.config.schema import OBJECTIVES, RESIDUALS
 from mhsh.models.costs import parameter_shapes
@@ -27,7 +27,7 @@ def settings(make_config):
     config = make_config("bert", "2l8h", **{"optimizer.warmup_steps": 2, "train.num_steps": 10, "optimizer.learning_rate": 0.1})
 
     def make(num_steps=10, **fields):
-        return dataclasses.replace(config.optimizer, **fields), dataclasses.replace(config.train, num_steps=num_steps)
+        return replace(config.optimizer, **fields), replace(config.train, num_steps=num_steps)
 
     return make
 
@@ -94,7 +94,7 @@ def test_the_table_covers_every_parameter(make_config, residual, objective):
         model = make_config("bert", "2l8h").model
         positions = {"embeddings/position", "embeddings/token_type"}
     head = dict(next_sentence=objective == "mlm", num_classes=3 if objective == "classification" else 0)
-    model = dataclasses.replace(model, residual=residual, objective=objective, **head)
+    model = replace(model, residual=residual, objective=objective, **head)
     mask = by_path(decay_mask(parameter_shapes(model)))
     assert len(mask) > 20
     decayed = {path for path, decays in mask.items() if decays}
@@ -116,7 +116,7 @@ def test_the_decayed_parameters_are_counted(make_config):
 def test_every_row_of_the_table_is_needed(make_config):
     paths = set()
     for residual in ("admin", "rezero"):
-        paths |= set(by_path(parameter_shapes(dataclasses.replace(make_config("bert", "2l8h").model, residual=residual))))
+        paths |= set(by_path(parameter_shapes(replace(make_config("bert", "2l8h").model, residual=residual))))
     first_rows = {next(i for i, (pattern, _) in enumerate(DECAYED_PARAMETERS) if re.search(pattern, path)) for path in paths}
     assert first_rows == set(range(len(DECAYED_PARAMETERS)))
 

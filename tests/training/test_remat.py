@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import pytest
+from msgspec.structs import replace
 
 from mhsh.models.build import build_model
 from mhsh.models.transformer import group_sizes
@@ -58,7 +57,7 @@ def test_the_compiled_step_needs_least_with_groups(make_config, variant):
 
     def temporaries(policy: str) -> int:
         config = make_config("bert", variant, **{"model.num_layers": 36, "model.remat_policy": policy, "train.batch_size": 16})
-        config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, data=1))
+        config = replace(config, mesh=replace(config.mesh, data=1))
         model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
         mesh = make_mesh(config, jax.devices()[:1])
         compiled = compile_train_step(config, model, optimizer, mesh, abstract_state(config, model, optimizer, mesh))

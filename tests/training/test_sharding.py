@@ -20,13 +20,13 @@ from mhsh.training.state import state_shardings
     [((-1, 1, 1), 8, (8, 1, 1)), ((2, -1, 2), 8, (2, 2, 2)), ((2, 2, 2), 8, (2, 2, 2)), ((-1, 1, 1), 1, (1, 1, 1))],
 )
 def test_an_open_axis_takes_what_is_left(axes, devices, shape):
-    assert tuple(mesh_shape(MeshConfig(*axes), devices).values()) == shape
+    assert tuple(mesh_shape(MeshConfig(**dict(zip(("data", "fsdp", "tensor"), axes, strict=True))), devices).values()) == shape
 
 
 @pytest.mark.parametrize(("axes", "devices"), [((3, 1, 1), 8), ((-1, 3, 1), 8), ((2, 2, 1), 8), ((16, 1, 1), 8)])
 def test_a_mesh_that_does_not_make_the_devices_is_refused(axes, devices):
     with pytest.raises(UserError, match=r"mesh\.data x mesh\.fsdp x mesh\.tensor = .* 8 devices"):
-        mesh_shape(MeshConfig(*axes), devices)
+        mesh_shape(MeshConfig(**dict(zip(("data", "fsdp", "tensor"), axes, strict=True))), devices)
 
 
 @pytest.mark.parametrize(

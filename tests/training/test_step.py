@@ -4,7 +4,6 @@ are.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, Mesh
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model, forward
@@ -89,7 +89,7 @@ def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant
 @pytest.mark.parametrize("accumulation", [2, 8])
 def test_accumulation_with_unequal_weights_changes_nothing(make_config, accumulation):
     config = make_config("bert", "4l4h", **NO_DROPOUT)
-    cut = dataclasses.replace(config, train=dataclasses.replace(config.train, accumulation_steps=accumulation))
+    cut = replace(config, train=replace(config.train, accumulation_steps=accumulation))
     mesh = mesh_of(1, 1, 1)
     whole_state, whole = run_steps(config, mesh, 1)
     cut_state, parts = run_steps(cut, mesh, 1)
@@ -132,7 +132,7 @@ def test_step_figures_against_plain_gradients(make_config):
 
 def test_dropout_is_keyed_by_seed_and_step(make_config):
     config = make_config("bert", "2l8h")
-    other = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=1))
+    other = replace(config, train=replace(config.train, seed=1))
     mesh = mesh_of(1, 1, 1)
     first, again, reseeded = (run_steps(each, mesh)[1] for each in (config, config, other))
     assert first == again

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from mhsh.config.schema import DataConfig
+from mhsh.config.schema import DataConfig, to_dict
 from mhsh.data import sources
 from mhsh.data.prepare import Preparation, Say
 from mhsh.data.pretraining.documents import DocumentCounts, check_split, least_documents, split_documents
@@ -52,7 +52,7 @@ class PretrainingPreparation(Preparation[Tokenizer]):
         that finds sentences.
         """
         model = self.config.model
-        fields = {name: value for name, value in dataclasses.asdict(self._data).items() if name not in _LEFT_TO_TRAINING}
+        fields = {name: value for name, value in to_dict(self._data).items() if name not in _LEFT_TO_TRAINING}
         if self._data.vocab_path:
             fields["vocab_path"] = new_vocabulary((), model, self._data).fingerprint
         return {

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from mhsh.config.schema import TranslationDataConfig
+from mhsh.config.schema import TranslationDataConfig, to_dict
 from mhsh.data.entropy import entropy_of_counts
 from mhsh.data.prepare import Preparation, Say
 from mhsh.data.pretraining.packing import Rows
@@ -44,7 +44,7 @@ class TranslationPreparation(Preparation[SubwordTokenizer]):
 
     def job(self) -> dict[str, Any]:
         """The data section, a given vocabulary by its content, and the size of one to learn."""
-        fields = dataclasses.asdict(self._data)
+        fields = to_dict(self._data)
         if self._data.vocab_path:
             fields["vocab_path"] = load_subword(Path(self._data.vocab_path).expanduser()).fingerprint
         return {"model.vocab_size": self.config.model.vocab_size, **{f"data.{name}": value for name, value in fields.items()}}

@@ -11,11 +11,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from mhsh.config.schema import to_dict
+from mhsh.config.differences import flatten
+from mhsh.config.fields import all_fields
+from mhsh.config.schema import Config
+from mhsh.config.schema import Row as ConfigRow
 from mhsh.report.compare.groups import Group
 from mhsh.report.render.format import format_list, format_percent, format_recorded
 from mhsh.report.runs.curves import SPLITS
@@ -55,27 +58,26 @@ class LedgerRow:
     counts: tuple[float | None, ...] = ()  # where numbers of parameters matter: that of each group; None: not recorded
 
 
-# Fields of the config that are one row together: their heading, and their names within the section.
-_SETTINGS: tuple[tuple[str, str, tuple[str, ...], Weight], ...] = (
-    ("learning-rate schedule", "optimizer", ("schedule", "learning_rate", "end_learning_rate", "warmup_steps"), Weight.LOSS),
-    ("update rule", "optimizer", ("name", "beta1", "beta2", "epsilon", "weight_decay", "clip_norm"), Weight.LOSS),
-    ("steps and batch", "train", ("num_steps", "batch_size", "label_smoothing"), Weight.LOSS),
-    ("dropout", "model", ("hidden_dropout", "attention_dropout", "mlp_dropout", "embedding_dropout"), Weight.LOSS),
-    ("precision", "model", ("compute_dtype", "residual_dtype"), Weight.LOSS),
-    ("validation batches", "train", ("eval_batches",), Weight.LOSS),
-    ("kernels and rematerialisation", "model", ("kernels", "remat_policy", "scan_unroll"), Weight.CLOCK),
-    ("micro-batches", "train", ("accumulation_steps",), Weight.CLOCK),
+# Rows whose values are more than the config's own fields; of the others a row is all of its fields.
+_OWN_ROWS = ("data seed (split, order, masking)", "start", "training seed", "mesh")
+
+# Their role is `loss`, and a difference in them is named (config_differences) but not counted: the
+# first two make other tasks, which different_tasks refuses to compare.
+NOT_COUNTED = (
+    "model.objective",
+    "model.vocab_size",
+    "model.next_sentence",
+    "model.num_classes",
+    "model.init",
+    "model.layer_norm_epsilon",
 )
-# Paths say nothing of what lies there: the fingerprint does, and different_tasks looks at the
-# vocabulary.
-_PATHS = ("source", "validation_source", "vocab_path")
 
 
 def config_differences(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...]:
     """Every config field in which at least two groups differ, named as in
     `--config.model.num_layers`.
     """
-    flat = [_flatten(to_dict(run.config)) for run in runs]
+    flat = [flatten(run.config) for run in runs]
     fields = dict.fromkeys(field for each in flat for field in each)
     rows = [_row(groups, field, [each.get(field) for each in flat], Weight.NAMED) for field in fields]
     return tuple(row for row in rows if row.equal is False)
@@ -92,15 +94,15 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
     def record(what: str, *keys: str, weight: Weight = Weight.NAMED) -> LedgerRow:
         return row(what, lambda run: run.recorded(*keys), weight)
 
-    configs = [to_dict(run.config) for run in runs]
     counted = [
         record(f"{format_recorded(part)} parameters", "parameters", part, weight=_part_weight(part))
         for part in _keys_of(runs, "parameters")
     ]
-    settings = [
-        _row(groups, what, [_settings(config[section], fields) for config in configs], weight)
-        for what, section, fields, weight in _SETTINGS
-    ]
+    rows_of_data, *settings = (
+        _row(groups, what, [_settings(run.config, what) for run in runs], _settings_weight(what))
+        for what in get_args(ConfigRow)
+        if what not in _OWN_ROWS
+    )
     versions = [
         record(f"version of {format_recorded(name)}", "versions", name, weight=Weight.CLOCK) for name in _keys_of(runs, "versions")
     ]
@@ -108,7 +110,7 @@ def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...
         record("data fingerprint", "data", "fingerprint", weight=Weight.LOSS),
         _row(groups, "data order (batches at equal steps)", _orders(runs), Weight.LOSS),
         row("data seed (split, order, masking)", lambda run: run.config.data.seed, Weight.LOSS),
-        _row(groups, "rows of data", [_data_settings(config["data"]) for config in configs], Weight.LOSS),
+        rows_of_data,
         row("tokens seen", _tokens, Weight.LOSS),
         record("unigram entropy of the data, nats per token", "data", "unigram_entropy"),
         *counted,
@@ -231,15 +233,16 @@ def _part_weight(part: str) -> Weight:
     return Weight.PARAMETERS if part in ("total", "encoder", "decoder") else Weight.NAMED
 
 
-def _settings(section: Mapping[str, Any], fields: Iterable[str]) -> str:
-    return ", ".join(f"{field} {section[field]}" for field in fields)
+def _settings(config: Config, row: str) -> str:
+    """`name value, name value` of the config's fields that the schema puts into this row."""
+    values = flatten(config)
+    fields = [field for field in all_fields(config.model.objective) if field.row == row]
+    return ", ".join(f"{field.name} {values[field.path]}" for field in fields)
 
 
-def _data_settings(data: Mapping[str, Any]) -> str:
-    """All fields of the data but the seed, which has its own row, and paths: the fingerprint says
-    what lies there.
-    """
-    return _settings(data, [field for field in data if field not in ("seed", *_PATHS)])
+def _settings_weight(row: str) -> Weight:
+    roles = {field.role for field in all_fields("mlm") if field.row == row}
+    return Weight.LOSS if "loss" in roles else Weight.CLOCK
 
 
 def _start(run: Run) -> str:
@@ -281,10 +284,3 @@ def _keys_of(runs: Sequence[Run], section: str) -> list[str]:
     """The keys that any run records in a section, in the order in which they first appear."""
     sections = [run.recorded(section) for run in runs]
     return list(dict.fromkeys(key for value in sections if isinstance(value, Mapping) for key in value))
-
-
-def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

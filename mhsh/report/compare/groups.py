@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.report.estimate import mean_band
@@ -121,9 +122,7 @@ def _members(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def _without_seeds(config: Config) -> Config:
-    return dataclasses.replace(
-        config, train=dataclasses.replace(config.train, seed=0), data=dataclasses.replace(config.data, seed=0)
-    )
+    return replace(config, train=replace(config.train, seed=0), data=replace(config.data, seed=0))
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:

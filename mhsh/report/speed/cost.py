@@ -6,27 +6,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from mhsh.bench.schema import Interval
-from mhsh.config.schema import to_dict
+from mhsh.config.differences import differences
+from mhsh.config.fields import all_fields
+from mhsh.config.resolve import with_added_fields
+from mhsh.config.schema import Config, Step
 from mhsh.report.compare.targets import crossing
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.loading import Run
 from mhsh.report.speed.comparison import Row
-
-# Of the model, what leaves a step's work as it is.
-_WITHOUT_WORK = ("admin_omega", "init", "layer_norm_epsilon")
-# What may differ on another device, but should be known.
-_REMARKED = (
-    *("model.compute_dtype", "model.residual_dtype", "model.remat_policy", "model.kernels", "model.scan_unroll"),
-    *("model.hidden_dropout", "model.attention_dropout", "model.mlp_dropout", "model.embedding_dropout"),
-    *("train.accumulation_steps", "optimizer.name"),
-)
-_BATCH = ("train.batch_size", "data.sequence_length", "data.max_predictions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,29 +67,28 @@ def _costs_of(run: Run, benches: Sequence[Row], target: float) -> list[Cost]:
         finite = [loss for loss in curve.loss.tolist() if math.isfinite(loss)]
         lowest = f"its lowest validation loss is {min(finite):.3f}" if finite else "it has no finite validation loss"
         return [_refused(run, f"did not reach {target:g}: {lowest}")]
-    own = to_dict(run.config)
-    compared = [(row, _differences(own, row.config)) for row in benches]
-    matching = [row for row, differences in compared if not differences]
+    compared = [(row, _differences(run.config, row, "changes")) for row in benches]
+    matching = [row for row, differing in compared if not differing]
     if not matching:
         if not compared:
             return [_refused(run, "no file of mhsh bench train is named")]
-        row, differences = min(compared, key=lambda each: len(each[1]))
-        shown = "; ".join(differences[:4]) + ("; ..." if len(differences) > 4 else "")
+        row, differing = min(compared, key=lambda each: len(each[1]))
+        shown = "; ".join(differing[:4]) + ("; ..." if len(differing) > 4 else "")
         return [_refused(run, f"no bench has its shape and batch; the nearest, {row.shape} in {row.file}, differs: {shown}")]
     steps, at_most = reached
     first: dict[str, Row] = {}
     for row in matching:
         first.setdefault(row.device, row)
-    return [_cost(run, own, row, steps, at_most) for row in first.values()]
+    return [_cost(run, row, steps, at_most) for row in first.values()]
 
 
 def _refused(run: Run, reason: str) -> Cost:
     return Cost(run.name, None, None, None, False, None, None, None, sanitize(reason))
 
 
-def _cost(run: Run, own: Mapping[str, Any], row: Row, steps: float, at_most: bool) -> Cost:
+def _cost(run: Run, row: Row, steps: float, at_most: bool) -> Cost:
     seconds = row.entry.seconds
-    remark = "; ".join(_difference(name, own, row.config) for name in _REMARKED if _field(own, name) != _field(row.config, name))
+    remark = "; ".join(_differences(run.config, row, "named"))
     return Cost(
         run=run.name,
         shape=row.shape,
@@ -111,19 +102,8 @@ def _cost(run: Run, own: Mapping[str, Any], row: Row, steps: float, at_most: boo
     )
 
 
-def _differences(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """The fields that make another step of it."""
-    model = [f"model.{field}" for field in own["model"] if field not in _WITHOUT_WORK]
-    names = [name for name in [*model, *_BATCH] if name not in _REMARKED]
-    return [_difference(name, own, theirs) for name in names if _field(own, name) != _field(theirs, name)]
-
-
-def _difference(name: str, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    return f"{name} is {_field(own, name)!r} in the run and {_field(theirs, name)!r} in the bench"
-
-
-def _field(config: Mapping[str, Any], name: str) -> Any:
-    """None where it is not there."""
-    section, field = name.split(".")
-    fields = config.get(section)
-    return fields.get(field) if isinstance(fields, Mapping) else None
+def _differences(config: Config, row: Row, step: Step) -> list[str]:
+    """The fields in which a run and a bench differ, of those that do this to the time of a step."""
+    found = differences(config, with_added_fields(row.config))
+    fields = [field for field in all_fields(config.model.objective) if field.step == step and field.path in found]
+    return ["{} is {!r} in the run and {!r} in the bench".format(field.path, *found[field.path]) for field in fields]

@@ -20,6 +20,10 @@ PAD, UNK, CLS, SEP = 0, 1, 2, 3
 RED, GREEN, BLUE, ISH, STOP = 5, 6, 7, 8, 9
 
 
+def data_config(task: str, source: str, vocab_path: str, length: int) -> ClassificationDataConfig:
+    return ClassificationDataConfig(task=task, source=source, vocab_path=vocab_path, lowercase=True, sequence_length=length, seed=0)
+
+
 @pytest.fixture
 def load(make_config, tmp_path: Path):
     """load("rte", {"train.tsv": [...]}, num_classes=2, sequence_length=12): the corpus of these
@@ -34,7 +38,7 @@ def load(make_config, tmp_path: Path):
         shape = load_fields("bert", "2l8h")["model"]
         shape.pop("heads_per_layer")
         model = ModelConfig(**shape | dict(objective="classification", next_sentence=False, num_classes=num_classes))
-        data = ClassificationDataConfig(task, f"tsv:{tmp_path}", str(tmp_path / "vocab.txt"), True, sequence_length, 0)
+        data = data_config(task, f"tsv:{tmp_path}", str(tmp_path / "vocab.txt"), sequence_length)
         return load_classification(model, data, None)
 
     return make
@@ -118,7 +122,7 @@ def test_a_file_without_labels_trains_nothing(load):
     "source", ["rte", "text:a", "tfds:", "tfds:glue/rte", "tfds:glue:", "tfds:glue:2.0.0:train", "tfds:super_glue"]
 )
 def test_what_is_no_source(source):
-    data = ClassificationDataConfig("rte", source, "none", True, 12, 0)
+    data = data_config("rte", source, "none", 12)
     with pytest.raises(UserError, match=rf"data\.source = '{source}'; allowed with .*: tsv:DIR, tfds:glue, tfds:glue:VERSION"):
         read_splits(GLUE_TASKS["rte"], data)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mhsh.data.pretraining.documents import DocumentCounts, check_split, split_documents
 from mhsh.errors import UserError
@@ -36,7 +36,7 @@ def test_the_side_hangs_on_content_and_seed_alone(make_config: Any, english: lis
     # A document alone is on the side it is on among others.
     for split, texts in found.items():
         assert all(parts([text], data)[split] == [text] for text in texts)
-    assert parts(english, dataclasses.replace(data, seed=1)) != found
+    assert parts(english, replace(data, seed=1)) != found
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.25, 0.9])

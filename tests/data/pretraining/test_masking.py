@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mhsh.data.pretraining.masking import MaskingRule, mask_rows
 from mhsh.data.random_numbers import random_bits
@@ -25,7 +24,7 @@ def rule(**fields: object) -> MaskingRule:
         mask_fraction=0.15,
         max_predictions=P,
     )
-    return dataclasses.replace(plain, **fields)
+    return replace(plain, **fields)
 
 
 def masked_rows(inputs: np.ndarray, rng: np.random.Generator, used: MaskingRule) -> list[dict[str, np.ndarray]]:

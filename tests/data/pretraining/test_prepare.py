@@ -4,7 +4,6 @@ the shards.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import random
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config, to_dict
 from mhsh.data.load import load_corpus
@@ -189,7 +189,7 @@ def test_rows_of_another_config_are_refused(tmp_path, english_source, change, co
 def test_a_vocabulary_beside_prepared_rows_is_refused(tmp_path, english_source):
     prepared(pretraining_config(source=english_source), tmp_path / "out")
     config = with_rows(pretraining_config(), tmp_path / "out")
-    named = dataclasses.replace(config, data=dataclasses.replace(config.data, vocab_path="v.txt"))
+    named = replace(config, data=replace(config.data, vocab_path="v.txt"))
     with pytest.raises(UserError, match=r"data\.vocab_path = 'v\.txt', but data\.source = .* has its own"):
         load(named)
     # The run's own vocabulary must be that of the rows.

@@ -4,7 +4,6 @@ splits, sources, vocabularies.
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
@@ -140,7 +140,7 @@ def test_a_step_is_a_pure_function(corpora: dict[str, TranslationCorpus], make: 
     again = load(make(layout=layout))
     assert again.fingerprint == corpora[layout].fingerprint
     assert [digest(again.train_steps(B)[k]) for k in range(25)] == expected
-    other = dataclasses.replace(again, data=dataclasses.replace(again.data, seed=1)).train_steps(B)
+    other = replace(again, data=replace(again.data, seed=1)).train_steps(B)
     assert [digest(other[k]) for k in range(25)] != expected
     assert digest(steps[3_000_000]) != digest(steps[3_000_001])
 

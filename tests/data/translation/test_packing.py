@@ -4,13 +4,13 @@ contract.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
@@ -129,7 +129,7 @@ def test_buckets_are_the_shortest_that_hold_a_pair(pairs: Sentences) -> None:
 def test_layout_decides() -> None:
     pairs = encoded([([9, EOS_ID], [8, 7, EOS_ID]), ([EOS_ID], [EOS_ID])])
     assert {length: len(rows["inputs"]) for length, rows in rows_by_length(pairs, DATA).items()} == {16: 1}
-    bucketed = rows_by_length(pairs, dataclasses.replace(DATA, layout="bucketed"))
+    bucketed = rows_by_length(pairs, replace(DATA, layout="bucketed"))
     assert {length: len(rows["inputs"]) for length, rows in bucketed.items()} == {2: 1, 4: 1, 8: 0, 16: 0}
 
 
@@ -143,7 +143,7 @@ def test_encoding_drops_and_counts(tokenizer: SubwordTokenizer) -> None:
         return " ".join("a" * count)
 
     per_letter = len(tokenizer.encode_batch([letters(10)])[0]) // 10
-    data = dataclasses.replace(DATA, sequence_length=40 * per_letter)
+    data = replace(DATA, sequence_length=40 * per_letter)
     lengths = [(1, 1), (1, 5), (20, 9), (20, 10), (9, 20), (39, 38), (40, 39), (30, 31), (200, 1)]
     pairs = [Pair(letters(source), letters(target)) for source, target in lengths]
     rows, counts = encode_pairs(tokenizer, pairs, data)
@@ -173,7 +173,7 @@ def test_nothing_to_encode(tokenizer: SubwordTokenizer) -> None:
 def test_packed_rows_are_mostly_full() -> None:
     pairs = [Pair(*pair) for pair in training_pairs(3000)]
     tokenizer = train_subword("bpe", [text for pair in pairs for text in pair], 400)
-    rows, counts = encode_pairs(tokenizer, pairs, dataclasses.replace(DATA, sequence_length=64, max_length_ratio=9.0))
+    rows, counts = encode_pairs(tokenizer, pairs, replace(DATA, sequence_length=64, max_length_ratio=9.0))
     packed = pack_pairs(rows, 64)
     assert counts.pairs == 3000
     assert max(counts.source_tokens, counts.target_tokens) / packed["inputs"].size > 0.9

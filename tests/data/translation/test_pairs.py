@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import lzma
 import unicodedata
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.translation import synthetic_pairs
@@ -148,9 +148,9 @@ def test_held_out_by_content_and_seed() -> None:
     chosen = held_out(pairs, DATA)
     assert 0.08 < len(chosen) / len(pairs) < 0.12
     assert held_out([Pair(pair.source, "another translation") for pair in pairs], DATA) == chosen
-    assert held_out(pairs, dataclasses.replace(DATA, seed=1)) != chosen
-    assert chosen < held_out(pairs, dataclasses.replace(DATA, validation_fraction=0.3))
-    assert not held_out(pairs, dataclasses.replace(DATA, validation_fraction=0.0))
+    assert held_out(pairs, replace(DATA, seed=1)) != chosen
+    assert chosen < held_out(pairs, replace(DATA, validation_fraction=0.3))
+    assert not held_out(pairs, replace(DATA, validation_fraction=0.0))
 
 
 def test_pairs_that_validation_has_of_its_own_are_not_trained_on() -> None:
@@ -168,5 +168,5 @@ def test_pairs_for_validation(tmp_path: Path) -> None:
     (tmp_path / "v.de").write_text("b\n")
     assert list(validation_pairs(DATA) or []) == held_out_pairs()
     text = f"text:{tmp_path}/v.en,{tmp_path}/v.de"
-    assert list(validation_pairs(dataclasses.replace(DATA, validation_source=text)) or []) == [("a", "b")]
-    assert validation_pairs(dataclasses.replace(DATA, source=text)) is None
+    assert list(validation_pairs(replace(DATA, validation_source=text)) or []) == [("a", "b")]
+    assert validation_pairs(replace(DATA, source=text)) is None
