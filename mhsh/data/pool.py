@@ -1,15 +1,12 @@
-"""A function over numbered chunks of work: in this process, in several local ones, or wherever an
-Apache Beam runner takes it.
+"""Runs a function on numbered chunks of work: here, in local processes, or on Apache Beam.
 
-The function gets a chunk's number and returns nothing: what it makes it leaves in files, so it is
-the same function on every runner, nothing large goes between processes, and its outcome cannot hang
-on who ran which chunk when.
+The function takes the number of a chunk and returns nothing: it leaves its results in files. So the
+same function runs everywhere, and the result does not depend on which process ran which chunk.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import errno
+import concurrent.futures
 import importlib
 import multiprocessing
 import os
@@ -18,29 +15,25 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import Any
 
 from mhsh.errors import UserError
 
-Work = Callable[[int], None]  # a function or an instance of a class, of a module, so that another process can import it
-Done = Callable[[int], None]  # told the number of each chunk that is done, in no certain order
-
-_DEATH_SECONDS = 10
+Work = Callable[[int], None]  # picklable: a function of a module, or an instance of a class of a module
+Done = Callable[[int], None]  # called with the number of each finished chunk, in any order
 
 
 def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> None:
-    """Runs `work` on every chunk: one after the other here for one worker, else in `workers` new
-    processes.
+    """Runs `work` on every chunk: here if `workers` is 1, else in that many new processes.
 
-    The processes are started afresh (never forked: threads of libraries do not survive that), each
-    has one chunk at a time, and none outlives this call, or this process, however it ends.
+    The processes are spawned, never forked, because the threads of libraries do not survive a fork.
+    They end with this call, or with this process, however it ends.
 
     Raises:
-      UserError: what the first failing chunk raised, or a process that died.
-      OSError: a full disk, from whichever process met it.
+      UserError: the error of the first chunk that failed, or a worker process was killed.
+      OSError: that of the first chunk that failed, such as a full disk.
     """
     if workers < 1:
         raise UserError(f"--workers={workers} must be 1 or more")
@@ -49,29 +42,31 @@ def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> N
             work(chunk)
             done(chunk)
         return
+    context = multiprocessing.get_context("spawn")
+    end, stop = context.Pipe(duplex=False)
     remaining = iter(chunks)
-    team: list[_Worker] = []
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (work, end))
+    running: dict[concurrent.futures.Future[None], int] = {}
     try:
-        for _ in range(workers):
-            # No more processes than chunks.
-            if (chunk := next(remaining, None)) is None:
-                break
-            team.append(_Worker.started(work))
-            team[-1].give(chunk)
-        busy: dict[Any, _Worker] = {worker.connection: worker for worker in team}
-        while busy:
-            for connection in wait([*busy]):
-                worker = busy[connection]
-                done(worker.result())
-                if (chunk := next(remaining, None)) is None:
-                    del busy[connection]
-                else:
-                    worker.give(chunk)
+        while True:
+            # Chunks are taken one at a time, so that `chunks` may be endless.
+            while len(running) < workers and (chunk := next(remaining, None)) is not None:
+                running[_submit(pool, chunk)] = chunk
+            if not running:
+                return
+            finished, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in finished:
+                future.result()
+                done(running.pop(future))
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"a worker process was killed (in work: chunk {', '.join(map(str, running.values()))}), perhaps by the system for "
+            "want of memory; run the same command again to resume, with fewer --workers if memory was short"
+        ) from error
     finally:
-        for worker in team:
-            worker.process.kill()
-        for worker in team:
-            worker.process.join()
+        stop.close()
+        pool.shutdown(cancel_futures=True)
+        end.close()
 
 
 def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
@@ -80,10 +75,10 @@ def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
 
     Args:
       options: Beam's pipeline options as on a command line, such as "--runner=FlinkRunner
-        --parallelism=64"; empty: Beam's own.
+        --parallelism=64"; empty: Beam's defaults.
 
     Raises:
-      UserError: Beam is not installed, or what the first failing chunk raised.
+      UserError: Beam is not installed, or the error of the first chunk that failed.
     """
     try:
         beam: Any = importlib.import_module("apache_beam")
@@ -91,7 +86,7 @@ def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"--runner=beam needs Apache Beam ({error}); pip install 'mhsh[beam]'") from error
     try:
-        # Without Reshuffle a runner may keep the chunks together, on one worker.
+        # Without Reshuffle a runner may keep all chunks on one worker.
         with beam.Pipeline(options=pipeline_options.PipelineOptions(shlex.split(options))) as pipeline:
             _ = pipeline | beam.Create(list(chunks)) | beam.Reshuffle() | beam.Map(work)
     except Exception as error:
@@ -107,113 +102,40 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-@dataclasses.dataclass(frozen=True)
-class _Failure:
-    """What an exception in a worker is here: the message for people, a full disk, or a defect with
-    its traceback.
+def _submit(pool: concurrent.futures.ProcessPoolExecutor, chunk: int) -> concurrent.futures.Future[None]:
+    """Submits a chunk; a process that is started for it never sees Ctrl-C.
+
+    Ctrl-C reaches all processes of a terminal, and only this one is to handle it. A blocked signal
+    stays blocked in a new process from its first moment.
     """
-
-    message: str = ""
-    errno: int = 0  # of the system
-    filename: str = ""
-    traceback: str = ""
-
-    @classmethod
-    def of(cls, error: Exception) -> _Failure:
-        if isinstance(error, UserError):
-            return cls(message=str(error))
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return cls(errno=error.errno or 0, filename=str(error.filename or ""))
-        return cls(traceback="".join(traceback.format_exception(error)))
-
-    def raised(self, chunk: int) -> Exception:
-        if self.message:
-            return UserError(self.message)
-        if self.errno:
-            return OSError(self.errno, os.strerror(self.errno), self.filename or None)
-        return RuntimeError(f"chunk {chunk} failed in a worker process:\n{self.traceback}")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(_run_chunk, chunk)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Worker:
-    """A process that runs one chunk after the other, and this side of the pipe to it."""
-
-    def __init__(self, process: BaseProcess, connection: Connection) -> None:
-        self.process = process
-        self.connection = connection
-        self.chunk = -1
-
-    @classmethod
-    def started(cls, work: Work) -> _Worker:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(work, theirs), daemon=True)
-        # Ctrl-C reaches all processes of a terminal; the parent alone decides what becomes of it. A
-        # blocked signal stays blocked in the new process, from its first moment. (multiprocessing's
-        # own helper unblocks it when it starts, so that has to happen before.)
-        resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # With our copy of their end closed, the pipe breaks when the process dies.
-        theirs.close()
-        return cls(process, ours)
-
-    def give(self, chunk: int) -> None:
-        self.chunk = chunk
-        try:
-            self.connection.send(chunk)
-        except BrokenPipeError:
-            raise self._death() from None
-
-    def result(self) -> int:
-        """The number of the chunk that is done. Raises what it raised, or UserError where the
-        process died.
-        """
-        try:
-            failure: _Failure | None = self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            raise self._death() from None
-        if failure is not None:
-            raise failure.raised(self.chunk)
-        return self.chunk
-
-    def _death(self) -> UserError:
-        self.process.join(_DEATH_SECONDS)
-        code = self.process.exitcode
-        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit status {code}"
-        return UserError(
-            f"a worker process ended {how} in chunk {self.chunk} (signal 9: perhaps the system, for want of memory); run the same "
-            "command again to go on from there, with fewer --workers if memory was short"
-        )
+_work: Work  # of a worker process
 
 
-def _serve(work: Work, connection: Connection) -> None:
-    """The life of a worker process: chunks in, None or a _Failure out, until the pipe or the parent
-    ends.
-    """
-    # The worker is one of many: the tokenizer's own threads would only fight over the cores.
+def _start_worker(work: Work, end: Connection) -> None:
+    global _work  # noqa: PLW0603  an initializer has no other way to pass it on
+    _work = work
+    # All cores are busy with workers; the threads of the tokenizers would only compete for them.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        try:
-            chunk: int = connection.recv()
-        except EOFError:
-            return
-        try:
-            work(chunk)
-            outcome = None
-        except Exception as error:
-            outcome = _Failure.of(error)
-        connection.send(outcome)
+    threading.Thread(target=_exit_with_parent, args=(end,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """A parent that was killed cannot stop its workers; whoever starts again must not meet them at
-    work.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
+def _exit_with_parent(end: Connection) -> None:
+    """Ends this process when the other end of the pipe is closed, by the parent or with it."""
+    end.poll(None)
     os._exit(1)
+
+
+def _run_chunk(chunk: int) -> None:
+    try:
+        _work(chunk)
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # some exceptions cannot be pickled
+        raise RuntimeError(f"chunk {chunk} failed in a worker process:\n{traceback.format_exc()}") from error

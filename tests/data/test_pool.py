@@ -101,7 +101,7 @@ def test_a_defect_shows_its_own_traceback():
 
 
 def test_a_killed_worker_is_an_error_and_not_a_hang():
-    with pytest.raises(UserError, match=r"ended by signal 9 in chunk 3 .*run the same command again"):
+    with pytest.raises(UserError, match=r"a worker process was killed \(in work: chunk .*3.*\).*run the same command again"):
         run_chunks(functools.partial(fail, "kill"), range(9), 2, lambda chunk: None)
 
 
