@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import difflib
 import hashlib
+import importlib
 import io
 import os
 import shutil
@@ -29,20 +30,15 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # a mutant of the same size and second must not run another's bytecode
-
-# Imported once, for all mutants: each runs in a fork of this process. No backend is started here.
-import beartype  # noqa: F401
-import flax.linen  # noqa: F401
-import hypothesis  # noqa: F401
-import jax  # noqa: F401
-import optax  # noqa: F401
 import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Imported once: each mutant runs in a fork of this process. No backend is started here.
+PRELOADED = ("beartype", "flax.linen", "hypothesis", "jax", "optax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +56,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=40)
     parser.add_argument("--root", type=Path, default=ROOT, help="another checkout")
     options = parser.parse_args()
+    sys.dont_write_bytecode = True  # a mutant of the same size and second must not run another's bytecode
+    for name in PRELOADED:
+        importlib.import_module(name)
     warnings.simplefilter("ignore", RuntimeWarning)  # jax warns of every fork
     source = (options.root / options.file).read_text(encoding="utf-8")
     mutants = sorted(set(mutants_of(source)), key=lambda mutant: hashlib.sha256(mutant.change.encode()).digest())
