@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from mhsh.errors import UserError
+from configs.base import make_config, no_variant
 
 SIZES = {
     "base": dict(num_layers=12, num_heads=12, head_dim=64, embed_dim=768, mlp_dim=3072),
@@ -54,70 +54,34 @@ VARIANTS = {
 }
 
 
-MODEL = dict(
-    objective="mlm",
-    vocab_size=30522,
-    max_positions=512,
-    positions="learned",
-    num_token_types=2,
-    next_sentence=True,
-    num_decoder_layers=0,
-    num_classes=0,
-    activation="gelu",
-    residual="admin",
-    admin_omega="profiled",
-    init="bert",
-    hidden_dropout=0.1,
-    attention_dropout=0.1,
-    mlp_dropout=0.0,
-    embedding_dropout=0.1,
-    layer_norm_epsilon=1e-12,
-    compute_dtype="bfloat16",
-    residual_dtype="float32",
-    remat_policy="auto",
-    kernels="auto",
-    scan_unroll=1,
-)
-DATA = dict(
-    source="stdlib",
-    tokenizer="wordpiece",
-    vocab_path="",
-    lowercase=True,
-    sequence_length=128,
-    max_predictions=20,
-    mask_fraction=0.15,
-    whole_word_masking=False,
-    validation_fraction=0.05,
-    seed=0,
-)
-OPTIMIZER = dict(
-    name="adamw",
-    learning_rate=1e-4,
-    schedule="linear",
-    end_learning_rate=0.0,
-    warmup_steps=10_000,
-    beta1=0.9,
-    beta2=0.999,
-    epsilon=1e-6,
-    weight_decay=0.01,
-    clip_norm=1.0,
-)
-TRAIN = dict(
-    seed=0,
-    start_from="",
-    keep_moments=False,
-    num_steps=1_000_000,
-    batch_size=256,
-    label_smoothing=0.0,
-    accumulation_steps=1,
-    log_interval=100,
-    eval_interval=5_000,
-    eval_batches=50,
-    checkpoint_interval=5_000,
-    keep_checkpoints=3,
-    keep_every=0,
-    max_skipped_steps=10,
-    hang_seconds=0,
+# What all sizes share.
+BERT = dict(
+    model=dict(
+        objective="mlm",
+        vocab_size=30522,
+        max_positions=512,
+        num_token_types=2,
+        next_sentence=True,
+        activation="gelu",
+        init="bert",
+        hidden_dropout=0.1,
+        attention_dropout=0.1,
+        embedding_dropout=0.1,
+        layer_norm_epsilon=1e-12,
+        compute_dtype="bfloat16",
+        remat_policy="auto",
+    ),
+    data=dict(tokenizer="wordpiece", lowercase=True, max_predictions=20, mask_fraction=0.15),
+    optimizer=dict(learning_rate=1e-4, schedule="linear", warmup_steps=10_000, beta2=0.999, epsilon=1e-6),
+    train=dict(
+        num_steps=1_000_000,
+        batch_size=256,
+        log_interval=100,
+        eval_interval=5_000,
+        eval_batches=50,
+        checkpoint_interval=5_000,
+        keep_checkpoints=3,
+    ),
 )
 
 # What the tiny size changes besides its shape: seconds on a CPU instead of weeks on a slice.
@@ -174,24 +138,12 @@ def get_config(variant: str = "12l12h") -> ConfigDict:
     """The config of one row of VARIANTS, with one of RECIPES where its name follows."""
     name, dash, recipe = variant.partition("-")
     if name not in VARIANTS or (dash and recipe not in RECIPES):
-        raise UserError(
-            f"configs/bert.py has no variant {variant!r}; there are {', '.join(VARIANTS)}, each also with -{', -'.join(RECIPES)}"
-        )
+        raise no_variant(__file__, VARIANTS, variant, f", each also with -{', -'.join(RECIPES)}")
     size, heads_per_layer = VARIANTS[name]
-    config = ConfigDict(
-        dict(
-            model=dict(MODEL, **SIZES[size], heads_per_layer=heads_per_layer),
-            data=dict(DATA),
-            optimizer=dict(OPTIMIZER),
-            train=dict(TRAIN),
-            mesh=dict(data=-1, fsdp=1, tensor=1),
-        )
-    )
-    config.update({"mini": MINI, "tiny": TINY}.get(size, {}))
-    if dash:
-        for change in RECIPES[recipe]:
-            change(config)
-    config.lock()
+    shape = dict(model=dict(SIZES[size], heads_per_layer=heads_per_layer))
+    config = make_config(BERT, shape, {"mini": MINI, "tiny": TINY}.get(size, {}))
+    for change in RECIPES[recipe] if dash else ():
+        change(config)
     return config
 
 

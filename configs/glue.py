@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from mhsh.errors import UserError
+from configs.base import find_variant, make_fine_tuning_config
 
 # task: (classes, or 1 for a regression; training examples)
 VARIANTS = {
@@ -28,49 +28,14 @@ VARIANTS = {
     "rte": (2, 2_490),
     "wnli": (2, 635),
 }
-BATCH_SIZE = 32
-EPOCHS = 3
-WARMUP_SHARE = 0.1
 
 
 def get_config(variant: str = "cola") -> ConfigDict:
     """The config of one task, without what the pre-trained run decides."""
-    if variant not in VARIANTS:
-        raise UserError(f"configs/glue.py has no variant {variant!r}; there are {', '.join(VARIANTS)}")
-    num_classes, num_examples = VARIANTS[variant]
-    num_steps = -(-EPOCHS * num_examples // BATCH_SIZE)
-    config = ConfigDict(
-        dict(
-            model=dict(objective="classification", next_sentence=False, num_classes=num_classes),
-            data=dict(task=variant, source="tsv:GLUE", sequence_length=128, seed=0),
-            optimizer=dict(
-                name="adamw",
-                learning_rate=3e-5,
-                schedule="linear",
-                end_learning_rate=0.0,
-                warmup_steps=round(WARMUP_SHARE * num_steps),
-                beta1=0.9,
-                beta2=0.999,
-                epsilon=1e-6,
-                weight_decay=0.01,
-                clip_norm=1.0,
-            ),
-            train=dict(
-                num_steps=num_steps,
-                batch_size=BATCH_SIZE,
-                label_smoothing=0.0,
-                accumulation_steps=1,
-                log_interval=10,
-                eval_interval=0,
-                eval_batches=0,
-                checkpoint_interval=0,
-                keep_checkpoints=1,
-                keep_every=0,
-                max_skipped_steps=10,
-                hang_seconds=0,
-            ),
-            mesh=dict(data=-1, fsdp=1, tensor=1),
-        )
+    num_classes, num_examples = find_variant(__file__, VARIANTS, variant)
+    changes = dict(
+        model=dict(objective="classification", next_sentence=False, num_classes=num_classes),
+        data=dict(task=variant),
+        optimizer=dict(learning_rate=3e-5),
     )
-    config.lock()
-    return config
+    return make_fine_tuning_config(num_examples, 3, 32, changes)

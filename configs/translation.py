@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from mhsh.errors import UserError
+from configs.base import find_variant, make_config
 
 # L is that of either stack.
 SIZES = {
@@ -44,69 +44,32 @@ VARIANTS = {
 }
 
 
-MODEL = dict(
-    objective="translation",
-    vocab_size=32768,
-    max_positions=256,
-    positions="sinusoidal",
-    num_token_types=0,
-    next_sentence=False,
-    num_classes=0,
-    activation="relu",
-    residual="admin",
-    admin_omega="profiled",
-    init="xavier",
-    hidden_dropout=0.1,
-    attention_dropout=0.1,
-    mlp_dropout=0.1,
-    embedding_dropout=0.1,
-    layer_norm_epsilon=1e-5,
-    compute_dtype="bfloat16",
-    residual_dtype="float32",
-    remat_policy="auto",
-    kernels="auto",
-    scan_unroll=1,
-)
-DATA = dict(
-    source="tfds:wmt14_translate/de-en",
-    validation_source="tfds:wmt14_translate/de-en:validation",
-    tokenizer="bpe",
-    vocab_path="",
-    sequence_length=256,
-    layout="packed",
-    max_length_ratio=1.5,
-    validation_fraction=0.01,
-    validation_sentences=0,
-    seed=0,
-)
-OPTIMIZER = dict(
-    name="radam",
-    learning_rate=1e-3,
-    schedule="inverse_sqrt",
-    end_learning_rate=0.0,
-    warmup_steps=8_000,
-    beta1=0.9,
-    beta2=0.98,
-    epsilon=1e-8,
-    weight_decay=0.0,
-    clip_norm=0.0,
-)
-TRAIN = dict(
-    seed=0,
-    start_from="",
-    keep_moments=False,
-    num_steps=100_000,
-    batch_size=128,  # 32,768 places a side
-    label_smoothing=0.1,
-    accumulation_steps=1,
-    log_interval=100,
-    eval_interval=1_000,
-    eval_batches=0,
-    checkpoint_interval=1_500,
-    keep_checkpoints=10,
-    keep_every=0,
-    max_skipped_steps=10,
-    hang_seconds=0,
+# The recipe of the base size.
+RECIPE = dict(
+    model=dict(
+        objective="translation",
+        vocab_size=32768,
+        max_positions=256,
+        positions="sinusoidal",
+        activation="relu",
+        hidden_dropout=0.1,
+        attention_dropout=0.1,
+        mlp_dropout=0.1,
+        embedding_dropout=0.1,
+        compute_dtype="bfloat16",
+        remat_policy="auto",
+    ),
+    optimizer=dict(name="radam", learning_rate=1e-3, schedule="inverse_sqrt", warmup_steps=8_000, weight_decay=0.0, clip_norm=0.0),
+    train=dict(
+        num_steps=100_000,
+        batch_size=128,  # 32,768 places a side
+        label_smoothing=0.1,
+        log_interval=100,
+        eval_interval=1_000,
+        eval_batches=0,
+        checkpoint_interval=1_500,
+        keep_checkpoints=10,
+    ),
 )
 
 # What a size changes besides its shape. Small: the width that works for multi30k's 29,000 pairs (Wu
@@ -152,18 +115,6 @@ CHANGES = {
 
 def get_config(variant: str = "6l8h") -> ConfigDict:
     """The config of one row of VARIANTS."""
-    if variant not in VARIANTS:
-        raise UserError(f"configs/translation.py has no variant {variant!r}; there are {', '.join(VARIANTS)}")
-    size, heads_per_layer = VARIANTS[variant]
-    config = ConfigDict(
-        dict(
-            model=dict(MODEL, **SIZES[size], heads_per_layer=heads_per_layer),
-            data=dict(DATA),
-            optimizer=dict(OPTIMIZER),
-            train=dict(TRAIN),
-            mesh=dict(data=-1, fsdp=1, tensor=1),
-        )
-    )
-    config.update(CHANGES.get(size, {}))
-    config.lock()
-    return config
+    size, heads_per_layer = find_variant(__file__, VARIANTS, variant)
+    shape = dict(model=dict(SIZES[size], heads_per_layer=heads_per_layer))
+    return make_config(RECIPE, shape, CHANGES.get(size, {}))
