@@ -19,12 +19,11 @@ from collections.abc import Iterator
 import jax
 import torch
 
-from mhsh.bench.candidate import Candidate
-from mhsh.bench.rounds import Plan, take_turns
+from mhsh.bench.harness import Candidate, Schedule, take_turns
 from mhsh.cli.config_flags import take_config
 from mhsh.config.schema import Config
 
-PLAN = Plan(rounds=9, repetitions=None, seconds=0.05, each=False)
+SCHEDULE = Schedule(rounds=9, repetitions=None, seconds=0.05, each=False)
 # Which of a, b is transposed in the forward product, and in those for the gradients of a and of b.
 DIRECTIONS = {"y = a b": "nn", "da = dy b'": "nt", "db = a' dy": "tn"}
 
@@ -53,7 +52,7 @@ def main() -> None:
         sys.exit(__doc__)
     products = list(products_of(config))
     candidates = [by(product) for product in products for by in (by_xla, by_torch)]
-    times = take_turns(candidates, PLAN)
+    times = take_turns(candidates, SCHEDULE)
     print(f"| product | a step | shape | XLA | PyTorch | XLA / PyTorch |\n|---|{'---:|' * 5}")
     sums = {"xla": 0.0, "torch": 0.0}
     for product in products:

@@ -70,6 +70,16 @@ def write_new(path: str | Path, content: str | bytes) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
 
 
+def check_new_file(out: str | None) -> None:
+    """Raises UserError where `write_new` could not write --out; nothing is checked for None."""
+    if out is None:
+        return
+    if os.path.lexists(out):
+        raise UserError(f"--out={out} exists, and nothing is overwritten; choose another file")
+    if not Path(out).absolute().parent.is_dir():
+        raise UserError(f"--out={out}: there is no folder {Path(out).absolute().parent}; make it, or choose another file")
+
+
 class MissingFile(UserError):
     """The file to be read does not exist."""
 

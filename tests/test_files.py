@@ -11,6 +11,7 @@ import pytest
 from mhsh.errors import UserError
 from mhsh.files import (
     MissingFile,
+    check_new_file,
     check_new_folder,
     clear_half_files,
     new_folder,
@@ -138,3 +139,13 @@ def test_a_killed_process_leaves_no_half_folder(tmp_path):
     with new_folder(str(tmp_path / "out")) as unfinished:
         (unfinished / "file").write_text("again")
     assert (tmp_path / "out" / "file").read_text() == "again"
+
+
+def test_out_is_checked_before_any_work(tmp_path):
+    check_new_file(None)
+    check_new_file(str(tmp_path / "new.json"))
+    (tmp_path / "there.json").write_text("{}")
+    with pytest.raises(UserError, match="exists, and nothing is overwritten"):
+        check_new_file(str(tmp_path / "there.json"))
+    with pytest.raises(UserError, match="there is no folder"):
+        check_new_file(str(tmp_path / "nowhere" / "new.json"))

@@ -1,6 +1,4 @@
-"""A batch that a config could have drawn: random tokens, all rows full, in the shapes and dtypes of
-the real one.
-"""
+"""Synthetic batches: random tokens without padding, in the shapes and dtypes of real ones."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ SEED = 0
 
 
 def synthetic_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
-    """`rows` rows of data.sequence_length tokens without padding, one segment each; equal configs
-    give equal batches.
-    """
+    """`rows` rows of data.sequence_length tokens, one segment each; the same for equal configs."""
     generator = np.random.default_rng(SEED)
     model = config.model
     batch = example_batch(config, rows)
@@ -29,8 +25,8 @@ def synthetic_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
         elif key == "next_sentence":
             batch[key] = generator.integers(2, size=values.shape, dtype=np.int32)
         elif key.endswith("_position"):
-            places = [np.sort(generator.permutation(length)[: values.shape[1]]) for _ in range(rows)]
-            batch[key] = np.stack(places).astype(np.int32)  # of 0 ... T - 1 all, in order; with mlm, P of them
+            positions = [np.sort(generator.permutation(length)[: values.shape[1]]) for _ in range(rows)]
+            batch[key] = np.stack(positions).astype(np.int32)  # all of 0 ... T - 1 in order; with mlm, P of them
         elif key.endswith("_segmentation") or key.endswith("weights"):
             batch[key] = np.ones_like(values)
     batch["targets"] = _targets(config, batch["targets"], generator)

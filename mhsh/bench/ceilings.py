@@ -1,47 +1,44 @@
-"""What the device can do at all: a big matrix product and a big copy, timed in the same turns as
-everything else.
-"""
+"""The most that the device can do: a big matrix product and a big copy, timed in the same turns."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mhsh.bench.rounds import Times
+from mhsh.bench.harness import Times
+from mhsh.bench.results import CeilingResult
 
-# The product grows until one takes so long, so that starting it costs nothing.
+# The product grows until one takes this long, so that the time to start it does not count.
 LONG_ENOUGH_SECONDS = 0.02
 SMALLEST, LARGEST = 1_024, 16_384  # rows and columns of its square factors
-# Bytes that are copied: more than any cache holds.
+# Bytes to copy: more than any cache holds.
 COPIED_BYTES = {"cpu": 1 << 28}
 COPIED_BYTES_ELSEWHERE = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
-    """One of the two. It takes turns as a candidate does."""
+    """One of the two; it takes turns as a Candidate does."""
 
     name: str  # matmul, copy
     unit: str  # of work
     work: int  # of one repetition: FLOPs, or bytes read and bytes written
     run: Callable[[int], None]
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]  # further fields of its CeilingResult
 
-    def summary(self, times: Times) -> dict[str, Any]:
-        """For the JSON. The ceiling is the best turn's: what slowed the others down was not the
-        device.
-        """
+    def result(self, times: Times) -> CeilingResult:
+        """The rate is that of the best turn: what slowed the others down was not the device."""
         best = min(min(turn) for turn in times.turns)
-        return {**self.facts, "unit": self.unit, "work": self.work, "turns": times.turns, "rate": self.work / best}
+        return CeilingResult(unit=self.unit, work=self.work, turns=times.turns, rate=self.work / best, **self.facts)
 
 
 def ceilings(dtype: str) -> tuple[Ceiling, Ceiling]:
-    """Both, on the first device; the product in `dtype`, its sums as XLA has them there."""
+    """Both, on the first device; the product in `dtype`."""
     return _matmul(dtype), _copy()
 
 
@@ -72,8 +69,7 @@ def _seconds(multiply: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array
 
 def _copy() -> Ceiling:
     num_bytes = COPIED_BYTES.get(jax.devices()[0].platform, COPIED_BYTES_ELSEWHERE)
-    # In its own place: a fresh array would cost page faults on a CPU, and a third pass over the
-    # memory.
+    # In place: a fresh array would cost page faults on a CPU, and a third pass over the memory.
     change = jax.jit(lambda x: -x, donate_argnums=0)
     held = [jnp.ones(num_bytes // 4, jnp.float32)]
 

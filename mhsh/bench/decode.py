@@ -1,30 +1,27 @@
-"""mhsh bench decode: useful target tokens a second of beam search, beside MarianMTModel of
-transformers in the same shape.
+"""mhsh bench decode: useful target tokens a second of beam search, beside transformers' Marian.
 
-Weights are random. Everything is decoded in turns, in two settings:
+Both have the same shape and random weights. There are two settings:
 
-batch: one batch of sentences of one length, all decoded by the same number of steps (the end mark
+batch: one batch of sentences of one length, all decoded for the same number of steps (the end mark
   is suppressed).
 file: sentences of many lengths (log-normal, 8 to 60 tokens, drawn once), each translated to as many
-tokens as it has itself. mhsh makes its own batches, as `mhsh translate` does; the peer `marian`
-gets batches of 32 in the order of the file, which is what a pipeline does, and `marian-sorted` in
-the order of length. A batch runs until its last sentence is whole, and only the tokens of whole
-sentences count.
+  tokens as it has itself. mhsh makes its own batches, as `mhsh translate` does. The peer `marian`
+  gets batches of 32 in the order of the file, as a pipeline gives them, and `marian-sorted` in the
+  order of length. A batch runs until its last sentence is finished; only the tokens of the
+  sentences themselves count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from mhsh.bench import mhsh_steps
-from mhsh.bench.candidate import Candidate
+from mhsh.bench.harness import Candidate, Measured, Schedule, bench_results, take_turns
 from mhsh.bench.peers import build
-from mhsh.bench.results import cell, document
-from mhsh.bench.rounds import Plan, take_turns
+from mhsh.bench.results import BenchResults
 from mhsh.config.schema import Config
 from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID
 from mhsh.errors import UserError
@@ -32,8 +29,9 @@ from mhsh.evaluation.translation import Decoder, Sentence, length_limit, model_d
 from mhsh.models.seq2seq import Seq2Seq
 
 PEERS = ("marian", "marian-sorted")
-HYPOTHESES, LENGTH_PENALTY = 4, 0.6  # as `mhsh translate` has them by default
-BATCH_TOKENS = 4096  # the same
+MARIAN = "transformers MarianMTModel"
+HYPOTHESES, LENGTH_PENALTY = 4, 0.6  # the defaults of `mhsh translate`
+BATCH_TOKENS = 4096  # likewise
 SHORTEST, LONGEST = 8, 60  # tokens of the file's sentences
 SPECIALS = (PAD_ID, BOS_ID, EOS_ID)
 
@@ -52,16 +50,16 @@ def decode(
     file_sentences: int,
     rounds: int,
     note: Callable[[str], None],
-) -> dict[str, Any]:
-    """The document of `configs` (by name), each with its peers.
+) -> BenchResults:
+    """Times beam search with `configs`, by name, and with the `chosen` peers of each.
 
     Args:
-      sentences, source_tokens, steps: of the setting `batch`: how many, how long with the end mark,
-      and target tokens of each.
-      file_sentences: of the setting `file`.
+      sentences, source_tokens, steps: of the setting `batch`: how many sentences, how long each
+        is with its end mark, and how many target tokens each gets.
+      file_sentences: how many sentences the setting `file` has.
 
     Raises:
-      UserError: no translation model, positions too few, or a shape that Marian cannot have.
+      UserError: not a translation model, too few positions, or a shape that Marian cannot have.
     """
     build.require(chosen)
     for config in configs.values():
@@ -75,24 +73,25 @@ def decode(
     }
     note("making the models")
     decoders = {name: _decoders(name, config, chosen) for name, config in configs.items()}
-    cells = []
+    measured = []
     for setting, (sources, lengths) in settings.items():
         note(f"setting {setting}: {sum(lengths)} target tokens")
         candidates = [
-            _contestant(name, peer, configs[name], by_setting[setting], sources, lengths)
+            _candidate(name, peer, configs[name], by_setting[setting], sources, lengths)
             for name in configs
             for peer, by_setting in decoders[name].items()
             if setting in by_setting
         ]
-        times = take_turns(candidates, Plan(rounds, 1, 0.0, each=True), note)
-        cells.append(cell({"setting": setting, "sentences": len(sources), "tokens": sum(lengths)}, candidates, times))
+        times = take_turns(candidates, Schedule(rounds, 1, 0.0, each=True), note)
+        measured.append(Measured({"setting": setting, "sentences": len(sources), "tokens": sum(lengths)}, candidates, times))
     options = {"rounds": rounds, "sentences": sentences, "source_tokens": source_tokens, "steps": steps}
     options |= {"file_sentences": file_sentences, "beam": HYPOTHESES, "length_penalty": LENGTH_PENALTY}
-    return document("decode", "target token", options, configs, cells, {}, build.torch_environment() if chosen else None)
+    torch = build.torch_environment() if chosen else None
+    return bench_results("decode", "target token", options, configs, measured, {}, torch)
 
 
 def random_sources(generator: np.random.Generator, lengths: Sequence[int], vocabulary: int) -> list[np.ndarray]:
-    """Sentences of so many tokens, the end mark included."""
+    """Random sentences of these lengths in tokens, each with an end mark."""
     return [np.append(generator.integers(EOS_ID + 1, vocabulary, length - 1), EOS_ID).astype(np.int32) for length in lengths]
 
 
@@ -114,7 +113,7 @@ def _check(config: Config, chosen: Sequence[str], longest: int) -> None:
 
 
 def _decoders(name: str, config: Config, chosen: Sequence[str]) -> dict[str, dict[str, Decode]]:
-    """By candidate, then by setting. On one batch there is nothing to sort."""
+    """By candidate, then by setting; marian-sorted has nothing to sort in the setting `batch`."""
     model, _, params = mhsh_steps.built(config)
     assert isinstance(model, Seq2Seq)
     search = model_decoder(model, params, num_hypotheses=HYPOTHESES, length_penalty=LENGTH_PENALTY, forbidden=SPECIALS)
@@ -133,22 +132,22 @@ def _decoders(name: str, config: Config, chosen: Sequence[str]) -> dict[str, dic
     return found
 
 
-def _contestant(name: str, peer: str, config: Config, search: Decode, sources: Sources, lengths: Sequence[int]) -> Candidate:
-    is_ours = peer == name
+def _candidate(name: str, peer: str, config: Config, search: Decode, sources: Sources, lengths: Sequence[int]) -> Candidate:
+    is_mhsh = peer == name
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
             found = search(sources, lengths)
             if [len(tokens) for tokens in found] != list(lengths) or np.isin(np.concatenate(found), (PAD_ID, EOS_ID)).any():
-                raise UserError(f"{peer} has not written as many tokens as were asked for; there is nothing to compare")
+                raise UserError(f"{peer} did not write as many tokens as it was asked for; there is nothing to compare")
 
     return Candidate(
-        name=peer if is_ours else build.peer_name(peer, name),
-        label=mhsh_steps.label(config) if is_ours else build.label(config, "transformers MarianMTModel", peer),
+        name=peer if is_mhsh else build.peer_name(peer, name),
+        label=mhsh_steps.label(config) if is_mhsh else build.label(config, MARIAN, peer),
         run=run,
         work=sum(lengths),
-        baseline=mhsh_steps.baseline_of(name) if is_ours else name,
-        facts=mhsh_steps.identity(name, config, 1) if is_ours else {"config": name, "implementation": "transformers MarianMTModel"},
+        baseline=mhsh_steps.baseline_of(name) if is_mhsh else name,
+        facts=mhsh_steps.identity(name, config, 1) if is_mhsh else {"config": name, "devices": 1, "implementation": MARIAN},
     )
 
 
@@ -159,7 +158,7 @@ def _one_batch(search: Decoder, sources: Sources, lengths: Sequence[int]) -> lis
 
 
 def _file(search: Decoder, max_positions: int, sources: Sources, lengths: Sequence[int]) -> list[np.ndarray]:
-    """In the batches of `mhsh translate`, with its room for targets."""
+    """In the batches of `mhsh translate`, with its limit on target tokens."""
     found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sources)
     for members, rows, length in sentence_batches([Sentence(*each) for each in enumerate(sources)], max_positions, BATCH_TOKENS):
         limits = np.zeros(rows, np.int32)

@@ -1,4 +1,4 @@
-"""mhsh bench inference: the forward pass without dropout over a grid of batch sizes and lengths."""
+"""mhsh bench inference: the forward pass without dropout, over batch sizes and lengths."""
 
 from __future__ import annotations
 
@@ -6,41 +6,55 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhsh.bench import mhsh_steps
-from mhsh.bench.candidate import whole_numbers
 from mhsh.bench.ceilings import ceilings
+from mhsh.bench.harness import Measured, Schedule, bench_results, take_turns
 from mhsh.bench.peers import build
-from mhsh.bench.results import cell, document
-from mhsh.bench.rounds import Plan, take_turns
+from mhsh.bench.results import BenchResults
 from mhsh.config.schema import Config
+from mhsh.errors import UserError
 
 LENGTHS = (32, 128, 512)
 
 
 def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[tuple[int, int]]:
-    """(rows, tokens of a row) of every cell, from --batch and --length; without the latter, those
-    of LENGTHS (or else the data.sequence_length) that every model has positions for.
+    """(rows, tokens of a row) of every setting, from --batch and --length.
+
+    Without --length these are the LENGTHS that every model has positions for, or the longest that
+    every model has.
 
     Raises:
-      UserError: no numbers, or a length that a model has no positions for.
+      UserError: not whole numbers, or a length that a model has no positions for.
     """
     positions = min(config.model.max_positions for config in configs.values())
     fitting = [each for each in LENGTHS if each <= positions] or [positions]
     lengths = whole_numbers("length", length) if length is not None else fitting
     for config in configs.values():
-        mhsh_steps.cell_config(config, 1, max(lengths))
+        mhsh_steps.setting_config(config, 1, max(lengths))
     return [(rows, tokens) for rows in whole_numbers("batch", batch) for tokens in lengths]
+
+
+def whole_numbers(flag: str, text: str) -> list[int]:
+    """The whole numbers of a list such as 1,4,16.
+
+    Raises:
+      UserError: an item is not a whole number of at least 1.
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise UserError(f"--{flag}={text}: give whole numbers of at least 1, as in --{flag}=1,4,16")
+    return [int(part) for part in parts]
 
 
 def inference(
     configs: Mapping[str, Config],
     torch_peers: Sequence[str],
-    cells: Sequence[tuple[int, int]],
-    plan: Plan,
+    settings: Sequence[tuple[int, int]],
+    schedule: Schedule,
     note: Callable[[str], None],
-) -> dict[str, Any]:
-    """The document of `configs` (by name, the first is what the others are compared with), each
-    with its peers, a cell for each of `cells`. The ceilings are measured in the turns of the first
-    cell.
+) -> BenchResults:
+    """Times forward passes of `configs` (by name; the others are compared with the first).
+
+    `settings` are (rows, tokens of a row). The ceilings take their turns in the first of them.
 
     Raises:
       UserError: a config has no peer, or what they compute is not finite.
@@ -55,15 +69,15 @@ def inference(
 
         makers += [Inference(peer, name, config) for name, config in configs.items() for peer in torch_peers]
     limits = ceilings(configs[mhsh_steps.CONFIG].model.compute_dtype)
-    found, summaries = [], {}
-    for number, (rows, length) in enumerate(cells, 1):
-        note(f"cell {number} of {len(cells)}: {rows} x {length} tokens")
+    measured, ceiling_results = [], {}
+    for number, (rows, length) in enumerate(settings, 1):
+        note(f"setting {number} of {len(settings)}: {rows} x {length} tokens")
         candidates = [maker.candidate(rows, length) for maker in makers]
-        times = take_turns([*candidates, *(() if summaries else limits)], plan)
+        times = take_turns([*candidates, *(() if ceiling_results else limits)], schedule)
         for candidate in candidates:
             candidate.check()
-        summaries = summaries or {limit.name: limit.summary(times[limit.name]) for limit in limits}
-        found.append(cell({"batch": rows, "length": length}, candidates, times))
-    settings = {"rounds": plan.rounds, "repetitions": plan.repetitions, "seconds": plan.seconds}
-    environment = build.torch_environment() if torch_peers else None
-    return document("inference", "token", settings, configs, found, summaries, environment)
+        ceiling_results = ceiling_results or {limit.name: limit.result(times[limit.name]) for limit in limits}
+        measured.append(Measured({"batch": rows, "length": length}, candidates, times))
+    options = {"rounds": schedule.rounds, "repetitions": schedule.repetitions, "seconds": schedule.seconds}
+    torch = build.torch_environment() if torch_peers else None
+    return bench_results("inference", "token", options, configs, measured, ceiling_results, torch)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from msgspec.structs import replace
 
 from mhsh.bench.batch import synthetic_batch
-from mhsh.bench.candidate import Candidate
+from mhsh.bench.harness import Candidate
 from mhsh.config.schema import Config, DataConfig, MeshConfig, TranslationDataConfig
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, forward
@@ -24,7 +24,7 @@ from mhsh.training.sharding import make_mesh, put_batch
 from mhsh.training.state import TrainState, create_state
 from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step
 
-# Names of the two configs, as on the command line; the first is what the others are compared with.
+# Names of the two configs, as on the command line. The others are compared with the first.
 CONFIG, AGAINST = "config", "against"
 
 
@@ -36,19 +36,17 @@ def label(config: Config) -> str:
 
 
 def baseline_of(name: str) -> str | None:
-    """What a config of this name is compared with."""
+    """The name of the config that this one is compared with."""
     return None if name == CONFIG else CONFIG
 
 
 def tokens(config: Config, rows: int) -> int:
-    """In `rows` rows, both sides of a translation counted."""
+    """How many tokens `rows` rows have, counting both sides of a translation."""
     return rows * config.data.sequence_length * (2 if isinstance(config.data, TranslationDataConfig) else 1)
 
 
 def training(name: str, config: Config) -> Candidate:
-    """The real step of `mhsh train` on one synthetic batch, on the config's mesh; the state goes on
-    from step to step.
-    """
+    """The step of `mhsh train` on one synthetic batch, on the config's mesh, over and over."""
     mesh = make_mesh(config)
     config, _ = resolve_remat(_without_profiling(config), mesh)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
@@ -68,35 +66,32 @@ def training(name: str, config: Config) -> Candidate:
 
 
 class _Training:
-    """The state that a step gives up is that of the step before: it lives here."""
+    """Holds the state, which each step replaces."""
 
     def __init__(self, name: str, step: jax.stages.Compiled, state: TrainState, batch: dict[str, jax.Array]) -> None:
         self._name, self._step, self._state, self._batch = name, step, state, batch
-        self._report: StepMetrics | None = None
+        self._metrics: StepMetrics | None = None
 
     def run(self, repetitions: int) -> None:
         """Steps; the device is waited for after the last."""
         for _ in range(repetitions):
-            self._state, self._report = self._step(self._state, self._batch)
+            self._state, self._metrics = self._step(self._state, self._batch)
         jax.block_until_ready(self._state)
 
     def check(self) -> None:
-        """Raises UserError where the last step was skipped, as its loss or gradient was not
-        finite.
-        """
-        if self._report is not None and not bool(self._report.applied):
+        """Raises UserError where the loss or a gradient of the last step was not finite."""
+        if self._metrics is not None and not bool(self._metrics.applied):
             raise UserError(
                 f"{self._name}: the loss or a gradient is not finite after {int(self._state.step)} steps; "
                 "give more optimizer.warmup_steps, or a smaller optimizer.learning_rate"
             )
 
 
-def cell_config(config: Config, batch: int, length: int) -> Config:
-    """The same model on `batch` rows of `length` tokens, on one device; no row has more predictions
-    than tokens.
+def setting_config(config: Config, batch: int, length: int) -> Config:
+    """The same model on `batch` rows of `length` tokens, on one device.
 
     Raises:
-      UserError: the model has no such positions.
+      UserError: the model has too few positions.
     """
     if length > config.model.max_positions:
         raise UserError(
@@ -111,30 +106,26 @@ def cell_config(config: Config, batch: int, length: int) -> Config:
 
 
 class Inference:
-    """The forward passes of one config, of any shape. Its parameters lie on the first device in
-    model.compute_dtype.
-    """
+    """Forward passes of one config on the first device, with parameters in compute_dtype."""
 
     def __init__(self, name: str, config: Config) -> None:
         self._name, self._config = name, config
         self._model, self._mesh, self._params = built(config)
 
     def candidate(self, batch: int, length: int) -> Candidate:
-        """The compiled forward pass of `batch` rows of `length` tokens, without dropout, up to the
-        logits.
-        """
-        config = cell_config(self._config, batch, length)
+        """The compiled forward pass of `batch` rows of `length` tokens up to the logits."""
+        config = setting_config(self._config, batch, length)
         arrays = put_batch(config, synthetic_batch(config, batch), self._mesh)
         step = compile_eval_step(_outputs, config, self._model, self._mesh, self._params)
-        found: list[Any] = []
+        logits: list[Any] = []
 
         def run(repetitions: int) -> None:
             for _ in range(repetitions):
-                found[:] = [step(self._params, arrays)]
-            jax.block_until_ready(found)
+                logits[:] = [step(self._params, arrays)]
+            jax.block_until_ready(logits)
 
         def check() -> None:
-            if not all(np.isfinite(jax.device_get(leaf)).all() for leaf in jax.tree.leaves(found)):
+            if not all(np.isfinite(jax.device_get(leaf)).all() for leaf in jax.tree.leaves(logits)):
                 raise UserError(f"{self._name}: the logits are not finite; this is a fault of mhsh, please report it")
 
         return Candidate(
@@ -149,10 +140,8 @@ class Inference:
 
 
 def built(config: Config) -> tuple[Model, Mesh, Any]:
-    """The model of a config, a mesh of the first device, and fresh parameters there in
-    model.compute_dtype, as one serves them.
-    """
-    one = cell_config(_without_profiling(config), 1, 1)
+    """The model, a mesh of the first device, and fresh parameters there in compute_dtype."""
+    one = setting_config(_without_profiling(config), 1, 1)
     mesh, model = make_mesh(one, jax.devices()[:1]), build_model(config.model)
     optimizer = build_optimizer(config.optimizer, config.train)
     params = create_state(one, model, optimizer, mesh, synthetic_batch(one, 1)).params
@@ -165,16 +154,12 @@ def _outputs(params: Any, batch: Batch, *, model: Model) -> Outputs:
 
 
 def _without_profiling(config: Config) -> Config:
-    """Profiled omega costs a pass before the first step and none of the steps: other figures, the
-    same work.
-    """
+    """The same without profiling, which costs one pass before the first step and nothing later."""
     return replace(config, model=replace(config.model, admin_omega="closed_log"))
 
 
 def identity(name: str, config: Config, devices: int) -> dict[str, Any]:
-    """What the JSON says of the config called `name` (its `auto` resolved), whatever of it is
-    timed.
-    """
+    """Fields of a CandidateResult that say what the config called `name` is, `auto` resolved."""
     counts = parameter_counts(config.model)
     return {
         "config": name,
@@ -192,9 +177,7 @@ def _facts(name: str, config: Config, mesh: Mesh, compiled: jax.stages.Compiled)
 
 
 def memory(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes on one device by XLA's own account: arguments, temporaries, and the peak of all (0: the
-    backend gives none).
-    """
+    """Bytes on one device by XLA: arguments, temporaries, and the peak (0: not given)."""
     stats: Any = compiled.memory_analysis()
     return {
         "arguments": int(stats.argument_size_in_bytes),
@@ -204,10 +187,11 @@ def memory(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 
 def bytes_accessed(compiled: jax.stages.Compiled) -> int | None:
-    """What the program reads and writes in one run on one device, by XLA's own count; None where it
-    has loops, as their bodies are counted once.
+    """Bytes that one run reads and writes on one device, by XLA's count.
+
+    None where the program has loops: XLA counts the body of a loop once.
     """
     if re.search(r"\bwhile\(", compiled.as_text() or ""):
         return None
-    found = (compiled.cost_analysis() or {}).get("bytes accessed")
-    return None if found is None else int(found)
+    count = (compiled.cost_analysis() or {}).get("bytes accessed")
+    return None if count is None else int(count)

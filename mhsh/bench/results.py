@@ -1,147 +1,189 @@
-"""The document of a bench run as it is made and written; mhsh/bench/schema.py says what it
-holds.
+"""The JSON file of a bench run: its format, and how it is written and read. Imports no jax.
+
+All times are in seconds. What a kind of bench does not measure is null.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-import jax
+import msgspec
+from msgspec import Meta, Struct, field
 
-from mhsh.bench.candidate import Candidate
-from mhsh.bench.intervals import Estimate, estimate, ratios
-from mhsh.bench.rounds import Times
-from mhsh.bench.schema import FORMAT
-from mhsh.config.schema import Config, to_dict
+from mhsh.bench.intervals import SMALLEST, Interval
 from mhsh.errors import UserError
-from mhsh.models.costs import PEAK_FLOPS
-from mhsh.training.recorder import environment
+from mhsh.files import read_object, write_new
+
+FORMAT = 1
+GRID_KINDS = ("train", "inference")  # whose settings are batch and length
+
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+PositiveInt = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+T = TypeVar("T")
 
 
-def document(
-    kind: str,
-    unit: str,
-    settings: Mapping[str, Any],
-    configs: Mapping[str, Config],
-    cells: Sequence[Mapping[str, Any]],
-    ceilings: Mapping[str, Any],
-    torch: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """All of it; the fields are described in `mhsh.bench.schema`."""
-    dtypes = {config.model.compute_dtype for config in configs.values()}
-    surroundings = {
-        "cores": cores(),
-        "processor": platform.processor() or platform.machine(),
-        "torch": torch,
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
-        "glibc_tunables": os.environ.get("GLIBC_TUNABLES"),
-        "xla_preallocates": os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true") != "false",
-    }
-    peak = PEAK_FLOPS.get(jax.devices()[0].device_kind) if dtypes == {"bfloat16"} else None
-    for cell in cells:
-        for entry in cell["candidates"]:
-            entry.update(_shares(entry, ceilings, peak))
-    return {
-        "format": FORMAT,
-        "kind": kind,
-        "unit": unit,
-        "environment": environment() | surroundings,
-        "settings": dict(settings),
-        "configs": {name: to_dict(config) for name, config in configs.items()},
-        "ceilings": dict(ceilings),
-        "peak_flops": peak,
-        "cells": list(cells),
-    }
+class CandidateResult(Struct, kw_only=True):
+    """One candidate in one setting."""
+
+    name: str  # config, against, or a peer: torch-eager
+    label: str  # the same for people
+    baseline: str | None  # the candidate that its ratios are to; null for the first
+    config: str  # whose shape and batch it has: config or against
+    implementation: str  # mhsh, or the peer
+    dtype: str | None = None  # of its matrix products
+    devices: PositiveInt
+    remat_policy: str | None = None  # of mhsh: what `auto` became; no meaning in inference and decode
+    parameters: int | None = None
+    omega: int | None = None  # how many of them are Admin's, which peers do not have
+    flops: float | None = None  # of one repetition: matrix products by formula, without recomputation
+    bytes_accessed: int | None = None  # of one repetition on one device, by XLA; null for a program with loops
+    memory: dict[str, Count] | None = None  # bytes a device; mhsh: arguments, temporaries, peak by XLA; CUDA peers: peak by torch
+    work: PositiveInt  # units of one repetition
+    repetitions: int = 0  # in a turn
+    turns: list[list[float]] = []  # a list a round: time of each repetition, or (train) their mean alone
+    cpu: list[float] = []  # CPU seconds of a repetition, a number a round: all threads, and children that have ended
+    seconds: Interval  # of a repetition, over the medians of the turns
+    rate: float | None = None  # units a second, at the median
+    time_ratio: Interval | None  # time a unit over the baseline's in the same round; above 1 is slower
+    cpu_ratio: Interval | None = None  # the same of CPU seconds
+    best_ratio: float | None = None  # the same of the fastest turns
+    flops_per_second: float | None = None  # of one device
+    share_of_matmul: float | None = None  # that over the ceiling
+    share_of_peak: float | None = None  # that over peak_flops
+    bytes_per_second: float | None = None  # of one device
+    share_of_copy: float | None = None  # that over the ceiling
+
+    def __post_init__(self) -> None:
+        if min(self.seconds.low, self.time_ratio.low if self.time_ratio else 1.0) < SMALLEST:
+            raise ValueError("seconds and time_ratio must be above 0")
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What has to fit in a device's memory at once; None where it is not known."""
+        if not self.memory:
+            return None
+        # On a CPU, XLA's peak leaves out the temporaries.
+        return max(self.memory.get("peak", 0), self.memory.get("arguments", 0) + self.memory.get("temporaries", 0))
 
 
-def cell(setting: Mapping[str, Any], candidates: Sequence[Candidate], times: Mapping[str, Times]) -> dict[str, Any]:
-    """One setting, its candidates in order."""
-    by_name = {candidate.name: candidate for candidate in candidates}
-    entries = []
-    for candidate in candidates:
-        baseline = by_name.get(candidate.baseline or "")
-        entries.append(_entry(candidate, times[candidate.name], baseline, times[baseline.name] if baseline else None))
-    return {"setting": dict(setting), "candidates": entries}
+class SettingResults(Struct):
+    """All candidates in one setting, in the order of their turns."""
+
+    setting: dict[str, Any]  # batch and length (train, inference), or what else the kind varies
+    candidates: Annotated[list[CandidateResult], Meta(min_length=1)] = field(name="contestants")
+
+    def __post_init__(self) -> None:
+        names = [candidate.name for candidate in self.candidates]
+        for candidate in self.candidates:
+            if names.count(candidate.name) > 1:
+                raise ValueError(f"has {candidate.name} more than once")
+            if candidate.baseline is not None and candidate.baseline not in names:
+                raise ValueError(f"has no {candidate.baseline}, the baseline of {candidate.name}")
+
+    @property
+    def batch_and_length(self) -> tuple[int, int]:
+        """The setting of a kind in GRID_KINDS: rows, and tokens a row."""
+        return self.setting["batch"], self.setting["length"]
 
 
-def _entry(candidate: Candidate, times: Times, baseline: Candidate | None, others: Times | None) -> dict[str, Any]:
-    taken = [statistics.median(turn) for turn in times.turns]
-    seconds = estimate(taken)
-    entry: dict[str, Any] = {
-        "name": candidate.name,
-        "label": candidate.label,
-        "baseline": candidate.baseline,
-        **candidate.facts,
-        "work": candidate.work,
-        "repetitions": times.repetitions,
-        "turns": times.turns,
-        "cpu": times.cpu,
-        "seconds": seconds._asdict(),
-        "rate": candidate.work / seconds.median,
-        "time_ratio": None,
-        "cpu_ratio": None,
-        "best_ratio": None,
-    }
-    if baseline is None or others is None:
-        return entry
-    theirs = [statistics.median(turn) for turn in others.turns]
-    share = baseline.work / candidate.work
-    return entry | {
-        "time_ratio": _scaled(estimate(ratios(taken, theirs)), share),
-        # The system may count CPU time in ticks: a turn shorter than one has none.
-        "cpu_ratio": _scaled(estimate(ratios(times.cpu, others.cpu)), share) if all(others.cpu) else None,
-        "best_ratio": share * min(taken) / min(theirs),
-    }
+class CeilingResult(Struct, omit_defaults=True):
+    """What one device can do at most: a big matrix product (matmul), or a big copy (copy)."""
+
+    unit: str  # of work: FLOP or byte
+    work: int  # of one repetition
+    turns: list[list[float]]
+    rate: float  # units a second, in the best turn
+    dtype: str | None = None  # of the product
+    size: int | None = None  # rows and columns of its factors
+    bytes: int | None = None  # of the copy
 
 
-def _scaled(found: Estimate, factor: float) -> dict[str, float]:
-    scaled = found._replace(median=factor * found.median, low=factor * found.low, high=factor * found.high)
-    return scaled._asdict()
+class BenchResults(Struct, kw_only=True):
+    """A whole file."""
+
+    format: int = FORMAT
+    kind: str  # train, inference, compile, input or decode
+    unit: str = ""  # of work: token (train, inference, input), program (compile), target token (decode)
+    # Versions, git_revision, devices and processes as in a run.json; cores that the process may
+    # use; processor; torch: null, or versions, threads and device of the peers; xla_preallocates;
+    # omp_wait_policy and glibc_tunables, where they are set.
+    environment: dict[str, Any]
+    settings: dict[str, Any] = {}  # the options of the bench
+    configs: dict[str, dict[str, Any]]  # config and against, as config.json has them
+    ceilings: dict[str, CeilingResult] = {}  # by name; none where the kind measures none
+    peak_flops: float | None = None  # FLOP/s of a device by its data sheet (bf16); null for other dtypes and devices
+    cells: Annotated[list[SettingResults], Meta(min_length=1)]  # one for each setting
 
 
-def _shares(entry: Mapping[str, Any], ceilings: Mapping[str, Any], peak: float | None) -> dict[str, float | None]:
-    seconds, devices = entry["seconds"]["median"], entry.get("devices", 1)
-    flops = entry["flops"] / seconds / devices if entry.get("flops") else None
-    moved = entry["bytes_accessed"] / seconds if entry.get("bytes_accessed") else None
-
-    def share(rate: float | None, ceiling: float | None) -> float | None:
-        return None if rate is None or not ceiling else rate / ceiling
-
-    return {
-        "flops_per_second": flops,
-        "share_of_matmul": share(flops, ceilings.get("matmul", {}).get("rate")),
-        "share_of_peak": share(flops, peak),
-        "bytes_per_second": moved,
-        "share_of_copy": share(moved, ceilings.get("copy", {}).get("rate")),
-    }
+class _Devices(Struct):
+    platform: str
+    kind: str
 
 
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+class _Environment(Struct):
+    devices: _Devices
+    processor: str
+    cores: PositiveInt
 
 
-def check_out(out: str | None) -> None:
-    """Raises UserError where `out` cannot be written, before anything is measured."""
-    if out is None:
-        return
-    if os.path.lexists(out):
-        raise UserError(f"--out={out} exists, and nothing is overwritten; choose another file")
-    if not Path(out).absolute().parent.is_dir():
-        raise UserError(f"--out={out}: there is no folder {Path(out).absolute().parent}; make it, or choose another file")
+class _Shape(Struct):
+    num_heads: PositiveInt
+    num_layers: PositiveInt
 
 
-def write(found: Mapping[str, Any], out: str) -> None:
-    """The JSON into a new file."""
+class _Config(Struct):
+    model: _Shape
+
+
+class _GridSetting(Struct):
+    batch: PositiveInt
+    length: PositiveInt
+
+
+def read_grid(path: str) -> BenchResults:
+    """The results of `mhsh bench train` or `mhsh bench inference`; no setting is there twice.
+
+    Raises:
+      UserError: the file cannot be read, is of another kind or format, or is damaged.
+    """
+    found = read_object(path)
+    if not {"format", "kind", "cells"} <= found.keys():
+        raise UserError(f"{path} is not a result of mhsh bench; give what mhsh bench --out wrote")
+    if found["format"] != FORMAT:
+        raise UserError(f"{path} has format {found['format']!r}, and this mhsh reads format {FORMAT}; measure again")
+    if found["kind"] not in GRID_KINDS:
+        raise UserError(f"{path} is of mhsh bench {found['kind']}; only {' and '.join(GRID_KINDS)} can be compared")
+    results = _convert(found, BenchResults, path)
+    _convert(results.environment, _Environment, path, "environment")
+    for name, config in results.configs.items():
+        _convert(config, _Config, path, f"configs.{name}")
+    settings = []
+    for number, cell in enumerate(results.cells):
+        _convert(cell.setting, _GridSetting, path, f"cells[{number}].setting")
+        for candidate in cell.candidates:
+            if candidate.config not in results.configs:
+                raise _damaged(path, f"cells[{number}]", f"{candidate.name} is of config {candidate.config!r}, which is missing")
+        if cell.batch_and_length in settings:
+            batch, length = cell.batch_and_length
+            raise UserError(f"{path} has batch {batch} x length {length} more than once; measure each once with mhsh bench")
+        settings.append(cell.batch_and_length)
+    return results
+
+
+def _convert(value: Any, kind: type[T], path: str, place: str = "") -> T:
+    """`value`, which is at `place` in the file, as a `kind`."""
     try:
-        with open(out, "x", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
-            file.write("\n")
-    except FileExistsError as error:
-        raise UserError(f"--out={out} exists by now, and nothing is overwritten; the figures are lost but for the table") from error
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reason, _, inner = str(error).partition(" - at `$")
+        raise _damaged(path, (place + inner.rstrip("`")).lstrip("."), reason) from error
+
+
+def _damaged(path: str, place: str, reason: str) -> UserError:
+    return UserError(f"{path} is damaged: {place}: {reason}; measure again with mhsh bench")
+
+
+def write(results: BenchResults, out: str) -> None:
+    """Writes the results into a new file. Raises UserError where it exists."""
+    write_new(out, json.dumps(msgspec.to_builtins(results), indent=1) + "\n")

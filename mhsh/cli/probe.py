@@ -4,6 +4,7 @@ picture of them.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -19,12 +20,12 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.bench.results import check_out, write
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
+from mhsh.files import check_new_file, write_new
 from mhsh.models.build import build_model
 from mhsh.models.types import Batch
 from mhsh.probes.amplification import SCHEMES, fresh_amplification, layer_amplification, plain_deviations
@@ -82,7 +83,7 @@ def run(
     configs = {name: from_dict(fields) for name, fields in (("config", config_fields), ("against", against_fields)) if fields}
     _check(folders, configs, rows, step, options)
     out = out or f"probe-{kind}.json"
-    check_out(out)
+    check_new_file(out)
     drawn = {suffix: Path(out).with_suffix(f".{suffix}") for suffix in PICTURES}
     for path in drawn.values():
         if os.path.lexists(path):
@@ -95,7 +96,7 @@ def run(
         probe = _PROBES.get(kind) or (lambda source: _layer_changes(source, options))
         found = {"models": [_entry(source, probe(source)) for source in sources]}
     document = {"format": FORMAT, "kind": kind, "environment": environment(), "settings": settings, **found}
-    write(document, out)
+    write_new(out, json.dumps(document, indent=1) + "\n")
     for suffix, path in drawn.items():
         write_bytes(path, picture(document, suffix))
     _TABLES[kind](document)

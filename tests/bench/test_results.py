@@ -1,127 +1,114 @@
-"""The JSON's figures against hand-computed ones, and the Markdown made of it."""
+"""Tests of bench files: what is written is read again, and damage is named with its place."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-import jax
+import msgspec
 import pytest
 
-from mhsh.bench.candidate import Candidate
-from mhsh.bench.results import cell, check_out, document, write
-from mhsh.bench.rounds import Times
-from mhsh.bench.table import markdown
+from mhsh.bench.results import BenchResults, CandidateResult, SettingResults, read_grid, write
 from mhsh.errors import UserError
-from mhsh.models.costs import PEAK_FLOPS
 from tests.conftest import MakeConfig
+from tests.report.speed_files import two_shapes
+from tests.report.speed_files import write as write_fields
 
-CEILINGS = {
-    "matmul": {"dtype": "float32", "size": 1024, "unit": "FLOP", "work": 8, "turns": [[1.0]], "rate": 1000.0},
-    "copy": {"bytes": 64, "unit": "byte", "work": 128, "turns": [[1.0]], "rate": 500.0},
-}
-
-
-def candidate(name: str, work: int, baseline: str | None, **facts: object) -> Candidate:
-    return Candidate(name=name, label=f"{name} it is", run=lambda _: None, work=work, baseline=baseline, facts=facts)
-
-
-def two_contestants() -> tuple[list[Candidate], dict[str, Times]]:
-    """`against` does half of the work in 1.5, 3 and 0.5 times the time."""
-    candidates = [
-        candidate("config", 100, None, flops=400, bytes_accessed=50, parameters=1234, omega=234, devices=1),
-        candidate("against", 50, "config", flops=200, bytes_accessed=None, parameters=1000, omega=0, devices=2),
-    ]
-    times = {
-        "config": Times(1, [[2.0, 4.0, 3.0], [2.0], [4.0]], [6.0, 6.0, 6.0]),
-        "against": Times(1, [[4.5], [6.0], [2.0]], [12.0, 3.0, 6.0]),
-    }
-    return candidates, times
+OLD = Path(__file__).parent / "data" / "train_38414e5.json"
 
 
 @pytest.fixture
-def made(make_config: MakeConfig) -> dict:
-    candidates, times = two_contestants()
-    cells = [cell({"batch": 2, "length": 50}, candidates, times)]
-    return document("train", "token", {"rounds": 3}, {"config": make_config("bert", "2l8h")}, cells, CEILINGS, None)
+def good(make_config: MakeConfig) -> dict[str, Any]:
+    config = make_config("bert", "2l8h")
+    return two_shapes({"config": config, "against": config})
 
 
-def test_figures_by_hand(made):
-    first, second = made["cells"][0]["candidates"]
-    assert first["seconds"] == {"median": 3.0, "low": 2.0, "high": 4.0, "confidence": 0.75}  # turns' medians: 3, 2, 4
-    assert first["rate"] == 100 / 3 and first["time_ratio"] is None
-    assert first["flops_per_second"] == 400 / 3 and first["share_of_matmul"] == 400 / 3 / 1000
-    assert first["bytes_per_second"] == 50 / 3 and first["share_of_copy"] == 50 / 3 / 500
-    # rounds: 4.5 / 3, 6 / 2, 2 / 4, each twice as much for a unit of work
-    assert second["time_ratio"] == {"median": 3.0, "low": 1.0, "high": 6.0, "confidence": 0.75}
-    assert second["cpu_ratio"]["median"] == 2.0 and second["best_ratio"] == 2.0
-    assert second["flops_per_second"] == 200 / 4.5 / 2  # of one of its devices
-    assert second["bytes_per_second"] is None and second["share_of_copy"] is None
-
-
-def test_a_document_is_json_with_its_surroundings(made, tmp_path):
+def test_what_is_written_is_read(tmp_path: Path, good: dict[str, Any]) -> None:
+    results = msgspec.convert(good, BenchResults)
     out = tmp_path / "bench.json"
-    write(made, str(out))
-    read = json.loads(out.read_text())
-    assert read == made and read["format"] == 1
-    assert read["environment"]["devices"]["count"] == jax.device_count() and read["environment"]["cores"] >= 1
-    assert read["configs"]["config"]["model"]["num_heads"] == 8
-    with pytest.raises(UserError, match="nothing is overwritten"):
-        write(made, str(out))
+    write(results, str(out))
+    assert read_grid(str(out)) == results
+    with pytest.raises(UserError, match="exists"):
+        write(results, str(out))
 
 
-@pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 400 / 3 / 250), ("float32", None)])
-def test_share_of_a_public_peak_only_where_it_is_one_of_that_dtype(make_config, monkeypatch, dtype, share):
-    monkeypatch.setitem(PEAK_FLOPS, jax.devices()[0].device_kind, 250.0)
-    candidates, times = two_contestants()
-    configs = {"config": make_config("bert", "2l8h", **{"model.compute_dtype": dtype})}
-    found = document("train", "token", {}, configs, [cell({}, candidates, times)], CEILINGS, None)
-    assert found["cells"][0]["candidates"][0]["share_of_peak"] == share
+def test_a_file_of_an_older_version_is_read_and_written_as_it_was(tmp_path: Path) -> None:
+    """Made by `mhsh bench train` at commit 38414e5."""
+    results = read_grid(str(OLD))
+    first, second = results.cells[0].candidates
+    assert (first.name, second.name, second.baseline) == ("config", "against", "config")
+    assert results.cells[0].batch_and_length == (8, 16)
+    assert second.time_ratio is not None and second.time_ratio.low <= second.time_ratio.median <= second.time_ratio.high
+    out = tmp_path / "again.json"
+    write(results, str(out))
+    assert json.loads(out.read_text()) == json.loads(OLD.read_text())
 
 
-def test_the_table(made):
-    text = markdown(made)
-    lines = text.split("\n")
-    rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    title, _, first, second = rows
-    assert len({len(row) for row in rows}) == 1
-    assert dict(zip(title, first, strict=True)) == {
-        "": "config",
-        "what": "config it is",
-        "time": "3.00 s",
-        "interval": "2.00 s to 4.00 s",
-        "tokens/s": "33.3",
-        "time ratio": "",
-        "CPU ratio": "",
-        "best ratio": "",
-        "FLOP/s": "133",
-        "of matmul": "13.3%",
-        "B/s by XLA": "16.7",
-        "of copy": "3.3%",
-        "parameters (of them omega)": "1,234 (234)",
-    }
-    assert dict(zip(title, second, strict=True))["time ratio"] == "3.000 (1.000 to 6.000)"
-    assert "batch 2, length 50" in lines[0] and "75.0%" in lines[-1] and "that of config" in lines[-1]
+def test_memory_is_all_that_has_to_fit_at_once(good: dict[str, Any]) -> None:
+    cell = msgspec.convert(good["cells"][0], SettingResults)
+    candidate = cell.candidates[0]
+    candidate.memory = {"arguments": 30, "temporaries": 20, "peak": 40}
+    assert candidate.memory_bytes == 50  # on a CPU the peak leaves out the temporaries
+    candidate.memory = {"peak": 40}
+    assert candidate.memory_bytes == 40
+    candidate.memory = {}
+    assert candidate.memory_bytes is None
 
 
-def test_a_grid_has_a_row_for_every_cell_and_contestant(make_config):
-    candidates, times = two_contestants()
-    times = {name: dataclasses.replace(each, turns=each.turns) for name, each in times.items()}
-    cells = [cell({"batch": rows, "length": 32}, candidates, times) for rows in (1, 4)]
-    text = markdown(document("inference", "token", {}, {"config": make_config("bert", "2l8h")}, cells, CEILINGS, None))
-    rows = [line for line in text.split("\n") if re.match(r"\| [14] \|", line)]
-    assert [row.split("|")[1:3] for row in rows] == [
-        [f" {batch} ", f" {name} "] for batch in (1, 4) for name in ("config", "against")
-    ]
-    assert "length 32" in text.split("\n")[0] and "batch" not in text.split("\n")[0]
+def test_a_name_is_unique_and_a_baseline_exists(good: dict[str, Any]) -> None:
+    first, second = (msgspec.convert(fields, CandidateResult) for fields in good["cells"][0]["contestants"])
+    with pytest.raises(ValueError, match="has config more than once"):
+        SettingResults({}, [first, first])
+    with pytest.raises(ValueError, match="has no config, the baseline of against"):
+        SettingResults({}, [second])
 
 
-def test_out_is_looked_at_before_anything_is_measured(tmp_path):
-    check_out(None)
-    check_out(str(tmp_path / "new.json"))
-    (tmp_path / "there.json").write_text("{}")
-    with pytest.raises(UserError, match="exists, and nothing is overwritten"):
-        check_out(str(tmp_path / "there.json"))
-    with pytest.raises(UserError, match="there is no folder"):
-        check_out(str(tmp_path / "nowhere" / "new.json"))
+def entry(found: dict[str, Any]) -> dict[str, Any]:
+    return found["cells"][2]["contestants"][1]
+
+
+DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda found: found.update(format=2), "format 2, and this mhsh reads format 1"),
+    (lambda found: found.update(kind="decode"), "of mhsh bench decode; only train and inference can be compared"),
+    (lambda found: found.pop("cells"), "is not a result of mhsh bench"),
+    (lambda found: found.update(cells=[]), r"cells: Expected `array` of length >= 1"),
+    (lambda found: found["environment"].pop("devices"), r"environment: Object missing required field `devices`"),
+    (lambda found: found["configs"]["against"]["model"].update(num_heads="1"), "configs.against.model.num_heads: Expected `int`"),
+    (lambda found: entry(found)["seconds"].pop("low"), r"cells\[2\].contestants\[1\].seconds: Object missing required field `low`"),
+    (lambda found: entry(found)["seconds"].update(high=float("inf")), "seconds.high: Expected `float` < 1e\\+300"),
+    (lambda found: entry(found)["seconds"].update(median=float("nan")), "seconds.median: Expected `float` >= 0.0"),
+    (lambda found: entry(found)["seconds"].update(low=0), r"contestants\[1\]: seconds and time_ratio must be above 0"),
+    (lambda found: entry(found)["time_ratio"].update(low=-1), "time_ratio.low: Expected `float` >= 0.0"),
+    (lambda found: entry(found)["time_ratio"].update(low=1.1), "time_ratio: the median lies outside its interval"),
+    (lambda found: entry(found).update(work=True), "work: Expected `int`, got `bool`"),
+    (lambda found: entry(found).update(devices=0), "devices: Expected `int` >= 1"),
+    (lambda found: entry(found).update(label=None), "label: Expected `str`, got `null`"),
+    (lambda found: entry(found).update(baseline="nobody"), r"cells\[2\]: has no nobody, the baseline of against"),
+    (lambda found: entry(found).update(name="config"), r"cells\[2\]: has config more than once"),
+    (lambda found: entry(found).update(config="other"), r"cells\[2\]: against is of config 'other', which is missing"),
+    (lambda found: found["cells"][1]["setting"].pop("length"), r"cells\[1\].setting: Object missing required field `length`"),
+    (lambda found: found["cells"].append(found["cells"][0]), "has batch 1 x length 32 more than once"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES, ids=[words[:30] for _, words in DAMAGES])
+def test_damage_is_named_in_one_line(good: dict[str, Any], tmp_path: Path, damage, words: str) -> None:
+    damage(good)
+    with pytest.raises(UserError, match=words) as raised:
+        read_grid(write_fields(tmp_path / "bench.json", good))
+    assert "\n" not in str(raised.value) and "bench.json" in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "null", "[" * 100_000, '{"format": 1, "kind": "tr', "\x00"])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"bench\.json is"):
+        read_grid(str(path))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no .*none\.json"):
+        read_grid(str(tmp_path / "none.json"))

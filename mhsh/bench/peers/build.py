@@ -1,6 +1,4 @@
-"""PyTorch as a candidate: which peers there are, which model of the config's shape they run, and
-whether it does the same work.
-"""
+"""PyTorch as a candidate: its peers, their model, and whether it does the same work as mhsh."""
 
 from __future__ import annotations
 
@@ -12,18 +10,17 @@ from typing import Any
 
 import jax
 
+from mhsh.bench.harness import cores
 from mhsh.bench.mhsh_steps import CONFIG
-from mhsh.bench.results import cores
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_counts
 
-# How torch runs the model: operation by operation; all of it compiled; or each layer compiled, one
-# program for all of them, which deep models need to be compiled in less than hours (torch's
-# "regional compilation").
+# How torch runs the model: operation by operation; compiled as a whole; or each layer compiled, one
+# program for all layers ("regional compilation"), without which deep models compile for hours.
 TORCH_PEERS = ("torch-eager", "torch-compile", "torch-compile-layers")
 
-# What a peer can be of: it has LN(x + f(x)), which these schemes are but for omega or a constant.
+# Peers have LN(x + f(x)); these schemes differ from it only by omega or a constant.
 PEER_RESIDUALS = ("post_ln", "admin", "deepnorm")
 PEER_OBJECTIVES = ("mlm", "clm")
 
@@ -35,16 +32,16 @@ def chosen(peers: str | None, allowed: Sequence[str]) -> list[str]:
       UserError: one of them does not exist, or is named twice.
     """
     names = [name.strip() for name in peers.split(",")] if peers is not None else []
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if name not in allowed:
             raise UserError(f"--peer={peers}: there is no peer {name!r} here; allowed: {', '.join(allowed)}")
-        if name in names[:place]:
+        if name in names[:index]:
             raise UserError(f"--peer={peers} names {name} twice; name it once")
     return names
 
 
 def require(peers: Sequence[str]) -> None:
-    """What peers need before jax is asked for its devices; nothing where there are none.
+    """Prepares for `peers`, if there are any. Must be called before jax starts its backend.
 
     Raises:
       UserError: torch or transformers is not installed.
@@ -53,12 +50,12 @@ def require(peers: Sequence[str]) -> None:
         if importlib.util.find_spec(module) is None:
             raise UserError(f"--peer={','.join(peers)} needs {module}: pip install 'mhsh[parity]', or leave --peer out")
     if peers:
-        # XLA leaves torch the memory that it does not need itself.
+        # So that XLA leaves memory to torch.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def check_config(flag: str, config: Config, *, training: bool) -> None:
-    """Raises UserError where no peer does the work of this config."""
+    """Raises UserError where no peer can do the work of this config."""
     model, optimizer = config.model, config.optimizer
     if model.objective not in PEER_OBJECTIVES:
         allowed = ", ".join(PEER_OBJECTIVES)
@@ -68,13 +65,13 @@ def check_config(flag: str, config: Config, *, training: bool) -> None:
         raise UserError(f"--{flag}: model.residual = {model.residual!r} has no torch peer; allowed with --peer: {allowed}")
     if training and optimizer.name != "adamw":
         raise UserError(f"--{flag}: peers train with AdamW; add --{flag}.optimizer.name=adamw")
-    # Several CPU devices are one machine's cores, which the peer has as well.
+    # Several CPU devices are the cores of one machine, which the peer has too.
     if jax.device_count() > 1 and training and jax.devices()[0].platform != "cpu":
         raise UserError(f"peers train on one device, jax has {jax.device_count()} here; show it one (CUDA_VISIBLE_DEVICES=0)")
 
 
 def device() -> Any:
-    """torch's name of the device that jax computes on, and torch ready for it.
+    """torch's device for the one that jax computes on; sets torch up for it.
 
     Raises:
       UserError: torch cannot use it.
@@ -89,13 +86,13 @@ def device() -> Any:
         raise UserError(f"--peer: torch has no device of the platform {platform!r} that jax computes on; leave --peer out")
     if not torch.cuda.is_available():
         raise UserError(f"--peer: jax computes on a GPU, torch {torch.__version__} finds none; install torch with CUDA")
-    # XLA multiplies fp32 matrices in TF32 there unless told otherwise; torch must be told to.
+    # XLA multiplies fp32 matrices in TF32 there by default, torch does not.
     torch.set_float32_matmul_precision("high")
     return torch.device("cuda")
 
 
 def torch_environment() -> dict[str, Any]:
-    """What the JSON says of torch."""
+    """What the results say of torch."""
     import torch  # pyrefly: ignore[missing-import]
 
     where = device()
@@ -108,8 +105,10 @@ def torch_environment() -> dict[str, Any]:
 
 
 def fits_transformers(config: Config) -> bool:
-    """Whether BERT of transformers can have this shape: N H = D, learned positions, token types, no
-    dropout inside the feed-forward sublayer, no causal mask.
+    """Whether BERT of transformers can have this shape.
+
+    It has N H = D, learned positions, token types, no dropout inside the feed-forward sublayer and
+    no causal mask.
     """
     model = config.model
     plain = model.positions == "learned" and model.num_token_types > 0 and model.mlp_dropout == 0
@@ -117,14 +116,13 @@ def fits_transformers(config: Config) -> bool:
 
 
 def build(config: Config) -> tuple[Any, str]:
-    """A torch module of the config's shape, fp32, on the CPU, and what it is called: transformers'
-    where it fits, else ours.
+    """A torch module of the config's shape (fp32, on the CPU) and its title.
 
-    Both map a batch on logits and next-sentence logits (or None), and project the predicted
-    positions alone on the vocabulary.
+    It is transformers' BERT where that fits, else PlainTransformer. Both map a batch to logits and
+    next-sentence logits (or None), and project only the predicted positions on the vocabulary.
 
     Raises:
-      UserError: it has not as many parameters as the config's model, omega left out.
+      UserError: its number of parameters is not that of the config's model without omega.
     """
     import torch  # pyrefly: ignore[missing-import]
 
@@ -138,15 +136,13 @@ def build(config: Config) -> tuple[Any, str]:
     if found != counts["total"] - counts["omega"]:
         raise UserError(
             f"the peer {module.title} has {found:,} parameters, mhsh's model without omega {counts['total'] - counts['omega']:,}: "
-            "they do not do the same work, and there is nothing to compare"
+            "their work is not the same, so their times cannot be compared"
         )
     return module, module.title
 
 
 def facts(config: Config, name: str, title: str) -> dict[str, Any]:
-    """What the JSON says of a peer of the config called `name`, but for its FLOPs and its
-    memory.
-    """
+    """Fields of a CandidateResult for a peer of the config called `name`, but FLOPs and memory."""
     counts = parameter_counts(config.model)
     return {
         "config": name,
@@ -159,7 +155,7 @@ def facts(config: Config, name: str, title: str) -> dict[str, Any]:
 
 
 def peer_name(peer: str, of: str) -> str:
-    """Of a peer of the config called `of`."""
+    """The name of a peer of the config called `of`."""
     return peer if of == CONFIG else f"{peer} ({of})"
 
 

@@ -9,20 +9,19 @@ import numpy as np
 import torch  # pyrefly: ignore[missing-import]
 import transformers  # pyrefly: ignore[missing-import]
 
-from mhsh.bench.results import cores
+from mhsh.bench.harness import cores
 from mhsh.config.schema import Config, DataConfig
 from mhsh.data.pretraining.corpus import PretrainingCorpus
 from mhsh.data.pretraining.packing import full_rows
 
-# Rows that the collator is given over and over: more than lie in any cache, few enough to make
-# lists of.
-ROWS_IN_MEMORY = 20_000
+# Examples that the collator gets over and over: more than any cache holds, few enough for lists.
+EXAMPLES_IN_MEMORY = 20_000
 
 Example = dict[str, list[int]]
 
 
 def collators(config: Config, corpus: PretrainingCorpus) -> dict[str, Callable[[int], Iterator[Any]]]:
-    """What makes so many batches, by the peers' names; see `mhsh.bench.input_pipeline`."""
+    """Functions from a number to so many batches, by peer; see `mhsh.bench.input`."""
     assert isinstance(config.data, DataConfig)
     torch.set_num_threads(cores())
     batch_size = config.train.batch_size
@@ -45,8 +44,8 @@ def collators(config: Config, corpus: PretrainingCorpus) -> dict[str, Callable[[
 
 
 def rows_as_lists(config: Config, corpus: PretrainingCorpus) -> list[Example]:
-    """The first rows as what tokenizers of transformers give, padded already, as ours are."""
-    numbers = np.arange(min(len(corpus.train), ROWS_IN_MEMORY))
+    """The first examples as tokenizers of transformers give them, padded."""
+    numbers = np.arange(min(len(corpus.train), EXAMPLES_IN_MEMORY))
     rows = full_rows(corpus.train.take(numbers), config.model)
     columns = {
         "input_ids": rows["inputs"],

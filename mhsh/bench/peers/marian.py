@@ -1,6 +1,4 @@
-"""MarianMTModel of transformers in a config's shape, decoding with transformers' own cache and beam
-search.
-"""
+"""MarianMTModel of transformers in a config's shape, with transformers' cache and beam search."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ SENTENCES_AT_ONCE = 32
 
 
 class Marian:
-    """Random weights, in model.compute_dtype."""
+    """Marian with random weights in model.compute_dtype."""
 
     def __init__(self, config: Config, num_hypotheses: int, length_penalty: float) -> None:
         model = config.model
@@ -49,7 +47,7 @@ class Marian:
         self._model.to(self._device, getattr(torch, model.compute_dtype)).train(False)
 
     def one_batch(self, sources: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
-        """All at once, by the steps of the longest."""
+        """Decodes all at once, for as many steps as the longest needs."""
         tokens = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(s.astype(np.int64)) for s in sources], True, PAD_ID)
         tokens = tokens.to(self._device)
         with torch.inference_mode():
@@ -65,13 +63,13 @@ class Marian:
         return [row[1 : length + 1] for row, length in zip(out.cpu().numpy(), lengths, strict=True)]  # without the begin mark
 
     def in_order(self, sources: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
-        """Batches in the order given."""
+        """Decodes in batches in the given order."""
         starts = range(0, len(sources), SENTENCES_AT_ONCE)
         batches = [self.one_batch(sources[i : i + SENTENCES_AT_ONCE], lengths[i : i + SENTENCES_AT_ONCE]) for i in starts]
         return [tokens for batch in batches for tokens in batch]
 
     def sorted_by_length(self, sources: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
-        """Batches of sentences of like length."""
+        """Decodes in batches of similar length."""
         order = sorted(range(len(sources)), key=lambda line: -len(sources[line]))
         found = self.in_order([sources[line] for line in order], [lengths[line] for line in order])
         return [tokens for _, tokens in sorted(zip(order, found, strict=True), key=lambda each: each[0])]

@@ -1,6 +1,4 @@
-"""The Transformer in plain PyTorch, for shapes that BERT of transformers cannot have: N heads of
-width H in a D-wide layer.
-"""
+"""A Transformer in plain PyTorch, for shapes that transformers' BERT cannot have (N H != D)."""
 
 from __future__ import annotations
 
@@ -21,12 +19,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class PlainTransformer(nn.Module):
-    """Post-LN encoder with BERT's embeddings and heads, attention by scaled_dot_product_attention.
-    Where the config has Admin or DeepNorm, the stream is added unscaled: the peer does that much
-    less.
+    """Post-LN encoder with BERT's embeddings and heads, and scaled_dot_product_attention.
 
-    Rows are taken to be full: attention gets no padding mask (nor segments), with which torch has
-    its fastest kernels.
+    With Admin or DeepNorm the residual is added unscaled, so the peer does slightly less work. Rows
+    are full: attention gets no padding mask, which lets torch use its fastest kernels.
     """
 
     title = "torch.nn"
@@ -52,12 +48,10 @@ class PlainTransformer(nn.Module):
             self.pooler = nn.Linear(width, width)
             self.next_sentence = nn.Linear(width, 2)
         for table in (each for each in self.modules() if isinstance(each, nn.Embedding)):
-            nn.init.normal_(table.weight, std=0.02)  # torch's own deviation of 1 would make logits of size D
+            nn.init.normal_(table.weight, std=0.02)  # torch's default of 1 would make logits of size D
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Logits [B,P,V] of the predicted positions (clm: [B,T,V] of all), and [B,2] of the
-        next-sentence head or None.
-        """
+        """Logits [B,P,V] (clm: [B,T,V]), and next-sentence logits [B,2] or None."""
         config = self.config
         positions = batch["inputs_position"]
         x = self.token(batch["inputs"])
@@ -106,5 +100,5 @@ class PlainLayer(nn.Module):
 
 
 def gathered(x: Tensor, positions: Tensor) -> Tensor:
-    """[B,T,D] at positions [B,P]: [B,P,D]."""
+    """x [B,T,D] at positions [B,P] as [B,P,D]."""
     return x.gather(1, positions[:, :, None].expand(-1, -1, x.shape[-1]))

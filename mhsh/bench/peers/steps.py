@@ -1,6 +1,4 @@
-"""A torch module in training and in inference, as a candidate: the optimiser, the precision and
-the waiting.
-"""
+"""A torch module as a candidate, in training and in inference."""
 
 from __future__ import annotations
 
@@ -16,28 +14,27 @@ from torch import Tensor, nn  # pyrefly: ignore[missing-import]
 from torch.nn import functional  # pyrefly: ignore[missing-import]
 
 from mhsh.bench.batch import synthetic_batch
-from mhsh.bench.candidate import Candidate
-from mhsh.bench.mhsh_steps import cell_config, tokens
+from mhsh.bench.harness import Candidate
+from mhsh.bench.mhsh_steps import setting_config, tokens
 from mhsh.bench.peers import build
 from mhsh.config.schema import Config, OptimizerConfig
 from mhsh.errors import UserError
 from mhsh.models.costs import row_flops, step_flops
 from mhsh.training.optimizer import learning_rate
 
-# A program of its own for every shape of a grid and for every depth, before dynamo gives up and
-# runs without.
+# Programs that dynamo compiles (one for each shape and depth) before it stops compiling.
 RECOMPILE_LIMIT = 64
 
 TorchBatch = dict[str, Tensor]
 
 
-def training_contestant(peer: str, name: str, config: Config) -> Candidate:
-    """The training of the config called `name` in torch."""
+def training_candidate(peer: str, name: str, config: Config) -> Candidate:
+    """Training of the config called `name` in torch."""
     module, title = build.build(config)
     device = build.device()
     before = _allocated(device)
     trainer = Training(peer, module, config, device)
-    trainer.run(1)  # what compiling needs for itself is not counted
+    trainer.run(1)  # the memory that compiling needs is not counted
     memory = _peak(device, before, lambda: trainer.run(2))
     return Candidate(
         name=build.peer_name(peer, name),
@@ -51,9 +48,11 @@ def training_contestant(peer: str, name: str, config: Config) -> Candidate:
 
 
 class Training:
-    """AdamW (the fused one, torch's fastest), decay on the parameters that have it in mhsh,
-    clipping, micro-batches; matrix products in model.compute_dtype by autocast, parameters in fp32,
-    as here. The learning rate is that of the first step.
+    """The training step in torch, doing what mhsh's does.
+
+    Fused AdamW (torch's fastest) with decay on the same parameters, clipping, micro-batches, fp32
+    parameters, and matrix products in model.compute_dtype by autocast. The learning rate is that of
+    the first step.
     """
 
     def __init__(self, peer: str, module: nn.Module, config: Config, device: torch.device) -> None:
@@ -89,9 +88,7 @@ class Training:
 
 
 def loss(module: nn.Module, batch: TorchBatch, label_smoothing: float = 0.0) -> Tensor:
-    """What mhsh minimises: the weighted mean over predictions, and over rows for the next sentence;
-    fp32.
-    """
+    """The loss of mhsh in fp32: the weighted mean over predictions, plus the next-sentence loss."""
     logits, next_sentence = module(batch)
 
     def mean(logits: Tensor, labels: Tensor, weights: Tensor, smoothing: float) -> Tensor:
@@ -107,9 +104,7 @@ def loss(module: nn.Module, batch: TorchBatch, label_smoothing: float = 0.0) -> 
 
 
 def adamw(module: nn.Module, config: OptimizerConfig, rate: float) -> torch.optim.Optimizer:
-    """Two groups: matrices and tables with weight decay, biases and LayerNorms without (as mhsh's
-    DECAYED_PARAMETERS).
-    """
+    """AdamW with weight decay on matrices and tables only, as mhsh's DECAYED_PARAMETERS."""
     named = list(module.named_parameters())
     decayed = [values for name, values in named if values.ndim > 1 and not re.search("norm", name, re.IGNORECASE)]
     others = [values for _, values in named if all(values is not other for other in decayed)]
@@ -118,9 +113,7 @@ def adamw(module: nn.Module, config: OptimizerConfig, rate: float) -> torch.opti
 
 
 class Inference:
-    """The forward passes of one peer of one config, of any shape; parameters in
-    model.compute_dtype.
-    """
+    """Forward passes of one peer of one config, with parameters in model.compute_dtype."""
 
     def __init__(self, peer: str, name: str, config: Config) -> None:
         module, self._title = build.build(config)
@@ -130,19 +123,19 @@ class Inference:
 
     def candidate(self, batch: int, length: int) -> Candidate:
         """The forward pass of `batch` rows of `length` tokens up to the logits."""
-        config = cell_config(self._config, batch, length)
+        config = setting_config(self._config, batch, length)
         arrays = torch_batch(config, batch, self._device)
         before = _allocated(self._device)
-        found: list[Any] = []
+        outputs: list[Any] = []
 
         def run(repetitions: int) -> None:
             with torch.inference_mode():
                 for _ in range(repetitions):
-                    found[:] = [self._forward(arrays)]
+                    outputs[:] = [self._forward(arrays)]
                     _wait(self._device)
 
         def check() -> None:
-            if not all(bool(torch.isfinite(each).all()) for each in found[0] if each is not None):
+            if not all(bool(torch.isfinite(each).all()) for each in outputs[0] if each is not None):
                 raise UserError(f"{self._peer}: its logits are not finite")
 
         run(1)
@@ -159,7 +152,7 @@ class Inference:
 
 
 def compiled(peer: str, module: nn.Module, forward: Callable[[TorchBatch], Any]) -> Callable[[TorchBatch], Any]:
-    """`forward` (which calls the module) as the peer of this name runs it."""
+    """`forward`, which calls the module, compiled as the peer of this name compiles it."""
     if peer == "torch-eager":
         return forward
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
@@ -171,7 +164,7 @@ def compiled(peer: str, module: nn.Module, forward: Callable[[TorchBatch], Any])
 
 
 def torch_batch(config: Config, rows: int, device: torch.device) -> TorchBatch:
-    """mhsh's own batch on the device; whole numbers are int64 there."""
+    """mhsh's synthetic batch on the device, its integers as int64."""
     batch = {key: torch.from_numpy(values.copy()) for key, values in synthetic_batch(config, rows).items()}
     return {key: (values if values.is_floating_point() else values.long()).to(device) for key, values in batch.items()}
 
@@ -192,9 +185,7 @@ def _allocated(device: torch.device) -> int:
 
 
 def _peak(device: torch.device, before: int, work: Callable[[], None]) -> dict[str, int]:
-    """The most that torch has allocated at once during `work`, beyond the bytes `before` that
-    belong to others; nothing on CPU.
-    """
+    """The most bytes that torch allocated during `work`, less `before`; empty on a CPU."""
     if device.type != "cuda":
         return {}
     torch.cuda.reset_peak_memory_stats()

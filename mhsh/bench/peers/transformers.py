@@ -1,4 +1,4 @@
-"""BERT of transformers, asked for the predicted positions alone."""
+"""BERT of transformers, computing logits for the predicted positions only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 
 
 class TransformersBert(nn.Module):
-    """BertForPreTraining, or BertForMaskedLM where the config has no next-sentence head, with SDPA
-    attention.
+    """BertForPreTraining or (without next sentence) BertForMaskedLM, with SDPA attention.
 
-    As they are, both project every position on the vocabulary; here the predicted ones are gathered
-    first, as mhsh does. Rows are taken to be full: there is no attention mask, as transformers
-    itself drops one that masks nothing.
+    By themselves both project every position on the vocabulary; here the predicted positions are
+    gathered first, as in mhsh. Rows are full, so there is no attention mask: transformers itself
+    drops one that masks nothing.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -39,7 +38,7 @@ class TransformersBert(nn.Module):
                 max_position_embeddings=config.max_positions,
                 type_vocab_size=config.num_token_types,
                 layer_norm_eps=config.layer_norm_epsilon,
-                pad_token_id=None,  # no token's row of the table is left without its gradient
+                pad_token_id=None,  # so that every row of the table gets a gradient
                 attn_implementation="sdpa",
             )
         )
@@ -48,13 +47,11 @@ class TransformersBert(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """Of the encoder."""
+        """The layers of the encoder."""
         return self.model.bert.encoder.layer
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Logits [B,P,V] of the predicted positions, and [B,2] of the next-sentence head or
-        None.
-        """
+        """Logits [B,P,V], and next-sentence logits [B,2] or None."""
         found = self.model.bert(
             input_ids=batch["inputs"], token_type_ids=batch["token_types"], position_ids=batch["inputs_position"]
         )

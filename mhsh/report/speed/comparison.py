@@ -1,6 +1,4 @@
-"""Shapes side by side: what bench files measured, which of two shapes is faster at which setting,
-and where that turns.
-"""
+"""The measurements of bench files: which of two shapes is faster in which setting."""
 
 from __future__ import annotations
 
@@ -11,40 +9,57 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhsh.bench.schema import BenchFile, Cell, Entry, Interval, read_bench
+from mhsh.bench.intervals import Interval
+from mhsh.bench.results import BenchResults, CandidateResult, SettingResults, read_grid
 from mhsh.report.render.sanitize import sanitize
 
 Setting = tuple[int, int]  # batch, length
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """One candidate at one setting of one file."""
+class BenchFile:
+    """A file, and what is in it."""
+
+    path: str
+    results: BenchResults
+
+    def device_of(self, candidate: CandidateResult) -> str:
+        """The device in words (sanitize), with how many where there are several."""
+        environment = self.results.environment
+        device = environment["devices"]["kind"]
+        if environment["devices"]["platform"] == "cpu":  # its kind is just "cpu"
+            device = f"{device} ({environment['processor']}, {environment['cores']} cores)"
+        return sanitize(device if candidate.devices == 1 else f"{candidate.devices} x {device}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One candidate in one setting of one file."""
 
     file: str
     kind: str
     device: str  # in words; of several, how many
     batch: int
     length: int
-    shape: str  # sanitized; the same for the same model in every file, and unlike every other model's
-    baseline: str | None  # the shape that entry.time_ratio is to
-    entry: Entry
+    shape: str  # sanitize; the same for the same model in every file, and different from every other model's
+    baseline: str | None  # the shape that result.time_ratio is to
+    result: CandidateResult
     config: Mapping[str, Any]
 
     @property
     def tokens_per_second(self) -> Interval:
         """Of all devices together."""
-        return self.entry.seconds.inverse().scaled(float(self.entry.work))
+        return self.result.seconds.inverse().scaled(float(self.result.work))
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
-    """Two shapes on one device, over all settings at which they took turns."""
+class ShapePair:
+    """Two shapes on one device, in all settings in which they took turns."""
 
     kind: str
     device: str
     shallow: str
-    deep: str  # that with fewer heads a layer
+    deep: str  # the one with fewer heads a layer
     ratios: Mapping[Setting, Interval]  # time of the shallow one over that of the deep one; above 1 the deep one is faster
 
     @property
@@ -64,22 +79,22 @@ class Crossing:
 
     at: float  # the logarithm of the ratio is taken to be linear in that of the size
     deep_beyond: bool  # whether the deep one is the faster of them above it
-    told_up_to: int | None  # the nearest smaller size whose interval is on that side of 1 as a whole
-    told_from: int | None  # the nearest larger one, on its side
+    significant_up_to: int | None  # the nearest smaller size whose whole interval is on that side of 1
+    significant_from: int | None  # the nearest larger size whose whole interval is on the other side
 
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """All that was measured."""
+    """All measurements."""
 
-    rows: tuple[Row, ...]  # in the order of the files, their settings and their turns
-    pairs: tuple[Pair, ...]
+    rows: tuple[Measurement, ...]  # in the order of the files, their settings and their turns
+    pairs: tuple[ShapePair, ...]
     shapes: tuple[str, ...]
     problems: tuple[str, ...]
 
-    def first(self, kind: str, device: str, shape: str) -> dict[Setting, Row]:
-        """The row of every setting; where files measured one twice, that of the first file."""
-        found: dict[Setting, Row] = {}
+    def first(self, kind: str, device: str, shape: str) -> dict[Setting, Measurement]:
+        """The measurement of every setting; the first file's where several have one."""
+        found: dict[Setting, Measurement] = {}
         for row in self.rows:
             if (row.kind, row.device, row.shape) == (kind, device, shape):
                 found.setdefault((row.batch, row.length), row)
@@ -90,23 +105,23 @@ def read_speed(paths: Sequence[str]) -> Speed:
     """Everything in the files.
 
     Raises:
-      UserError: one of them is of another kind or damaged.
+      UserError: a file is of another kind or damaged.
     """
-    files = [read_bench(path) for path in dict.fromkeys(paths)]
+    files = [BenchFile(path, read_grid(path)) for path in dict.fromkeys(paths)]
     shapes = _shape_names(files)
-    rows = [_row(file, cell, entry, shapes) for file in files for cell in file.cells for entry in cell.entries]
+    rows = [_row(file, cell, each, shapes) for file in files for cell in file.results.cells for each in cell.candidates]
     problems: list[str] = []
     pairs = _pairs(files, shapes, problems)
     return Speed(tuple(rows), tuple(pairs), tuple(dict.fromkeys(shapes.values())), tuple(map(sanitize, dict.fromkeys(problems))))
 
 
 def verdict(ratio: Interval) -> str:
-    """`deep` or `shallow`, whichever is faster, or `open` where the interval covers 1."""
+    """`deep` or `shallow`, the faster one, or `open` where the interval covers 1."""
     return "deep" if ratio.low > 1 else "shallow" if ratio.high < 1 else "open"
 
 
 def crossings(ratios: Mapping[int, Interval]) -> list[Crossing]:
-    """Where the ratio passes 1, by size (a batch or a length)."""
+    """Where the ratio passes 1, from ratios by size (batch or length)."""
     sizes = sorted(ratios)
     found = []
     for left, right in itertools.pairwise(sizes):
@@ -116,80 +131,89 @@ def crossings(ratios: Mapping[int, Interval]) -> list[Crossing]:
         share = math.log(before) / (math.log(before) - math.log(after))
         at = left * (right / left) ** share
         sides = ("shallow", "deep") if after > 1 else ("deep", "shallow")
-        told_up_to = max((size for size in sizes if size <= left and verdict(ratios[size]) == sides[0]), default=None)
-        told_from = min((size for size in sizes if size >= right and verdict(ratios[size]) == sides[1]), default=None)
-        found.append(Crossing(at, after > 1, told_up_to, told_from))
+        significant_up_to = max((size for size in sizes if size <= left and verdict(ratios[size]) == sides[0]), default=None)
+        significant_from = min((size for size in sizes if size >= right and verdict(ratios[size]) == sides[1]), default=None)
+        found.append(Crossing(at, after > 1, significant_up_to, significant_from))
     return found
 
 
-def _identity(file: BenchFile, entry: Entry) -> tuple[str, str, str]:
-    return entry.implementation, entry.label, json.dumps(file.configs[entry.config]["model"], sort_keys=True)
+def _identity(file: BenchFile, candidate: CandidateResult) -> tuple[str, str, str]:
+    model = file.results.configs[candidate.config]["model"]
+    return candidate.implementation, candidate.label, json.dumps(model, sort_keys=True)
 
 
 def _shape_names(files: Sequence[BenchFile]) -> dict[tuple[str, str, str], str]:
-    """A name for every model, from its label; a number follows where two models have one label."""
+    """A name for every model: its label, with a number where two models have the same label."""
     names: dict[tuple[str, str, str], str] = {}
     for file in files:
-        for cell in file.cells:
-            for entry in cell.entries:
-                identity = _identity(file, entry)
-                if identity in names:
-                    continue
-                label = sanitize(entry.label.removeprefix("mhsh ")) or entry.name
-                number = 1
-                while (name := label if number == 1 else f"{label} ({number})") in names.values():
-                    number += 1
-                names[identity] = name
+        for candidate in (each for cell in file.results.cells for each in cell.candidates):
+            identity = _identity(file, candidate)
+            if identity in names:
+                continue
+            label = sanitize(candidate.label.removeprefix("mhsh ")) or candidate.name
+            number = 1
+            while (name := label if number == 1 else f"{label} ({number})") in names.values():
+                number += 1
+            names[identity] = name
     return names
 
 
-def _row(file: BenchFile, cell: Cell, entry: Entry, shapes: Mapping[tuple[str, str, str], str]) -> Row:
-    baseline = next((each for each in cell.entries if each.name == entry.baseline), None)
-    return Row(
+def _baseline(cell: SettingResults, candidate: CandidateResult) -> CandidateResult | None:
+    return next((each for each in cell.candidates if each.name == candidate.baseline), None)
+
+
+def _row(
+    file: BenchFile, cell: SettingResults, candidate: CandidateResult, shapes: Mapping[tuple[str, str, str], str]
+) -> Measurement:
+    baseline = _baseline(cell, candidate)
+    batch, length = cell.batch_and_length
+    return Measurement(
         file=sanitize(file.path),
-        kind=file.kind,
-        device=_device(file, entry),
-        batch=cell.batch,
-        length=cell.length,
-        shape=shapes[_identity(file, entry)],
+        kind=file.results.kind,
+        device=file.device_of(candidate),
+        batch=batch,
+        length=length,
+        shape=shapes[_identity(file, candidate)],
         baseline=None if baseline is None else shapes[_identity(file, baseline)],
-        entry=entry,
-        config=file.configs[entry.config],
+        result=candidate,
+        config=file.results.configs[candidate.config],
     )
 
 
-def _device(file: BenchFile, entry: Entry) -> str:
-    return sanitize(file.device if entry.devices == 1 else f"{entry.devices} x {file.device}")
+def _pairs(files: Sequence[BenchFile], shapes: Mapping[tuple[str, str, str], str], problems: list[str]) -> list[ShapePair]:
+    """mhsh's own shapes, each with the one that its file compares it with.
 
-
-def _pairs(files: Sequence[BenchFile], shapes: Mapping[tuple[str, str, str], str], problems: list[str]) -> list[Pair]:
-    """Of mhsh's own shapes, each against the one that its file compares it with. What cannot be
-    compared goes to `problems`.
+    A line for what cannot be compared is added to `problems`.
     """
     found: dict[tuple[str, str, str, str], dict[Setting, Interval]] = {}
     for file in files:
-        for cell in file.cells:
-            for entry in cell.entries:
-                baseline = next((each for each in cell.entries if each.name == entry.baseline), None)
-                if baseline is None or entry.time_ratio is None or {entry.implementation, baseline.implementation} != {"mhsh"}:
+        for cell in file.results.cells:
+            for candidate in cell.candidates:
+                baseline = _baseline(cell, candidate)
+                if (
+                    baseline is None
+                    or candidate.time_ratio is None
+                    or {candidate.implementation, baseline.implementation} != {"mhsh"}
+                ):
                     continue
-                where = f"{file.path}, batch {cell.batch} x length {cell.length}"
-                if (entry.work, entry.devices) != (baseline.work, baseline.devices):
-                    problems.append(f"{where}: {entry.name} and {baseline.name} differ in tokens or devices and are not compared")
+                where = "{}, batch {} x length {}".format(file.path, *cell.batch_and_length)
+                if (candidate.work, candidate.devices) != (baseline.work, baseline.devices):
+                    problems.append(
+                        f"{where}: {candidate.name} and {baseline.name} differ in tokens or devices and are not compared"
+                    )
                     continue
-                theirs, its = shapes[_identity(file, baseline)], shapes[_identity(file, entry)]
-                if _depth(file, entry) < _depth(file, baseline):
-                    key, ratio = (file.kind, _device(file, entry), its, theirs), entry.time_ratio
-                else:
-                    key, ratio = (file.kind, _device(file, entry), theirs, its), entry.time_ratio.inverse()
-                cells = found.setdefault(key, {})
-                if (cell.batch, cell.length) in cells:
-                    problems.append(f"{where}: another file measured this too; the first one named is drawn")
-                cells.setdefault((cell.batch, cell.length), ratio)
-    return [Pair(*key, ratios) for key, ratios in found.items()]
+                names = [shapes[_identity(file, each)] for each in (baseline, candidate)]
+                ratio = candidate.time_ratio.inverse()
+                if _depth(file, candidate) < _depth(file, baseline):
+                    names, ratio = names[::-1], candidate.time_ratio
+                by_setting = found.setdefault((file.results.kind, file.device_of(candidate), names[0], names[1]), {})
+                if cell.batch_and_length in by_setting:
+                    problems.append(f"{where}: another file measured this too; the first file is drawn")
+                by_setting.setdefault(cell.batch_and_length, ratio)
+    return [ShapePair(*key, ratios) for key, ratios in found.items()]
 
 
-def _depth(file: BenchFile, entry: Entry) -> tuple[int, int]:
+def _depth(file: BenchFile, candidate: CandidateResult) -> tuple[int, int]:
     """Larger for the deep one of two: fewer heads a layer, then more layers."""
-    model = file.configs[entry.config]["model"]
+    model = file.results.configs[candidate.config]["model"]
     return -model["num_heads"], model["num_layers"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mhsh.bench.schema import Interval
+from mhsh.bench.intervals import Interval
 from mhsh.config.differences import differences
 from mhsh.config.fields import all_fields
 from mhsh.config.resolve import with_added_fields
@@ -18,7 +18,7 @@ from mhsh.config.schema import Config, Step
 from mhsh.report.compare.targets import crossing
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.loading import Run
-from mhsh.report.speed.comparison import Row
+from mhsh.report.speed.comparison import Measurement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +52,15 @@ def steps_to_target(steps: np.ndarray, losses: np.ndarray, target: float) -> tup
     return step, row == 0 or not math.isfinite(losses[row - 1])
 
 
-def costs(runs: Sequence[Run], rows: Sequence[Row], target: float) -> list[Cost]:
+def costs(runs: Sequence[Run], rows: Sequence[Measurement], target: float) -> list[Cost]:
     """A cost for every run on every device that its shape and batch were measured on, and a refusal
     for every other run.
     """
-    benches = [row for row in rows if row.kind == "train" and row.entry.implementation == "mhsh"]
+    benches = [row for row in rows if row.kind == "train" and row.result.implementation == "mhsh"]
     return [cost for run in runs for cost in _costs_of(run, benches, target)]
 
 
-def _costs_of(run: Run, benches: Sequence[Row], target: float) -> list[Cost]:
+def _costs_of(run: Run, benches: Sequence[Measurement], target: float) -> list[Cost]:
     curve = run.curves["validation"]
     reached = steps_to_target(curve.x["step"], curve.loss, target)
     if reached is None:
@@ -76,7 +76,7 @@ def _costs_of(run: Run, benches: Sequence[Row], target: float) -> list[Cost]:
         shown = "; ".join(differing[:4]) + ("; ..." if len(differing) > 4 else "")
         return [_refused(run, f"no bench has its shape and batch; the nearest, {row.shape} in {row.file}, differs: {shown}")]
     steps, at_most = reached
-    first: dict[str, Row] = {}
+    first: dict[str, Measurement] = {}
     for row in matching:
         first.setdefault(row.device, row)
     return [_cost(run, row, steps, at_most) for row in first.values()]
@@ -86,8 +86,8 @@ def _refused(run: Run, reason: str) -> Cost:
     return Cost(run.name, None, None, None, False, None, None, None, sanitize(reason))
 
 
-def _cost(run: Run, row: Row, steps: float, at_most: bool) -> Cost:
-    seconds = row.entry.seconds
+def _cost(run: Run, row: Measurement, steps: float, at_most: bool) -> Cost:
+    seconds = row.result.seconds
     remark = "; ".join(_differences(run.config, row, "named"))
     return Cost(
         run=run.name,
@@ -96,13 +96,13 @@ def _cost(run: Run, row: Row, steps: float, at_most: bool) -> Cost:
         steps=steps,
         at_most=at_most,
         step=seconds,
-        hours=seconds.scaled(steps * row.entry.devices / 3600) if steps > 0 else None,
+        hours=seconds.scaled(steps * row.result.devices / 3600) if steps > 0 else None,
         remark=sanitize(remark) or None,
         refusal=None if steps > 0 else "had reached the target before its first step",
     )
 
 
-def _differences(config: Config, row: Row, step: Step) -> list[str]:
+def _differences(config: Config, row: Measurement, step: Step) -> list[str]:
     """The fields in which a run and a bench differ, of those that do this to the time of a step."""
     found = differences(config, with_added_fields(row.config))
     fields = [field for field in all_fields(config.model.objective) if field.step == step and field.path in found]

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mhsh.bench.schema import Interval
+from msgspec.structs import astuple
+
+from mhsh.bench.intervals import Interval
 from mhsh.report.render import csv_file
 from mhsh.report.render.format import format_list
 from mhsh.report.render.table import Table
-from mhsh.report.speed.comparison import Pair, Row, Speed, crossings, verdict
+from mhsh.report.speed.comparison import ShapePair, Measurement, Speed, crossings, verdict
 from mhsh.report.speed.cost import Cost
 from mhsh.text import quantity, timing
 
@@ -32,7 +34,7 @@ _COST_RULES = (
 
 def rules(speed: Speed, with_costs: bool) -> tuple[str, ...]:
     """How the numbers are made."""
-    lowest = min(row.entry.seconds.confidence for row in speed.rows)
+    lowest = min(row.result.seconds.confidence for row in speed.rows)
     confidence = (
         f"Every interval holds its true value with a probability of {lowest:.1%} or more; under six rounds give less than 95%."
     )
@@ -54,16 +56,16 @@ def _rate(rate: float) -> str:
 
 
 # Heading, and what stands under it.
-ROW_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+ROW_COLUMNS: tuple[tuple[str, Callable[[Measurement], str]], ...] = (
     ("shape", lambda row: row.shape),
     ("what", lambda row: row.kind),
     ("device", lambda row: row.device),
     ("batch", lambda row: str(row.batch)),
     ("length", lambda row: str(row.length)),
-    ("time (interval)", lambda row: span(row.entry.seconds, timing)),
+    ("time (interval)", lambda row: span(row.result.seconds, timing)),
     ("tokens/s", lambda row: _rate(row.tokens_per_second.median)),
-    ("memory", lambda row: quantity(row.entry.memory, "B")),
-    ("time ratio (interval)", lambda row: span(row.entry.time_ratio, times)),
+    ("memory", lambda row: quantity(row.result.memory_bytes, "B")),
+    ("time ratio (interval)", lambda row: span(row.result.time_ratio, times)),
     ("to", lambda row: row.baseline or ""),
     ("file", lambda row: row.file),
 )
@@ -97,12 +99,12 @@ def kind_name(kind: str) -> str:
     return {"train": "training"}.get(kind, kind)
 
 
-def pair_title(pair: Pair) -> str:
+def pair_title(pair: ShapePair) -> str:
     """What stands in the cells of its map."""
     return f"{kind_name(pair.kind)}: time of {pair.shallow} over that of {pair.deep}"
 
 
-def finding(pair: Pair) -> str:
+def finding(pair: ShapePair) -> str:
     """In how many settings which one is faster."""
     found = [verdict(ratio) for ratio in pair.ratios.values()]
     deep, shallow, unclear = (found.count(each) for each in ("deep", "shallow", "open"))
@@ -113,7 +115,7 @@ def finding(pair: Pair) -> str:
     )
 
 
-def turning_points(pair: Pair) -> list[str]:
+def turning_points(pair: ShapePair) -> list[str]:
     """Where the two are equally fast: along the batch for every length, or along the length where
     there is one batch alone.
     """
@@ -125,8 +127,8 @@ def turning_points(pair: Pair) -> list[str]:
         found = crossings(line)
         for crossing in found:
             first, second = (pair.shallow, pair.deep) if crossing.deep_beyond else (pair.deep, pair.shallow)
-            sure = [f"{first} up to {varied} {crossing.told_up_to}"] if crossing.told_up_to else []
-            sure += [f"{second} from {varied} {crossing.told_from} on"] if crossing.told_from else []
+            sure = [f"{first} up to {varied} {crossing.significant_up_to}"] if crossing.significant_up_to else []
+            sure += [f"{second} from {varied} {crossing.significant_from} on"] if crossing.significant_from else []
             what = f"{second} overtakes {first} at {varied} {crossing.at:.3g}"
             certain = f"told apart: {format_list(sure)}" if sure else "neither side of it is told apart from equal"
             lines.append(f"At {kept} {size}, {what} ({certain}).")
@@ -136,19 +138,20 @@ def turning_points(pair: Pair) -> list[str]:
     return lines
 
 
-def to_csv(rows: Sequence[Row]) -> bytes:
+def to_csv(rows: Sequence[Measurement]) -> bytes:
     """Every row with all digits, for a spreadsheet or a plotting tool; the first line is a comment
     that says who wrote it.
     """
-    estimates = [f"{name}_{field}" for name in ("seconds", "time_ratio") for field in Interval._fields]
+    estimates = [f"{name}_{field}" for name in ("seconds", "time_ratio") for field in Interval.__struct_fields__]
     columns = [
         *("kind", "device", "batch", "length", "shape", "implementation", "devices", "tokens", "tokens_per_second", "memory_bytes"),
         *(*estimates, "time_ratio_to", "file"),
     ]
     lines = []
     for row in rows:
-        entry = row.entry
-        numbers = [*entry.seconds, *(entry.time_ratio or [""] * len(Interval._fields))]
-        facts = [entry.implementation, entry.devices, entry.work, row.tokens_per_second.median, entry.memory]
+        result = row.result
+        ratio = astuple(result.time_ratio) if result.time_ratio else [""] * len(Interval.__struct_fields__)
+        numbers = [*astuple(result.seconds), *ratio]
+        facts = [result.implementation, result.devices, result.work, row.tokens_per_second.median, result.memory_bytes]
         lines.append([row.kind, row.device, row.batch, row.length, row.shape, *facts, *numbers, row.baseline, row.file])
     return f"# {MARK}\n".encode() + csv_file.to_csv(Table(columns, lines))

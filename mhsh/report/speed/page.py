@@ -11,7 +11,7 @@ from typing import Any
 from mhsh.report.render.static_page import bullets, picture, section, static_page, swatch, table
 from mhsh.report.render.styles import curve_style
 from mhsh.report.speed import plots as plots
-from mhsh.report.speed.comparison import Pair, Speed
+from mhsh.report.speed.comparison import ShapePair, Speed
 from mhsh.report.speed.cost import Cost
 from mhsh.report.speed.findings import (
     COST_COLUMNS,
@@ -41,7 +41,7 @@ def render(speed: Speed, costs: Sequence[Cost], target: float | None) -> bytes:
     return static_page(title, MARK, ("render/page.css", "speed/page.css"), parts)
 
 
-def _maps(pairs: Sequence[Pair]) -> str:
+def _maps(pairs: Sequence[ShapePair]) -> str:
     if not pairs:
         return ""
     figures = [

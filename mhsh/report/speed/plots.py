@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
-from mhsh.bench.schema import Interval
+from mhsh.bench.intervals import Interval
 from mhsh.report.render.figure_files import figure_bytes
 from mhsh.report.render.styles import curve_style
-from mhsh.report.speed.comparison import Pair, Row, Setting, Speed, crossings, verdict
+from mhsh.report.speed.comparison import ShapePair, Measurement, Setting, Speed, crossings, verdict
 from mhsh.report.speed.cost import Cost
 from mhsh.report.speed.findings import HOW_TO_READ, MARK, kind_name, pair_title, times
 
@@ -69,13 +69,13 @@ def panels(speed: Speed) -> list[Panel]:
     return found
 
 
-def _quantities(kind: str) -> list[tuple[str, str, Callable[[Row], Interval | None]]]:
-    quantities: list[tuple[str, str, Callable[[Row], Interval | None]]] = [
-        ("latency" if kind == "inference" else "step time", "s", lambda row: row.entry.seconds),
+def _quantities(kind: str) -> list[tuple[str, str, Callable[[Measurement], Interval | None]]]:
+    quantities: list[tuple[str, str, Callable[[Measurement], Interval | None]]] = [
+        ("latency" if kind == "inference" else "step time", "s", lambda row: row.result.seconds),
         ("throughput", "tokens/s", lambda row: row.tokens_per_second),
     ]
     if kind == "train":
-        quantities.append(("memory of a device", "B", lambda row: _exact(row.entry.memory)))
+        quantities.append(("memory of a device", "B", lambda row: _exact(row.result.memory_bytes)))
     return quantities
 
 
@@ -85,10 +85,10 @@ def _exact(value: int | None) -> Interval | None:
 
 def _lines(
     shapes: Sequence[str],
-    measured: Mapping[str, Mapping[Setting, Row]],
+    measured: Mapping[str, Mapping[Setting, Measurement]],
     varied: int,
     kept: int,
-    value: Callable[[Row], Interval | None],
+    value: Callable[[Measurement], Interval | None],
 ) -> tuple[Line, ...]:
     lines = []
     for index, shape in enumerate(shapes):
@@ -99,7 +99,7 @@ def _lines(
     return tuple(lines)
 
 
-def map_picture(pairs: Sequence[Pair], kind: str) -> bytes:
+def map_picture(pairs: Sequence[ShapePair], kind: str) -> bytes:
     """The map of every pair, as a `png` or an `svg`."""
     columns = min(_COLUMNS, len(pairs))
     width = max(1.7 + 0.95 * len(pair.batches) for pair in pairs)
@@ -111,7 +111,7 @@ def map_picture(pairs: Sequence[Pair], kind: str) -> bytes:
     return figure_bytes(figure, kind, MARK)
 
 
-def _draw_map(axes: Axes, pair: Pair) -> None:
+def _draw_map(axes: Axes, pair: ShapePair) -> None:
     batches, lengths = pair.batches, pair.lengths
     ratios = np.full((len(lengths), len(batches)), np.nan)
     for (batch, length), ratio in pair.ratios.items():
@@ -143,7 +143,7 @@ def _draw_cell(axes: Axes, x: int, y: int, ratio: Interval, name: str) -> None:
     axes.text(x, y - 0.08, f"{times(ratio.low)} to {times(ratio.high)}", zorder=4, **small)
 
 
-def _draw_crossing(axes: Axes, pair: Pair, ratios: np.ndarray) -> None:
+def _draw_crossing(axes: Axes, pair: ShapePair, ratios: np.ndarray) -> None:
     """The line of equal time, between the cells' middles, where the logarithm of the ratio is
     linear.
     """

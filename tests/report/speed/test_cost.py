@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import astuple
 
 from mhsh.config.schema import Config
 from mhsh.report.runs.loading import load_runs
-from mhsh.report.speed.comparison import Row, read_speed
+from mhsh.report.speed.comparison import Measurement, read_speed
 from mhsh.report.speed.cost import Cost, costs, steps_to_target
 from tests.report.speed_files import bench, candidate, write
 
-Measure = Callable[..., tuple[Row, ...]]
+Measure = Callable[..., tuple[Measurement, ...]]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def measure(tmp_path: Path, shapes: dict[str, Config]) -> Measure:
     JSON.
     """
 
-    def make(kind: str = "train", changes: dict[str, Any] | None = None) -> tuple[Row, ...]:
+    def make(kind: str = "train", changes: dict[str, Any] | None = None) -> tuple[Measurement, ...]:
         found = bench(kind, shapes, {(8, 64): [candidate("config", "mhsh 2L8H", (0.36, 0.18, 0.72), None, devices=2)]})
         for name, value in (changes or {}).items():
             section, field = name.split(".")
@@ -55,7 +56,7 @@ def measure(tmp_path: Path, shapes: dict[str, Config]) -> Measure:
     return make
 
 
-def cost_of(run: Path, rows: tuple[Row, ...], target: float) -> Cost:
+def cost_of(run: Path, rows: tuple[Measurement, ...], target: float) -> Cost:
     (found,) = costs(load_runs([run]).runs, rows, target)
     return found
 
@@ -64,7 +65,7 @@ def test_device_hours_by_hand(make_run, measure: Measure) -> None:
     found = cost_of(make_run("a", [], [3.0, 2.0, 1.0]), measure(), 2.5)
     assert (found.steps, found.at_most, found.shape, found.device) == (15.0, False, "2L8H", "2 x Abacus 7")
     # 15 steps of 0.36 s on two devices are 10.8 device-seconds
-    assert found.hours == pytest.approx((0.003, 0.0015, 0.006, 0.95))
+    assert found.hours is not None and astuple(found.hours) == pytest.approx((0.003, 0.0015, 0.006, 0.95))
     assert found.refusal is None and found.remark is None
 
 

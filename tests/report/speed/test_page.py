@@ -20,17 +20,26 @@ from tests.report.speed_files import two_shapes, write
 EVIL = ("<script>alert(1)</script>", "$\\frac$ <img src=x onerror=alert(1)> &lt; \"' %{y} \x1b[31m\u202e")
 
 
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, bytes]:
+    """The pages that were rendered already; it takes seconds."""
+    return {}
+
+
 @pytest.fixture(params=["plain", "evil"])
-def page(request: pytest.FixtureRequest, tmp_path: Path, make_run, shapes: dict[str, Config]) -> bytes:
+def page(request: pytest.FixtureRequest, tmp_path: Path, make_run, shapes: dict[str, Config], rendered: dict[str, bytes]) -> bytes:
     """Of an inference and of a training file, with the device-hours of a run that has some and of
     one that does not.
     """
+    if request.param in rendered:
+        return rendered[request.param]
     labels = EVIL if request.param == "evil" else ("mhsh 2L8H admin", "mhsh 16L1H admin")
     names = ("<script>alert(2)<", "none<img src=x>") if request.param == "evil" else ("reaches", "does not")
     kinds = ("inference", "train")
     speed = read_speed([write(tmp_path / f"{kind}.json", two_shapes(shapes, kind, labels)) for kind in kinds])
     runs = load_runs([make_run(names[0], [], [3.0, 1.0]), make_run(names[1], [], [3.0, 2.9])]).runs
-    return speed_page.render(speed, costs(runs, speed.rows, 2.0), 2.0)
+    rendered[request.param] = speed_page.render(speed, costs(runs, speed.rows, 2.0), 2.0)
+    return rendered[request.param]
 
 
 def test_everything_is_inert_and_in_one_file(page: bytes) -> None:

@@ -1,18 +1,16 @@
-"""mhsh bench compile: tracing, lowering and compiling the training step, all caches cold."""
+"""mhsh bench compile: tracing, lowering and compiling the training step with cold caches."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from mhsh.bench import mhsh_steps
-from mhsh.bench.candidate import Candidate
-from mhsh.bench.results import cell, document
-from mhsh.bench.rounds import Plan, take_turns
+from mhsh.bench.harness import Candidate, Measured, Schedule, bench_results, take_turns
+from mhsh.bench.results import BenchResults
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model
 from mhsh.training.optimizer import build_optimizer
@@ -22,24 +20,24 @@ from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 
 
-def compile_step(configs: Mapping[str, Config], rounds: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """The document of `configs`. Nothing is computed, and no array is made.
+def compile_step(configs: Mapping[str, Config], rounds: int, note: Callable[[str], None]) -> BenchResults:
+    """Times compiling the step of `configs`, by name. Nothing is computed, and no array is made.
 
-    What the backend keeps for itself (a GPU's autotuning) is warm after the first repetition, which
+    What a backend caches by itself (a GPU's autotuning) is warm after the first repetition, which
     does not count.
     """
-    candidates = [_contestant(name, config) for name, config in configs.items()]
-    plan = Plan(rounds, 1, 0.0, each=True)
+    candidates = [_candidate(name, config) for name, config in configs.items()]
     with _no_persistent_cache():
-        times = take_turns(candidates, plan, note)
+        times = take_turns(candidates, Schedule(rounds, 1, 0.0, each=True), note)
     setting = {
         "batch": configs[mhsh_steps.CONFIG].train.batch_size,
         "length": configs[mhsh_steps.CONFIG].data.sequence_length,
     }
-    return document("compile", "program", {"rounds": rounds}, configs, [cell(setting, candidates, times)], {}, None)
+    measured = [Measured(setting, candidates, times)]
+    return bench_results("compile", "program", {"rounds": rounds}, configs, measured, {}, None)
 
 
-def _contestant(name: str, config: Config) -> Candidate:
+def _candidate(name: str, config: Config) -> Candidate:
     mesh = make_mesh(config)
     config, _ = resolve_remat(config, mesh)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
@@ -63,7 +61,7 @@ def _contestant(name: str, config: Config) -> Candidate:
 def _no_persistent_cache() -> Iterator[None]:
     before = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # it remembers from its first use whether it is used
+    compilation_cache.reset_cache()  # whether there is a cache is decided once, at its first use
     try:
         yield
     finally:
