@@ -41,7 +41,7 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(measure: Measure, tmp_pat
     out = tmp_path / "out" / "page.html"
     done = mhsh_without_jax("speed", measure("train"), str(bad), "--out", str(out))
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "bad.json is no JSON, or is cut short" in done.stderr
+    assert done.stderr.count("\n") == 1 and "bad.json is damaged or no JSON" in done.stderr
     assert not out.parent.exists()
 
 

@@ -12,7 +12,7 @@ from mhsh.bench.intervals import Interval
 from mhsh.report.render import csv_file
 from mhsh.report.render.format import format_list
 from mhsh.report.render.table import Table
-from mhsh.report.speed.comparison import ShapePair, Measurement, Speed, crossings, verdict
+from mhsh.report.speed.comparison import Measurement, ShapePair, Speed, crossings, verdict
 from mhsh.report.speed.cost import Cost
 from mhsh.text import quantity, timing
 

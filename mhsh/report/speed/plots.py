@@ -21,7 +21,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocato
 from mhsh.bench.intervals import Interval
 from mhsh.report.render.figure_files import figure_bytes
 from mhsh.report.render.styles import curve_style
-from mhsh.report.speed.comparison import ShapePair, Measurement, Setting, Speed, crossings, verdict
+from mhsh.report.speed.comparison import Measurement, Setting, ShapePair, Speed, crossings, verdict
 from mhsh.report.speed.cost import Cost
 from mhsh.report.speed.findings import HOW_TO_READ, MARK, kind_name, pair_title, times
 
