@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mhsh.report.estimate import Estimate
@@ -42,6 +43,6 @@ def format_recorded(value: Any) -> str:
     return sanitize(json.dumps(value, sort_keys=True, ensure_ascii=False))
 
 
-def format_list(words: list[str]) -> str:
+def format_list(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

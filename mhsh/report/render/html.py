@@ -17,9 +17,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 
-def render(template: str, **values: Any) -> str:
-    """The text of a template, named by its path below mhsh/report, such as `compare/claim.html`."""
-    return _environment().get_template(template).render(values)
+def render(template: str, **values: Any) -> Markup:
+    """The HTML of a template, named by its path below mhsh/report, such as `sweep/page.html`."""
+    return Markup(_environment().get_template(template).render(values))
 
 
 def render_page(
