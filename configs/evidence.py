@@ -1,8 +1,7 @@
-"""The two sweeps of docs/evidence.md: quality against heads per layer, and the stability map of the
-residual schemes.
+"""The two sweeps of docs/evidence.md: heads per layer, and the stability of residual schemes.
 
 A causal language model over bytes of English, small enough that either sweep fits into an hour of
-two CPU cores; the fields that a sweep varies are given on its command line.
+two CPU cores. The fields that a sweep varies are given on its command line.
 """
 
 from __future__ import annotations

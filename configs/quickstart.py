@@ -1,9 +1,8 @@
-"""The comparison of `bash launch/quickstart`: shallow multi-head against deep single-head, in
-minutes on two CPU cores.
+"""The comparison of `bash launch/quickstart`: minutes on two CPU cores.
 
-A causal language model over bytes of English; every row has the same 48 heads of width 8, the same
-data order, the same hyper-parameters and the same seed. Only `model.residual` and
-`model.heads_per_layer` differ. Hardware, time and result: docs/quickstart.md.
+A causal language model over bytes of English, shallow multi-head against deep single-head. All
+variants have the same 48 heads of width 8, the same data order, hyper-parameters and seed. Only
+`model.residual` and `model.heads_per_layer` differ. Hardware, time and result: docs/quickstart.md.
 """
 
 from __future__ import annotations

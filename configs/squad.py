@@ -1,14 +1,14 @@
-"""Fine-tuning on SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018): configs/squad.py:v1 or
-configs/squad.py:v2.
+"""Fine-tuning on SQuAD 1.1 (v1) and 2.0 (v2).
 
-  mhsh finetune runs/12l12h --config=configs/squad.py:v2 --config.data.source=json:train-v2.0.json
-  \\
-      --config.data.validation_source=json:dev-v2.0.json --seeds=0,1,2 --workdir=runs/squad2
-The sources are json:FILE, or what TFDS has prepared: tfds:squad/v2.0 and, for validation,
-tfds:squad/v2.0:validation. The rest of the model, the vocabulary and the first parameters are those
-of the run that is named (`mhsh import` makes one of a published checkpoint). Rows, batch, learning
-rate and epochs as Devlin et al. 2018 (sections 4.2 and 4.3); small models want a higher learning
-rate. Hardware, time and result: docs/bert.md.
+    mhsh finetune runs/12l12h --config=configs/squad.py:v2 --seeds=0,1,2 --workdir=runs/squad2 \\
+        --config.data.source=json:train-v2.0.json \\
+        --config.data.validation_source=json:dev-v2.0.json
+
+SQuAD: Rajpurkar et al. 2016 and 2018. The sources are json:FILE, or what TFDS has prepared:
+tfds:squad/v2.0 and, for validation, tfds:squad/v2.0:validation. The rest of the model, the
+vocabulary and the first parameters are those of the run that is named (`mhsh import` makes one of a
+published checkpoint). Rows, batch, learning rate and epochs as Devlin et al. 2018 (sections 4.2 and
+4.3); small models want a higher learning rate. Hardware, time and result: docs/bert.md.
 """
 
 from __future__ import annotations

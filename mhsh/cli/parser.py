@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mhsh import __version__
+from mhsh.cli import configs
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,6 +42,11 @@ def _eval(commands: Any) -> None:
 def _describe(commands: Any) -> None:
     command = _command(commands, "describe", "shapes, parameters, FLOPs and memory of one or two configs", ["config", "against"])
     command.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+
+
+def _configs(commands: Any) -> None:
+    command = _command(commands, "configs", "list config files, variants and fields, or print one config", [])
+    configs.add_arguments(command)
 
 
 def _admin(commands: Any) -> None:
@@ -309,6 +315,7 @@ _COMMANDS = (
     _train,
     _eval,
     _describe,
+    _configs,
     _admin,
     _aot,
     _scaling,

@@ -12,10 +12,15 @@ from msgspec.structs import replace
 
 from mhsh.errors import UserError
 
-# What a difference in a field does to a comparison of two runs. shape: it is what is compared;
-# loss: the losses are not at equal conditions; clock: device seconds are not comparable;
-# bookkeeping: nothing.
 Role = Literal["shape", "loss", "clock", "bookkeeping"]
+
+# What a difference in a field does to a comparison of two runs.
+ROLES: Mapping[Role, str] = {
+    "shape": "it is what is compared",
+    "loss": "the losses are not at equal conditions",
+    "clock": "device seconds are not comparable",
+    "bookkeeping": "nothing; what lies at a path is compared by its fingerprint",
+}
 
 # Where the fairness ledger shows a field, in the ledger's order.
 Row = Literal[
@@ -96,7 +101,7 @@ class ModelConfig(Section, frozen=True):
     num_token_types: Annotated[NonNegative, _shape("rows of the token-type table; 0 leaves it out")]
     next_sentence: Annotated[bool, _loss("whether the pooler and the next-sentence head exist (mlm only)", step="changes")]
     num_classes: Annotated[
-        NonNegative, _loss("of the classification; 1: a regression; 0 with every other objective", step="changes", before=0)
+        NonNegative, _loss("classes of a classification; 1: a regression; 0 with every other objective", step="changes", before=0)
     ]
     num_layers: Annotated[Count, _shape("L, layers of the encoder")]
     num_decoder_layers: Annotated[NonNegative, _shape("layers of the decoder; 0 where there is none (all but translation)")]
@@ -104,7 +109,7 @@ class ModelConfig(Section, frozen=True):
     head_dim: Annotated[Count, _shape("H, width of one head; N * H need not equal D")]
     embed_dim: Annotated[Count, _shape("D, width of the residual stream")]
     mlp_dim: Annotated[Count, _shape("F, width of the feed-forward sublayer")]
-    activation: Annotated[Literal["gelu", "gelu_tanh", "relu"], _shape("of the feed-forward sublayer")]
+    activation: Annotated[Literal["gelu", "gelu_tanh", "relu"], _shape("between the two products of the feed-forward sublayer")]
     residual: Annotated[Residual, _shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")]
     admin_omega: Annotated[AdminOmega, _shape("how Admin's omega starts; read only where model.residual is admin", step="same")]
     init: Annotated[Init, _loss("of kernels and embeddings: bert, deviation 0.02 everywhere; xavier, by fan-in and fan-out")]
@@ -213,7 +218,10 @@ class SpanDataConfig(Section, frozen=True):
 class OptimizerConfig(Section, frozen=True):
     """The update rule and its schedule."""
 
-    name: Annotated[Literal["adamw", "lamb", "radam"], _loss("the update rule", "update rule", "named")]
+    name: Annotated[
+        Literal["adamw", "lamb", "radam"],
+        _loss("the update rule, with decoupled weight decay", "update rule", "named"),
+    ]
     schedule: Annotated[
         Literal["linear", "constant", "inverse_sqrt"],
         _loss(
@@ -247,7 +255,7 @@ class TrainConfig(Section, frozen=True):
         bool,
         _loss("of that run also the optimiser's moments, and how many updates they have seen", "start", before=False),
     ]
-    num_steps: Annotated[Count, _loss("updates", "steps and batch")]
+    num_steps: Annotated[Count, _loss("updates of the parameters", "steps and batch")]
     batch_size: Annotated[
         Count,
         _loss(

@@ -1,0 +1,66 @@
+"""mhsh configs: what there is to run, what each field means, and one config in full."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mhsh.cli.main import main
+from mhsh.config.reference import markdown
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import to_dict
+from tests.conftest import ROOT, load_fields, load_task
+
+
+@pytest.fixture(autouse=True)
+def from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["configs", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_lists_files_variants_and_fields(capsys) -> None:
+    text = printed(capsys)
+    for path in (ROOT / "configs").glob("*.py"):
+        if path.name == "base.py":
+            assert "configs/base.py" not in text
+        else:
+            assert f"configs/{path.name}: " in text
+            assert ", ".join(load_task(path.stem).VARIANTS) in text
+    assert "each also with -phase1, -phase2, -lamb1, -lamb2, -day" in text
+    assert "model.num_heads (int, 1 or more; shape)\n      N, heads in one layer" in text
+
+
+def test_it_prints_one_config(capsys) -> None:
+    found = json.loads(printed(capsys, "configs/bert.py:4l4h"))
+    assert found == to_dict(from_dict(load_fields("bert", "4l4h")))
+    assert found["model"]["num_layers"] == 4 and "heads_per_layer" not in found["model"]
+
+
+def test_a_fine_tuning_without_what_the_run_decides(capsys) -> None:
+    assert json.loads(printed(capsys, "configs/glue.py:rte")) == load_fields("glue", "rte")
+
+
+def test_it_prints_the_page(capsys) -> None:
+    assert printed(capsys, "--markdown") == markdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("configs/bert.py:1l1h", "no variant '1l1h'"), ("configs/none.py:x", "configs/none.py")],
+)
+def test_what_is_not_there_is_one_line(capsys, name: str, message: str) -> None:
+    assert main(["configs", name]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mhsh: ") and message in error and error.count("\n") == 1
+
+
+def test_it_never_loads_jax() -> None:
+    code = "import sys\nfrom mhsh.cli.main import main\nmain(['configs'])\nsys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False).returncode == 0
