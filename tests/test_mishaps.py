@@ -16,7 +16,7 @@ import pytest
 from etils import epath
 
 from mhsh.run_folder import RunFolder
-from mhsh.training.file_manifest import damage, write_inventory
+from mhsh.training.manifest import find_damage, write_file_manifest
 from tests.conftest import ROOT
 from tests.test_runs import CONFIG, command, corpus, final_state, mhsh, rows_without_timings, unbroken
 
@@ -115,7 +115,7 @@ def test_a_full_disk_ends_the_run_with_the_checkpoints_before_it_whole(unbroken,
     assert done.returncode == 2
     assert [line for line in done.stderr.split("\n") if line.startswith("mhsh: ") and "disk is full" in line]
     assert RunFolder(workdir).newest_checkpoint() == 60
-    assert all(damage(epath.Path(workdir / "checkpoints" / str(step))) is None for step in (30, 60))
+    assert all(find_damage(epath.Path(workdir / "checkpoints" / str(step))) is None for step in (30, 60))
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
     again = mhsh("train", *CONFIG, corpus, f"--workdir={workdir}")
     assert again.returncode == 0 and "going on from the checkpoint of step 60" in again.stdout, again.stderr
@@ -178,7 +178,7 @@ def test_a_lost_omega_is_an_error(unbroken, tmp_path):
     manifest = json.loads(path.read_text())
     del manifest["params"]["encoder.layers.attention_residual.omega"]
     path.write_text(json.dumps(manifest))
-    write_inventory(epath.Path(workdir / "checkpoints" / "60"))
+    write_file_manifest(epath.Path(workdir / "checkpoints" / "60"))
     source = RunFolder(unbroken).read_config().data.source
     done = mhsh("train", *CONFIG, f"--config.data.source={source}", f"--workdir={workdir}")
     assert done.returncode == 2

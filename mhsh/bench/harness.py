@@ -21,7 +21,7 @@ from mhsh.bench.intervals import median_interval, ratios
 from mhsh.bench.results import BenchResults, CandidateResult, CeilingResult, SettingResults
 from mhsh.config.schema import Config, to_dict
 from mhsh.models.costs import PEAK_FLOPS
-from mhsh.training.recorder import environment
+from mhsh.training.environment import environment
 
 # Repetitions of one turn where they are found from the time that a turn is to take.
 MOST_REPETITIONS = 10_000

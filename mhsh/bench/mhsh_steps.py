@@ -50,7 +50,7 @@ def training(name: str, config: Config) -> Candidate:
     mesh = make_mesh(config)
     config, _ = resolve_remat(_without_profiling(config), mesh)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    batch = put_batch(config, synthetic_batch(config, config.train.batch_size), mesh)
+    batch = put_batch(synthetic_batch(config, config.train.batch_size), mesh)
     state = create_state(config, model, optimizer, mesh, batch)
     step = compile_train_step(config, model, optimizer, mesh, state)
     runner = _Training(name, step, state, batch)
@@ -80,7 +80,7 @@ class _Training:
 
     def check(self) -> None:
         """Raises UserError where the loss or a gradient of the last step was not finite."""
-        if self._metrics is not None and not bool(self._metrics.applied):
+        if self._metrics is not None and not bool(self._metrics.is_finite):
             raise UserError(
                 f"{self._name}: the loss or a gradient is not finite after {int(self._state.step)} steps; "
                 "give more optimizer.warmup_steps, or a smaller optimizer.learning_rate"
@@ -115,7 +115,7 @@ class Inference:
     def candidate(self, batch: int, length: int) -> Candidate:
         """The compiled forward pass of `batch` rows of `length` tokens up to the logits."""
         config = setting_config(self._config, batch, length)
-        arrays = put_batch(config, synthetic_batch(config, batch), self._mesh)
+        arrays = put_batch(synthetic_batch(config, batch), self._mesh)
         step = compile_eval_step(_outputs, config, self._model, self._mesh, self._params)
         logits: list[Any] = []
 

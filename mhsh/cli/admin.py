@@ -33,7 +33,7 @@ def run(config: Config, as_json: bool) -> int:
     corpus.check_batch(batch_size)
     first = next(prefetched(corpus.train_steps(batch_size, functools.partial(process_rows, mesh)), 0, 1))
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    state = create_state(config, model, optimizer, mesh, put_batch(config, first, mesh))
+    state = create_state(config, model, optimizer, mesh, put_batch(first, mesh))
     found = in_stack_order(jax.device_get(read_omega(state.params)))
     omega = {stack: np.asarray(each)[:, :, 0] for stack, each in found.items()}
     if as_json:

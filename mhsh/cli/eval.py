@@ -10,11 +10,11 @@ import jax
 from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.load_for_inference import recorded_corpus
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.restore import load_recorded_corpus
 from mhsh.training.sharding import make_mesh, process_rows
 from mhsh.training.state import abstract_state
-from mhsh.training.validation import Decoding, Scorer
+from mhsh.training.validation import Decoding, Validator
 
 # The decoding of the authors' recipe for translation (see configs/translation.py).
 DECODING = Decoding(num_sentences=None, num_hypotheses=4, length_penalty=0.6)
@@ -30,11 +30,11 @@ def run(folder: str, step: int | None) -> int:
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     params = checkpoints.restore_params(step, abstract_state(config, model, optimizer, mesh).params)
 
-    corpus = recorded_corpus(run_folder, config)
+    corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)
-    scorer = Scorer(config, model, mesh, corpus, functools.partial(process_rows, mesh), params, DECODING)
-    values = scorer(params, scorer.num_batches, lambda: None)
+    validator = Validator(config, model, mesh, corpus, functools.partial(process_rows, mesh), params, DECODING)
+    values = validator(params)
     if jax.process_index() == 0:
         figures = {name.removeprefix("target_"): value for name, value in values.items()}
-        print(json.dumps({"step": step, "batches": scorer.num_batches, **figures}))
+        print(json.dumps({"step": step, "batches": validator.num_batches, **figures}))
     return 0

@@ -11,7 +11,7 @@ from mhsh.interop.bert_config import architecture_of
 from mhsh.interop.export_bert import export_bert
 from mhsh.interop.plain_bert import check_exportable
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
-from mhsh.training.load_for_inference import restored_model
+from mhsh.training.restore import load_for_inference
 
 
 def run(folder: str, out: str, step: int | None) -> int:
@@ -33,7 +33,7 @@ def run(folder: str, out: str, step: int | None) -> int:
     tokenizer = load_wordpiece(run_folder.path / WORDPIECE_FILE, data.lowercase)
     labels = find_task(data.task).label_names if isinstance(data, ClassificationDataConfig) else ()
     step = run_folder.newest_checkpoint() if step is None else step
-    _, params = restored_model(run_folder, config, step, 1)
+    _, params = load_for_inference(run_folder, config, step, 1)
     with new_folder(out) as unfinished:
         plain = export_bert(unfinished, config.model, params, tokenizer, lowercase=data.lowercase, labels=labels)
     _print(config.model, plain, folder, step, out)

@@ -28,7 +28,7 @@ from mhsh.evaluation.glue import predicted_labels
 from mhsh.files import write_new
 from mhsh.models.build import Model, forward
 from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.load_for_inference import restored_model
+from mhsh.training.restore import load_for_inference
 
 
 def run(folder: str, source: str, output: str, step: int | None, null_threshold: float, details: str | None) -> int:
@@ -75,7 +75,7 @@ def _classify(
     examples = read_glue(task, source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
     rows, _ = example_rows(examples, tokenizer, config.model, data)
-    model, params = restored_model(folder, config, step, 1)
+    model, params = load_for_inference(folder, config, step, 1)
     logits = _logits(model, params, rows, config.train.batch_size)
     write_submission(task, output, [example.index for example in examples], predicted_labels(task, logits).tolist())
 
@@ -93,7 +93,7 @@ def _answer(
     squad = read_squad(source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
     rows, windows = question_rows(squad.questions, tokenizer, config.model, data)
-    model, params = restored_model(folder, config, step, 1)
+    model, params = load_for_inference(folder, config, step, 1)
     logits = _logits(model, params, rows, config.train.batch_size)
     answers = find_answers(squad.questions, windows, logits)
     threshold = null_threshold if squad.version == "2.0" else None

@@ -37,8 +37,8 @@ from mhsh.probes.similarity import similarity
 from mhsh.report.probes.plots import picture
 from mhsh.report.render.outputs import write as write_bytes
 from mhsh.run_folder import RunFolder
-from mhsh.training.load_for_inference import recorded_corpus, restored_model
-from mhsh.training.recorder import environment
+from mhsh.training.environment import environment
+from mhsh.training.restore import load_for_inference, load_recorded_corpus
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import create_state
 
@@ -125,9 +125,9 @@ def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: 
 def _of_run(folder: str, step: int | None, rows: int) -> Source:
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
-    _, params = restored_model(run_folder, config, step, 1)
+    _, params = load_for_inference(run_folder, config, step, 1)
     _check_finite(folder, params)
-    batch = _batch(recorded_corpus(run_folder, config), rows)
+    batch = _batch(load_recorded_corpus(run_folder, config), rows)
     return Source(Path(folder).name or folder, step if step is not None else run_folder.newest_checkpoint(), config, params, batch)
 
 

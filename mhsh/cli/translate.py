@@ -16,7 +16,7 @@ from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.files import write_new
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.load_for_inference import restored_model
+from mhsh.training.restore import load_for_inference
 
 
 def run(
@@ -50,7 +50,7 @@ def run(
         raise UserError(f"{folder} is a run of model.objective = {config.model.objective!r}; mhsh translate needs 'translation'")
     tokenizer = _tokenizer(run_folder, config)
     lines = read_lines(source)
-    model, params = restored_model(run_folder, config, step, num_averaged)
+    model, params = load_for_inference(run_folder, config, step, num_averaged)
     assert isinstance(model, Seq2Seq)
     translated = translate_lines(
         lines,

@@ -18,7 +18,7 @@ from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.folder import CellState, PlannedCell, SweepFolder
 from mhsh.training.compile_cache import private_cache
-from mhsh.training.signals import Interruption
+from mhsh.training.signals import StopSignals
 
 _PAUSE = 0.1  # seconds between two looks at the processes
 _DEVICE_MEMORY = 0.9  # of an accelerator's, shared out among the cells at once
@@ -56,7 +56,7 @@ def run_cells(
     running: list[_Running] = []
     places = list(range(parallel))
     environment = _environment(folder, parallel)
-    with Interruption() as interruption, _none_left(running):
+    with StopSignals() as interruption, _none_left(running):
         told = False
         while running or (waiting and interruption.signal is None):
             if interruption.signal is not None and not told:

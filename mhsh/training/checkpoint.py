@@ -23,10 +23,9 @@ from mhsh.files import absolute
 from mhsh.run_folder import RunFolder
 from mhsh.training.checksum import as_hex, checksums
 from mhsh.training.cluster import broadcast_from_process_0
-from mhsh.training.file_manifest import damage, write_inventory
+from mhsh.training.manifest import Manifest, compare_manifests, find_damage, flatten, manifest, write_file_manifest
 from mhsh.training.state import TrainState
 
-Manifest = dict[str, dict[str, Any]]
 ITEMS = ("params", "opt_state", "manifest")
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 
@@ -154,11 +153,11 @@ class Checkpoints:
         """
         if jax.process_index() == 0:
             [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]
-            write_inventory(unfinished)
+            write_file_manifest(unfinished)
 
     def _check_files(self, step: int) -> None:
         where = self._folder / str(step)
-        found = broadcast_from_process_0(damage(where) if jax.process_index() == 0 else None)
+        found = broadcast_from_process_0(find_damage(where) if jax.process_index() == 0 else None)
         if found is not None:
             raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {found}")
 
@@ -181,40 +180,6 @@ class Checkpoints:
             if as_hex(sums) != saved[path]["checksum"]:
                 raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
         return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
-
-
-def flatten(tree: Any) -> dict[str, Any]:
-    """{path: leaf} in the tree's own order; a plain dictionary is all that a checkpoint needs to
-    know of a tree.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
-def manifest(leaves: dict[str, Any], sums: dict[str, Any] | None = None) -> Manifest:
-    """{path: {shape, dtype}} of arrays, real or abstract; with `sums`, their checksums too."""
-    entries: Manifest = {path: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for path, leaf in leaves.items()}
-    if sums is not None:
-        entries = {path: entry | {"checksum": as_hex(sums[path])} for path, entry in entries.items()}
-    return entries
-
-
-def compare_manifests(saved: Manifest, wanted: Manifest, where: epath.Path) -> None:
-    """Raises UserError naming the first array that is missing, unexpected, or of another shape or
-    dtype.
-    """
-    differences = [
-        f"{path} is {_describe(saved.get(path))} there, {_describe(wanted.get(path))} in the config"
-        for path in sorted(saved.keys() | wanted.keys())
-        if saved.get(path) != wanted.get(path)
-    ]
-    if differences:
-        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-        raise UserError(f"the checkpoint {where} is of another model: {differences[0]}{more}; give the config it was saved with")
-
-
-def _describe(entry: dict[str, Any] | None) -> str:
-    return "absent" if entry is None else f"{entry['dtype']}{entry['shape']}"
 
 
 def _first_line(error: Exception) -> str:

@@ -20,7 +20,8 @@ from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.stack import SUBLAYERS
 from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.checkpoint import Checkpoints, compare_manifests, flatten, manifest
+from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.manifest import compare_manifests, flatten, manifest
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, abstract_state
 
@@ -28,7 +29,7 @@ from mhsh.training.state import TrainState, abstract_state
 _NEEDED = ("embeddings", *SUBLAYERS)
 
 
-def started_from(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
+def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
     """The `fresh` state of `config`, with the parameters of the newest checkpoint of
     train.start_from in their place wherever it has them: all of the embeddings and stacks, and the
     heads that both have. A learned position table may have more rows than the one it starts from;

@@ -1,5 +1,5 @@
-"""Why a run has stopped learning numbers: where the first non-finite activation is, and how large
-each layer's gradient.
+"""Where a diverged run's numbers stop being finite: the first layer with a non-finite activation,
+and the gradient norm of each layer.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from mhsh.probes.gradient_flow import norm_by_layer
 from mhsh.training.sharding import axis_rules
 
 
-def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: Batch) -> dict[str, Any]:
-    """One forward and one backward pass of `batch` without dropout, looked at layer by layer.
+def nan_report(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: Batch) -> dict[str, Any]:
+    """The report of one forward and one backward pass of `batch` without dropout.
 
-    Returns, as plain values for a JSON file: `first_nonfinite_layer` (such as "encoder 1", from 1;
+    Returns plain values for a JSON file: `first_nonfinite_layer` (such as "encoder 1", from 1;
     None: no layer), `nonfinite_parameters` (paths), `gradient_norm_by_layer` (by stack; None where
     not finite), `loss` (None where not finite).
     """
 
-    def look(params: Any, batch: Batch) -> tuple[Any, Any, Any]:
+    def inspect(params: Any, batch: Batch) -> tuple[Any, Any, Any]:
         _, seen = model.apply({"params": params}, batch, None, mutable=["diagnosis"])
 
         def loss(params: Any) -> jax.Array:
@@ -40,7 +40,7 @@ def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: 
         return finite, value, {stack: norm_by_layer(gradients[stack]["layers"]) for stack in finite}
 
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config)):
-        finite, loss, norms = jax.device_get(jax.jit(look)(params, dict(batch)))
+        finite, loss, norms = jax.device_get(jax.jit(inspect)(params, dict(batch)))
         broken = jax.device_get(jax.jit(lambda tree: jax.tree.map(lambda leaf: ~jnp.isfinite(leaf).all(), tree))(params))
     first = [
         f"{stack} {layer + 1}" for stack, each in in_stack_order(finite).items() for layer in np.flatnonzero(~np.asarray(each))[:1]
@@ -57,11 +57,11 @@ def diagnose(config: ModelConfig, model: Model, mesh: Mesh, params: Any, batch: 
     }
 
 
-def in_words(diagnosis: dict[str, Any]) -> str:
-    """The diagnosis in half a line."""
-    layer = diagnosis["first_nonfinite_layer"]
+def format_report(report: dict[str, Any]) -> str:
+    """The report as half a line."""
+    layer = report["first_nonfinite_layer"]
     where = f"first non-finite activations in layer {layer}" if layer is not None else "activations are finite in every layer"
-    norms = [norm for stack in diagnosis["gradient_norm_by_layer"].values() for norm in stack if norm is not None]
+    norms = [norm for stack in report["gradient_norm_by_layer"].values() for norm in stack if norm is not None]
     return f"{where}; gradient norms by layer " + (f"{min(norms):.3g} to {max(norms):.3g}" if norms else "are not finite")
 
 

@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from mhsh.config.schema import Config, MeshConfig, ModelConfig, rows_in_batch
+from mhsh.config.schema import Config, MeshConfig, ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.fusion import BATCH_AXES
 
@@ -157,7 +157,7 @@ def process_rows(mesh: Mesh, batch_size: int) -> slice:
     return slice(bounds[0][0], bounds[-1][1])
 
 
-def put_batch(config: Config, batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """This process's rows as its part of the global, sharded batch."""
-    sharding, size = batch_sharding(mesh), rows_in_batch(config, batch["inputs"].shape[1])
-    return {key: jax.make_array_from_process_local_data(sharding, rows, (size, *rows.shape[1:])) for key, rows in batch.items()}
+    sharding = batch_sharding(mesh)
+    return {key: jax.make_array_from_process_local_data(sharding, rows) for key, rows in batch.items()}

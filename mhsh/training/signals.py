@@ -1,26 +1,38 @@
-"""Ctrl-C and SIGTERM as a request to stop after the step in flight; a second one ends the process
-at once.
+"""Requests to stop: Ctrl-C, SIGTERM, and Google Cloud's notice that this machine will be taken
+away. The run stops after the current step; a second signal ends the process at once.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import urllib.request
 from types import FrameType, TracebackType
 from typing import Any
 
+import jax
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+# The environment variable with which google-auth, too, is told of another metadata server.
+HOST_VARIABLE = "GCE_METADATA_HOST"
+POLL_SECONDS = 5.0  # the notice comes a minute or more ahead; 30 seconds ahead on a spot machine
+_TIMEOUT_SECONDS = 2.0
+# Paths below /computeMetadata/v1/instance/, and what each says while nothing is announced.
+_QUIET = {"maintenance-event": "NONE", "preempted": "FALSE"}
 
-class Interruption:
-    """While entered, `signal` tells which of SIGNALS has come (None: none). The main thread must
-    enter it.
+
+class StopSignals:
+    """A context in which SIGNALS are caught. `signal` is the one that came (None: none). Enter it
+    in the main thread.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> Interruption:
+    def __enter__(self) -> StopSignals:
         self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
         return self
 
@@ -29,10 +41,57 @@ class Interruption:
             signal.signal(number, handler)
 
     def request(self, number: int) -> None:
-        """As if that signal had come; from any thread."""
+        """Acts as if that signal had come; may be called from any thread."""
         self.signal = number
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.request(number)
         for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)  # the next one is not asked for patience
+            signal.signal(each, signal.SIG_DFL)  # the next one ends the process
+
+
+class MaintenanceWatch:
+    """A context in which a thread asks the metadata server every POLL_SECONDS. It requests SIGTERM
+    of `stop` when maintenance or preemption is announced.
+
+    It asks only on TPUs, or if the environment names a metadata server.
+    """
+
+    def __init__(self, stop: StopSignals) -> None:
+        self._stop = stop
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> MaintenanceWatch:
+        if HOST_VARIABLE in os.environ or jax.default_backend() == "tpu":
+            self._thread = threading.Thread(target=self._watch, name="maintenance notice", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            if announced():
+                self._stop.request(signal.SIGTERM)
+                return
+            self._ended.wait(POLL_SECONDS)
+
+
+def announced() -> bool:
+    """Whether the metadata server announces maintenance or preemption. False without a server."""
+    return any(_ask(path) not in (None, quiet) for path, quiet in _QUIET.items())
+
+
+def _ask(path: str) -> str | None:
+    host = os.environ.get(HOST_VARIABLE, "metadata.google.internal")
+    url = f"http://{host}/computeMetadata/v1/instance/{path}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+            return answer.read(100).decode("ascii", errors="replace").strip()
+    except OSError:  # unreachable for a moment: it is asked again
+        return None

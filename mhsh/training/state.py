@@ -1,4 +1,4 @@
-"""The training state: how it looks, where it lies, and how it starts."""
+"""The training state: its shapes, its sharding, and its initial values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mhsh.training.sharding import axis_rules, batch_sharding, tree_shardings
 
 
 class TrainState(NamedTuple):
-    """All that a step changes. `step` counts the updates applied."""
+    """Everything that a step changes. `step` counts the batches used."""
 
     params: Any
     opt_state: Any
@@ -28,8 +28,8 @@ class TrainState(NamedTuple):
 
 
 def example_batch(config: Config, rows: int, length: int | None = None) -> dict[str, np.ndarray]:
-    """A batch of zeros in the shapes and dtypes of the real one, `rows` of `length` (None:
-    data.sequence_length) tokens: what tracing and compiling need.
+    """A batch of zeros with the shapes and dtypes of a real one, for tracing and compiling: `rows`
+    rows of `length` (None: data.sequence_length) tokens.
     """
     length = length or config.data.sequence_length
     keys = ["inputs", "inputs_position", "inputs_segmentation"]
@@ -55,9 +55,7 @@ def example_batch(config: Config, rows: int, length: int | None = None) -> dict[
 
 
 def boxed_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state's shapes and dtypes with the logical axis names still on them; nothing is
-    allocated.
-    """
+    """The state's shapes and dtypes, boxed with their logical axis names. Allocates nothing."""
     return jax.eval_shape(lambda: _initial_state(config, model, optimizer))
 
 
@@ -67,23 +65,23 @@ def state_shardings(config: Config, model: Model, optimizer: optax.GradientTrans
 
 
 def abstract_state(config: Config, model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings: what a restore is asked for, and what it is compared with."""
-    shapes = nn.unbox(boxed_state(config, model, optimizer))
-    shardings = state_shardings(config, model, optimizer, mesh)
-    return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings)
+    """The shapes, dtypes and shardings of the state: a restore asks for them."""
+    boxed = boxed_state(config, model, optimizer)
+    shardings = tree_shardings(boxed, mesh, config.model)
+    return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), nn.unbox(boxed), shardings)
 
 
 def create_state(
     config: Config, model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, first_batch: Batch
 ) -> TrainState:
-    """A fresh state, every array made where it will lie; for profiled Admin, omega is measured on
+    """A fresh state, made sharded as it will be used. For profiled Admin, omega is measured on
     `first_batch`.
     """
     shardings = state_shardings(config, model, optimizer, mesh)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         state = jax.jit(lambda: nn.unbox(_initial_state(config, model, optimizer)), out_shardings=shardings)()
         profiled = config.model.residual == "admin" and config.model.admin_omega == "profiled"
-        # Parameters of another run bring their omega with them.
+        # The parameters of another run include omega.
         if profiled and not config.train.start_from:
             profile = jax.jit(
                 lambda params, batch: set_omega(params, profile_omega(config.model, params, batch)),
@@ -95,7 +93,7 @@ def create_state(
 
 
 def _initial_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
-    """Parameters (boxed with their axis names), the optimiser's zeros, and step 0."""
+    """Parameters (boxed with their axis names), the optimiser's initial state, and step 0."""
     variables = model.init(jax.random.key(config.train.seed), example_batch(config, 1), None)
     params = variables["params"]
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))

@@ -1,4 +1,4 @@
-"""One optimiser step, and one evaluation step: pure functions, compiled once for a mesh."""
+"""One training step and one evaluation step: pure functions, compiled for a mesh."""
 
 from __future__ import annotations
 
@@ -26,69 +26,70 @@ from mhsh.training.state import TrainState, example_batch
 
 
 class StepMetrics(NamedTuple):
-    """What a step says of itself."""
+    """What a step returns beside the new state."""
 
-    means: WeightedSums  # (sum, weight) pairs
-    applied: Bool[Array, ""]  # False: the loss or a gradient was not finite, and parameters and moments stayed as they were
+    sums: WeightedSums  # (sum, weight) pairs
+    is_finite: Bool[Array, ""]  # False: the loss or a gradient was not, and parameters and moments stayed the same
     batch: UInt32[Array, 2]  # checksum of the global batch
 
 
 def train_step(
     state: TrainState, batch: Batch, *, config: Config, model: Model, optimizer: optax.GradientTransformationExtraArgs
 ) -> tuple[TrainState, StepMetrics]:
-    """The state after one update, and what the step says of itself.
+    """The state after one update, and the metrics of the step.
 
-    The batch is cut into `train.accumulation_steps` micro-batches; each loss is divided by the
-    weight of the whole batch, so the cut changes nothing but the memory. Dropout is keyed by
-    (train.seed, step, micro-batch). An update that is not finite is not applied; the step counts
-    all the same, as its batch is used up.
+    The batch is split into `train.accumulation_steps` micro-batches. Each loss is divided by the
+    weight of the whole batch, so that the split changes only the memory. Dropout is keyed by
+    (train.seed, step, micro-batch). An update that is not finite is skipped; the step still
+    counts, because its batch is used up.
     """
     weights = loss_weights(batch)
     step_key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
 
     def loss(params: Any, micro_batch: Batch, key: Array) -> tuple[Float[Array, ""], WeightedSums]:
-        means = compute_metrics(forward(model, params, micro_batch, key), micro_batch, config.train.label_smoothing)
-        return total_loss(means, weights), means
+        sums = compute_metrics(forward(model, params, micro_batch, key), micro_batch, config.train.label_smoothing)
+        return total_loss(sums, weights), sums
 
     def gradients_of(index: int | Array, micro_batch: Batch) -> tuple[Any, WeightedSums]:
         key = jax.random.fold_in(step_key, index)
-        (_, means), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, micro_batch, key)
-        return gradients, means
+        (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, micro_batch, key)
+        return gradients, sums
 
     def accumulate(sum_before: tuple[Any, WeightedSums], part: tuple[Array, Batch]) -> tuple[tuple[Any, WeightedSums], None]:
         return jax.tree.map(jnp.add, sum_before, gradients_of(*part)), None
 
     count = config.train.accumulation_steps
     parts = micro_batches(batch, count)
-    # Not from zeros: writing and adding them costs a pass over all parameters, which a CPU feels.
+    # The sum does not start from zeros: adding to them is a pass over all parameters, which
+    # is slow on a CPU.
     first = gradients_of(0, {key: rows[0] for key, rows in parts.items()})
     others = (jnp.arange(1, count), {key: rows[1:] for key, rows in parts.items()})
-    (gradients, means), _ = jax.lax.scan(accumulate, first, others) if count > 1 else (first, None)
+    (gradients, sums), _ = jax.lax.scan(accumulate, first, others) if count > 1 else (first, None)
 
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
     grad_norm = global_norm(gradients)
-    applied = jnp.isfinite(grad_norm) & jnp.isfinite(total_loss(means, weights))
+    is_finite = jnp.isfinite(grad_norm) & jnp.isfinite(total_loss(sums, weights))
     params, opt_state = jax.tree.map(
-        functools.partial(jnp.where, applied),
+        functools.partial(jnp.where, is_finite),
         (optax.apply_updates(state.params, updates), opt_state),
         (state.params, state.opt_state),
     )
     one = jnp.ones(())
-    means["grad_norm"] = WeightedSum(grad_norm, one)
-    means["learning_rate"] = WeightedSum(jnp.asarray(learning_rate(config.optimizer, config.train)(state.step), jnp.float32), one)
-    means["tokens"] = WeightedSum(num_non_padding(batch), one)
-    return TrainState(params, opt_state, state.step + 1), StepMetrics(means, applied, batch_checksum(batch))
+    sums["grad_norm"] = WeightedSum(grad_norm, one)
+    sums["learning_rate"] = WeightedSum(jnp.asarray(learning_rate(config.optimizer, config.train)(state.step), jnp.float32), one)
+    sums["tokens"] = WeightedSum(num_non_padding(batch), one)
+    return TrainState(params, opt_state, state.step + 1), StepMetrics(sums, is_finite, batch_checksum(batch))
 
 
 def num_non_padding(batch: Batch) -> Float[Array, ""]:
-    """The tokens of a batch that are no padding; in translation those of both sides."""
+    """The number of tokens that are not padding; in translation, of both sides."""
     sides = [batch[key] for key in ("inputs_segmentation", "targets_segmentation") if key in batch]
     return sum((jnp.sum(side > 0, dtype=jnp.float32) for side in sides), start=jnp.zeros(()))
 
 
 def micro_batches(batch: Batch, count: int) -> Batch:
-    """[B, ...] -> [count, B / count, ...], rows dealt out in turn so that each device keeps the
-    rows it holds.
+    """[B, ...] -> [count, B / count, ...]. Rows are dealt out in turn, so that each device keeps
+    its rows.
     """
     return {key: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1) for key, rows in batch.items()}
 
@@ -100,12 +101,12 @@ def batch_checksum(batch: Batch) -> UInt32[Array, 2]:
 
 
 def eval_step(params: Any, batch: Batch, *, model: Model) -> WeightedSums:
-    """The figures of one batch without dropout."""
+    """The metrics of one batch, without dropout."""
     return compute_metrics(forward(model, params, batch, None), batch)
 
 
 def predict_step(params: Any, batch: Batch, *, model: Model) -> tuple[WeightedSums, Float[Array, "B ..."]]:
-    """As `eval_step`, and the logits of every row."""
+    """The metrics of `eval_step`, and the logits of every row."""
     outputs = forward(model, params, batch, None)
     return compute_metrics(outputs, batch), outputs.logits
 
@@ -118,11 +119,10 @@ def compile_train_step(
     state: TrainState,
     length: int | None = None,
 ) -> jax.stages.Compiled:
-    """The train step compiled ahead for this mesh, with explicit shardings and the old state's
-    memory given up to the new.
+    """The train step, compiled for this mesh with explicit shardings. It donates the old state.
 
-    `state` may be abstract (shapes, dtypes and shardings); the batch's rows have `length` tokens,
-    or data.sequence_length.
+    `state` may be abstract (shapes, dtypes and shardings). The batch's rows have `length` tokens
+    (None: data.sequence_length).
     """
     shardings = shardings_of(state)
     batch = example_batch(config, rows_in_batch(config, length), length)
@@ -139,8 +139,8 @@ def compile_train_step(
 def compile_eval_step(
     step: Callable[..., Any], config: Config, model: Model, mesh: Mesh, params: Any, length: int | None = None
 ) -> jax.stages.Compiled:
-    """`eval_step` or `predict_step` compiled ahead for this mesh; `params` may be abstract,
-    `length` as above.
+    """`eval_step` or `predict_step`, compiled for this mesh. `params` and `length` are as in
+    `compile_train_step`.
     """
     batch = example_batch(config, rows_in_batch(config, length), length)
     jitted = jax.jit(
@@ -153,8 +153,8 @@ def compile_eval_step(
 
 
 class CompiledByLength:
-    """A step (of training, or of evaluation) that is compiled for every length of rows when a batch
-    of it first comes; within the context `compiling`, made anew each time.
+    """A step that is compiled for each length of rows, when the first batch of that length comes.
+    It compiles inside the context that `compiling()` returns.
     """
 
     def __init__(
@@ -166,18 +166,18 @@ class CompiledByLength:
         self._compiling = compiling
         self._steps: dict[int, jax.stages.Compiled] = {}
 
-    def knows(self, batch: Batch) -> bool:
-        """Whether the step for batches like this one is compiled."""
+    def is_compiled_for(self, batch: Batch) -> bool:
+        """Whether the step is compiled for batches of this length."""
         return batch["inputs"].shape[1] in self._steps
 
     def prepare(self, batch: Batch) -> None:
-        """Compiles the step for batches like this one, if need be."""
-        if not self.knows(batch):
+        """Compiles the step for batches of this length, if it is not."""
+        if not self.is_compiled_for(batch):
             length = batch["inputs"].shape[1]
             with self._compiling():
                 self._steps[length] = self._compile(length)
 
     def __call__(self, state_or_params: Any, batch: Batch) -> Any:
-        """Runs the step."""
+        """Runs the step; compiles it first if needed."""
         self.prepare(batch)
         return self._steps[batch["inputs"].shape[1]](state_or_params, batch)

@@ -28,17 +28,15 @@ from mhsh.training.step import CompiledByLength, compile_eval_step, eval_step, p
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How validation pairs are translated; read with the translation objective alone."""
+    """How validation pairs are translated. Only the translation objective reads it."""
 
-    num_sentences: int | None  # of them; None: all
+    num_sentences: int | None  # None: all
     num_hypotheses: int
     length_penalty: float
 
 
-class Scorer:
-    """The validation figures of any parameters of one model; what it compiles and reads, it
-    keeps.
-    """
+class Validator:
+    """The validation metrics of parameters of one model. It keeps what it has compiled and read."""
 
     def __init__(
         self,
@@ -51,8 +49,8 @@ class Scorer:
         decoding: Decoding,
         compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`params` may be abstract; `compiling` is that of CompiledByLength."""
-        self._config, self._model, self._mesh, self._corpus, self._decoding = config, model, mesh, corpus, decoding
+        """`params` may be abstract. For `compiling` see CompiledByLength."""
+        self._model, self._mesh, self._corpus, self._decoding = model, mesh, corpus, decoding
         per_row = isinstance(corpus, ClassificationCorpus | SpanCorpus)
         function = predict_step if per_row else eval_step
         self._step = CompiledByLength(lambda length: compile_eval_step(function, config, model, mesh, params, length), compiling)
@@ -61,15 +59,15 @@ class Scorer:
 
     @property
     def num_batches(self) -> int:
-        """Of all validation rows."""
+        """The number of batches of all validation rows."""
         return len(self._batches)
 
-    def __call__(self, params: Any, num_batches: int, alive: Callable[[], None]) -> dict[str, float]:
-        """The figures over the first `num_batches` batches; `alive` is called after each piece of
-        work.
+    def __call__(self, params: Any, num_batches: int = 0, heartbeat: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """The metrics over the first `num_batches` batches (0: all). `heartbeat` is called after
+        each piece of work.
         """
         corpus, model = self._corpus, self._model
-        batches = self._placed(num_batches, alive)
+        batches = self._put(min(num_batches or self.num_batches, self.num_batches), heartbeat)
         if isinstance(corpus, ClassificationCorpus | SpanCorpus):
             values, logits = evaluate_rows(self._step, params, batches, len(corpus.validation["inputs"]))
             values |= span_metrics(corpus, logits) if isinstance(corpus, SpanCorpus) else classification_metrics(corpus, logits)
@@ -85,10 +83,10 @@ class Scorer:
                 num_hypotheses=self._decoding.num_hypotheses,
                 length_penalty=self._decoding.length_penalty,
             )
-        alive()
+        heartbeat()
         return values
 
-    def _placed(self, num_batches: int, alive: Callable[[], None]) -> Iterator[dict[str, jax.Array]]:
+    def _put(self, num_batches: int, heartbeat: Callable[[], None]) -> Iterator[dict[str, jax.Array]]:
         for batch in prefetched(self._batches, 0, num_batches):
-            alive()
-            yield put_batch(self._config, batch, self._mesh)
+            heartbeat()
+            yield put_batch(batch, self._mesh)

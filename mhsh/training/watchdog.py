@@ -1,5 +1,5 @@
-"""Ends a process that hangs, with the stacks of its threads: what another process's silence does to
-a collective.
+"""Ends a process that hangs and prints the stacks of its threads. A collective hangs when another
+process does not take part in it.
 """
 
 from __future__ import annotations
@@ -8,29 +8,29 @@ import contextlib
 import faulthandler
 from collections.abc import Iterator
 
-_STANDARD_ERROR = 2  # the file descriptor, whatever stands in for sys.stderr
+_STANDARD_ERROR = 2  # the file descriptor: sys.stderr may have been replaced
 
 
 class Watchdog:
-    """While entered, the process ends with status 1 and all stacks on standard error once `seconds`
-    pass without `alive`.
+    """Inside `watching`, the process ends with status 1 and all stacks on standard error if
+    `seconds` pass without a `heartbeat`.
     """
 
     def __init__(self, seconds: int) -> None:
-        """0: never."""
+        """`seconds` = 0: never."""
         self._seconds = seconds
         self._watches = False
 
-    def alive(self) -> None:
-        """Something has been finished: the time begins anew."""
+    def heartbeat(self) -> None:
+        """Says that some work is done: the time starts again."""
         if self._watches:
             faulthandler.dump_traceback_later(self._seconds, exit=True, file=_STANDARD_ERROR)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches what runs inside."""
+        """Watches the code inside."""
         self._watches = self._seconds > 0
-        self.alive()
+        self.heartbeat()
         try:
             yield
         finally:
@@ -39,7 +39,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Does not watch what runs inside; the time begins anew after it."""
+        """Does not watch the code inside. The time starts again after it."""
         faulthandler.cancel_dump_traceback_later()
         yield
-        self.alive()
+        self.heartbeat()

@@ -17,7 +17,7 @@ import pytest
 
 from mhsh.cli import probe
 from mhsh.cli.main import main
-from mhsh.training.load_for_inference import restored_model
+from mhsh.training.restore import load_for_inference
 from tests.conftest import ROOT
 
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -163,10 +163,10 @@ def test_a_run_without_checkpoints_and_one_with_other_data(run, tmp_path, capsys
 
 def test_a_run_whose_parameters_are_lost(run, tmp_path, capsys, monkeypatch):
     def poisoned(*given):
-        model, params = restored_model(*given)
+        model, params = load_for_inference(*given)
         return model, params | {"prediction": jax.tree.map(lambda leaf: leaf * np.nan, params["prediction"])}
 
-    monkeypatch.setattr(probe, "restored_model", poisoned)
+    monkeypatch.setattr(probe, "load_for_inference", poisoned)
     assert main(["probe", "gradients", str(run), f"--out={tmp_path}/a.json"]) == 2
     assert "prediction/bias is not finite at this checkpoint; probe an earlier one" in capsys.readouterr().err
 

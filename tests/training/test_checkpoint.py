@@ -28,7 +28,7 @@ def fresh(config: Config, shape: tuple[int, int, int] = (1, 1, 1)) -> tuple[Trai
     mesh = mesh_of(*shape)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     size = config.train.batch_size
-    state = create_state(config, model, optimizer, mesh, put_batch(config, random_batch(config, size), mesh))
+    state = create_state(config, model, optimizer, mesh, put_batch(random_batch(config, size), mesh))
     state = jax.tree.map(lambda leaf: leaf + 3 if leaf.ndim == 0 else leaf + leaf.size, state)
     return state, abstract_state(config, model, optimizer, mesh)
 

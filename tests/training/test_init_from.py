@@ -20,7 +20,7 @@ from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.init_from import started_from
+from mhsh.training.init_from import init_from_run
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState, create_state
@@ -32,7 +32,7 @@ from tests.training.test_step import NO_DROPOUT, assert_close, mesh_of
 
 def fresh_state(config: Config, shape: tuple[int, int, int] = (1, 1, 1)) -> TrainState:
     mesh = mesh_of(*shape)
-    batch = put_batch(config, random_batch(config, config.train.batch_size), mesh)
+    batch = put_batch(random_batch(config, config.train.batch_size), mesh)
     return create_state(config, build_model(config.model), build_optimizer(config.optimizer, config.train), mesh, batch)
 
 
@@ -73,7 +73,7 @@ def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, shape):
     config, folder, saved = pretrained
     config = classification(config, folder)
     state = fresh_state(config, shape)
-    (params, opt_state, step), report = started_from(config, state, mesh_of(*shape))
+    (params, opt_state, step), report = init_from_run(config, state, mesh_of(*shape))
     fresh = state.params
     assert opt_state is state.opt_state and step is state.step
     assert jax.tree.structure(params) == jax.tree.structure(fresh)
@@ -96,7 +96,7 @@ def test_a_longer_position_table_goes_on_where_the_old_one_ends(pretrained):
     longer = replace(config.model, max_positions=config.model.max_positions + 16)
     config = starting_from(replace(config, model=longer), folder)
     fresh = fresh_state(config).params
-    (params, *_), report = started_from(config, fresh_state(config), mesh_of(1, 1, 1))
+    (params, *_), report = init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
     table = np.asarray(params["embeddings"]["position"])
     np.testing.assert_array_equal(table[:-16], saved["embeddings"]["position"])
     np.testing.assert_array_equal(table[-16:], fresh["embeddings"]["position"][-16:])
@@ -119,13 +119,13 @@ def test_another_shape_is_refused(pretrained, change, named):
     data = replace(config.data, sequence_length=32)
     config = replace(config, model=replace(config.model, **change), data=data)
     with pytest.raises(UserError, match=named):
-        started_from(config, fresh_state(config), mesh_of(1, 1, 1))
+        init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
 
 
 def test_a_folder_without_a_run_is_named(pretrained, tmp_path):
     config, _, _ = pretrained
     with pytest.raises(UserError, match=str(tmp_path)):
-        started_from(starting_from(config, tmp_path), fresh_state(config), mesh_of(1, 1, 1))
+        init_from_run(starting_from(config, tmp_path), fresh_state(config), mesh_of(1, 1, 1))
 
 
 # Two phases.
@@ -135,7 +135,7 @@ def steps_on(config: Config, state: TrainState, seeds: Sequence[int]) -> TrainSt
     mesh, model = mesh_of(1, 1, 1), build_model(config.model)
     step = compile_train_step(config, model, build_optimizer(config.optimizer, config.train), mesh, state)
     for seed in seeds:
-        state, _ = step(state, put_batch(config, random_batch(config, config.train.batch_size, seed), mesh))
+        state, _ = step(state, put_batch(random_batch(config, config.train.batch_size, seed), mesh))
     return state
 
 
@@ -167,7 +167,7 @@ def test_two_phases_on_rows_of_one_length_are_one_training(tmp_path, optimizer):
     assert (first.train.num_steps, second.train.num_steps) == (9, 1)
     expected = steps_on(whole, fresh_state(whole), range(10))
     save(first, tmp_path / "first", 9, steps_on(first, fresh_state(first), range(9)))
-    state, report = started_from(second, fresh_state(second), mesh_of(1, 1, 1))
+    state, report = init_from_run(second, fresh_state(second), mesh_of(1, 1, 1))
     assert (int(state.step), report["moments"], report["fresh"], report["left"]) == (0, True, [], [])
     state = steps_on(second, state, [9])
     assert optax.tree.get(state.opt_state, "count") == 10
@@ -184,7 +184,7 @@ def test_new_positions_and_fresh_heads_have_no_moments(make_config, tmp_path):
     save(config, tmp_path / "run", 2, trained)
     longer = replace(config.model, max_positions=config.model.max_positions + 16, next_sentence=False)
     onwards = starting_from(replace(config, model=longer), tmp_path / "run", keep_moments=True)
-    state, report = started_from(onwards, fresh_state(onwards), mesh_of(1, 1, 1))
+    state, report = init_from_run(onwards, fresh_state(onwards), mesh_of(1, 1, 1))
     assert report["left"] == ["next_sentence", "pooler"]
     for key in ("mu", "nu"):
         there, here = (jax.device_get(optax.tree.get(each.opt_state, key)) for each in (trained, state))
@@ -199,4 +199,4 @@ def test_moments_of_another_optimizer_are_refused(pretrained):
     config = starting_from(config, folder, keep_moments=True)
     config = replace(config, optimizer=replace(config.optimizer, name="lamb"))
     with pytest.raises(UserError, match=r"has the moments of adamw; allowed with optimizer.name = 'lamb': False"):
-        started_from(config, fresh_state(config), mesh_of(1, 1, 1))
+        init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))

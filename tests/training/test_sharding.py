@@ -82,6 +82,6 @@ def test_a_batch_is_cut_by_rows(make_config):
     mesh = make_mesh(config)
     assert process_rows(mesh, 8) == slice(0, 8)
     rows = np.arange(8, dtype=np.int32)[:, None] * np.ones((1, 64), np.int32)
-    batch = put_batch(config, {"inputs": rows}, mesh)
+    batch = put_batch({"inputs": rows}, mesh)
     np.testing.assert_array_equal(np.asarray(batch["inputs"]), rows)
     assert {shard.data.shape for shard in batch["inputs"].addressable_shards} == {(1, 64)}

@@ -1,23 +1,31 @@
-"""Signals: the first is remembered, the second ends the process at once."""
+"""Signals: the first is remembered, the second ends the process at once. A notice of maintenance or
+preemption, from a metadata server on this machine, counts as one.
+"""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from mhsh.training.signals import Interruption
+from mhsh.training import signals
+from mhsh.training.signals import HOST_VARIABLE, MaintenanceWatch, StopSignals, announced
 from tests.conftest import ROOT
 
+PREFIX = "/computeMetadata/v1/instance/"
 PROGRAM = """
 import os, signal
-from mhsh.training.signals import Interruption
+from mhsh.training.signals import StopSignals
 number = signal.Signals({number})
-with Interruption() as interruption:
+with StopSignals() as stop:
     os.kill(os.getpid(), number)
-    print("first:", interruption.signal, flush=True)
+    print("first:", stop.signal, flush=True)
     os.kill(os.getpid(), number)
     print("still here", flush=True)
 """
@@ -32,9 +40,81 @@ def test_a_second_signal_ends_the_process_at_once(number):
 
 
 def test_outside_nothing_is_changed():
-
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with Interruption() as interruption:
-        assert interruption.signal is None
+    with StopSignals() as stop:
+        assert stop.signal is None
         assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+class MetadataServer(ThreadingHTTPServer):
+    """Answers as Google's does: only those who send its header, only these paths."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.values = {"maintenance-event": "NONE", "preempted": "FALSE"}
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: MetadataServer
+
+    def do_GET(self) -> None:
+        value = self.server.values.get(self.path.removeprefix(PREFIX))
+        known = value is not None and self.headers["Metadata-Flavor"] == "Google"
+        self.send_response(200 if known else 403)
+        self.end_headers()
+        if known:
+            self.wfile.write(value.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
+    with MetadataServer() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv(HOST_VARIABLE, f"127.0.0.1:{server.server_port}")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
+        ("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE"),
+        ("preempted", "TRUE"),
+    ],
+)
+def test_an_announcement_is_heard(server, path, value):
+    assert not announced()
+    server.values[path] = value
+    assert announced()
+
+
+def test_no_server_is_no_announcement(monkeypatch):
+    monkeypatch.setenv(HOST_VARIABLE, "127.0.0.1:9")
+    assert not announced()
+
+
+def test_the_run_is_asked_to_stop_when_the_notice_comes(server, monkeypatch):
+    monkeypatch.setattr(signals, "POLL_SECONDS", 0.01)
+    with StopSignals() as stop, MaintenanceWatch(stop):
+        time.sleep(0.2)
+        assert stop.signal is None
+        server.values["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+        deadline = time.monotonic() + 60
+        while stop.signal is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert stop.signal == signal.SIGTERM
+
+
+def test_elsewhere_nobody_is_asked(monkeypatch):
+    monkeypatch.delenv(HOST_VARIABLE, raising=False)
+    before = threading.active_count()
+    with StopSignals() as stop, MaintenanceWatch(stop):
+        assert threading.active_count() == before
+    assert stop.signal is None

@@ -35,11 +35,11 @@ def run_steps(config: Config, mesh: Mesh, count: int = 2) -> tuple[TrainState, l
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     size = config.train.batch_size
     batches = [random_batch(config, size, seed) for seed in range(count)]
-    state = create_state(config, model, optimizer, mesh, put_batch(config, batches[0], mesh))
+    state = create_state(config, model, optimizer, mesh, put_batch(batches[0], mesh))
     step = compile_train_step(config, model, optimizer, mesh, state)
     figures = []
     for batch in batches:
-        state, (means, *_) = step(state, put_batch(config, batch, mesh))
+        state, (means, *_) = step(state, put_batch(batch, mesh))
         figures.append({name: float(mean.value()) for name, mean in means.items()})
     return state, figures
 
@@ -74,11 +74,11 @@ def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant
     optimizer = optax.sgd(0.1)
     one, many = mesh_of(1, 1, 1), mesh_of(*shape)
     batch = random_batch(config, size)
-    start = jax.device_get(create_state(config, model, optimizer, one, put_batch(config, batch, one)))
+    start = jax.device_get(create_state(config, model, optimizer, one, put_batch(batch, one)))
     results = []
     for mesh in (one, many):
         state = jax.device_put(start, state_shardings(config, model, optimizer, mesh))
-        state, (means, *_) = compile_train_step(config, model, optimizer, mesh, state)(state, put_batch(config, batch, mesh))
+        state, (means, *_) = compile_train_step(config, model, optimizer, mesh, state)(state, put_batch(batch, mesh))
         results.append((jax.device_get(state.params), float(means["target_loss"].value()), float(means["grad_norm"].value())))
     (expected, loss, norm), (actual, sharded_loss, sharded_norm) = results
     assert sharded_loss == pytest.approx(loss, rel=1e-5)
@@ -104,11 +104,11 @@ def test_the_loss_is_the_mean_over_real_predictions(make_config):
     mesh, size = mesh_of(1, 1, 1), config.train.batch_size
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     batch = random_batch(config, size)
-    state = create_state(config, model, optimizer, mesh, put_batch(config, batch, mesh))
+    state = create_state(config, model, optimizer, mesh, put_batch(batch, mesh))
     logits = np.asarray(forward(model, state.params, batch, None).logits, np.float64)
     log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     nats = -np.take_along_axis(log_probabilities, batch["targets"][..., None], -1)[..., 0]
-    means = compile_eval_step(eval_step, config, model, mesh, state.params)(state.params, put_batch(config, batch, mesh))
+    means = compile_eval_step(eval_step, config, model, mesh, state.params)(state.params, put_batch(batch, mesh))
     assert float(means["target_loss"].value()) == pytest.approx(nats[batch["weights"] > 0].mean(), rel=1e-5)
     assert float(means["target_loss"].weight) == batch["weights"].sum()
 
@@ -118,7 +118,7 @@ def test_step_figures_against_plain_gradients(make_config):
     mesh = mesh_of(1, 1, 1)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     batch = random_batch(config, config.train.batch_size)
-    state = create_state(config, model, optimizer, mesh, put_batch(config, batch, mesh))
+    state = create_state(config, model, optimizer, mesh, put_batch(batch, mesh))
 
     def loss(params: Any) -> jax.Array:
         return total_loss(compute_metrics(forward(model, params, batch, None), batch), loss_weights(batch))
@@ -144,11 +144,11 @@ def test_dropout_masks_differ_between_steps_and_layers(make_config):
     mesh, size = mesh_of(1, 1, 1), config.train.batch_size
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     batch = random_batch(config, size)
-    state = create_state(config, model, optimizer, mesh, put_batch(config, batch, mesh))
+    state = create_state(config, model, optimizer, mesh, put_batch(batch, mesh))
     step = compile_train_step(config, model, optimizer, mesh, state)
     losses = []
     for _ in range(3):
-        state, (means, *_) = step(state, put_batch(config, batch, mesh))
+        state, (means, *_) = step(state, put_batch(batch, mesh))
         losses.append(float(means["target_loss"].value()))
     assert len(set(losses)) == 3
 
@@ -157,7 +157,7 @@ def test_the_old_state_is_given_up_to_the_new(make_config):
     config = make_config("bert", "2l8h", **NO_DROPOUT)
     mesh, size = mesh_of(1, 1, 1), config.train.batch_size
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    batch = put_batch(config, random_batch(config, size), mesh)
+    batch = put_batch(random_batch(config, size), mesh)
     old = create_state(config, model, optimizer, mesh, batch)
     compile_train_step(config, model, optimizer, mesh, old)(old, batch)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old.params))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from mhsh.training.file_manifest import INVENTORY_FILE, damage, write_inventory
+from mhsh.training.manifest import FILE_MANIFEST, find_damage, write_file_manifest
 
 CONTENT = bytes(range(256)) * 40
 
@@ -21,18 +21,18 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "params" / "d" / "values").write_bytes(CONTENT)
     (tmp_path / "params" / "empty").write_bytes(b"")
     (tmp_path / "record").write_text("written last")
-    write_inventory(epath.Path(tmp_path))
+    write_file_manifest(epath.Path(tmp_path))
     return tmp_path
 
 
 def test_an_untouched_folder_is_whole(folder):
-    assert damage(epath.Path(folder)) is None
+    assert find_damage(epath.Path(folder)) is None
 
 
 def test_files_that_are_not_listed_do_no_harm(folder):
     (folder / "record").write_text("changed")
     (folder / "params" / "more").write_text("new")
-    assert damage(epath.Path(folder)) is None
+    assert find_damage(epath.Path(folder)) is None
 
 
 def flip(path: Path, bit: int) -> None:
@@ -46,9 +46,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda folder: (folder / "params/d/values").write_bytes(CONTENT[:-1]), "10239 bytes instead of 10240"),
     "longer": (lambda folder: (folder / "params/empty").write_bytes(b"x"), "params/empty has 1 bytes instead of 0"),
     "deleted": (lambda folder: (folder / "params/empty").unlink(), "params/empty is missing"),
-    "no list": (lambda folder: (folder / INVENTORY_FILE).unlink(), "files.json, is missing or unreadable"),
-    "half a list": (lambda folder: (folder / INVENTORY_FILE).write_text('{"params/d'), "files.json, is missing or unreadable"),
-    "another list": (lambda folder: (folder / INVENTORY_FILE).write_text("[3]"), "files.json, is missing or unreadable"),
+    "no list": (lambda folder: (folder / FILE_MANIFEST).unlink(), "files.json, is missing or unreadable"),
+    "half a list": (lambda folder: (folder / FILE_MANIFEST).write_text('{"params/d'), "files.json, is missing or unreadable"),
+    "another list": (lambda folder: (folder / FILE_MANIFEST).write_text("[3]"), "files.json, is missing or unreadable"),
 }
 
 
@@ -56,5 +56,5 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_damage_is_named(folder, name):
     do, expected = DAMAGES[name]
     do(folder)
-    found = damage(epath.Path(folder))
+    found = find_damage(epath.Path(folder))
     assert found is not None and expected in found

@@ -10,7 +10,7 @@ import pytest
 
 from mhsh.errors import UserError
 from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.checkpoint_average import average, newest_steps
+from mhsh.training.restore import average, newest_steps
 from mhsh.training.state import TrainState
 
 STEPS = (10, 20, 30, 40)

@@ -1,0 +1,183 @@
+"""The rows of metrics.jsonl and TensorBoard. A step's metrics are fetched one step late, so that
+the device never waits for the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import jax
+from etils import epath
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore[missing-module-attribute] (made at import)
+from tensorboardX.summary import scalar
+
+from mhsh.config.schema import Config
+from mhsh.models.costs import PEAK_FLOPS, step_flops
+from mhsh.run_folder import RunFolder
+from mhsh.training.checksum import as_hex
+from mhsh.training.progress import ProgressDisplay
+from mhsh.training.step import StepMetrics
+
+_UPLOAD_SECONDS = 30.0
+AXES = ("step", "split", "tokens", "flops", "seconds")
+
+
+class Clock:
+    """Seconds of training. Evaluation and saving run inside `paused` and do not count."""
+
+    def __init__(self, seconds: float) -> None:
+        self._start = time.monotonic() - seconds
+
+    def seconds(self) -> float:
+        """Seconds so far, including those before a resume."""
+        return time.monotonic() - self._start
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock inside the context."""
+        begin = time.monotonic()
+        yield
+        self._start += time.monotonic() - begin
+
+
+class Log:
+    """Writes the rows of a run (only process 0 does), shows them, and counts tokens and FLOPs."""
+
+    def __init__(self, config: Config, folder: RunFolder, start: int, display: ProgressDisplay) -> None:
+        """Continues after step `start`: later rows are dropped, and the counts go on from there."""
+        self._writer = MetricsWriter(folder, start) if jax.process_index() == 0 else None
+        self._display = display
+        rows = [row for row in folder.read_metrics().rows if row["split"] == "train" and row["step"] <= start]
+        last = rows[-1] if rows else {"tokens": 0, "flops": 0, "seconds": 0.0}
+        self._config, self._interval = config, config.train.log_interval
+        self._peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
+        self._tokens: int = last["tokens"]
+        self._flops: int = last["flops"]
+        self._last = (self._flops, self._tokens, last["seconds"])
+        self._pending: tuple[int, int, StepMetrics] | None = None
+        self.clock = Clock(last["seconds"])
+        self.skipped_in_a_row = 0
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def begin(self, step: int, length: int, metrics: StepMetrics) -> None:
+        """Takes the metrics of a step that may still be running; its rows have `length` tokens."""
+        self._pending = (step, length, metrics)
+
+    def finish_previous(self, *, always: bool = False) -> None:
+        """Waits for the pending step. Writes its row if log_interval says so, if its update was
+        skipped, or `always`.
+        """
+        if self._pending is None:
+            return
+        step, length, metrics = self._pending
+        self._pending = None
+        sums, is_finite, batch = jax.device_get(tuple(metrics))
+        values = {name: float(each.sum) / float(each.weight) for name, each in sums.items()}
+        self._tokens += int(values.pop("tokens"))
+        self._flops += step_flops(self._config, length)
+        self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
+        if not (always or not is_finite or step % self._interval == 0):
+            return
+        row = self._row(step, "train", self.clock.seconds(), values) | {"batch": as_hex(batch)}
+        if not is_finite:
+            row["skipped"] = True
+            self._display.note(f"step {step}: the loss or a gradient is not finite; the update is skipped (batch {row['batch']})")
+        self._write(row | self._rates(row["seconds"]))
+
+    def validation(self, step: int, values: dict[str, float]) -> None:
+        """Writes a validation row."""
+        self._write(self._row(step, "validation", self._last[2], values))
+
+    def flush(self) -> None:
+        """Writes all rows so far to their files."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        """Tokens and FLOPs a second since the last row, and the share of the devices' peak if that
+        is known.
+        """
+        last_flops, last_tokens, last_seconds = self._last
+        elapsed = max(seconds - last_seconds, 1e-9)
+        flops_per_second = (self._flops - last_flops) / elapsed
+        rates = {"tokens_per_second": (self._tokens - last_tokens) / elapsed, "flops_per_second": flops_per_second}
+        if self._peak:
+            rates["mfu"] = flops_per_second / (self._peak * jax.device_count())
+        self._last = (self._flops, self._tokens, seconds)
+        return rates
+
+    def _row(self, step: int, split: str, seconds: float, values: dict[str, float]) -> dict[str, Any]:
+        values = {name.removeprefix("target_"): value for name, value in values.items()}
+        return {"step": step, "split": split, "tokens": self._tokens, "flops": self._flops, "seconds": seconds} | values
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.write(row)
+            self._display.show(row)
+
+
+class MetricsWriter:
+    """Appends rows to metrics.jsonl and TensorBoard. Opening it at a step drops the rows after that
+    step.
+
+    Files in a bucket can only be replaced: there, rows are collected and uploaded every
+    _UPLOAD_SECONDS and at `flush`.
+    """
+
+    def __init__(self, folder: RunFolder, step: int) -> None:
+        folder.cut_metrics(step)
+        self._folder = folder
+        folder.tensorboard_path.mkdir(exist_ok=True)
+        self._rows: list[Mapping[str, Any]] = []
+        self._uploaded = time.monotonic()
+        self._local = tempfile.TemporaryDirectory(prefix="mhsh-") if folder.is_remote else None
+        events = folder.tensorboard_path if self._local is None else epath.Path(self._local.name)
+        # Events are written from this thread: SummaryWriter has its own, which would hide errors
+        # such as a full disk.
+        self._events = EventsWriter(str(events / "events"))
+        # A new session makes TensorBoard drop the events of later steps: this run writes them
+        # again.
+        self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START), wall_time=time.time()))
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Adds the row of one step and split."""
+        self._rows.append(row)
+        for key, value in row.items():
+            # A number that is not finite leaves a gap in the curve; metrics.jsonl has null.
+            if key not in AXES and isinstance(value, int | float) and math.isfinite(value):
+                summary = scalar(f"{row['split']}/{key}", value)
+                self._events.write_event(Event(step=row["step"], summary=summary, wall_time=time.time()))
+        if self._local is None or time.monotonic() - self._uploaded > _UPLOAD_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes all rows so far. Called before a save: a checkpoint must not be newer than the
+        rows.
+        """
+        self._folder.append_metrics(self._rows)
+        self._rows = []
+        self._events.flush()
+        if self._local is not None:
+            for path in epath.Path(self._local.name).iterdir():
+                (self._folder.tensorboard_path / path.name).write_bytes(path.read_bytes())
+        self._uploaded = time.monotonic()
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        self.flush()
+        self._events.close()
+        if self._local is not None:
+            self._local.cleanup()

@@ -1,0 +1,70 @@
+"""run.json: everything about a run that is not a curve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from mhsh.data.batches import BATCH_ORDER_VERSION
+from mhsh.models.admin import read_omega
+from mhsh.models.costs import parameter_counts, row_flops, step_flops
+from mhsh.models.stack import in_stack_order
+from mhsh.outcome import plateau_outcome, smoothed_final
+from mhsh.run_folder import vocab_file
+from mhsh.training.environment import environment
+from mhsh.training.optimizer import decayed_count
+from mhsh.training.setup import Setup
+from mhsh.training.state import TrainState
+
+
+class RunRecord:
+    """Writes run.json and the vocabulary. Only process 0 does."""
+
+    def __init__(self, setup: Setup, state: TrainState, compile_seconds: float, started_from: dict[str, Any] | None) -> None:
+        config, corpus = setup.config, setup.corpus
+        self._setup = setup
+        self._values: dict[str, Any] = {
+            **environment(),
+            "objective": config.model.objective,
+            "mesh": dict(setup.mesh.shape),
+            "remat_policy": config.model.remat_policy,
+            "choices": list(setup.choices),
+            "parameters": parameter_counts(config.model),
+            "weight_decayed_parameters": decayed_count(state.params),
+            "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
+            "flops_per_step": step_flops(config),
+            "batch_order": BATCH_ORDER_VERSION,
+            "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},
+            "omega": _initial_omega(setup, state),
+            "compile_seconds": compile_seconds,
+            "started_from": started_from,
+        }
+
+    def write(self, status: str, **more: Any) -> None:
+        """Replaces run.json; adds the vocabulary if it is missing."""
+        if jax.process_index() == 0:
+            folder = self._setup.folder
+            if not (folder.path / vocab_file(self._setup.config)).exists():
+                self._setup.corpus.save_vocab(folder.path)
+            folder.write_run(self._values | {"status": status, **more})
+
+
+def outcome_of(setup: Setup) -> str:
+    """The outcome of a run that has ended without error, by the rules of mhsh/outcome.py."""
+    metrics = setup.folder.read_metrics()
+    _, losses = metrics.series("train", "step", "loss")
+    _, validation = metrics.series("validation", "step", "loss")
+    return plateau_outcome(smoothed_final(losses), validation[-1] if validation else None, setup.corpus.unigram_entropy)
+
+
+def _initial_omega(setup: Setup, state: TrainState) -> dict[str, list[float]] | None:
+    """Admin's omega at the start of the run, by stack; None for other residual schemes."""
+    if setup.config.model.residual != "admin":
+        return None
+    if setup.folder.has_run_record():
+        return setup.folder.read_run()["omega"]
+    # All elements of a fresh omega vector are equal.
+    fresh = jax.jit(lambda params: {stack: each[..., 0] for stack, each in read_omega(params).items()})(state.params)
+    return {stack: np.asarray(each).reshape(-1).tolist() for stack, each in in_stack_order(jax.device_get(fresh)).items()}

@@ -1,0 +1,162 @@
+"""Everything that a run consists of before its first step: mesh, data, model, optimizer, the
+compiled steps; checked on all processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import grain
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from mhsh.config.schema import Config, DataConfig, TranslationDataConfig, to_dict
+from mhsh.data.batches import BATCH_ORDER_VERSION, ProcessRows, prefetched
+from mhsh.data.corpus import Corpus
+from mhsh.data.load import load_corpus
+from mhsh.errors import UserError
+from mhsh.models import fusion
+from mhsh.models.build import Model, build_model
+from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.cluster import preflight, wait_for_all
+from mhsh.training.compile_cache import keep_compiled
+from mhsh.training.environment import environment
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.remat import resolve_remat
+from mhsh.training.sharding import make_mesh, process_rows, put_batch
+from mhsh.training.state import TrainState, abstract_state
+from mhsh.training.step import CompiledByLength, compile_train_step
+from mhsh.training.validation import Decoding, Validator
+from mhsh.training.watchdog import Watchdog
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The parts of a run. The steps are compiled when they are first needed."""
+
+    config: Config
+    folder: RunFolder
+    checkpoints: Checkpoints
+    mesh: Mesh
+    corpus: Corpus
+    rows: ProcessRows  # global batch size -> the rows of it that this process makes
+    model: Model
+    optimizer: optax.GradientTransformationExtraArgs
+    abstract: TrainState  # shapes, dtypes and shardings of the state
+    choices: tuple[str, ...]  # what was chosen for these devices, as text
+    watchdog: Watchdog
+    train_step: CompiledByLength
+    validator: Validator
+
+    def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
+        """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""
+        return prefetched(self.corpus.train_steps(self.config.train.batch_size, self.rows), start, end)
+
+    def batch_after(self, step: int) -> dict[str, np.ndarray]:
+        """This process's rows of the batch of step `step` + 1."""
+        with contextlib.closing(self.batches(step, step + 1)) as batches:
+            return next(batches)
+
+    def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """This process's rows as its part of the global batch."""
+        return put_batch(batch, self.mesh)
+
+
+def prepare(config: Config, folder: RunFolder) -> Setup:
+    """The parts of a run of `config` in `folder`.
+
+    Raises:
+      UserError: the data, the mesh or the folder does not fit the config, or the processes differ.
+    """
+    mesh = make_mesh(config)
+    if isinstance(config.data, TranslationDataConfig) and config.data.validation_sentences and jax.process_count() > 1:
+        raise UserError(
+            f"data.validation_sentences = {config.data.validation_sentences} is for a run of one process, this one has "
+            f"{jax.process_count()}; set it to 0, and use mhsh eval afterwards"
+        )
+    corpus = load_corpus(config, folder.path if (folder.path / vocab_file(config)).exists() else None)
+    corpus.check_batch(config.train.batch_size)
+    _check_same_batches(config, folder, corpus)
+    preflight(_facts(config, corpus))
+    keep_compiled(folder)
+    checkpoints = Checkpoints.of_run(folder, config.train)
+    config, remat = resolve_remat(config, mesh)
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    abstract = abstract_state(config, model, optimizer, mesh)
+    rows = functools.partial(process_rows, mesh)
+    choices = tuple(text for text in (str(remat) if remat else "", _kernels(config, mesh)) if text)
+    watchdog = Watchdog(config.train.hang_seconds)
+    compiling = _all_compile(watchdog)
+    train_step = CompiledByLength(lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling)
+    sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
+    decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
+    validator = Validator(config, model, mesh, corpus, rows, abstract.params, decoding, compiling)
+    return Setup(
+        config, folder, checkpoints, mesh, corpus, rows, model, optimizer, abstract, choices, watchdog, train_step, validator
+    )
+
+
+def _check_same_batches(config: Config, folder: RunFolder, corpus: Corpus) -> None:
+    """Raises UserError if a run to be resumed would not see the batches that it began with."""
+    if not folder.has_run_record():
+        return
+    record = folder.read_run()
+    # Version 1 was not recorded. The batches of pre-training are the same under both.
+    order = record.get("batch_order", 1)
+    if order != BATCH_ORDER_VERSION and not isinstance(config.data, DataConfig):
+        raise UserError(
+            f"{folder.path} cannot be resumed: the order of the batches has changed since it began (version {order} there, "
+            f"{BATCH_ORDER_VERSION} here); train it again in another --workdir"
+        )
+    recorded = record.get("data", {}).get("fingerprint")
+    if recorded != corpus.fingerprint:
+        raise UserError(
+            f"{folder.path} was trained on other data (fingerprint {str(recorded)[:12]}, here {corpus.fingerprint[:12]}); "
+            "restore the text files (or, for the source stdlib, the same Python), or start again in another --workdir"
+        )
+
+
+def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
+    """What must be the same on all processes."""
+    code = environment()
+    return {
+        "config": hashlib.sha256(json.dumps(to_dict(config)).encode()).hexdigest()[:12],
+        "code": f"{code['versions']['mhsh']} at {code['git_revision']}",
+        "versions": ", ".join(f"{name} {version}" for name, version in code["versions"].items()),
+        "data": corpus.fingerprint[:12],
+        "local devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
+    }
+
+
+def _kernels(config: Config, mesh: Mesh) -> str:
+    """Which sublayers are fused kernels and why the others are not; empty if none was asked for."""
+    if config.model.kernels == "plain":
+        return ""
+    with jax.set_mesh(mesh):
+        rows = config.train.batch_size // config.train.accumulation_steps
+        return fusion.in_words(fusion.why_plain(config.model, rows, config.data.sequence_length))
+
+
+def _all_compile(watchdog: Watchdog) -> Callable[[], AbstractContextManager[None]]:
+    """A context to compile in. It ends when every process has compiled; the watchdog does not count
+    that time.
+    """
+    points = itertools.count()
+
+    @contextlib.contextmanager
+    def compiling() -> Iterator[None]:
+        with watchdog.paused():
+            yield
+            wait_for_all(f"compiled/{next(points)}")
+
+    return compiling
