@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 
 from tests.conftest import ROOT
-from tests.test_runs import command
+from tests.runs import command
 
 
 def free_port() -> int:

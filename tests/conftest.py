@@ -69,11 +69,26 @@ def make_config() -> MakeConfig:
     return make
 
 
-@pytest.fixture
-def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run in this process see one of the eight devices: that compiles faster."""
-    devices = jax.devices
-    monkeypatch.setattr(jax, "devices", lambda *backend: devices(*backend)[:1])
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The flag that names a small text as data.source."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(900)]
+    path.write_text("\n\n".join("\n".join(sentences[start : start + 9]) for start in range(0, 900, 9)) + "\n", encoding="utf-8")
+    return f"--config.data.source=text:{path}"
+
+
+@pytest.fixture(scope="session")
+def unbroken(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny run that was never interrupted. Many tests read it; none may change
+    it.
+    """
+    from tests.runs import CONFIG, mhsh
+
+    workdir = tmp_path_factory.mktemp("runs") / "unbroken"
+    done = mhsh("train", *CONFIG, corpus, f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    return workdir
 
 
 @pytest.fixture(scope="session")

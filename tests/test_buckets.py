@@ -16,9 +16,7 @@ import pytest
 
 from tests.clusters import free_port
 from tests.conftest import ROOT
-from tests.test_runs import CONFIG, command, corpus, rows_without_timings, unbroken
-
-__all__ = ["corpus", "unbroken"]  # fixtures
+from tests.runs import CONFIG, command, mhsh_here, rows_without_timings
 
 BUCKET = "runs"
 
@@ -84,8 +82,6 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken
 
 
 def test_another_kind_of_bucket_is_refused(corpus):
-    done = subprocess.run(
-        command("train", *CONFIG, corpus, "--workdir=s3://bucket/run"), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = mhsh_here("train", *CONFIG, corpus, "--workdir=s3://bucket/run")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "gs:// buckets" in done.stderr

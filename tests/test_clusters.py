@@ -12,9 +12,7 @@ import pytest
 
 from mhsh.run_folder import RunFolder
 from tests.clusters import finish, start
-from tests.test_runs import CONFIG, corpus, final_state, mhsh, rows_without_timings, unbroken, wait_for_step
-
-__all__ = ["corpus", "unbroken"]  # fixtures
+from tests.runs import CONFIG, final_state, mhsh, rows_without_timings, wait_for_step
 
 TOLERANCE = 1e-5
 
@@ -67,12 +65,12 @@ def test_a_process_that_differs_is_named_by_all(corpus, tmp_path):
 
 
 def test_when_one_freezes_the_other_ends_with_its_stacks(corpus, tmp_path):
-    processes = start(2, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}", "--config.train.hang_seconds=15"])
+    processes = start(2, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}", "--config.train.hang_seconds=8"])
     wait_for_step(tmp_path / "run", 2, processes[0])
     processes[1].send_signal(signal.SIGSTOP)
     out, err = processes[0].communicate(timeout=120)
     processes[1].kill()
     processes[1].communicate()
     assert processes[0].returncode == 1, out
-    assert "Timeout (0:00:15)!" in err and "loop.py" in err
+    assert "Timeout (0:00:08)!" in err and "loop.py" in err
     assert RunFolder(tmp_path / "run").read_metrics().rows

@@ -20,7 +20,7 @@ from mhsh.training.sharding import MESH_AXES
 from mhsh.training.state import abstract_state, example_batch
 from mhsh.training.step import train_step
 from tests.conftest import ROOT
-from tests.test_runs import command, rows_without_timings
+from tests.runs import command, rows_without_timings
 
 
 @pytest.mark.slow

@@ -17,10 +17,7 @@ from etils import epath
 
 from mhsh.run_folder import RunFolder
 from mhsh.training.manifest import find_damage, write_file_manifest
-from tests.conftest import ROOT
-from tests.test_runs import CONFIG, command, corpus, final_state, mhsh, rows_without_timings, unbroken
-
-__all__ = ["corpus", "unbroken"]  # fixtures
+from tests.runs import CONFIG, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start
 
 
 def test_a_run_that_diverges_says_so(corpus, tmp_path):
@@ -29,7 +26,7 @@ def test_a_run_that_diverges_says_so(corpus, tmp_path):
     """
     workdir = tmp_path / "diverging"
     overrides = ["--config.optimizer.learning_rate=1e38", "--config.model.residual=pre_ln", "--config.optimizer.warmup_steps=0"]
-    done = mhsh("train", *CONFIG, corpus, *overrides, "--config.train.max_skipped_steps=5", f"--workdir={workdir}")
+    done = mhsh_here("train", *CONFIG, corpus, *overrides, "--config.train.max_skipped_steps=5", f"--workdir={workdir}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "diverged: 5 updates in a row were not finite" in done.stderr
     record = RunFolder(workdir).read_run()
@@ -42,15 +39,6 @@ def test_a_run_that_diverges_says_so(corpus, tmp_path):
 
 def test_plateau_and_success_are_told_apart(unbroken):
     assert RunFolder(unbroken).read_run()["outcome"] in ("left the unigram plateau", "on the unigram plateau")
-
-
-def copied(run: Path, to: Path) -> Path:
-    """A copy of a finished run without its last checkpoint, as if it had been killed after step 60
-    was saved.
-    """
-    subprocess.run(["cp", "-r", str(run), str(to)], check=True)
-    subprocess.run(["rm", "-r", str(to / "checkpoints" / "90")], check=True)
-    return to
 
 
 def largest_file(folder: Path) -> Path:
@@ -83,11 +71,10 @@ IN_EVERY_RUN = ("a byte flipped", "a file deleted")
 
 
 @pytest.mark.parametrize("damage", [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow) for name in DAMAGES])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(unbroken, corpus, tmp_path, damage):
-    workdir = copied(unbroken, tmp_path / "run")
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(unbroken, tmp_path, damage):
+    workdir = cut_back(unbroken, tmp_path / "run")
     DAMAGES[damage](workdir / "checkpoints" / "60")
-    source = RunFolder(unbroken).read_config().data.source
-    done = mhsh("train", *CONFIG, f"--config.data.source={source}", f"--workdir={workdir}")
+    done = mhsh("train", f"--workdir={workdir}")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert f"{workdir}/checkpoints/60" in done.stdout and "set aside" in done.stdout
     assert "going on from the checkpoint of step 30" in done.stdout
@@ -134,9 +121,7 @@ def killed_once(workdir: Path, arguments: list[str], after: float) -> int:
     saved = RunFolder(workdir).newest_checkpoint() or 0
     metrics = workdir / "metrics.jsonl"
     old = metrics.stat().st_mtime_ns if metrics.exists() else 0
-    process = subprocess.Popen(
-        command(*arguments, f"--workdir={workdir}"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = start(*arguments, f"--workdir={workdir}")
     while not metrics.exists() or metrics.stat().st_mtime_ns == old or last_step(workdir) <= saved:
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
@@ -173,14 +158,13 @@ def test_a_lost_omega_is_an_error(unbroken, tmp_path):
     """A whole checkpoint without omega is one of another model, not a damaged one: nothing is
     filled in.
     """
-    workdir = copied(unbroken, tmp_path / "run")
+    workdir = cut_back(unbroken, tmp_path / "run")
     path = workdir / "checkpoints" / "60" / "manifest" / "metadata"
     manifest = json.loads(path.read_text())
     del manifest["params"]["encoder.layers.attention_residual.omega"]
     path.write_text(json.dumps(manifest))
     write_file_manifest(epath.Path(workdir / "checkpoints" / "60"))
-    source = RunFolder(unbroken).read_config().data.source
-    done = mhsh("train", *CONFIG, f"--config.data.source={source}", f"--workdir={workdir}")
+    done = mhsh_here("train", f"--workdir={workdir}")
     assert done.returncode == 2
     assert "encoder.layers.attention_residual.omega is absent there" in done.stderr
     assert (workdir / "checkpoints" / "60").is_dir()

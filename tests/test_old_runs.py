@@ -11,22 +11,12 @@ from typing import Any
 
 import pytest
 
-from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
 from tests.conftest import ROOT
+from tests.runs import TIMINGS, mhsh_here
 
 FIXTURES = ROOT / "tests" / "fixtures" / "runs_of_38414e5"
 RELATIVE_TOLERANCE = 1e-5  # another jax, or another processor, may round differently
-TIMINGS = {"seconds", "tokens_per_second", "flops_per_second"}
-
-
-pytestmark = pytest.mark.usefixtures("one_device")
-
-
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The configs name their text relative to the checkout."""
-    monkeypatch.chdir(ROOT)
 
 
 def copied(name: str, tmp_path: Path) -> Path:
@@ -40,20 +30,21 @@ def figures(row: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ["pretraining", "translation"])
-def test_eval_prints_the_same_figures(name, tmp_path, capsys):
-    assert main(["eval", str(copied(name, tmp_path))]) == 0
+def test_eval_prints_the_same_figures(name, tmp_path):
+    done = mhsh_here("eval", str(copied(name, tmp_path)))
+    assert done.returncode == 0, done.stderr
     expected = json.loads((FIXTURES / f"{name}_eval.json").read_text())
-    assert json.loads(capsys.readouterr().out) == pytest.approx(expected, rel=RELATIVE_TOLERANCE)
+    assert json.loads(done.stdout) == pytest.approx(expected, rel=RELATIVE_TOLERANCE)
 
 
 def test_compare_reads_both(tmp_path):
     page = tmp_path / "report.html"
-    assert main(["compare", str(FIXTURES / "pretraining"), str(FIXTURES / "translation"), f"--out={page}"]) == 0
+    assert mhsh_here("compare", str(FIXTURES / "pretraining"), str(FIXTURES / "translation"), f"--out={page}").returncode == 0
     assert "pretraining" in page.read_text() and "translation" in page.read_text()
 
 
 def test_export_writes_a_bert(tmp_path):
-    assert main(["export", str(copied("pretraining", tmp_path)), f"--out={tmp_path / 'bert'}"]) == 0
+    assert mhsh_here("export", str(copied("pretraining", tmp_path)), f"--out={tmp_path / 'bert'}").returncode == 0
     exported = json.loads((tmp_path / "bert" / "config.json").read_text())
     assert (exported["num_hidden_layers"], exported["hidden_size"]) == (2, 16)
 
@@ -61,7 +52,7 @@ def test_export_writes_a_bert(tmp_path):
 def test_pretraining_is_resumed_as_the_old_code_resumes_it(tmp_path):
     workdir = copied("pretraining", tmp_path)
     begun = (workdir / "metrics.jsonl").read_text()
-    assert main(["train", f"--workdir={workdir}"]) == 0
+    assert mhsh_here("train", f"--workdir={workdir}").returncode == 0
     assert (workdir / "metrics.jsonl").read_text().startswith(begun)
     rows = RunFolder(workdir).read_metrics().rows[begun.count("\n") :]
     expected = [json.loads(line) for line in (FIXTURES / "pretraining_continued.jsonl").read_text().splitlines()]
@@ -72,10 +63,10 @@ def test_pretraining_is_resumed_as_the_old_code_resumes_it(tmp_path):
     assert RunFolder(workdir).read_run()["omega"] == RunFolder(FIXTURES / "pretraining").read_run()["omega"]
 
 
-def test_translation_is_refused_as_its_batches_come_in_another_order_now(tmp_path, capsys):
+def test_translation_is_refused_as_its_batches_come_in_another_order_now(tmp_path):
     workdir = copied("translation", tmp_path)
     begun = (workdir / "metrics.jsonl").read_bytes()
-    assert main(["train", f"--workdir={workdir}"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "order of the batches has changed" in error
+    done = mhsh_here("train", f"--workdir={workdir}")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "order of the batches has changed" in done.stderr
     assert (workdir / "metrics.jsonl").read_bytes() == begun

@@ -1,4 +1,4 @@
-"""Whole runs in real processes: trained, interrupted, gone on with, scored, compared."""
+"""Whole runs: trained, interrupted, resumed, evaluated, compared."""
 
 from __future__ import annotations
 
@@ -7,76 +7,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.optimizer import build_optimizer
-from mhsh.training.state import abstract_state
 from tests.conftest import ROOT
-from tests.training.test_step import mesh_of
-
-TIMINGS = {"seconds", "tokens_per_second", "flops_per_second"}
-CONFIG = [
-    "--config=configs/bert.py:2l8h",
-    "--config.data.validation_fraction=0.2",
-    "--config.model.vocab_size=512",
-    "--config.train.num_steps=90",  # long enough to be stopped in the middle on a busy machine
-    "--config.train.checkpoint_interval=30",
-    "--config.train.eval_batches=0",
-]
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "mhsh.cli.main", *arguments]
-
-
-def mhsh(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(900)]
-    path.write_text("\n\n".join("\n".join(sentences[start : start + 9]) for start in range(0, 900, 9)) + "\n", encoding="utf-8")
-    return f"--config.data.source=text:{path}"
-
-
-@pytest.fixture(scope="module")
-def unbroken(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workdir = tmp_path_factory.mktemp("runs") / "unbroken"
-    done = mhsh("train", *CONFIG, corpus, f"--workdir={workdir}")
-    assert done.returncode == 0, done.stderr
-    return workdir
-
-
-def rows_without_timings(folder: Path) -> list[dict[str, Any]]:
-    metrics = RunFolder(folder).read_metrics()
-    assert metrics.problem is None
-    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in metrics.rows]
-
-
-def final_state(folder: Path) -> list[np.ndarray]:
-    config = RunFolder(folder).read_config()
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    checkpoints = Checkpoints(RunFolder(folder).checkpoints_path, keep=9, keep_every=0)
-    state = checkpoints.restore(config.train.num_steps, abstract_state(config, model, optimizer, mesh_of(1, 1, 1)))
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-
-
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
-    while not any(row["step"] >= step for row in RunFolder(folder).read_metrics().rows):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+from tests.runs import CONFIG, command, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start, wait_for_step
 
 
 def test_what_a_run_leaves_behind(unbroken):
@@ -102,7 +41,7 @@ def test_what_a_run_leaves_behind(unbroken):
 def test_a_stopped_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path, number):
     workdir = tmp_path / "stopped"
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
-    process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start(*arguments)
     wait_for_step(workdir, 3, process)
     process.send_signal(number)
     out, err = process.communicate()
@@ -121,7 +60,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path, number):
 def test_a_killed_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path):
     workdir = tmp_path / "killed"
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
-    process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start(*arguments)
     wait_for_step(workdir, 34, process)
     process.kill()
     process.communicate()
@@ -136,12 +75,12 @@ def test_a_killed_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path):
 
 def test_a_finished_run_is_left_alone(unbroken, corpus):
     before = (unbroken / "metrics.jsonl").read_bytes()
-    assert mhsh("train", *CONFIG, corpus, f"--workdir={unbroken}").returncode == 0
+    assert mhsh_here("train", *CONFIG, corpus, f"--workdir={unbroken}").returncode == 0
     assert (unbroken / "metrics.jsonl").read_bytes() == before
 
 
 def test_eval_gives_what_training_logged(unbroken):
-    done = mhsh("eval", str(unbroken))
+    done = mhsh_here("eval", str(unbroken))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     config = RunFolder(unbroken).read_config()
@@ -152,35 +91,25 @@ def test_eval_gives_what_training_logged(unbroken):
 
 
 def test_other_text_under_the_same_name_is_refused(unbroken, tmp_path):
-    workdir = tmp_path / "moved"
-    source = RunFolder(unbroken).read_config().data.source.removeprefix("text:")
-    text = Path(source).read_text(encoding="utf-8")
-    other = tmp_path / "corpus.txt"
-    other.write_text(text, encoding="utf-8")
-    arguments = ["train", *CONFIG, f"--config.data.source=text:{other}", f"--workdir={workdir}", "--config.train.num_steps=120"]
-    process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for_step(workdir, 2, process)
-    process.terminate()
-    process.communicate()
+    workdir, other = cut_back(unbroken, tmp_path / "moved"), tmp_path / "corpus.txt"
+    fields = json.loads((workdir / "config.json").read_text())
+    text = Path(fields["data"]["source"].removeprefix("text:")).read_text(encoding="utf-8")
     other.write_text(text.replace("number", "figure"), encoding="utf-8")
+    fields["data"]["source"] = f"text:{other}"
+    (workdir / "config.json").write_text(json.dumps(fields))
     metrics = (workdir / "metrics.jsonl").read_bytes()
-    done = mhsh(*arguments)
+    done = mhsh_here("train", f"--workdir={workdir}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "was trained on other data" in done.stderr
     assert (workdir / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_damaged_metrics_before_the_checkpoint_stop_a_resume(unbroken, corpus, tmp_path):
-    workdir = tmp_path / "damaged"
-    arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
-    process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for_step(workdir, 12, process)
-    process.terminate()
-    process.communicate()
+def test_damaged_metrics_before_the_checkpoint_stop_a_resume(unbroken, tmp_path):
+    workdir = cut_back(unbroken, tmp_path / "damaged")
     whole = (workdir / "metrics.jsonl").read_bytes()
     truncated = b"\n".join(whole.split(b"\n")[:5])[:-9]
     (workdir / "metrics.jsonl").write_bytes(truncated)
-    done = mhsh(*arguments)
+    done = mhsh_here("train", f"--workdir={workdir}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "metrics.jsonl is cut short in line 5" in done.stderr
     assert (workdir / "metrics.jsonl").read_bytes() == truncated
@@ -191,11 +120,11 @@ def test_runs_side_by_side(unbroken, tmp_path):
     broken.mkdir()
     (broken / "config.json").write_bytes((unbroken / "config.json").read_bytes())
     out = tmp_path / "report.html"
-    done = mhsh("compare", str(unbroken), str(broken), f"--out={out}")
+    done = mhsh_here("compare", str(unbroken), str(broken), f"--out={out}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and str(broken) in done.stderr
     assert "unbroken" in out.read_text(encoding="utf-8") and (tmp_path / "curves.png").exists()
-    assert mhsh("compare", str(unbroken), f"--out={out}").returncode == 0
+    assert mhsh_here("compare", str(unbroken), f"--out={out}").returncode == 0
 
 
 def test_a_closed_pipe_is_no_traceback():

@@ -1,25 +1,24 @@
-"""Whole translation runs in real processes: trained from memory and from prepared rows, gone on
-with, scored, used to translate.
+"""Whole translation runs: trained from memory and from prepared rows, resumed, evaluated, used to
+translate.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from mhsh.run_folder import RunFolder
-from tests.conftest import ROOT
-from tests.test_runs import command, mhsh, rows_without_timings, wait_for_step
+from tests.runs import mhsh, mhsh_here, rows_without_timings, start, wait_for_step
 
 CONFIG = [
     "--config=configs/translation.py:tiny",
     "--config.data.source=numbers:1500",
     "--config.data.validation_sentences=20",
     "--config.data.sequence_length=32",
+    "--config.model.remat_policy=none",
     "--config.train.batch_size=8",
     "--config.train.num_steps=24",
     "--config.train.log_interval=1",
@@ -39,7 +38,7 @@ def arguments(layout: str) -> list[str]:
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The layout, and the folder of an unbroken run."""
     workdir = tmp_path_factory.mktemp("runs") / request.param
-    done = mhsh(*arguments(request.param), f"--workdir={workdir}")
+    done = mhsh_here(*arguments(request.param), f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr
     return request.param, workdir
 
@@ -63,9 +62,7 @@ def test_what_a_run_leaves_behind(run):
 def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     layout, unbroken = run
     workdir = tmp_path / "stopped"
-    process = subprocess.Popen(
-        command(*arguments(layout), f"--workdir={workdir}"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = start(*arguments(layout), f"--workdir={workdir}")
     wait_for_step(workdir, 7, process)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate()
@@ -76,7 +73,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
 
 def test_eval_gives_the_loss_that_training_logged(run):
     _, workdir = run
-    done = mhsh("eval", str(workdir))
+    done = mhsh_here("eval", str(workdir))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["step"] == 24
@@ -87,11 +84,11 @@ def test_translate_gives_a_line_for_a_line(run, tmp_path):
     _, workdir = run
     source = tmp_path / "source.en"
     source.write_text("seven\n\nnine hundred and twelve\nthe third of March nineteen eighty-seven\n", encoding="utf-8")
-    done = mhsh("translate", str(workdir), f"--input={source}", f"--output={tmp_path / 'out.de'}", "--average=3", "--beam=2")
+    done = mhsh_here("translate", str(workdir), f"--input={source}", f"--output={tmp_path / 'out.de'}", "--average=3", "--beam=2")
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "out.de").read_text(encoding="utf-8").split("\n")
     assert len(lines) == 5 and lines[1] == "" and lines[4] == ""
-    scored = mhsh("score", "translation", f"--hypotheses={tmp_path / 'out.de'}", f"--references={source}", "--json")
+    scored = mhsh_here("score", "translation", f"--hypotheses={tmp_path / 'out.de'}", f"--references={source}", "--json")
     assert scored.returncode == 0, scored.stderr
     assert json.loads(scored.stdout)["num_lines"] == 4
 
@@ -119,6 +116,6 @@ def test_another_vocabulary_than_the_checkpoints_is_refused(run, tmp_path):
     vocabulary = json.loads((other / "tokenizer.json").read_text())
     vocabulary["model"]["merges"] = vocabulary["model"]["merges"][:-1]
     (other / "tokenizer.json").write_text(json.dumps(vocabulary))
-    done = mhsh("translate", str(other), f"--input={source}")
+    done = mhsh_here("translate", str(other), f"--input={source}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "tokenizer.json" in done.stderr

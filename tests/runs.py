@@ -1,0 +1,99 @@
+"""Running commands, in a process of their own where that is tested and in this one where it is not;
+and reading what a run leaves behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+
+from mhsh.cli.main import main
+from mhsh.models.build import build_model
+from mhsh.run_folder import RunFolder
+from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import MESH_AXES
+from mhsh.training.state import abstract_state
+from tests.conftest import ROOT
+
+TIMINGS = {"seconds", "tokens_per_second", "flops_per_second"}
+
+# A tiny run. A remat policy saves the tracing that `auto` takes.
+CONFIG = [
+    "--config=configs/bert.py:2l8h",
+    "--config.data.validation_fraction=0.2",
+    "--config.model.vocab_size=512",
+    "--config.model.remat_policy=none",
+    "--config.train.num_steps=90",  # long enough to be stopped in the middle on a busy machine
+    "--config.train.checkpoint_interval=30",
+    "--config.train.eval_batches=0",
+]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mhsh.cli.main", *arguments]
+
+
+def mhsh(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a process of its own."""
+    return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def mhsh_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in this process, on one of its eight devices: nothing is imported again, and
+    one device compiles faster.
+    """
+    out, err, devices = io.StringIO(), io.StringIO(), jax.devices
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        contextlib.chdir(ROOT),
+        mock.patch.object(jax, "devices", lambda *backend: devices(*backend)[:1]),
+    ):
+        status = main(arguments)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Starts a command in a process of its own."""
+    return subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+    while not any(row["step"] >= step for row in RunFolder(folder).read_metrics().rows):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def rows_without_timings(folder: Path) -> list[dict[str, Any]]:
+    metrics = RunFolder(folder).read_metrics()
+    assert metrics.problem is None
+    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in metrics.rows]
+
+
+def final_state(folder: Path) -> list[np.ndarray]:
+    config = RunFolder(folder).read_config()
+    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    checkpoints = Checkpoints(RunFolder(folder).checkpoints_path, keep=9, keep_every=0)
+    mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:1])
+    state = checkpoints.restore(config.train.num_steps, abstract_state(config, model, optimizer, mesh))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+
+
+def cut_back(run: Path, to: Path, step: int = 60) -> Path:
+    """A copy of a finished run as if it had been killed after `step` was saved."""
+    subprocess.run(["cp", "-r", str(run), str(to)], check=True)
+    for path in (to / "checkpoints").iterdir():
+        if int(path.name) > step:
+            subprocess.run(["rm", "-r", str(path)], check=True)
+    return to
