@@ -1,1 +1,1 @@
-"""What a model's layers do."""
+"""Probes: what the layers of a model do."""

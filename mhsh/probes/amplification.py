@@ -1,6 +1,4 @@
-"""Amplification: how much a stack's output changes when its parameters change a little, against its
-depth.
-"""
+"""Amplification: how much a stack's output changes when its parameters change a little."""
 
 from __future__ import annotations
 
@@ -22,15 +20,15 @@ from mhsh.models.build import build_model
 from mhsh.models.stack import SUBLAYERS
 from mhsh.models.transformer import Encoder, EncoderLayer
 from mhsh.models.types import Batch
-from mhsh.probes.interceptors import PROBE, num_non_padding, over_rows, run_watched, watch, watchable
+from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
 
-# Of each parameter of a sublayer of the encoder, by sublayer and name.
+# {sublayer of the encoder: {parameter: scale}}
 Scales = dict[str, dict[str, float]]
 
 
 class Scheme(NamedTuple):
-    """A residual scheme as it starts, and how E|f(w) - f(w + delta)|^2 of n sublayers should
-    grow.
+    """A residual scheme with its initial omega, and how E|f(w) - f(w + delta)|^2 should grow with
+    the number n of sublayers.
     """
 
     residual: str
@@ -39,9 +37,9 @@ class Scheme(NamedTuple):
     source: str
 
 
-# Where a change of every f_i by itself changes the sum by C, and beta_i^2 is the share of the
-# stream that f_i has when it joins it, the output changes by about sum_i beta_i^2 C (Liu et al.
-# 2020, arXiv 2004.08249, theorem 2).
+# The output changes by about sum_i beta_i^2 C (Liu et al. 2020, arXiv 2004.08249, theorem 2): C is
+# the change of one sublayer's output f_i alone, and beta_i^2 the share of f_i in the stream where
+# it is added.
 SCHEMES = {
     "post_ln": Scheme("post_ln", "profiled", "O(n)", "arXiv 2004.08249, section 4.1"),
     "pre_ln": Scheme("pre_ln", "profiled", "O(log n)", "arXiv 2004.08249, section 4.1"),
@@ -57,62 +55,52 @@ def fresh_amplification(
     config: ModelConfig, batch: Batch, scales: Scales, *, num_draws: int, noise: float, seed: int
 ) -> Float[np.ndarray, " K"]:
     """|f(w) - f(w + delta)|^2 of a fresh encoder of `config`, averaged over all elements of the
-    real tokens, for K = `num_draws` pairs of an initialisation w and a change delta. f is the
-    stack's output with LayerNorm's normalisation (no gains) on top, so that 2 is what two outputs
-    without any likeness have.
+    tokens, for K = `num_draws` pairs of an initialisation w and a change delta. f is the stack's
+    normalised output, without gains. Two independent outputs give 2.
 
-    delta is normal noise on the weights of all sublayers, of the deviation `noise` times `scales`
-    (`plain_deviations`): the same delta for every scheme and depth, as an optimiser's step does not
-    know them. Biases, which start at 0, LayerNorms, omega, alpha and embeddings stay as they are.
-    Of `config` the residual scheme and, for Admin, the start of omega count: `profiled` is profiled
-    on `batch`.
+    delta is normal noise on the weights of all sublayers, with the standard deviation `noise` times
+    `scales` (`plain_deviations`). It is the same for every scheme and depth, because a step of the
+    optimiser does not depend on them either. Biases (0 at the start), LayerNorms, omega, alpha and
+    embeddings do not change. A profiled omega is profiled on `batch`.
     """
-    model, arrays = watchable(config), dict(batch)
+    arrays = dict(batch)
+    fresh, profile, output = _programs(config)
     profiled = config.residual == "admin" and config.admin_omega == "profiled"
-
-    def start(key: Key[Array, ""], batch: Batch) -> Any:
-        return nn.unbox(build_model(config).init(key, batch, None))["params"]
-
-    def profile(params: Any, batch: Batch) -> Any:
-        return set_omega(params, profile_omega(config, params, batch))
-
-    fresh, profile, output = jax.jit(start), jax.jit(profile), jax.jit(functools.partial(_encoder_output, model))
     changes = []
     for draw in range(num_draws):
-        # Its bits are of the device's own making, which compiles in half the time.
+        # The device's own random bits compile in half the time.
         params = fresh(jax.random.key(seed + draw, impl="rbg"), arrays)
         params = profile(params, arrays) if profiled else params
         changed = disturbed(params, scales, noise, np.random.default_rng((seed, draw)))
         outputs = output(params, arrays), output(changed, arrays)
-        changes.append(mean_square(*outputs, num_non_padding(batch, "encoder")))
+        changes.append(mean_square(*outputs, non_padding(batch, "encoder")))
     return np.array(jax.device_get(changes), np.float64)
 
 
 def layer_amplification(
     config: ModelConfig, params: Any, batch: Batch, scales: Scales, *, num_draws: int, noise: float, seed: int
 ) -> Float[np.ndarray, "K L"]:
-    """The same for given parameters: the change of the normalised residual stream after each
-    encoder layer, where those up to it were changed; K changes, each as large as of a fresh model.
-    Rows are looked at one at a time.
+    """The same for given parameters and each encoder layer: the change of the normalised residual
+    stream after it, for K changes of all sublayers. The changes are as large as for a fresh model.
     """
-    model = watchable(config)
+    model = plain_model(config)
 
-    def watcher(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         result = call(*args)
         if type(module) is EncoderLayer and method == "__call__":
             module.sow(PROBE, "stream", result[0].x)
         return result
 
-    def streams(params: Any, row: Batch) -> Float[Array, "L 1 T D"]:
-        return watch(model, params, row, watcher)["encoder"]["layers"]["stream"][0]
+    def streams(params: Any, example: Batch) -> Float[Array, "L 1 T D"]:
+        return run_and_collect(model, params, example, interceptor)["encoder"]["layers"]["stream"][0]
 
     def change(params: Any, changed: Any, batch: Batch) -> Float[Array, " L"]:
-        def of_row(row: Batch) -> tuple[Float[Array, " L"], Int[Array, ""]]:
-            real = num_non_padding(row, "encoder")
-            squares = jax.vmap(lambda a, b: mean_square(a, b, real))(streams(params, row), streams(changed, row))
+        def of_example(example: Batch) -> tuple[Float[Array, " L"], Int[Array, ""]]:
+            real = non_padding(example, "encoder")
+            squares = jax.vmap(lambda a, b: mean_square(a, b, real))(streams(params, example), streams(changed, example))
             return squares, real.sum()
 
-        squares, counts = over_rows(of_row, batch)
+        squares, counts = map_examples(of_example, batch)
         return counts @ squares / counts.sum()
 
     compiled = jax.jit(change)
@@ -121,9 +109,7 @@ def layer_amplification(
 
 
 def disturbed(params: Any, scales: Scales, noise: float, rng: np.random.Generator) -> Any:
-    """The parameters with normal noise on the encoder's sublayers, `noise` times `scales` (see
-    `fresh_amplification`).
-    """
+    """The parameters with normal noise on the encoder's sublayers (see `fresh_amplification`)."""
     layers = dict(params["encoder"]["layers"])
     for name, of_sublayer in scales.items():
         delta = {
@@ -136,8 +122,8 @@ def disturbed(params: Any, scales: Scales, noise: float, rng: np.random.Generato
 
 
 def plain_deviations(config: ModelConfig, batch: Batch) -> Scales:
-    """The deviation of every parameter of the encoder's sublayers at a start without gains; 0 of
-    those that start as constants.
+    """The standard deviation of each parameter of the encoder's sublayers at a Post-LN start; 0 for
+    parameters that start constant.
     """
     plain = replace(config, residual="post_ln", num_layers=1)
     init = jax.jit(lambda: nn.unbox(build_model(plain).init(jax.random.key(0), batch, None))["params"]["encoder"]["layers"])
@@ -145,22 +131,35 @@ def plain_deviations(config: ModelConfig, batch: Batch) -> Scales:
     return {name: {kernel: float(jnp.std(leaf)) for kernel, leaf in layers[name].items()} for name in SUBLAYERS["encoder"]}
 
 
+@functools.lru_cache(maxsize=4)
+def _programs(config: ModelConfig) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Compiled: fresh parameters; parameters with omega profiled; the encoder's output."""
+
+    def fresh(key: Key[Array, ""], batch: Batch) -> Any:
+        return nn.unbox(build_model(config).init(key, batch, None))["params"]
+
+    def profile(params: Any, batch: Batch) -> Any:
+        return set_omega(params, profile_omega(config, params, batch))
+
+    return jax.jit(fresh), jax.jit(profile), jax.jit(functools.partial(_encoder_output, plain_model(config)))
+
+
 def _encoder_output(model: Any, params: Any, batch: Batch) -> Float[Array, "B T D"]:
     found: list[Array] = []
 
-    def watcher(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         result = call(*args)
         if type(module) is Encoder and method == "__call__":
             found.append(result)
         return result
 
-    run_watched(model, params, batch, watcher)
+    run_intercepted(model, params, batch, interceptor)
     return found[0]
 
 
 def mean_square(one: Float[Array, "B T D"], other: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
-    """Over all elements of the real tokens, of the difference of the two as LayerNorm normalises
-    them.
+    """The mean square, over all elements of the tokens, of the difference between the two
+    normalised arrays.
     """
     one, other = (normalised(each.astype(jnp.float32), 0.0)[0] for each in (one, other))
     return jnp.mean((one - other) ** 2, where=jnp.broadcast_to(real[:, :, None], one.shape))

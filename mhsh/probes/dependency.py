@@ -1,4 +1,4 @@
-"""Dependency: which part of the final residual stream each sublayer has put there."""
+"""Dependency: the share of each sublayer in the final residual stream."""
 
 from __future__ import annotations
 
@@ -18,51 +18,48 @@ from mhsh.models.residual import Residual
 from mhsh.models.stack import SUBLAYERS, in_stack_order
 from mhsh.models.transformer import Decoder, Encoder
 from mhsh.models.types import Batch
-from mhsh.probes.interceptors import PROBE, num_non_padding, over_rows, run_watched, watch, watchable
+from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
 
 _STACKS: dict[type, str] = {Encoder: "encoder", Decoder: "decoder"}
 
 
 def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[str, Any]]:
     """By stack, shares of the variance of its output, which sum to 1: a list over the layers for
-    each sublayer, `input` for what entered the stack, and `biases` for those of its LayerNorms.
+    each sublayer, `input` for the stack's input, and `biases` for the biases of its LayerNorms.
 
-    A LayerNorm, its statistics taken as they are, is linear: it divides by sigma, a number a token,
-    what is centred and scaled. So the output y of the stack is a sum of parts, one of each
-    sublayer's branch f_i(.), as it comes out of the sublayer and then goes down the stream through
-    omega (Admin), alpha (DeepNorm, ReZero) and gamma/sigma of every LayerNorm on its way:
+    With its statistics held constant, a LayerNorm is linear. So the output y of a stack is a sum of
+    parts. The part of a sublayer is its output f_i(.), multiplied by omega (Admin), alpha
+    (DeepNorm, ReZero) and gamma/sigma of every LayerNorm after it:
 
         y = c_input + sum_i c_i + c_biases,    share_i = Cov[c_i, y] / Var[y]
 
-    over all elements of the real tokens. Where the parts are independent, as Liu et al. assume,
-    this is their beta_i^2 of the last sublayer (arXiv 2004.08249, section 4.1); where they are not,
-    the shares still sum to 1, and a part that works against the rest has a negative one. For Pre-LN
-    the stream is a plain sum, and its last LayerNorm belongs to the way.
-
-    Rows are looked at one at a time.
+    over all elements of the tokens. If the parts are independent, as Liu et al. assume, share_i is
+    their beta_i^2 of the last sublayer (arXiv 2004.08249, section 4.1). If they are not, the shares
+    still sum to 1, and a part that opposes the rest has a negative share. In Pre-LN the stream is a
+    plain sum, followed by the final LayerNorm.
     """
-    model = watchable(config)
+    model = plain_model(config)
 
     def shares(params: Any, batch: Batch) -> Any:
-        # The deviation of y from its mean, which every part is held against; nothing at padding.
-        outputs = over_rows(lambda row: _outputs(model, params, row, None), batch)
+        # The deviation of y from its mean; 0 at padding.
+        outputs = map_examples(lambda example: _outputs(model, params, example, None), batch)
         deviations = {
-            stack: _deviation(y[:, 0], num_non_padding(batch, stack))[:, None].astype(jnp.float32) for stack, y in outputs.items()
+            stack: _deviation(y[:, 0], non_padding(batch, stack))[:, None].astype(jnp.float32) for stack, y in outputs.items()
         }
-        zeros = jax.eval_shape(lambda: watch(model, params, {key: value[:1] for key, value in batch.items()}, _gated([])))
-        ones = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zeros)
+        zeros = jax.eval_shape(lambda: run_and_collect(model, params, {key: value[:1] for key, value in batch.items()}, _gated([])))
+        gates_at_one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zeros)
 
-        def of_row(row: tuple[Batch, dict[str, Array]]) -> Any:
-            batch, held = row
+        def of_example(pair: tuple[Batch, dict[str, Array]]) -> Any:
+            example, deviation = pair
 
             def product(gates: Any) -> Float[Array, ""]:
-                ys = _outputs(model, params, batch, gates)
-                return sum((jnp.sum(ys[stack].astype(jnp.float32) * held[stack]) for stack in ys), start=jnp.zeros(()))
+                ys = _outputs(model, params, example, gates)
+                return sum((jnp.sum(ys[stack].astype(jnp.float32) * deviation[stack]) for stack in ys), start=jnp.zeros(()))
 
-            return jax.grad(product)(ones)
+            return jax.grad(product)(gates_at_one)
 
-        rows = {key: jnp.asarray(value)[:, None] for key, value in batch.items()}
-        products = jax.tree.map(lambda each: each.sum(axis=0), jax.lax.map(of_row, (rows, deviations)))
+        examples = {key: jnp.asarray(value)[:, None] for key, value in batch.items()}
+        products = jax.tree.map(lambda each: each.sum(axis=0), jax.lax.map(of_example, (examples, deviations)))
         variances = {stack: jnp.sum(deviation**2) for stack, deviation in deviations.items()}
         return {stack: jax.tree.map(lambda each: each / variances[stack], products[stack]) for stack in variances}  # noqa: B023
 
@@ -71,18 +68,18 @@ def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
 
 
 def _outputs(model: Model, params: Any, batch: Batch, gates: Any) -> dict[str, Float[Array, "B T D"]]:
-    """What each stack puts out, a linear function of the gates, which are 1 + `gates`."""
+    """The output of each stack: a linear function of its gates, which are 1 + `gates`."""
     found: list[tuple[str, Array]] = []
-    run_watched(model, params, batch, _gated(found), gates)
+    run_intercepted(model, params, batch, _gated(found), gates)
     return dict(found)
 
 
 def _gated(found: list[tuple[str, Array]]) -> Callable[..., Any]:
-    """A watcher with a gate at everything that is added to a stream, through which alone gradients
-    run, down the stream; it notes the output of each stack in `found`.
+    """An interceptor that puts a gate on everything that is added to a stream. Gradients run only
+    through the gates and down the stream. It appends the output of each stack to `found`.
     """
 
-    def watcher(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if method != "__call__":
             return call(*args)
         if isinstance(module, Residual):
@@ -97,7 +94,7 @@ def _gated(found: list[tuple[str, Array]]) -> Callable[..., Any]:
             return y
         return call(*args)
 
-    return watcher
+    return interceptor
 
 
 def _gate(module: nn.Module, name: str) -> Float[Array, ""]:
@@ -105,7 +102,7 @@ def _gate(module: nn.Module, name: str) -> Float[Array, ""]:
 
 
 def _frozen(norm: LayerNorm, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-    """LayerNorm whose deviations are constants, and with a gate at its bias."""
+    """A LayerNorm with constant deviations and a gate on its bias."""
     x = x.astype(jnp.float32)
     centred = x - x.mean(axis=-1, keepdims=True)
     deviation = jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + norm.config.layer_norm_epsilon)

@@ -1,6 +1,4 @@
-"""Gradient flow: how large the gradient of the loss is in every layer and in every sublayer of
-it.
-"""
+"""Gradient flow: the norm of the loss's gradient in every layer and sublayer."""
 
 from __future__ import annotations
 
@@ -22,12 +20,10 @@ from mhsh.models.types import Batch
 def gradient_flow(config: ModelConfig, params: Any, batch: Batch) -> dict[str, Any]:
     """The loss of a batch without dropout (nats), and by stack the gradient's norm in each layer.
 
-    `layer` is that of all of a layer's parameters; each sublayer's is of its own, and `joins` of
-    what joins them to the stream: LayerNorms, omega, alpha. The squares of the parts add up to that
-    of the layer.
+    `layer` is the norm over all parameters of a layer. There is one for each sublayer, and `joins`
+    for LayerNorms, omega and alpha. The squares of these parts add up to the square of `layer`.
     """
-    # The gradient is the same whatever is saved for it; so its memory grows with the root of the
-    # depth.
+    # This policy makes memory grow with the square root of the depth; the gradient is the same.
     model = build_model(replace(config, remat_policy="groups"))
 
     def loss(params: Any) -> Float[Array, ""]:
@@ -51,7 +47,7 @@ def gradient_flow(config: ModelConfig, params: Any, batch: Batch) -> dict[str, A
 
 
 def norm_by_layer(gradients: Any) -> Float[Array, " L"]:
-    """The norm over all leaves, whose first axis is the layers."""
+    """The norm over all leaves, for each layer (the first axis)."""
     squares = [jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradients)]
     return jnp.sqrt(sum(squares, start=jnp.zeros(())))
 

@@ -1,6 +1,4 @@
-"""How a figure grows with depth: the exponent of a power law, and which of three simple laws fits
-best.
-"""
+"""How a quantity grows with depth: the exponent of a power law, and the best of three laws."""
 
 from __future__ import annotations
 
@@ -13,29 +11,27 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 
-# The laws that theory speaks of, each with one free factor, so that none fits better for having
-# more of them.
+# The laws of the theory. Each has one free factor, so that the fits are comparable.
 LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"O(1)": np.ones_like, "O(log n)": np.log, "O(n)": lambda n: n}
 
 
 class Growth(NamedTuple):
-    """How y grows with n. Deviations are of ln y: 0.1 is about a tenth of y."""
+    """How y grows with n. Deviations are of ln y: 0.1 is about 10 % of y."""
 
     exponent: float  # p of y ~ n^p
-    low: float  # of its interval
+    low: float  # the ends of its interval
     high: float
-    deviations: dict[str, float]  # of y from the best factor times each law, root mean square
-    law: str  # the one with the least
+    deviations: dict[str, float]  # root mean square, of y from each law times its best factor
+    law: str  # the law with the smallest deviation
 
 
 def growth(n: Sequence[int] | np.ndarray, y: Sequence[float] | np.ndarray) -> Growth | None:
-    """The growth of positive figures y with n > 1, every one counted by its ratio to the fit, so
-    that small and large n weigh the same; None where fewer than three of them are positive and
-    finite.
+    """The growth of positive y with n > 1, fitted in logarithms: small and large n weigh the same.
+    None if fewer than three values are positive and finite.
 
-    The exponent is the slope of ln y over ln n by least squares, with its t-interval of CONFIDENCE
-    and as many degrees of freedom as there are figures, less two. It is the mean slope over this
-    range of n, also where no power law holds: log n from 12 to 768 has one of about 0.23.
+    The exponent is the least-squares slope of ln y over ln n, with its t-interval of CONFIDENCE
+    (number of values less two degrees of freedom). If no power law holds it is the mean slope over
+    this range: log n from 12 to 768 has about 0.23.
     """
     depths, figures = np.asarray(n, float), np.asarray(y, float)
     usable = np.isfinite(figures) & (figures > 0)
@@ -54,9 +50,7 @@ def growth(n: Sequence[int] | np.ndarray, y: Sequence[float] | np.ndarray) -> Gr
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """The mean of independent values and its t-interval of CONFIDENCE; one value has the interval
-    from -inf to inf.
-    """
+    """The mean of independent values and its t-interval of CONFIDENCE (infinite for one value)."""
     figures = np.asarray(values, float)
     mean = float(figures.mean())
     if len(figures) < 2:

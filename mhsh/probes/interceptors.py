@@ -1,5 +1,5 @@
-"""Looking into the one model from outside: what its modules compute is seen, or changed, while it
-runs, unknown to them.
+"""Interceptors: functions that see, or change, what the modules of a model compute. The model knows
+nothing of them.
 """
 
 from __future__ import annotations
@@ -17,63 +17,64 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model, build_model
 from mhsh.models.types import Batch
 
-# What watchers leave behind; the scans over layers stack it on axis 0 (mhsh/models/transformer.py,
-# SOWN).
+# The collection that interceptors write to. Scans over layers stack it on axis 0
+# (mhsh/models/transformer.py, SOWN).
 PROBE = "probe"
 
-# Called in place of every method of every module: the module, the method's name, the method and its
-# arguments. What it returns takes the place of what the method returns.
-Watcher = Callable[[nn.Module, str, Callable[..., Any], tuple[Any, ...]], Any]
+# Called in place of every method of every module, with the module, the method's name, the method
+# and its arguments. Its result replaces the method's.
+Interceptor = Callable[[nn.Module, str, Callable[..., Any], tuple[Any, ...]], Any]
 
 
-def watchable(config: ModelConfig) -> Model:
-    """The model of a config with all that it computes open to a watcher: fused kernels hide it,
-    rematerialisation repeats it.
+def plain_model(config: ModelConfig) -> Model:
+    """The model of a config without fused kernels and rematerialisation: kernels hide what an
+    interceptor wants to see, and rematerialisation repeats it.
 
-    The same function of the same parameters.
+    It computes the same function of the same parameters.
     """
     return build_model(replace(config, kernels="plain", remat_policy="none"))
 
 
-def watch(model: Model, params: Any, batch: Batch, watcher: Watcher) -> dict[str, Any]:
-    """One forward pass without dropout under the eyes of `watcher`; pure, as far as the watcher is.
+def run_and_collect(model: Model, params: Any, batch: Batch, interceptor: Interceptor) -> dict[str, Any]:
+    """Runs one forward pass without dropout. Pure if the interceptor is.
 
-    Returns what it left behind with `module.sow(PROBE, name, value)` or `module.perturb(name,
-    value, PROBE)`, by module.
+    Returns, by module, what the interceptor wrote with `module.sow(PROBE, name, value)` or
+    `module.perturb(name, value, PROBE)`.
     """
-    with nn.intercept_methods(_interceptor(watcher)):
-        _, left = model.apply({"params": params}, batch, None, mutable=[PROBE])
-    kept: Any = left.get(PROBE, {})
-    return dict(kept)
+    with nn.intercept_methods(_flax_interceptor(interceptor)):
+        _, written = model.apply({"params": params}, batch, None, mutable=[PROBE])
+    collected: Any = written.get(PROBE, {})
+    return dict(collected)
 
 
-def run_watched(model: Model, params: Any, batch: Batch, watcher: Watcher, given: Any = None) -> None:
-    """As `watch`, nothing kept; `given` is read back by `perturb` where `watch` has left its
-    zeros.
+def run_intercepted(model: Model, params: Any, batch: Batch, interceptor: Interceptor, perturbations: Any = None) -> None:
+    """Runs one forward pass without dropout and collects nothing.
+
+    `perturb` adds the `perturbations`: a tree like the zeros that `run_and_collect` returns for it.
     """
-    variables = {"params": params} if given is None else {"params": params, PROBE: given}
-    with nn.intercept_methods(_interceptor(watcher)):
+    variables = {"params": params} if perturbations is None else {"params": params, PROBE: perturbations}
+    with nn.intercept_methods(_flax_interceptor(interceptor)):
         model.apply(variables, batch, None)
 
 
-def num_non_padding(batch: Batch, stack: str) -> Bool[Array, "B T"]:
-    """False at the padding of what a stack reads."""
+def non_padding(batch: Batch, stack: str) -> Bool[Array, "B T"]:
+    """True at the tokens that `stack` reads, False at padding."""
     key = "inputs_segmentation" if stack == "encoder" else "targets_segmentation"
     return jnp.asarray(batch[key]) > 0
 
 
-def over_rows(function: Callable[[Batch], Any], batch: Batch) -> Any:
-    """`function` of each row of a batch (as a batch of one), results stacked: what is kept of a
-    pass is of one row at a time.
+def map_examples(function: Callable[[Batch], Any], batch: Batch) -> Any:
+    """Stacks `function` of each example of a batch, given as a batch of one. So the intermediate
+    values of only one example are in memory.
     """
-    rows = {key: jnp.asarray(value)[:, None] for key, value in batch.items()}
-    return jax.lax.map(function, rows)
+    examples = {key: jnp.asarray(value)[:, None] for key, value in batch.items()}
+    return jax.lax.map(function, examples)
 
 
-def _interceptor(watcher: Watcher) -> Callable[..., Any]:
+def _flax_interceptor(interceptor: Interceptor) -> Callable[..., Any]:
     def intercept(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-        if kwargs:  # flax's own methods; the model's are called with what stands in a row
+        if kwargs:  # a method of flax: the model's own are called with positional arguments
             return method(*args, **kwargs)
-        return watcher(context.module, context.method_name, method, args)
+        return interceptor(context.module, context.method_name, method, args)
 
     return intercept

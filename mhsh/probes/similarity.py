@@ -1,4 +1,4 @@
-"""Is the depth used? How much of the residual stream's geometry each layer leaves as it was."""
+"""Similarity of the residual stream before and after each layer: is the depth used?"""
 
 from __future__ import annotations
 
@@ -15,45 +15,44 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.stack import in_stack_order
 from mhsh.models.transformer import DecoderLayer, EncoderLayer
 from mhsh.models.types import Batch
-from mhsh.probes.interceptors import PROBE, num_non_padding, watch, watchable
+from mhsh.probes.interceptors import PROBE, non_padding, plain_model, run_and_collect
 
-# A layer of either stack as such, not the scan over its copies, whose class is derived from it.
+# The layers of each stack. The scan over them is a derived class and does not count.
 _STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
 
 
 def linear_cka(x: Float[Array, "P D"], y: Float[Array, "P E"], counts: Bool[Array, " P"]) -> Float[Array, ""]:
-    """|Y'X|^2 / (|X'X| |Y'Y|) in Frobenius norms, of columns centred over the P tokens that count
-    (Kornblith et al. 2019, arXiv
-    1905.00414, section 3.4). 1 where y is x turned, mirrored, shifted or scaled as a whole; 0 where
-    they have nothing in common.
+    """|Y'X|^2 / (|X'X| |Y'Y|) in Frobenius norms, with columns centred over the P tokens that count
+    (Kornblith et al. 2019, arXiv 1905.00414, section 3.4). 1 if y is x rotated, reflected, shifted
+    or scaled; 0 if they are uncorrelated.
     """
     x, y = _centred(x, counts), _centred(y, counts)
     return _squares(y, x) / jnp.sqrt(_squares(x, x) * _squares(y, y))
 
 
 def mean_cosine(x: Float[Array, "P D"], y: Float[Array, "P D"], counts: Bool[Array, " P"]) -> Float[Array, ""]:
-    """The cosine between x and y of a token, averaged over those that count."""
+    """The cosine between the x and y of a token, averaged over the tokens that count."""
     x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     cosine = (x * y).sum(-1) / (jnp.linalg.norm(x, axis=-1) * jnp.linalg.norm(y, axis=-1))
     return jnp.mean(cosine, where=counts)
 
 
 def similarity(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[str, list[float]]]:
-    """By stack, a figure a layer: `cka` and `cosine` between the residual stream before it and
-    after it, over the real tokens.
+    """By stack, for each layer: `cka` and `cosine` between the residual stream before and after it,
+    over the tokens that are not padding.
     """
-    model = watchable(config)
+    model = plain_model(config)
 
-    def watcher(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         result = call(*args)
         if method == "__call__" and type(module) in _STACK_OF_LAYER:
-            counts = num_non_padding(batch, _STACK_OF_LAYER[type(module)]).reshape(-1)
+            counts = non_padding(batch, _STACK_OF_LAYER[type(module)]).reshape(-1)
             before, after = (stream.x.reshape(len(counts), -1) for stream in (args[0], result[0]))
             module.sow(PROBE, "cka", linear_cka(before, after, counts))
             module.sow(PROBE, "cosine", mean_cosine(before, after, counts))
         return result
 
-    left = jax.device_get(jax.jit(lambda params: watch(model, params, batch, watcher))(params))
+    left = jax.device_get(jax.jit(lambda params: run_and_collect(model, params, batch, interceptor))(params))
     layers = {stack: found["layers"] for stack, found in in_stack_order(left).items()}
     return {stack: {name: np.asarray(each[name][0]).tolist() for name in ("cka", "cosine")} for stack, each in layers.items()}
 

@@ -16,38 +16,47 @@ from mhsh.probes.amplification import disturbed, fresh_amplification, layer_ampl
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
 
 
-def changes(config, batch, num_draws, noise):
-    return fresh_amplification(config, batch, plain_deviations(config, batch), num_draws=num_draws, noise=noise, seed=0)
+@pytest.fixture(scope="module")
+def scales(tiny, make_batch):
+    """They depend neither on the residual scheme nor on the depth."""
+    return plain_deviations(tiny(), make_batch(SEGMENTS))
 
 
-def test_it_is_of_the_second_order_in_the_noise(tiny, make_batch):
+@pytest.fixture(scope="module")
+def changes(scales):
+    def changes_of(config, batch, noise):
+        return fresh_amplification(config, batch, scales, num_draws=2, noise=noise, seed=0)
+
+    return changes_of
+
+
+def test_it_is_of_the_second_order_in_the_noise(tiny, make_batch, changes):
     config, batch = tiny(residual="admin"), make_batch(SEGMENTS)
-    small, large = (changes(config, batch, 2, noise) for noise in (1e-3, 2e-3))
+    small, large = (changes(config, batch, noise) for noise in (1e-3, 2e-3))
     assert large.shape == (2,) and (small > 0).all()
     np.testing.assert_allclose(large / small, 4, rtol=0.05)
 
 
-def test_a_fresh_rezero_does_not_move(tiny, make_batch):
+def test_a_fresh_rezero_does_not_move(tiny, make_batch, changes):
     config, batch = tiny(residual="rezero"), make_batch(SEGMENTS)
-    np.testing.assert_array_equal(changes(config, batch, 2, 0.1), 0)
+    np.testing.assert_array_equal(changes(config, batch, 0.1), 0)
 
 
-def test_closed_form_of_order_one_changes_less_than_post_ln_and_does_not_grow(tiny, make_batch):
+def test_closed_form_of_order_one_changes_less_than_post_ln_and_does_not_grow(tiny, make_batch, changes):
     batch = make_batch([[1] * 8] * 4)
 
     def change(depth, **scheme):
-        return changes(tiny(num_layers=depth, **scheme), batch, 2, 1e-3).mean()
+        return changes(tiny(num_layers=depth, **scheme), batch, 1e-3).mean()
 
     admin = {depth: change(depth, residual="admin", admin_omega="closed_one") for depth in (4, 24)}
     post = {depth: change(depth, residual="post_ln") for depth in (4, 24)}
     assert admin[24] < 1.5 * admin[4] and post[24] > 3 * post[4] and post[24] > 10 * admin[24]
 
 
-def test_along_the_layers_it_ends_with_the_change_of_the_output(tiny, make_batch, random_params):
+def test_along_the_layers_it_ends_with_the_change_of_the_output(tiny, make_batch, random_params, scales):
     """By a plain pass of the encoder over embeddings computed apart."""
     config, batch = tiny(residual="post_ln"), make_batch(SEGMENTS)
     params = random_params(config)
-    scales = plain_deviations(config, batch)
     found = layer_amplification(config, params, batch, scales, num_draws=2, noise=1e-2, seed=3)
     assert found.shape == (2, 3)
     captured = []
