@@ -1,8 +1,5 @@
 """Saving and restoring the training state through Orbax, with a manifest that is compared before
-any array is read.
-
-The manifest holds every array's path, shape, dtype and checksum; a checkpoint whose files are not
-those that were written, or whose arrays do not give the checksums again, is damaged.
+any array is read. A checkpoint whose files or checksums have changed is damaged.
 """
 
 from __future__ import annotations
@@ -30,22 +27,22 @@ ITEMS = ("params", "opt_state", "manifest")
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 
 
-# What a save in the background dies of is raised by `raise_failed_save`, `save` and `close`; Orbax
-# also logs its whole traceback.
+# An error of a background save is raised by `raise_failed_save`, `save` and `close`. Orbax would
+# also log its traceback.
 logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "async_checkpointer" in record.pathname))
 
 
 class DamagedCheckpoint(UserError):
-    """A checkpoint that is incomplete, cannot be read, or whose arrays are not what was saved."""
+    """A checkpoint is incomplete, cannot be read, or its arrays have changed."""
 
 
 class Checkpoints:
-    """The checkpoints of one run: params, opt_state and manifest as separate items, so that params
-    restore alone.
+    """The checkpoints of one run. params, opt_state and manifest are separate items, so that params
+    can be restored alone.
     """
 
     def __init__(self, folder: epath.PathLike, *, keep: int, keep_every: int) -> None:
-        """Keeps the newest `keep` steps, and for good every multiple of `keep_every` (0: none)."""
+        """Keeps the newest `keep` steps, and forever every multiple of `keep_every` (0: none)."""
         self._folder = absolute(folder)
         self._saving = 0  # the step that is being written
         options = ocp.CheckpointManagerOptions(
@@ -59,7 +56,7 @@ class Checkpoints:
 
     @classmethod
     def of_run(cls, folder: RunFolder, train: TrainConfig) -> Checkpoints:
-        """Those of a run, kept as its config says."""
+        """The checkpoints of a run, kept as its config says."""
         return cls(folder.checkpoints_path, keep=train.keep_checkpoints, keep_every=train.keep_every)
 
     def steps(self) -> list[int]:
@@ -67,9 +64,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps(), reverse=True)
 
     def existing_step(self, step: int | None) -> int:
-        """`step` where it is saved, or the newest where it is None. Raises UserError where there is
-        no such checkpoint.
-        """
+        """`step`, or the newest if it is None. Raises UserError if it is not saved."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self._folder} holds no checkpoint; train the run first")
@@ -78,31 +73,31 @@ class Checkpoints:
         return steps[0] if step is None else step
 
     def save(self, step: int, state: TrainState) -> None:
-        """Copies the state and returns; writing goes on behind.
+        """Copies the state and returns; it is written in the background.
 
         Raises:
-          UserError: this save, or the one before, has failed; what was saved earlier is whole.
+          UserError: this save or the one before has failed; earlier checkpoints are intact.
         """
         items = {"params": flatten(state.params), "opt_state": flatten((state.opt_state, state.step))}
         manifests = {name: manifest(leaves, jax.device_get(checksums(leaves))) for name, leaves in items.items()}
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items()}
         with self._naming_failures():
-            self._manager.wait_until_finished()  # as Orbax would do; until then the step before is the one whose files are listed
+            self._manager.wait_until_finished()  # Orbax would wait too, but self._saving must not change before
         self._saving = step
         with self._naming_failures():
             self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave(manifests), **saved))
 
     def raise_failed_save(self) -> None:
-        """Raises UserError where a save in the background has failed by now."""
+        """Raises UserError if a background save has failed."""
         with self._naming_failures():
             self._manager.check_for_errors()
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """The state of `step`, laid out as `abstract` says, on whatever mesh that names.
+        """The state of `step`, with the shardings of `abstract`, on any mesh.
 
         Raises:
-          DamagedCheckpoint: it cannot be read, or its arrays are not those that were saved.
-          UserError: its arrays are not those of `abstract`: another model.
+          DamagedCheckpoint: it cannot be read, or its arrays have changed.
+          UserError: it is of another model: its arrays are not those of `abstract`.
         """
         self._check_files(step)
         params = self._restore_item(step, "params", abstract.params)
@@ -115,9 +110,7 @@ class Checkpoints:
         return self._restore_item(step, "params", abstract)
 
     def set_aside(self, step: int) -> epath.Path:
-        """Moves a damaged checkpoint out of the way, so that its step can be saved again; returns
-        where it lies now.
-        """
+        """Moves a damaged checkpoint away: its step can be saved again. Returns its new path."""
         aside = self._folder.parent / "damaged_checkpoints" / str(step)
         number = 1
         while aside.exists():
@@ -131,7 +124,7 @@ class Checkpoints:
         return aside
 
     def close(self) -> None:
-        """Waits for what is still being written; raises UserError where that fails."""
+        """Waits for the background save. Raises UserError if it fails."""
         with self._naming_failures():
             self._manager.wait_until_finished()
         self._manager.close()
@@ -140,7 +133,7 @@ class Checkpoints:
     def _naming_failures(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever the threads of a save died of; Orbax has no class of its own for it
+        except Exception as error:  # any error of the threads of a save: Orbax has no class for it
             reason = "the disk is full" if _FULL.search(str(error)) else _first_line(error)
             raise UserError(
                 f"the checkpoint of step {self._saving} in {self._folder} could not be saved ({reason}); those before it are "
@@ -148,9 +141,7 @@ class Checkpoints:
             ) from error
 
     def _list_files(self) -> None:
-        """Called by Orbax when all files are written and the checkpoint is not yet committed: they
-        are committed together.
-        """
+        """Called by Orbax when all files are written, before it commits the checkpoint."""
         if jax.process_index() == 0:
             [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]
             write_file_manifest(unfinished)

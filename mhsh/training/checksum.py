@@ -1,6 +1,4 @@
-"""Checksums of arrays that do not depend on how they are sharded: computed where the array lies,
-the same on any mesh.
-"""
+"""Checksums of arrays, computed on their devices. They do not depend on the sharding."""
 
 from __future__ import annotations
 
@@ -10,19 +8,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
-# Odd multipliers of multiplicative hashing (Knuth, TAOCP 3, section 6.4): products with an odd
-# number are a bijection modulo 2^32, so one changed word always changes the first sum.
+# Odd multipliers, as in multiplicative hashing (Knuth, TAOCP 3, section 6.4). Multiplying by an odd
+# number is a bijection modulo 2^32, so one changed word always changes the first sum.
 _SPREAD = (0x9E3779B1, 0x85EBCA77)
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def checksum(array: Array) -> UInt32[Array, 2]:
-    """Two 32-bit sums over the bits of every element, each weighted by its place in the global
-    array.
+    """Two 32-bit sums over the bits of all elements, weighted by position in the global array.
 
-    Integer sums modulo 2^32 do not hang on the order of addition, so that any sharding gives the
-    same. They find every damage to a single element, and miss others with a chance of about 2^-64;
-    they are no defence against a forger.
+    Integer sums modulo 2^32 do not depend on the order of addition, so every sharding gives the
+    same. They detect any change of a single element, and miss other changes with a probability of
+    about 2^-64. They do not protect against deliberate changes.
     """
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.uint8)

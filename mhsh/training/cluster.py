@@ -1,6 +1,4 @@
-"""Several processes as one run: joining them, checking that they agree before they start, and
-stopping them at one step.
-"""
+"""A run of several processes: joining them, checking that they agree, stopping them at one step."""
 
 from __future__ import annotations
 
@@ -15,25 +13,25 @@ from orbax.checkpoint import multihost
 from mhsh.errors import UserError
 
 REPORT_TIMEOUT_SECONDS = 300
-BARRIER_TIMEOUT_SECONDS = 3600  # between the first and the last process to come
-# A process that is asked to stop at step k names step k + 3. No other can have passed it: the host
-# runs at most one step ahead of the device, and no device finishes step k + 1 before the asked
-# process has begun it, after it wrote its wish down.
+BARRIER_TIMEOUT_SECONDS = 3600  # between the first and the last process to arrive
+# A process that is asked to stop at step k announces step k + 3. No other process can be past that:
+# the host runs at most one step ahead of the device, and no device finishes step k + 1 before the
+# asked process has begun it, which is after its announcement.
 STEPS_TO_STOP = 3
 _LONGEST_MESSAGE = 512  # bytes
 
 
 def join(*, coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Joins the processes of a run; must come before anything asks jax for devices.
+    """Joins the processes of a run. Must be called before anything asks jax for devices.
 
-    All three None: JAX finds them itself (TPU VMs, GKE, Slurm, Open MPI).
+    If all three are None, JAX finds them itself (TPU VMs, GKE, Slurm, Open MPI).
 
     Raises:
-      UserError: the others cannot be found or reached.
+      UserError: the other processes cannot be found or reached.
     """
     try:
-        # With a coordinator named, nothing is to be detected: inside a Slurm job JAX would
-        # otherwise hand out devices by task.
+        # With a coordinator given, detection is off: inside a Slurm job JAX would assign devices
+        # by task.
         detection = None if coordinator is None else "deactivate"
         jax.distributed.initialize(coordinator, num_processes, process_id, cluster_detection_method=detection)
     except (ValueError, RuntimeError) as error:
@@ -44,13 +42,13 @@ def join(*, coordinator: str | None, num_processes: int | None, process_id: int 
 
 
 def preflight(facts: Mapping[str, str]) -> None:
-    """Compares the facts of this process with those of process 0: config, code, data, devices.
+    """Compares the facts of all processes with those of process 0: config, code, data, devices.
 
-    Every process must call it. A run of one process has nothing to compare.
+    Every process must call it.
 
     Raises:
-      UserError: naming each process that differs, and in what, or that has not reported in time; on
-        every process.
+      UserError: on every process. It names each process that differs, and in what; or one that has
+        not reported in time.
     """
     if jax.process_count() == 1:
         return
@@ -60,7 +58,7 @@ def preflight(facts: Mapping[str, str]) -> None:
     for process in range(jax.process_count()):
         try:
             report = client.blocking_key_value_get(f"mhsh/preflight/{process}", REPORT_TIMEOUT_SECONDS * 1000)
-        except Exception as error:  # jaxlib raises its own runtime errors here, of no public class
+        except Exception as error:  # jaxlib has no public class for this
             raise UserError(f"process {process} has not reported within {REPORT_TIMEOUT_SECONDS} s; look at its log") from error
         reports.append(json.loads(report))
     differing = [
@@ -74,51 +72,50 @@ def preflight(facts: Mapping[str, str]) -> None:
 
 
 def wait_for_all(name: str) -> None:
-    """Goes on when every process of the run has come to the point of this name; no two points have
-    the same.
+    """Returns when every process of the run has called it with this name. Each name is used once.
 
     Raises:
-      UserError: one of them has ended, or has not come in time.
+      UserError: a process has ended, or has not called it in time.
     """
     if jax.process_count() == 1:
         return
     try:
         multihost.get_jax_distributed_client().wait_at_barrier(f"mhsh/{name}", BARRIER_TIMEOUT_SECONDS * 1000)
     except Exception as error:  # jaxlib has no public class for this
-        raise UserError(f"not all processes have come to {name!r}; look at the logs of the others") from error
+        raise UserError(f"not all processes have reached {name!r}; look at the logs of the others") from error
 
 
 def broadcast_from_process_0(message: str | None) -> str | None:
-    """The message of process 0, on every process; all must call it."""
+    """The message of process 0. Every process must call it."""
     if jax.process_count() == 1:
         return message
     text = (message or "").encode()[:_LONGEST_MESSAGE]
     padded = np.frombuffer(text.ljust(_LONGEST_MESSAGE, b"\0"), np.uint8)
-    told = np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8)
-    return told.tobytes().rstrip(b"\0").decode(errors="replace") or None
+    message_bytes = np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8)
+    return message_bytes.tobytes().rstrip(b"\0").decode(errors="replace") or None
 
 
 class StopAgreement:
-    """Lets all processes of a run stop after the same step, whichever of them is asked to."""
+    """Makes all processes of a run stop after the same step when one of them is asked to stop."""
 
     def __init__(self) -> None:
         self._client = multihost.get_jax_distributed_client() if jax.process_count() > 1 else None
-        self._told = False
+        self._announced = False
 
     def stops_after(self, step: int, requested: int | None) -> int | None:
-        """Asked once a step, in step order: the number of the signal that ends the run with this
-        step, or None to go on.
+        """The number of the signal that ends the run after this step, or None to go on. Called once
+        a step, in order.
 
-        `requested` is the signal that this process has received, if any.
+        `requested` is the signal that this process has received (None: none).
         """
         if self._client is None:
             return requested
-        if requested is not None and not self._told:
-            self._told = True
-            wish = f"{step + STEPS_TO_STOP} {requested}"
+        if requested is not None and not self._announced:
+            self._announced = True
+            announced = f"{step + STEPS_TO_STOP} {requested}"
             try:
-                self._client.key_value_set("mhsh/stop", wish)
-            except Exception as error:  # the first wish stands; jaxlib has no public class for this
+                self._client.key_value_set("mhsh/stop", announced)
+            except Exception as error:  # the first announcement counts; jaxlib has no public class
                 if "ALREADY_EXISTS" not in str(error):
                     raise
         try:

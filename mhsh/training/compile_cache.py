@@ -1,6 +1,4 @@
-"""Compiled programs kept in the run's folder, so that a run that goes on does not compile again;
-for its owner alone.
-"""
+"""Compiled programs kept in the run's folder, so that a resumed run does not compile again."""
 
 from __future__ import annotations
 
@@ -20,26 +18,26 @@ CACHE_FOLDER = "compilation_cache"
 
 
 def keep_compiled(folder: RunFolder) -> None:
-    """Lets jax keep what it compiles from now on in the run's folder, and look there first.
+    """Makes jax use a compilation cache in the run's folder.
 
-    A program from the cache is executed as it is: the cache is for its owner alone, and one that
-    others could have written to is refused. In a bucket nothing is kept, as nobody could tell; and
-    where the user has chosen a cache for all of jax (JAX_COMPILATION_CACHE_DIR), that one stands.
+    Programs from the cache are executed, so only its owner may have access to it. Nothing is kept
+    in a bucket, where that cannot be checked. If JAX_COMPILATION_CACHE_DIR is set, that cache is
+    used instead.
 
     Raises:
-      UserError: the cache belongs to somebody else, or others may write to it.
+      UserError: the cache belongs to somebody else, or others have access to it.
     """
     if folder.is_remote or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
     jax.config.update("jax_compilation_cache_dir", str(private_cache(Path(os.fspath(folder.path)))))
-    compilation_cache.reset_cache()  # jax remembers from its first compilation whether it has one
+    compilation_cache.reset_cache()  # jax decides at its first compilation whether it has one
 
 
 def private_cache(folder: Path) -> Path:
-    """The cache in `folder` for this kind of machine's programs, made where it is missing.
+    """The cache in `folder` for programs of this kind of machine. Creates it if needed.
 
     Raises:
-      UserError: the cache belongs to somebody else, or others may write to it.
+      UserError: the cache belongs to somebody else, or others have access to it.
     """
     cache = folder / CACHE_FOLDER
     cache.mkdir(mode=0o700, exist_ok=True)
@@ -50,8 +48,8 @@ def private_cache(folder: Path) -> Path:
 
 
 def machine() -> str:
-    """Which machine's programs these are, in a word: jax tells versions and accelerators apart by
-    itself, but not CPUs, and a program that was compiled for a better one dies.
+    """A hash of the kind of CPU. jax's cache keys distinguish versions and accelerators, not CPUs:
+    a program compiled for a newer CPU would crash.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,6 +1,4 @@
-"""Bytes per device that a training step needs, told from shapes alone: no array is made and no
-device is asked.
-"""
+"""Bytes per device that a training step needs, computed from shapes alone."""
 
 from __future__ import annotations
 
@@ -28,17 +26,17 @@ class Footprint(NamedTuple):
     parameters: int
     gradients: int
     optimizer: int
-    activations: int  # what the forward pass saves for the backward pass of one micro-batch, as the remat policy has it
-    recomputed: int  # what the backward pass makes again of it and holds at once
+    activations: int  # saved for the backward pass of one micro-batch under the remat policy
+    recomputed: int  # recomputed in the backward pass and in memory at once
 
     @property
     def total(self) -> int:
-        """The sum; a compiled step needs some scratch memory on top."""
+        """The sum. A compiled step needs some scratch memory in addition."""
         return sum(self)
 
 
 def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
-    """The footprint on a mesh of that shape (devices by axis). Activations are counted whole on the
+    """The footprint on a mesh of that shape (devices by axis). Activations are not divided by the
     `tensor` axis.
     """
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
@@ -57,13 +55,13 @@ def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
 
 
 def saved_activations(config: Config, rows: int) -> int:
-    """Bytes that the backward pass of `rows` rows finds saved, parameters and inputs left out.
+    """Bytes saved for the backward pass of `rows` rows, without parameters and inputs.
 
-    Read off JAX's own residuals of `jax.vjp`; XLA may fuse some of them away.
+    These are the residuals of `jax.vjp`; XLA may fuse some of them away.
     """
     model = build_model(config.model)
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), example_batch(config, 1), None))
-    # With `groups` the layers' parameters are read in another shape, which is no copy.
+    # With `groups`, layer parameters are read in another shape; that is not a copy.
     stacked = jax.tree.leaves([nn.unbox(boxed)["params"].get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
     views = {(*group_sizes(leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy == "groups"}
     saved = 0
@@ -86,8 +84,8 @@ def saved_activations(config: Config, rows: int) -> int:
 
 
 def recomputed_activations(config: Config, rows: int) -> int:
-    """Bytes that the backward pass of `rows` rows makes again at once: of the deepest stack's
-    layers one, and before it, with the policy `groups`, the streams within a group.
+    """Bytes that the backward pass of `rows` rows recomputes at once: one layer, and with `groups`
+    the streams within a group of the deepest stack.
     """
     model = config.model
     if model.remat_policy in ("auto", "none"):

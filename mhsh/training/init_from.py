@@ -1,6 +1,4 @@
-"""Training that starts from the parameters of another run: what is taken over, what starts fresh,
-and what stays behind.
-"""
+"""Training that starts from the parameters of another run (train.start_from)."""
 
 from __future__ import annotations
 
@@ -25,19 +23,17 @@ from mhsh.training.manifest import compare_manifests, flatten, manifest
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, abstract_state
 
-# What cannot start fresh where another run is started from: only heads can.
+# Only heads may start fresh; these may not.
 _NEEDED = ("embeddings", *SUBLAYERS)
 
 
 def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
-    """The `fresh` state of `config`, with the parameters of the newest checkpoint of
-    train.start_from in their place wherever it has them: all of the embeddings and stacks, and the
-    heads that both have. A learned position table may have more rows than the one it starts from;
-    the rows that are new start fresh.
+    """The `fresh` state of `config` with parameters of the newest checkpoint of train.start_from:
+    all embeddings and stacks, and the heads that both have. A learned position table may be longer than
+    the other run's; its new rows start fresh.
 
-    With train.keep_moments Adam's moments go with the parameters, and so does the count that
-    corrects their bias: what starts fresh has moments of zero. The step is 0 in any case: the
-    schedule is that of `config`.
+    With train.keep_moments, Adam's moments and their count are taken too; fresh parts have moments
+    of zero. The step is always 0, and the schedule is that of `config`.
 
     Returns:
       the state, and for run.json: the folder, its step, and the names of the parts that were taken,
@@ -85,11 +81,7 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
 
 
 def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
-    """That the ids of train.start_from mean the same tokens here.
-
-    Raises:
-      UserError: its run folder has another vocabulary, or none.
-    """
+    """Raises UserError if the run of train.start_from has not the vocabulary of the data."""
     there = RunFolder(config.train.start_from).path / vocab_file(config)
     with tempfile.TemporaryDirectory() as folder:
         corpus.save_vocab(epath.Path(folder))
@@ -102,22 +94,20 @@ def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
 
 
 def _with_moments(names: Sequence[str], saved: Any, fresh: Any) -> Any:
-    """The fresh state of the optimiser with the saved moments of those parts, and the saved
-    count.
-    """
+    """The fresh optimiser state with the saved moments of those parts, and the saved count."""
     moments = {key: _taken(names, optax.tree.get(saved, key), optax.tree.get(fresh, key)) for key in ("mu", "nu")}
     return optax.tree.set(fresh, count=optax.tree.get(saved, "count"), **moments)
 
 
 def _taken(names: Sequence[str], saved: Any, fresh: Any) -> Any:
-    """The fresh parameters (or moments) with the saved ones of those parts in their place."""
+    """The fresh parameters (or moments), replaced by the saved ones for those parts."""
     embeddings = {"embeddings": _extended(saved["embeddings"], fresh["embeddings"])}
     return fresh | {name: (saved | embeddings)[name] for name in names}
 
 
 def _extended(saved: Any, fresh: Any) -> Any:
-    """The saved embeddings, their position tables followed by the further rows of the fresh
-    ones.
+    """The saved embeddings. Their position tables are extended by the further rows of the fresh
+    tables.
     """
     tables = {
         name: jax.jit(lambda old, new: jnp.concatenate([old, new[len(old) :]]), out_shardings=fresh[name].sharding)(

@@ -1,5 +1,5 @@
-"""AdamW, RAdam and LAMB with warm-up and decay, through optax, and the table that says which
-parameters weight decay touches.
+"""AdamW, RAdam and LAMB with warm-up and decay, built from optax, and the table of parameters that
+have weight decay.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import optax
 
 from mhsh.config.schema import OptimizerConfig, TrainConfig
 
-# First match wins, on paths such as encoder/layers/attention/query_kernel; a parameter that no row
-# covers is an error.
+# The first matching row decides, on paths such as encoder/layers/attention/query_kernel. A
+# parameter without a row is an error.
 DECAYED_PARAMETERS: tuple[tuple[str, bool], ...] = (
     (r"(^|/)(omega|alpha)$", False),
     (r"norm/(scale|bias)$", False),
@@ -28,9 +28,7 @@ STACKED = "layers"
 
 
 def parameter_path(path: tuple[Any, ...]) -> str:
-    """encoder/layers/... for a key path of jax.tree_util; boxes around a parameter leave no trace
-    in it.
-    """
+    """encoder/layers/... for a key path of jax.tree_util, without the boxes around parameters."""
     return "/".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
@@ -44,22 +42,22 @@ def decay_mask(params: Any) -> Any:
 
 
 def decayed_count(params: Any) -> int:
-    """How many scalar parameters weight decay touches."""
+    """The number of scalar parameters with weight decay."""
     sizes = jax.tree.map(lambda leaf, decayed: leaf.size if decayed else 0, params, decay_mask(params))
     return sum(jax.tree.leaves(sizes))
 
 
 def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
-    """Step -> learning rate: linear from 0 over the warm-up, then linear towards
-    optimizer.end_learning_rate after the last step, constant, or falling with the inverse square
-    root of the step (Vaswani et al. 2017, section 5.3, from the same peak as the others).
+    """Step -> learning rate. It rises linearly from 0 during the warm-up. Then it falls linearly to
+    optimizer.end_learning_rate after the last step, stays constant, or falls with the inverse
+    square root of the step (Vaswani et al. 2017, section 5.3, but from optimizer.learning_rate).
     """
     peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
     if optimizer.schedule == "inverse_sqrt":
         return lambda step: peak * jnp.minimum((step + 1) / warmup, jnp.sqrt(warmup / (step + 1)))
     end = {"linear": optimizer.end_learning_rate, "constant": peak}[optimizer.schedule]
-    # Step k (from 0) applies the rate of k + 1, and the decay ends one step after the last: no
-    # update is lost on a rate of zero.
+    # Step k (from 0) uses the rate of k + 1, and the decay ends one step after the last: no update
+    # has a rate of zero.
     schedule = optax.join_schedules(
         [optax.linear_schedule(0.0, peak, warmup), optax.linear_schedule(peak, end, train.num_steps - warmup + 1)], [warmup]
     )
@@ -68,10 +66,9 @@ def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Sched
 
 def build_optimizer(optimizer: OptimizerConfig, train: TrainConfig) -> optax.GradientTransformationExtraArgs:
     """Clipping by global norm, Adam moments (for radam rectified: Liu et al. 2020, arXiv
-    1908.03265), decoupled weight decay, for LAMB the trust ratio, then the learning rate.
+    1908.03265), decoupled weight decay, for lamb the trust ratio, then the learning rate.
 
-    `update` takes the keyword `step`: the rate is that of the step, also after steps that were
-    skipped.
+    `update` takes the keyword `step`: the rate depends on it alone, also after skipped steps.
     """
     moments = optax.scale_by_radam if optimizer.name == "radam" else optax.scale_by_adam
     chain = [
@@ -88,18 +85,18 @@ def build_optimizer(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Gra
 def global_norm(tree: Any) -> jax.Array:
     """The Euclidean norm of all leaves together, in fp32.
 
-    As products of rows with themselves: a square of its own would be shared with Adam's second
-    moment, and XLA's CPU backend would write it out.
+    It is computed by dot products. XLA would share a square with Adam's second moment, and its CPU
+    backend would then write the square to memory.
     """
     leaves = (jnp.atleast_1d(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(tree))
     return jnp.sqrt(sum(jnp.sum(jnp.einsum("...c,...c->...", leaf, leaf, precision="highest")) for leaf in leaves))
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """Scales all gradients down to `max_norm` where their norm is larger (Pascanu et al. 2013).
+    """Scales all gradients down to `max_norm` if their norm is larger (Pascanu et al. 2013).
 
-    One factor for all: optax's own selects and divides element by element, which writes out all
-    gradients once more.
+    It multiplies by one factor. optax's own selects and divides element by element, which writes
+    all gradients to memory once more.
     """
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -111,9 +108,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def scale_by_step_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
-    """Multiplies by minus the schedule's rate at the keyword argument `step`; keeps no count that
-    could drift from it.
-    """
+    """Multiplies by minus the schedule's rate at the keyword argument `step`; keeps no count."""
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params
@@ -124,10 +119,9 @@ def scale_by_step_rate(schedule: optax.Schedule) -> optax.GradientTransformation
 
 
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
-    """LAMB's |w| / |update| (You et al. 2020, arXiv 1904.00962), one ratio a layer.
+    """LAMB's |w| / |update| (You et al. 2020, arXiv 1904.00962), with one ratio for each layer.
 
-    A stacked parameter holds all layers in one array; taking one norm of it would tie the layers
-    together.
+    A stacked parameter holds all layers in one array; one norm of it would couple the layers.
     """
     plain = optax.scale_by_trust_ratio()
 

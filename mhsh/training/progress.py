@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressDisplay:
-    """Shows the newest figures of a run; prints every validation, and training figures at most
-    every few seconds.
+    """Shows the newest metrics of a run. Prints every validation, and training metrics every few
+    seconds.
     """
 
     def __init__(self, name: str, num_steps: int, *, quiet: bool = False) -> None:
-        """`quiet`: say nothing; of several processes one speaks."""
+        """`quiet`: prints nothing. Only one of several processes prints."""
         self._console = Console(quiet=quiet)
         self._name, self._num_steps = name, num_steps
         self._last_line = 0.0
@@ -42,15 +42,15 @@ class ProgressDisplay:
         self._bar.stop()
 
     def begin(self, step: int) -> None:
-        """The step that the run goes on from."""
+        """Sets the step that the run starts from."""
         self._bar.update(self._task, completed=step)
 
     def note(self, message: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         self._console.print(f"{self._name}: {message}", highlight=False, markup=False, soft_wrap=True)
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """The figures of one logged row."""
+        """Shows one row of metrics."""
         step, loss = row["step"], row["loss"]
         if row["split"] == "validation":
             self.note(f"step {step}/{self._num_steps}  validation loss {loss:.4f}")

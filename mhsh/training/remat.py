@@ -1,6 +1,4 @@
-"""The rematerialisation policy for `model.remat_policy = auto`: the fastest of which a step's
-memory fits the device.
-"""
+"""The rematerialisation policy for `model.remat_policy = auto`: the fastest that fits."""
 
 from __future__ import annotations
 
@@ -14,21 +12,21 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.training.footprint import footprint
 
-# From the fastest to the leanest. A CPU computes elementwise figures again faster than it fetches
-# them (docs/performance.md), so saving everything is not on its list.
+# From the fastest to the one that needs least memory. A CPU recomputes elementwise operations
+# faster than it loads their results (docs/performance.md), so `none` is not on its list.
 CANDIDATES = ("none", "dots", "full", "groups")
 CPU_CANDIDATES = CANDIDATES[1:]
 
-# The share of a device's memory that a footprint may take: the compiler's scratch, its program and
-# its alignment need the rest.
+# The share of a device's memory that a footprint may take. The rest is for scratch memory, the
+# program and alignment.
 USABLE_SHARE = 0.8
 
 
 class RematChoice(NamedTuple):
-    """A policy, and why."""
+    """A policy, and the memory that it was chosen by."""
 
     policy: str
-    needed_bytes: int  # a device, by the footprint
+    needed_bytes: int  # per device, by the footprint
     device_bytes: int
 
     def __str__(self) -> str:
@@ -38,7 +36,7 @@ class RematChoice(NamedTuple):
 
 def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | None]:
     """The config with `auto` replaced by a policy for the devices of this mesh, and the choice
-    (None: the config made it).
+    (None: the config names a policy).
     """
     if config.model.remat_policy != "auto":
         return config, None
@@ -49,9 +47,7 @@ def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | Non
 
 
 def choose_remat(config: Config, mesh_shape: dict[str, int], device_bytes: int, candidates: tuple[str, ...]) -> RematChoice:
-    """The first of the candidates whose footprint fits; where none does, the last, which may fit
-    all the same.
-    """
+    """The first candidate whose footprint fits; if none does, the last, which may still fit."""
     choice = None
     for policy in candidates:
         choice = RematChoice(policy, footprint(with_policy(config, policy), mesh_shape).total, device_bytes)
@@ -62,7 +58,7 @@ def choose_remat(config: Config, mesh_shape: dict[str, int], device_bytes: int, 
 
 
 def device_bytes(device: Any) -> int:
-    """Memory of a device; simulated devices and CPUs share the machine's."""
+    """Memory of a device. CPUs and simulated devices share the machine's memory."""
     limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
     if limit:
         return int(limit)
@@ -70,5 +66,5 @@ def device_bytes(device: Any) -> int:
 
 
 def with_policy(config: Config, policy: str) -> Config:
-    """The config with another remat policy."""
+    """The config with this remat policy."""
     return replace(config, model=replace(config.model, remat_policy=policy))

@@ -1,5 +1,5 @@
-"""Which logical axis lies on which mesh axis: one table, checked for divisibility, for parameters
-and batches alike.
+"""Which logical axis is sharded over which mesh axis: one table for parameters and batches, checked
+for divisibility.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mhsh.models.fusion import BATCH_AXES
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
-# Logical axis -> mesh axes. `heads` is left out on purpose: see `axis_rules`.
+# Logical axis -> mesh axes. For `heads` see `axis_rules`.
 AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {
     "batch": BATCH_AXES,
     "length": None,
-    "activation": None,  # the width of the residual stream: whole on every device
+    "activation": None,  # the width of the residual stream: not sharded
     "embed": "fsdp",
     "embed_out": None,
     "head_dim": None,
@@ -37,14 +37,12 @@ AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {
 
 
 def axis_rules(model: ModelConfig) -> tuple[tuple[str, Any], ...]:
-    """The table for one model: heads go on `tensor` too, except a single head, which is never
-    cut.
-    """
+    """The table for one model. Heads are sharded over `tensor` too, but a single head is not."""
     return (*AXIS_RULES.items(), ("heads", "tensor" if model.num_heads > 1 else None))
 
 
 def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
-    """Devices by mesh axis, -1 resolved.
+    """The number of devices on each mesh axis, with -1 resolved.
 
     Raises:
       UserError: the axes do not multiply to the number of devices.
@@ -63,14 +61,14 @@ def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
 
 def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh over all devices of all processes (or over `devices`), after checking that the model
-    and the batch divide over it.
+    and the batch can be divided over it.
 
-    Several slices lie along `data`, or along `fsdp` where `data` is not a multiple of their number:
-    what crosses the slow network between them is then only what these axes exchange.
+    Several slices are placed along `data`, or along `fsdp` if `data` is not a multiple of their
+    number: only these axes then communicate over the slow network between slices.
 
     Raises:
-      UserError: the axes do not make the devices, something does not divide, or the slices fit on
-        neither axis.
+      UserError: the axes do not multiply to the number of devices, something is not divisible, or
+        the slices fit on neither axis.
     """
     devices = jax.devices() if devices is None else devices
     shape = mesh_shape(config.mesh, len(devices))
@@ -91,9 +89,7 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def check_divisibility(config: Config, shape: dict[str, int]) -> None:
-    """Raises UserError where an axis of the model, or the rows of a micro-batch, do not divide over
-    the mesh.
-    """
+    """Raises UserError if the model or the rows of a micro-batch cannot be divided over the mesh."""
     model, train = config.model, config.train
     rows, shards = train.batch_size // train.accumulation_steps, shape["data"] * shape["fsdp"]
     if rows % shards:
@@ -118,14 +114,12 @@ def check_divisibility(config: Config, shape: dict[str, int]) -> None:
 
 
 def tree_shardings(boxed: Any, mesh: Mesh, model: ModelConfig) -> Any:
-    """NamedShardings of a tree of parameters (or optimiser state) that still carries its logical
-    axis names.
-    """
+    """NamedShardings of parameters (or optimiser state) that are boxed with logical axis names."""
     return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, axis_rules(model))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over `data` and `fsdp`; the other axes of a batch are whole."""
+    """Rows over `data` and `fsdp`; the other axes of a batch are not sharded."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -151,7 +145,7 @@ def process_rows(mesh: Mesh, batch_size: int) -> slice:
     for (_, end), (start, _) in itertools.pairwise(bounds):
         if start != end:
             raise UserError(
-                f"the mesh {dict(mesh.shape)} gives this process rows of the batch that do not lie together; "
+                f"the mesh {dict(mesh.shape)} gives this process rows of the batch that are not contiguous; "
                 "make mesh.data (or mesh.fsdp) a multiple of the number of processes"
             )
     return slice(bounds[0][0], bounds[-1][1])

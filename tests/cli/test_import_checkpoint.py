@@ -24,7 +24,7 @@ from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, abstract_state
 from tests.conftest import ROOT
 from tests.interop.small_bert import GOLDEN, TOKENS
-from tests.training.test_step import mesh_of
+from tests.training.states import mesh_of
 
 CONFIG = "--config=configs/bert.py:2l8h"
 # The golden checkpoints have 16 positions.

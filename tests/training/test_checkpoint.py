@@ -14,23 +14,15 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.models.build import build_model
 from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import put_batch
-from mhsh.training.state import TrainState, abstract_state, create_state
-from tests.training.batches import random_batch
-from tests.training.test_step import mesh_of
+from mhsh.training.state import TrainState
+from tests.training.states import abstract_of, fresh_state
 
 
 def fresh(config: Config, shape: tuple[int, int, int] = (1, 1, 1)) -> tuple[TrainState, TrainState]:
     """A state with no zeros in its moments, and its abstract twin."""
-    mesh = mesh_of(*shape)
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    size = config.train.batch_size
-    state = create_state(config, model, optimizer, mesh, put_batch(random_batch(config, size), mesh))
-    state = jax.tree.map(lambda leaf: leaf + 3 if leaf.ndim == 0 else leaf + leaf.size, state)
-    return state, abstract_state(config, model, optimizer, mesh)
+    filled = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 3 if leaf.ndim == 0 else leaf + leaf.size, tree))
+    return filled(fresh_state(config, shape)), abstract_of(config, shape)
 
 
 def saved(config: Config, folder: Path) -> tuple[TrainState, TrainState]:
@@ -57,7 +49,7 @@ def test_a_state_comes_back_bit_for_bit(make_config, tmp_path):
 def test_saved_on_one_device_restored_on_eight(make_config, tmp_path):
     config = make_config("bert", "2l8h")
     state, _ = saved(config, tmp_path)
-    _, abstract = fresh(config, (2, 2, 2))
+    abstract = abstract_of(config, (2, 2, 2))
     restored = Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
     for a, b, wanted in zip(*map(jax.tree.leaves, (restored, state, abstract)), strict=True):
         assert a.sharding == wanted.sharding
@@ -71,7 +63,7 @@ def test_saved_on_eight_devices_restored_on_fewer(make_config, tmp_path, shape):
     checkpoints = Checkpoints(tmp_path, keep=2, keep_every=0)
     checkpoints.save(7, state)
     checkpoints.close()
-    _, abstract = fresh(config, shape)
+    abstract = abstract_of(config, shape)
     restored = Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
     for a, b, wanted in zip(*map(jax.tree.leaves, (restored, state, abstract)), strict=True):
         assert a.sharding == wanted.sharding
@@ -106,7 +98,7 @@ def test_a_state_changed_after_saving_is_saved_as_it_was(make_config, tmp_path):
 def test_a_checkpoint_of_another_model_is_named_before_it_is_read(make_config, tmp_path, change, message):
     config = make_config("bert", "2l8h")
     saved(config, tmp_path)
-    _, abstract = fresh(replace(config, model=replace(config.model, **change)))
+    abstract = abstract_of(replace(config, model=replace(config.model, **change)))
     with pytest.raises(UserError, match=message):
         Checkpoints(tmp_path, keep=2, keep_every=0).restore(7, abstract)
 

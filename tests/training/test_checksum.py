@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mhsh.training.checksum import as_hex, checksum, checksums
-from tests.training.test_step import mesh_of
+from tests.training.states import mesh_of
 
 
 @pytest.mark.parametrize(

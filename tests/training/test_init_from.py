@@ -17,23 +17,15 @@ from msgspec.structs import replace
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config
 from mhsh.errors import UserError
-from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints
 from mhsh.training.init_from import init_from_run
-from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import put_batch
-from mhsh.training.state import TrainState, create_state
-from mhsh.training.step import compile_train_step
+from mhsh.training.state import TrainState
 from tests.conftest import load_task
 from tests.training.batches import random_batch
-from tests.training.test_step import NO_DROPOUT, assert_close, mesh_of
-
-
-def fresh_state(config: Config, shape: tuple[int, int, int] = (1, 1, 1)) -> TrainState:
-    mesh = mesh_of(*shape)
-    batch = put_batch(random_batch(config, config.train.batch_size), mesh)
-    return create_state(config, build_model(config.model), build_optimizer(config.optimizer, config.train), mesh, batch)
+from tests.training.states import fresh_state, mesh_of, train_step_of
+from tests.training.test_step import NO_DROPOUT, assert_close
 
 
 def save(config: Config, folder: Path, step: int, state: TrainState) -> None:
@@ -132,8 +124,7 @@ def test_a_folder_without_a_run_is_named(pretrained, tmp_path):
 
 
 def steps_on(config: Config, state: TrainState, seeds: Sequence[int]) -> TrainState:
-    mesh, model = mesh_of(1, 1, 1), build_model(config.model)
-    step = compile_train_step(config, model, build_optimizer(config.optimizer, config.train), mesh, state)
+    mesh, step = mesh_of(1, 1, 1), train_step_of(config)
     for seed in seeds:
         state, _ = step(state, put_batch(random_batch(config, config.train.batch_size, seed), mesh))
     return state

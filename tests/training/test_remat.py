@@ -18,6 +18,11 @@ from mhsh.training.step import compile_train_step
 ONE_DEVICE = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compile_fast() -> None:
+    """Not here: memory is counted in optimised programs."""
+
+
 def test_groups_are_as_many_as_layers_in_a_group_where_that_divides():
     assert group_sizes(384) in ((24, 16), (16, 24))
     assert group_sizes(144) == (12, 12)

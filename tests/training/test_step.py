@@ -1,5 +1,5 @@
-"""One step: the same on every mesh and under every cut of the batch; figures that say what they
-are.
+"""One step: the same on every mesh and under every cut of the batch; metrics against plain
+gradients.
 """
 
 from __future__ import annotations
@@ -10,38 +10,28 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import MESH_AXES, put_batch
-from mhsh.training.state import TrainState, create_state, state_shardings
-from mhsh.training.step import compile_eval_step, compile_train_step, eval_step
+from mhsh.training.sharding import put_batch
+from mhsh.training.state import TrainState
+from mhsh.training.step import compile_eval_step, eval_step
 from tests.training.batches import random_batch
+from tests.training.states import ONE, abstract_of, fresh_state, mesh_of, train_step_of
 
 NO_DROPOUT = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0, "model.embedding_dropout": 0.0}
 
 
-def mesh_of(data: int, fsdp: int, tensor: int) -> Mesh:
-    devices = jax.devices()[: data * fsdp * tensor]
-    return jax.make_mesh((data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
-
-
-def run_steps(config: Config, mesh: Mesh, count: int = 2) -> tuple[TrainState, list[dict[str, float]]]:
-    """The state after `count` steps on random batches, and each step's figures."""
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    size = config.train.batch_size
-    batches = [random_batch(config, size, seed) for seed in range(count)]
-    state = create_state(config, model, optimizer, mesh, put_batch(batches[0], mesh))
-    step = compile_train_step(config, model, optimizer, mesh, state)
-    figures = []
-    for batch in batches:
-        state, (means, *_) = step(state, put_batch(batch, mesh))
-        figures.append({name: float(mean.value()) for name, mean in means.items()})
-    return state, figures
+def run_steps(config: Config, count: int = 2) -> tuple[TrainState, list[dict[str, float]]]:
+    """The state after `count` steps on random batches, and each step's metrics."""
+    state, step, mesh = fresh_state(config), train_step_of(config), mesh_of(*ONE)
+    metrics = []
+    for seed in range(count):
+        state, (sums, *_) = step(state, put_batch(random_batch(config, config.train.batch_size, seed), mesh))
+        metrics.append({name: float(each.value()) for name, each in sums.items()})
+    return state, metrics
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
@@ -69,17 +59,14 @@ TINY_TRANSLATION = {"data.sequence_length": 16, "train.batch_size": 8, "train.la
 )
 def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant, shape):
     config = make_config(task, variant, **NO_DROPOUT, **(TINY_TRANSLATION if task == "translation" else {}))
-    model, size = build_model(config.model), config.train.batch_size
-    # Plain gradient descent, so that the parameters after a step show the gradients themselves.
-    optimizer = optax.sgd(0.1)
-    one, many = mesh_of(1, 1, 1), mesh_of(*shape)
-    batch = random_batch(config, size)
-    start = jax.device_get(create_state(config, model, optimizer, one, put_batch(batch, one)))
+    batch = random_batch(config, config.train.batch_size)
+    start = jax.device_get(fresh_state(config, sgd=True))
     results = []
-    for mesh in (one, many):
-        state = jax.device_put(start, state_shardings(config, model, optimizer, mesh))
-        state, (means, *_) = compile_train_step(config, model, optimizer, mesh, state)(state, put_batch(batch, mesh))
-        results.append((jax.device_get(state.params), float(means["target_loss"].value()), float(means["grad_norm"].value())))
+    for each in (ONE, shape):
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_of(config, each, sgd=True))
+        step = train_step_of(config, each, sgd=True)
+        state, (sums, *_) = step(jax.device_put(start, shardings), put_batch(batch, mesh_of(*each)))
+        results.append((jax.device_get(state.params), float(sums["target_loss"].value()), float(sums["grad_norm"].value())))
     (expected, loss, norm), (actual, sharded_loss, sharded_norm) = results
     assert sharded_loss == pytest.approx(loss, rel=1e-5)
     assert sharded_norm == pytest.approx(norm, rel=1e-5)
@@ -90,9 +77,8 @@ def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant
 def test_accumulation_with_unequal_weights_changes_nothing(make_config, accumulation):
     config = make_config("bert", "4l4h", **NO_DROPOUT)
     cut = replace(config, train=replace(config.train, accumulation_steps=accumulation))
-    mesh = mesh_of(1, 1, 1)
-    whole_state, whole = run_steps(config, mesh, 1)
-    cut_state, parts = run_steps(cut, mesh, 1)
+    whole_state, whole = run_steps(config, 1)
+    cut_state, parts = run_steps(cut, 1)
     for name, value in whole[0].items():
         assert parts[0][name] == pytest.approx(value, rel=1e-5), name
     moments = jax.tree.leaves(jax.device_get(whole_state.opt_state)), jax.tree.leaves(jax.device_get(cut_state.opt_state))
@@ -101,63 +87,51 @@ def test_accumulation_with_unequal_weights_changes_nothing(make_config, accumula
 
 def test_the_loss_is_the_mean_over_real_predictions(make_config):
     config = make_config("bert", "2l8h", **NO_DROPOUT)
-    mesh, size = mesh_of(1, 1, 1), config.train.batch_size
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    batch = random_batch(config, size)
-    state = create_state(config, model, optimizer, mesh, put_batch(batch, mesh))
+    mesh, model = mesh_of(*ONE), build_model(config.model)
+    batch, state = random_batch(config, config.train.batch_size), fresh_state(config)
     logits = np.asarray(forward(model, state.params, batch, None).logits, np.float64)
     log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     nats = -np.take_along_axis(log_probabilities, batch["targets"][..., None], -1)[..., 0]
-    means = compile_eval_step(eval_step, config, model, mesh, state.params)(state.params, put_batch(batch, mesh))
-    assert float(means["target_loss"].value()) == pytest.approx(nats[batch["weights"] > 0].mean(), rel=1e-5)
-    assert float(means["target_loss"].weight) == batch["weights"].sum()
+    sums = compile_eval_step(eval_step, config, model, mesh, state.params)(state.params, put_batch(batch, mesh))
+    assert float(sums["target_loss"].value()) == pytest.approx(nats[batch["weights"] > 0].mean(), rel=1e-5)
+    assert float(sums["target_loss"].weight) == batch["weights"].sum()
 
 
-def test_step_figures_against_plain_gradients(make_config):
+def test_step_metrics_against_plain_gradients(make_config):
     config = make_config("bert", "2l8h", **NO_DROPOUT)
-    mesh = mesh_of(1, 1, 1)
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    batch = random_batch(config, config.train.batch_size)
-    state = create_state(config, model, optimizer, mesh, put_batch(batch, mesh))
+    model, batch = build_model(config.model), random_batch(config, config.train.batch_size)
 
+    @jax.jit
     def loss(params: Any) -> jax.Array:
         return total_loss(compute_metrics(forward(model, params, batch, None), batch), loss_weights(batch))
 
-    gradients = jax.grad(loss)(state.params)
-    _, figures = run_steps(config, mesh, 1)
-    assert figures[0]["grad_norm"] == pytest.approx(float(optax.tree.norm(gradients)), rel=1e-5)
-    assert figures[0]["tokens"] == (batch["inputs_segmentation"] > 0).sum()
-    assert figures[0]["learning_rate"] == pytest.approx(config.optimizer.learning_rate / config.optimizer.warmup_steps)
+    gradients = jax.grad(loss)(fresh_state(config).params)
+    _, metrics = run_steps(config, 1)
+    assert metrics[0]["grad_norm"] == pytest.approx(float(optax.tree.norm(gradients)), rel=1e-5)
+    assert metrics[0]["tokens"] == (batch["inputs_segmentation"] > 0).sum()
+    assert metrics[0]["learning_rate"] == pytest.approx(config.optimizer.learning_rate / config.optimizer.warmup_steps)
 
 
 def test_dropout_is_keyed_by_seed_and_step(make_config):
     config = make_config("bert", "2l8h")
     other = replace(config, train=replace(config.train, seed=1))
-    mesh = mesh_of(1, 1, 1)
-    first, again, reseeded = (run_steps(each, mesh)[1] for each in (config, config, other))
+    first, again, reseeded = (run_steps(each)[1] for each in (config, config, other))
     assert first == again
     assert first[0]["target_loss"] != reseeded[0]["target_loss"]
 
 
-def test_dropout_masks_differ_between_steps_and_layers(make_config):
+def test_dropout_masks_differ_between_steps(make_config):
     config = make_config("bert", "2l8h", **{"optimizer.learning_rate": 1e-30})
-    mesh, size = mesh_of(1, 1, 1), config.train.batch_size
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    batch = random_batch(config, size)
-    state = create_state(config, model, optimizer, mesh, put_batch(batch, mesh))
-    step = compile_train_step(config, model, optimizer, mesh, state)
+    batch, state = put_batch(random_batch(config, config.train.batch_size), mesh_of(*ONE)), fresh_state(config)
     losses = []
     for _ in range(3):
-        state, (means, *_) = step(state, put_batch(batch, mesh))
-        losses.append(float(means["target_loss"].value()))
+        state, (sums, *_) = train_step_of(config)(state, batch)
+        losses.append(float(sums["target_loss"].value()))
     assert len(set(losses)) == 3
 
 
-def test_the_old_state_is_given_up_to_the_new(make_config):
+def test_the_old_state_is_donated(make_config):
     config = make_config("bert", "2l8h", **NO_DROPOUT)
-    mesh, size = mesh_of(1, 1, 1), config.train.batch_size
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    batch = put_batch(random_batch(config, size), mesh)
-    old = create_state(config, model, optimizer, mesh, batch)
-    compile_train_step(config, model, optimizer, mesh, old)(old, batch)
+    old = fresh_state(config)
+    train_step_of(config)(old, put_batch(random_batch(config, config.train.batch_size), mesh_of(*ONE)))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old.params))

@@ -1,0 +1,58 @@
+"""States and compiled steps of tiny models. Each is made once and kept: most of a test's time would
+be tracing and compiling.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AxisType, Mesh
+
+from mhsh.config.schema import Config
+from mhsh.models.build import build_model
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import MESH_AXES, put_batch
+from mhsh.training.state import TrainState, abstract_state, create_state
+from mhsh.training.step import compile_train_step
+from tests.training.batches import random_batch
+
+Shape = tuple[int, int, int]  # data, fsdp, tensor
+ONE: Shape = (1, 1, 1)
+
+
+def mesh_of(data: int, fsdp: int, tensor: int) -> Mesh:
+    devices = jax.devices()[: data * fsdp * tensor]
+    return jax.make_mesh((data, fsdp, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+@functools.cache
+def optimizer_of(config: Config, sgd: bool = False) -> optax.GradientTransformationExtraArgs:
+    """The config's, or plain gradient descent: the parameters after a step show the gradients."""
+    return optax.with_extra_args_support(optax.sgd(0.1)) if sgd else build_optimizer(config.optimizer, config.train)
+
+
+@functools.cache
+def abstract_of(config: Config, shape: Shape = ONE, sgd: bool = False) -> TrainState:
+    return abstract_state(config, build_model(config.model), optimizer_of(config, sgd), mesh_of(*shape))
+
+
+@functools.cache
+def _created(config: Config, shape: Shape, sgd: bool) -> Any:
+    mesh = mesh_of(*shape)
+    batch = put_batch(random_batch(config, config.train.batch_size), mesh)
+    return jax.device_get(create_state(config, build_model(config.model), optimizer_of(config, sgd), mesh, batch))
+
+
+def fresh_state(config: Config, shape: Shape = ONE, *, sgd: bool = False) -> TrainState:
+    """A state that may be donated."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_of(config, shape, sgd))
+    return jax.device_put(_created(config, shape, sgd), shardings)
+
+
+@functools.cache
+def train_step_of(config: Config, shape: Shape = ONE, sgd: bool = False) -> jax.stages.Compiled:
+    model, optimizer = build_model(config.model), optimizer_of(config, sgd)
+    return compile_train_step(config, model, optimizer, mesh_of(*shape), abstract_of(config, shape, sgd))
