@@ -29,8 +29,8 @@ _NEEDED = ("embeddings", *SUBLAYERS)
 
 def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
     """The `fresh` state of `config` with parameters of the newest checkpoint of train.start_from:
-    all embeddings and stacks, and the heads that both have. A learned position table may be longer than
-    the other run's; its new rows start fresh.
+    all embeddings and stacks, and the heads that both have. A learned position table may be longer
+    than the other run's; its new rows start fresh.
 
     With train.keep_moments, Adam's moments and their count are taken too; fresh parts have moments
     of zero. The step is always 0, and the schedule is that of `config`.

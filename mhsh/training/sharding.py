@@ -89,7 +89,7 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def check_divisibility(config: Config, shape: dict[str, int]) -> None:
-    """Raises UserError if the model or the rows of a micro-batch cannot be divided over the mesh."""
+    """Raises UserError if the model or a micro-batch cannot be divided over the mesh."""
     model, train = config.model, config.train
     rows, shards = train.batch_size // train.accumulation_steps, shape["data"] * shape["fsdp"]
     if rows % shards:
