@@ -17,8 +17,7 @@ from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
 from mhsh.data.batches import prefetched
 from mhsh.data.fine_tuning.classification import example_rows
 from mhsh.data.fine_tuning.corpus import batches_in_order, load_vocabulary
-from mhsh.data.fine_tuning.glue import find_task, read_glue
-from mhsh.data.fine_tuning.glue_submission import write_submission
+from mhsh.data.fine_tuning.glue import find_task, read_glue, write_submission
 from mhsh.data.fine_tuning.spans import question_rows
 from mhsh.data.fine_tuning.squad import read_squad
 from mhsh.data.pretraining.packing import Rows

@@ -9,8 +9,7 @@ import math
 
 import numpy as np
 
-from mhsh.data.fine_tuning.glue import find_task, read_glue
-from mhsh.data.fine_tuning.glue_submission import read_submission
+from mhsh.data.fine_tuning.glue import find_task, read_glue, read_submission
 from mhsh.errors import UserError
 from mhsh.evaluation.glue import score_glue
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from mhsh.data import tfds
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.errors import UserError
 
@@ -51,8 +52,6 @@ def documents(source: str) -> Iterator[str]:
     if kind == "text" and rest:
         return _text_documents(rest)
     if kind == "tfds" and rest:
-        from mhsh.data import tfds  # the library behind it is an extra
-
         return _joined(tfds.read_texts(rest))
     raise UserError(
         f"data.source = {source!r} is not a source; allowed: stdlib, text:GLOB (for example text:corpus/*.txt.xz), tfds:NAME, "

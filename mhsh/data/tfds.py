@@ -1,5 +1,6 @@
-"""Data sets that TFDS has prepared on this machine: records, texts, sentence pairs; nothing is
-downloaded or prepared here.
+"""Reads data sets that TFDS has prepared on this machine: records, texts, sentence pairs.
+
+Nothing is downloaded or prepared. TFDS is imported when a data set is opened: it takes a second.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mhsh.data.translation.pairs import Pair
 from mhsh.errors import UserError
 
-# The paper's direction: out of English, where the data set has it and the name says nothing.
+# The default direction is out of English, as in the papers on translation.
 _SOURCE_LANGUAGE = "en"
 _DEFAULT_SPLIT = "train"
 _NAME = re.compile(
@@ -23,12 +23,11 @@ _NAME = re.compile(
     r"(?::(?P<direction>[a-z_]+-[a-z_]+))?"  # en-de
 )
 _TEXT = "text"
-# Records read at once: enough that opening and seeking cost little, few enough to stay small in
-# memory.
-_RECORDS_AT_ONCE = 1024
+# Records are read in groups: large enough that seeking costs little, small enough for memory.
+_RECORDS_PER_READ = 1024
 
 
-class _Wanted(NamedTuple):
+class _Name(NamedTuple):
     dataset: str
     split: str
     direction: str | None
@@ -37,29 +36,30 @@ class _Wanted(NamedTuple):
 class PreparedSplit(NamedTuple):
     """One split of a data set, or a slice of it."""
 
-    name: str  # as it was asked for: DATASET, or DATASET:SPLIT
-    builder: Any  # TFDS's
+    name: str  # DATASET or DATASET:SPLIT, as the user wrote it
+    builder: Any  # of TFDS
     split: str
 
     @property
     def features(self) -> Any:
-        """TFDS's description of every feature, by its name."""
+        """TFDS's description of every feature, by name."""
         return self.builder.info.features
 
     def records(self, *names: str) -> Iterator[dict[str, Any]]:
-        """The named features of every record, in the order of the files, as JSON has them: str,
-        int, float, bool, list or dict.
+        """The named features of every record, in the order of the files.
 
-        Files in ArrayRecord are read without TensorFlow, those in TFRecord with it.
+        Values are plain: str, int, float, bool, list or dict. Files in ArrayRecord are read without
+        TensorFlow, files in TFRecord with it.
 
         Raises:
-          UserError: there is no such feature, TensorFlow is needed and not installed, or (in the
-            middle) a text that is not UTF-8.
+          UserError: there is no such feature, or TensorFlow is needed and not installed. While
+            reading: a text is not UTF-8.
         """
         for name in names:
             if name not in self.features:
                 raise UserError(
-                    f"tfds:{self.name} has {', '.join(sorted(self.features))}, but not {name!r}; name a data set that has it"
+                    f"tfds:{self.name} has the features {', '.join(sorted(self.features))}, but not {name!r}; name a data set "
+                    "that has it"
                 )
         return self._decoded(names, _records(self.name, self.builder, self.split))
 
@@ -70,26 +70,24 @@ class PreparedSplit(NamedTuple):
             except UnicodeDecodeError as error:
                 raise UserError(
                     f"tfds:{self.name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data "
-                    "set anew"
+                    "set again"
                 ) from error
             yield decoded
 
 
 def open_split(name: str) -> PreparedSplit:
-    """A split whose records are no sentence pairs.
+    """A split whose records are not sentence pairs.
 
     Args:
-      name: DATASET[:SPLIT], as for `read_pairs`, such as squad/v2.0:validation or
-        wikipedia/20230601.en:train[:1%].
+      name: DATASET[:SPLIT], such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%].
 
     Raises:
-      UserError: TFDS is not installed, the data set is not prepared here, there is no such split,
-        or it has no records.
+      UserError: the data set is not prepared here, it has no such split, or the split is empty.
     """
-    wanted = _parse(name)
-    if wanted.direction is not None:
-        raise UserError(f"tfds:{name}: {wanted.direction} is for sentence pairs; write tfds:DATASET[:SPLIT]")
-    return _open(name, wanted)
+    parsed = _parse(name)
+    if parsed.direction is not None:
+        raise UserError(f"tfds:{name}: {parsed.direction} is only for sentence pairs; write tfds:DATASET[:SPLIT]")
+    return _open(name, parsed)
 
 
 def read_texts(name: str) -> Iterator[str]:
@@ -99,70 +97,65 @@ def read_texts(name: str) -> Iterator[str]:
       name: DATASET[:SPLIT], as for `open_split`.
 
     Raises:
-      UserError: as `open_split` and `PreparedSplit.records`.
+      UserError: as in `open_split` and `PreparedSplit.records`.
     """
     for record in open_split(name).records(_TEXT):
         yield record[_TEXT]
 
 
-def read_pairs(name: str) -> Iterator[Pair]:
-    """The pairs of one split, in the order of its files.
+def read_pairs(name: str) -> Iterator[tuple[str, str]]:
+    """The (source, target) sentences of one split, in the order of its files.
 
     Args:
       name: DATASET[:SPLIT[:SOURCE-TARGET]], such as wmt14_translate/de-en,
-        wmt14_translate/de-en:validation or wmt14_translate/de-en:train[:1000]:de-en. SPLIT is train
-        where it is not given (and may be a slice in TFDS's notation), the source language English.
-        The folder is that of TFDS: TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        wmt14_translate/de-en:validation or wmt14_translate/de-en:train[:1000]:de-en. The default of
+        SPLIT is train; it may be a slice in TFDS's notation. The default source is English. Data
+        sets are looked for in TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
 
     Raises:
-      UserError: as `open_split` and `PreparedSplit.records`, or the data set is no translation or
-        lacks a language.
+      UserError: as in `open_split` and `PreparedSplit.records`, or the data set lacks a language.
     """
-    wanted = _parse(name)
-    split = _open(name, wanted)
-    source, target = _languages(name, wanted.direction, [*split.features])
+    parsed = _parse(name)
+    split = _open(name, parsed)
+    source, target = _languages(name, parsed.direction, [*split.features])
     for record in split.records(source, target):
-        yield Pair(record[source], record[target])
+        yield record[source], record[target]
 
 
-def _parse(name: str) -> _Wanted:
+def _parse(name: str) -> _Name:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
-            f"tfds:{name} is no name of a data set; write DATASET[:SPLIT[:SOURCE-TARGET]], for example tfds:wmt14_translate/de-en, "
+            f"tfds:{name} is not a name of a data set; write DATASET[:SPLIT[:SOURCE-TARGET]], such as tfds:wmt14_translate/de-en, "
             "tfds:wmt14_translate/de-en:validation:en-de or tfds:wikipedia/20230601.en:train[:10%]"
         )
-    return _Wanted(match["dataset"], match["split"] or _DEFAULT_SPLIT, match["direction"])
+    return _Name(match["dataset"], match["split"] or _DEFAULT_SPLIT, match["direction"])
 
 
-def _open(name: str, wanted: _Wanted) -> PreparedSplit:
-    builder = _builder(wanted.dataset)
-    whole = wanted.split.partition("[")[0]
+def _open(name: str, parsed: _Name) -> PreparedSplit:
+    builder = _builder(parsed.dataset)
+    whole = parsed.split.partition("[")[0]
     if whole not in builder.info.splits:
         raise UserError(f"tfds:{name}: there is no split {whole!r}; allowed: {', '.join(builder.info.splits)}")
     try:
-        count = builder.info.splits[wanted.split].num_examples
+        count = builder.info.splits[parsed.split].num_examples
     except ValueError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"tfds:{name}: {reason}; write a slice as in {whole}[:1000] or {whole}[:10%]") from error
     if not count:
-        raise UserError(f"tfds:{name}: {wanted.split} has no records; name a larger part")
-    return PreparedSplit(name, builder, wanted.split)
+        raise UserError(f"tfds:{name}: {parsed.split} has no records; name a larger part")
+    return PreparedSplit(name, builder, parsed.split)
 
 
 def _builder(dataset: str) -> Any:
+    from tensorflow_datasets.core import constants, read_only_builder, registered
+
     try:
-        read_only: Any = importlib.import_module("tensorflow_datasets.core.read_only_builder")
-        registered: Any = importlib.import_module("tensorflow_datasets.core.registered")
-    except ModuleNotFoundError as error:
-        raise UserError(f"tfds:{dataset} needs TensorFlow Datasets ({error}); pip install 'mhsh[tfds]'") from error
-    try:
-        # From its files alone: what TFDS knows how to prepare, but did not prepare, is not there.
-        return read_only.builder_from_files(dataset)
+        # Only from files: TFDS knows how to prepare many data sets that are not prepared here.
+        return read_only_builder.builder_from_files(dataset)
     except registered.DatasetNotFoundError as error:
-        data_dir = importlib.import_module("tensorflow_datasets.core.constants").DATA_DIR
         raise UserError(
-            f"tfds:{dataset} is not prepared in {data_dir}; run: tfds build {dataset} --file_format=array_record, or set "
+            f"tfds:{dataset} is not prepared in {constants.DATA_DIR}; run: tfds build {dataset} --file_format=array_record, or set "
             "TFDS_DATA_DIR to the folder that has it"
         ) from error
 
@@ -187,8 +180,8 @@ def _records(name: str, builder: Any, split: str) -> Iterator[dict[str, Any]]:
         return _tensorflow_records(name, builder, split)
     return (
         record
-        for start in range(0, len(records), _RECORDS_AT_ONCE)
-        for record in records.__getitems__(range(start, min(start + _RECORDS_AT_ONCE, len(records))))
+        for start in range(0, len(records), _RECORDS_PER_READ)
+        for record in records.__getitems__(range(start, min(start + _RECORDS_PER_READ, len(records))))
     )
 
 
@@ -198,10 +191,11 @@ def _tensorflow_records(name: str, builder: Any, split: str) -> Iterator[dict[st
     except ModuleNotFoundError as error:
         raise UserError(
             f"tfds:{name} is stored as {builder.info.file_format.value}, which only TensorFlow reads ({error}); pip install "
-            "'mhsh[tfds]', or prepare it anew with --file_format=array_record"
+            "'mhsh[tfds]', or prepare it again with --file_format=array_record"
         ) from error
-    tfds: Any = importlib.import_module("tensorflow_datasets")
-    # One file after the other, as a data source reads them.
+    import tensorflow_datasets as tfds
+
+    # One file after the other, like a data source.
     in_order = tfds.ReadConfig(interleave_cycle_length=1)
     return iter(tfds.as_numpy(builder.as_dataset(split=split, read_config=in_order, shuffle_files=False)))
 

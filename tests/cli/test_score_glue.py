@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from mhsh.cli.score_glue import run
-from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file, read_glue
-from mhsh.data.fine_tuning.glue_submission import write_submission
+from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file, read_glue, write_submission
 from mhsh.errors import UserError
 from mhsh.evaluation.glue import score_glue
 from tests.cli.light_process import mhsh_without_jax
@@ -62,8 +61,8 @@ def test_files_that_do_not_fit(files: tuple[Path, Path], tmp_path: Path) -> None
     unlabelled = tmp_path / "test.tsv"
     unlabelled.write_text("index\tsentence1\tsentence2\n0\tA.\tB.\n")
     for arguments, message in (
-        (("squad", files[0], files[1]), "'squad' is no task of GLUE; allowed: cola, "),
-        (("qnli", files[0], files[1]), "line 1 is no header of QNLI: there is no column 'question'"),
+        (("squad", files[0], files[1]), "'squad' is not a task of GLUE; allowed: cola, "),
+        (("qnli", files[0], files[1]), "line 1 is not a header of QNLI: there is no column 'question'"),
         (("rte", unlabelled, files[1]), f"{unlabelled} has no column 'label': it is a test set; give"),
         (("rte", tmp_path / "missing", files[1]), "missing: No such file or directory"),
         (("rte", files[0], tmp_path / "missing"), "missing: No such file or directory"),
@@ -76,11 +75,11 @@ def test_files_that_do_not_fit(files: tuple[Path, Path], tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["cola", "sst2", "mrpc", "stsb", "rte", "wnli"])
 def test_a_random_system_on_the_real_data(real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     task, generator = GLUE_TASKS[name], np.random.default_rng(0)
-    labels = find_file(task, real_data / "glue", task.evaluation_sets[0].labelled)
+    labels = find_file(task, real_data / "glue", "dev.tsv")
     examples = read_glue(task, labels)
     expected = np.array([example.label for example in examples])
     predicted = generator.integers(0, 2, len(examples)) if task.label_names else generator.uniform(0, 5, len(examples))
-    predictions = tmp_path / task.evaluation_sets[0].submission
+    predictions = tmp_path / f"{task.folder}.tsv"
     write_submission(task, predictions, [example.index for example in examples], predicted.tolist())
     assert run(task.folder, str(labels), str(predictions)) == 0
     found = json.loads(capsys.readouterr().out)

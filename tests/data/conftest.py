@@ -1,9 +1,12 @@
-"""Small configs and made-up English for the tests of the data floor."""
+"""Small configs, made-up English and TFDS's folder for the tests of mhsh/data."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +63,17 @@ CONFIG = {
 CLM = dict(model__objective="clm", model__next_sentence=False, model__num_token_types=0, data__tokenizer="bytes")
 
 MakeConfig = Callable[..., Config]
+needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="the tfds extra is not installed")
+
+
+@contextlib.contextmanager
+def tfds_folder(folder: Path) -> Iterator[None]:
+    """Inside the `with`, TFDS looks for data sets in `folder`, as if TFDS_DATA_DIR named it."""
+    from tensorflow_datasets.core import constants  # takes a second
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "DATA_DIR", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")

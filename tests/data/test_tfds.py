@@ -1,142 +1,118 @@
-"""Pairs and texts of data sets that TFDS wrote, in processes of their own: with TFDS, or what is
-said where it is not there.
-"""
+"""Pairs and texts of data sets that TFDS wrote."""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from mhsh.data.sources import documents
 from mhsh.data.tfds import _languages, _parse
 from mhsh.data.translation.pairs import Pair, read_pairs
 from mhsh.errors import UserError
-from tests.data.tfds_process import needs_tensorflow, needs_tfds, python
-
-# A data set with the features of wmt14_translate/de-en, prepared by TFDS itself. Its order is
-# TFDS's own, by hashed keys.
-PREPARE = """
-import sys
-import tensorflow_datasets as tfds
-
-
-class Wmt14Translate(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en")]
-
-    def _info(self):
-        features = tfds.features.Translation(languages=["de", "en"])
-        return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=("de", "en"))
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples(2500), "validation": self._generate_examples(7)}
-
-    def _generate_examples(self, count):
-        for number in range(count):
-            yield number, {"de": f"Zahl {number} \\u00fc\\u2028", "en": f"number {number}"}
-
-
-class Wikipedia(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="20230601.en")]
-
-    def _info(self):
-        features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": tfds.features.Text()})
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
-        for number in range(40):
-            text = f"Article {number} \\u00fc\\u2028 begins.\\n\\n  It goes on. \\r\\n \\n\\nIt ends." if number else " \\n"
-            yield number, {"text": text, "title": f"Title {number}"}
-
-
-for builder in (
-    Wmt14Translate(config="de-en", file_format=sys.argv[1]),
-    Wikipedia(config="20230601.en", file_format=sys.argv[1]),
-):
-    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
-"""
-READ = """
-import sys
-from mhsh.data.translation.pairs import read_pairs
-from mhsh.data.sources import documents
-from mhsh.errors import UserError
-try:
-    for pair in read_pairs(sys.argv[1]) if sys.argv[3] == "pairs" else zip(documents(sys.argv[1])):
-        sys.stdout.buffer.write("\\t".join(pair).replace("\\n", "|").encode() + b"\\n")
-except UserError as error:
-    print(error, file=sys.stderr)
-    sys.exit(2)
-# TensorFlow itself takes in jax where it is installed.
-assert {"tensorflow", "jax"}.isdisjoint(sys.modules) or sys.argv[2] == "tfrecord"
-"""
-
-
-def prepare(folder: Path, file_format: str) -> Path:
-    python(PREPARE, folder, file_format)
-    return folder
+from tests.conftest import ROOT
+from tests.data.conftest import needs_tensorflow, tfds_folder
 
 
 @pytest.fixture(scope="module")
-def array_record(tmp_path_factory):
-    return prepare(tmp_path_factory.mktemp("array_record"), "array_record")
+def folder(tmp_path_factory) -> Path:
+    from tests.data import tfds_builders
+
+    folder = tmp_path_factory.mktemp("array_record")
+    tfds_builders.prepare(tfds_builders.Wmt14Translate, folder, config="de-en")
+    tfds_builders.prepare(tfds_builders.Wikipedia, folder, config="20230601.en")
+    return folder
 
 
-def read_lines(data_dir: Path, source: str, file_format: str, kind: str) -> list[str]:
-    """The pairs or documents, a line each."""
-    return python(READ, data_dir, source, file_format, kind).split("\n")[:-1]
+@pytest.fixture
+def prepared(folder):
+    with tfds_folder(folder):
+        yield
 
 
-def read(data_dir: Path, source: str, file_format: str = "array_record") -> list[Pair]:
-    return [Pair(*line.split("\t")) for line in read_lines(data_dir, source, file_format, "pairs")]
+def read(source: str) -> list[Pair]:
+    return list(read_pairs(source))
 
 
 def expected(count: int) -> set[Pair]:
     return {Pair(f"number {number}", f"Zahl {number} \u00fc\u2028") for number in range(count)}
 
 
-@needs_tfds
-def test_array_record_is_read_without_tensorflow(array_record):
-    pairs = read(array_record, "tfds:wmt14_translate/de-en")
+def test_pairs_of_a_split_of_a_slice_and_of_the_other_direction(prepared):
+    pairs = read("tfds:wmt14_translate/de-en")
     assert len(pairs) == 2500 and set(pairs) == expected(2500)
-    validation = read(array_record, "tfds:wmt14_translate/de-en:validation")
+    assert all(isinstance(pair, Pair) for pair in pairs)
+    validation = read("tfds:wmt14_translate/de-en:validation")
     assert len(validation) == 7 and set(validation) == expected(7)
-    assert read(array_record, "tfds:wmt14_translate/de-en:1.0.0:train[10:1500]:de-en") == [
+    assert read("tfds:wmt14_translate/de-en:1.0.0:train[10:1500]:de-en") == [
         Pair(pair.target, pair.source) for pair in pairs[10:1500]
     ]
 
 
-@needs_tfds
-def test_articles_are_documents(array_record):
-    """Their paragraphs a line each, blank lines left out; the one without text is an empty
-    document.
-    """
-
-    def read_documents(source: str) -> list[str]:
-        return read_lines(array_record, source, "array_record", "documents")
-
-    found = read_documents("tfds:wikipedia/20230601.en")
+def test_articles_are_documents(prepared):
+    """A paragraph is a line, blank lines are left out, and an empty text is an empty document."""
+    found = list(documents("tfds:wikipedia/20230601.en"))
     assert len(found) == 40
-    assert set(found) == {f"Article {number} \u00fc\u2028 begins.|It goes on.|It ends." for number in range(1, 40)} | {""}
-    assert read_documents("tfds:wikipedia/20230601.en:1.0.0:train[5:9]") == found[5:9]
-    with pytest.raises(UserError, match=r"tfds:wmt14_translate/de-en has de, en, but not 'text'; name a data set that has it"):
-        read_documents("tfds:wmt14_translate/de-en")
+    assert set(found) == {f"Article {number} \u00fc\u2028 begins.\nIt goes on.\nIt ends." for number in range(1, 40)} | {""}
+    assert list(documents("tfds:wikipedia/20230601.en:1.0.0:train[5:9]")) == found[5:9]
+    with pytest.raises(
+        UserError, match=r"tfds:wmt14_translate/de-en has the features de, en, but not 'text'; name a data set that has it"
+    ):
+        list(documents("tfds:wmt14_translate/de-en"))
 
 
-@needs_tfds
+_ALONE = """
+import socket
+import sys
+from mhsh.data.translation.pairs import read_pairs
+
+def connect(*arguments):
+    raise AssertionError(arguments)
+
+socket.socket.connect = connect
+assert "tensorflow_datasets" not in sys.modules
+assert len(list(read_pairs("tfds:wmt14_translate/de-en:validation"))) == 7
+assert {"tensorflow", "jax", "grain"}.isdisjoint(sys.modules)
+"""
+
+
+def test_array_record_needs_neither_tensorflow_nor_the_network_and_tfds_is_imported_late(folder):
+    environment = {"TFDS_DATA_DIR": str(folder), "PATH": "", "HOME": str(folder)}
+    done = subprocess.run([sys.executable, "-c", _ALONE], check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tfrecord_needs_tensorflow(folder, tmp_path, monkeypatch):
+    """The files say that they are TFRecord; nobody gets as far as to read them."""
+    there = folder / "wmt14_translate" / "de-en" / "1.0.0"
+    copy = tmp_path / there.relative_to(folder)
+    copy.mkdir(parents=True)
+    for name in ("features.json", "dataset_info.json"):
+        (copy / name).write_bytes((there / name).read_bytes())
+    info = json.loads((copy / "dataset_info.json").read_text())
+    (copy / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "tfrecord"}))
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with tfds_folder(tmp_path), pytest.raises(UserError, match=r"^tfds:wmt14_translate/de-en is stored as tfrecord.*mhsh\[tfds\]"):
+        read("tfds:wmt14_translate/de-en")
+
+
 @needs_tensorflow
 @pytest.mark.slow
-def test_tfrecord_is_read_with_tensorflow(array_record, tmp_path):
-    folder = prepare(tmp_path, "tfrecord")
-    assert read(folder, "tfds:wmt14_translate/de-en", "tfrecord") == read(array_record, "tfds:wmt14_translate/de-en")
+def test_tfrecord_is_read_with_tensorflow(folder, tmp_path):
+    from tests.data import tfds_builders
+
+    tfds_builders.prepare(tfds_builders.Wmt14Translate, tmp_path, "tfrecord", config="de-en")
+    found = []
+    for each in (tmp_path, folder):
+        with tfds_folder(each):
+            found.append(read("tfds:wmt14_translate/de-en"))
+    assert found[0] == found[1]
 
 
-@needs_tfds
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
@@ -155,22 +131,14 @@ def test_tfrecord_is_read_with_tensorflow(array_record, tmp_path):
         ),
         ("wmt14_translate/de-en:validation[:5%]", r"validation\[:5%\] has no records; name a larger part"),
         ("wmt14_translate/de-en:train:en-fr", r"there is no language 'fr'; allowed: de, en"),
-        ("wikipedia/20230601.en:train:en-de", r"en-de is for sentence pairs; write tfds:DATASET\[:SPLIT\]"),
+        ("wikipedia/20230601.en:train:en-de", r"en-de is only for sentence pairs; write tfds:DATASET\[:SPLIT\]"),
         ("wikipedia/20230601.de", r"is not prepared in .*; run: tfds build wikipedia/20230601\.de --file_format=array_record"),
         ("wikipedia/20230601.en:test", r"there is no split 'test'; allowed: train"),
     ],
 )
-def test_what_is_not_there_is_named(array_record, source, complaint):
+def test_what_is_not_there_is_named(prepared, source, complaint):
     with pytest.raises(UserError, match=rf"^tfds:{re.escape(source)}.*{complaint}"):
-        read_lines(array_record, f"tfds:{source}", "array_record", "documents" if "wikipedia" in source else "pairs")
-
-
-def test_without_tfds_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    for name in [name for name in sys.modules if name.startswith("tensorflow_datasets.")]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UserError, match=r"pip install 'mhsh\[tfds\]'"):
-        next(read_pairs("tfds:wmt14_translate/de-en"))
+        list((documents if "wikipedia" in source else read_pairs)(f"tfds:{source}"))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from mhsh.config.schema import ClassificationDataConfig, ModelConfig
 from mhsh.data.corpus import fingerprint_of
 from mhsh.data.entropy import unigram_entropy
 from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, load_vocabulary
-from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_file, find_task, read_glue
-from mhsh.data.fine_tuning.glue_tfds import read_prepared_glue
+from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_file, find_task, read_glue, read_prepared_glue
 from mhsh.data.pretraining.packing import Rows
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
@@ -90,7 +89,7 @@ def read_splits(task: GlueTask, data: ClassificationDataConfig) -> tuple[Sequenc
     Raises:
       UserError: no such source, or whatever is wrong with it.
     """
-    files = {"train": "train.tsv"} | {each.name: each.labelled for each in task.evaluation_sets}
+    files = {"train": "train.tsv", **dict(task.evaluation_files)}
     splits: dict[str, Sequence[GlueExample]]
     if prepared := _TFDS.fullmatch(data.source):
         splits = {name: read_prepared_glue(task, prepared["version"] or "", name) for name in files}

@@ -1,54 +1,44 @@
-"""GLUE's tasks (Wang et al. 2019, arXiv 1804.07461) and their original files: one table, one
-reader, the order of the labels.
-"""
+"""GLUE (Wang et al. 2019, arXiv 1804.07461): tasks, files, predictions, and the copies in TFDS."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mhsh.data.text_files import read_lines
+from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
+from mhsh.files import write_new
 
-MAX_SCORE = 5.0  # STS-B's scores go from 0 to here
-# Longer ones are no numbers that a file of examples counts with.
-_INDEX = re.compile(r"[0-9]{1,18}")
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationSet:
-    """The two files of a task on which GLUE publishes figures, and the file that is handed in for
-    the second.
-    """
-
-    name: str  # the split's name in TFDS
-    labelled: str
-    unlabelled: str
-    submission: str
+MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
+_INDEX = re.compile(r"[0-9]{1,18}")  # no file has more examples
+_TFDS_LABEL, _TFDS_INDEX = "label", "idx"
+_SUBMISSION_HEADER = "index\tprediction"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """What must be known of a task to read its examples and to score predictions for it."""
+    """How the examples of a task are read, and how predictions are scored and written."""
 
-    name: str  # as TFDS calls it
-    folder: str  # as GLUE's own download calls it
-    texts: tuple[str, ...]  # the columns of the sentence, or of the two
+    name: str  # in TFDS
+    folder: str  # in GLUE's own download
+    texts: tuple[str, ...]  # the columns of the one or two sentences
     features: tuple[str, ...]  # the same in TFDS
-    label_column: str
+    label_column: str = "label"
     label_names: tuple[str, ...]  # class k is label_names[k]; () for a regression
-    written_labels: tuple[str, ...]  # how the files, and those handed in, write class k
-    metrics: tuple[str, ...]  # as mhsh.evaluation.glue names them
-    evaluation_sets: tuple[EvaluationSet, ...]
-    # The columns of files without a header; of several layouts, the longer ones only add columns at
-    # the end.
+    written_labels: tuple[str, ...] = ("0", "1")  # class k in files and submissions
+    metrics: tuple[str, ...] = ("accuracy",)  # functions of mhsh.evaluation.glue
+    # The evaluation sets on which GLUE publishes results: the split in TFDS, the file with labels.
+    evaluation_files: tuple[tuple[str, str], ...] = (("validation", "dev.tsv"),)
+    # The columns of files without a header; longer layouts only add columns at the end.
     headerless: tuple[tuple[str, ...], ...] = ()
 
     @property
     def num_classes(self) -> int:
-        """Of the model's outputs: 1 for a regression."""
+        """The number of the model's outputs: 1 for a regression."""
         return max(1, len(self.label_names))
 
 
@@ -56,25 +46,20 @@ class GlueTask:
 class GlueExample:
     """One line of a file, or one record of TFDS."""
 
-    index: int  # of the file's column `index`; without one, the position in the file, from 0
-    texts: tuple[str, ...]  # one or two, as they stand there
+    index: int  # from the column `index`, or else the position in the file, from 0
+    texts: tuple[str, ...]  # one or two, unchanged
     label: int | float | None  # a class, a score from 0 to MAX_SCORE, or None in a test set
-
-
-def _dev_and_test(submission: str) -> tuple[EvaluationSet, ...]:
-    return (EvaluationSet("validation", "dev.tsv", "test.tsv", submission),)
 
 
 _SENTENCE = ("sentence",)
 _SENTENCES = ("sentence1", "sentence2")
-_NUMBERS = ("0", "1")
+_QUESTIONS = ("question1", "question2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI = ("entailment", "neutral", "contradiction")
 _STS_BENCHMARK = ("genre", "file", "year", "old_index", "score", "sentence1", "sentence2")
 
-# QQP's first archive (QQP.zip) has lines that are broken in two; QQP-clean.zip, which GLUE put in
-# its place, has none. The diagnostic set (AX) is no task: diagnostic.tsv is read as, and AX.tsv
-# handed in like, a test set of MNLI.
+# QQP's first archive (QQP.zip) has broken lines; GLUE replaced it by QQP-clean.zip. The diagnostic
+# set (AX) is read as a test set of MNLI, and predictions for it are written as one.
 GLUE_TASKS: dict[str, GlueTask] = {
     task.name: task
     for task in (
@@ -83,24 +68,11 @@ GLUE_TASKS: dict[str, GlueTask] = {
             folder="CoLA",
             texts=_SENTENCE,
             features=_SENTENCE,
-            label_column="label",
             label_names=("unacceptable", "acceptable"),
-            written_labels=_NUMBERS,
             metrics=("matthews",),
-            evaluation_sets=_dev_and_test("CoLA.tsv"),
             headerless=(("source", "label", "mark", "sentence"),),
         ),
-        GlueTask(
-            name="sst2",
-            folder="SST-2",
-            texts=_SENTENCE,
-            features=_SENTENCE,
-            label_column="label",
-            label_names=("negative", "positive"),
-            written_labels=_NUMBERS,
-            metrics=("accuracy",),
-            evaluation_sets=_dev_and_test("SST-2.tsv"),
-        ),
+        GlueTask(name="sst2", folder="SST-2", texts=_SENTENCE, features=_SENTENCE, label_names=("negative", "positive")),
         GlueTask(
             name="mrpc",
             folder="MRPC",
@@ -108,9 +80,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             features=_SENTENCES,
             label_column="Quality",
             label_names=("not_equivalent", "equivalent"),
-            written_labels=_NUMBERS,
             metrics=("f1", "accuracy"),
-            evaluation_sets=_dev_and_test("MRPC.tsv"),
         ),
         GlueTask(
             name="stsb",
@@ -121,20 +91,17 @@ GLUE_TASKS: dict[str, GlueTask] = {
             label_names=(),
             written_labels=(),
             metrics=("pearson", "spearman"),
-            evaluation_sets=_dev_and_test("STS-B.tsv"),
-            # The STS benchmark's own files, where the labels of GLUE's test set are to be had.
+            # The STS benchmark's own files, which have the labels of GLUE's test set.
             headerless=(_STS_BENCHMARK, (*_STS_BENCHMARK, "source1", "source2")),
         ),
         GlueTask(
             name="qqp",
             folder="QQP",
-            texts=("question1", "question2"),
-            features=("question1", "question2"),
+            texts=_QUESTIONS,
+            features=_QUESTIONS,
             label_column="is_duplicate",
             label_names=("not_duplicate", "duplicate"),
-            written_labels=_NUMBERS,
             metrics=("f1", "accuracy"),
-            evaluation_sets=_dev_and_test("QQP.tsv"),
         ),
         GlueTask(
             name="mnli",
@@ -144,58 +111,34 @@ GLUE_TASKS: dict[str, GlueTask] = {
             label_column="gold_label",
             label_names=_NLI,
             written_labels=_NLI,
-            metrics=("accuracy",),
-            evaluation_sets=(
-                EvaluationSet("validation_matched", "dev_matched.tsv", "test_matched.tsv", "MNLI-m.tsv"),
-                EvaluationSet("validation_mismatched", "dev_mismatched.tsv", "test_mismatched.tsv", "MNLI-mm.tsv"),
-            ),
+            evaluation_files=(("validation_matched", "dev_matched.tsv"), ("validation_mismatched", "dev_mismatched.tsv")),
         ),
         GlueTask(
             name="qnli",
             folder="QNLI",
             texts=("question", "sentence"),
             features=("question", "sentence"),
-            label_column="label",
             label_names=_ENTAILMENT,
             written_labels=_ENTAILMENT,
-            metrics=("accuracy",),
-            evaluation_sets=_dev_and_test("QNLI.tsv"),
         ),
         GlueTask(
-            name="rte",
-            folder="RTE",
-            texts=_SENTENCES,
-            features=_SENTENCES,
-            label_column="label",
-            label_names=_ENTAILMENT,
-            written_labels=_ENTAILMENT,
-            metrics=("accuracy",),
-            evaluation_sets=_dev_and_test("RTE.tsv"),
+            name="rte", folder="RTE", texts=_SENTENCES, features=_SENTENCES, label_names=_ENTAILMENT, written_labels=_ENTAILMENT
         ),
-        GlueTask(
-            name="wnli",
-            folder="WNLI",
-            texts=_SENTENCES,
-            features=_SENTENCES,
-            label_column="label",
-            label_names=("not_entailment", "entailment"),  # the other way round than in QNLI and RTE
-            written_labels=_NUMBERS,
-            metrics=("accuracy",),
-            evaluation_sets=_dev_and_test("WNLI.tsv"),
-        ),
+        # The classes of WNLI are in the opposite order to those of QNLI and RTE.
+        GlueTask(name="wnli", folder="WNLI", texts=_SENTENCES, features=_SENTENCES, label_names=_ENTAILMENT[::-1]),
     )
 }
 
 
 def find_task(name: str) -> GlueTask:
-    """The task of a name as TFDS or as GLUE's folders write it: "stsb" or "STS-B".
+    """The task of a name in TFDS or of a folder of GLUE: "stsb" or "STS-B".
 
     Raises:
       UserError: there is none.
     """
     task = GLUE_TASKS.get(name.lower().replace("-", ""))
     if task is None:
-        raise UserError(f"{name!r} is no task of GLUE; allowed: {', '.join(GLUE_TASKS)}")
+        raise UserError(f"{name!r} is not a task of GLUE; allowed: {', '.join(GLUE_TASKS)}")
     return task
 
 
@@ -203,44 +146,41 @@ def find_file(task: GlueTask, root: str | Path, file_name: str) -> Path:
     """ROOT/<the task's folder>/FILE_NAME, or the same with .gz.
 
     Raises:
-      UserError: neither is there.
+      UserError: neither exists.
     """
     plain = Path(root) / task.folder / file_name
     for path in (plain, plain.with_name(f"{file_name}.gz")):
         if path.is_file():
             return path
-    raise UserError(f"there is neither {plain} nor {plain.name}.gz; put GLUE's original files there, a folder a task")
+    raise UserError(f"there is neither {plain} nor {plain.name}.gz; put GLUE's original files there, one folder per task")
 
 
 def check_label_order(task: GlueTask, names: Sequence[str], whose: str) -> None:
-    """That class k means the same in other data: `names` are those data's own names of the classes,
-    in their order.
+    """Checks that class k of other data is class k of GLUE.
 
     Args:
-      names: for example builder.info.features["label"].names of TFDS; empty for a regression.
-      whose: the data, as an error shows them.
+      names: the names of the classes in those data, in order; empty for a regression.
+      whose: those data, for the error.
 
     Raises:
-      UserError: other names, or another order.
+      UserError: the names or their order differ.
     """
     if tuple(names) != task.label_names:
         raise UserError(
             f"{whose} numbers the labels of {task.name} as {', '.join(names) or 'a score'}, GLUE as "
-            f"{', '.join(task.label_names) or 'a score'}; class numbers would change their meaning, so take GLUE's original data"
+            f"{', '.join(task.label_names) or 'a score'}; class numbers would change their meaning, so use GLUE's original data"
         )
 
 
 def read_glue(task: GlueTask, path: str | Path) -> tuple[GlueExample, ...]:
-    """The examples of an original file (TSV, plain, .gz or .xz, UTF-8), in its order; a test set
-    has no labels.
+    """The examples of an original file (plain, .gz or .xz), in order; test sets have no labels.
 
-    Quotation marks are text, as in the tasks' own readers: MRPC's are unbalanced. A byte order mark
-    is no part of the text.
+    Quotation marks are text: those of MRPC are unbalanced.
 
     Raises:
-      UserError: the file cannot be read, is not UTF-8, lacks a column or has no examples; a line
-        has more or fewer columns than the header, an unknown label, a score that is no number from
-        0 to MAX_SCORE, or an index that was there before.
+      UserError: the file cannot be read, is not UTF-8, lacks a column or has no examples; or a line
+        has the wrong number of columns, an unknown label, a score outside 0 to MAX_SCORE, or the
+        index of an earlier line.
     """
     lines = read_lines(str(path))
     widths, columns, first = _layout(task, path, lines)
@@ -255,13 +195,13 @@ def read_glue(task: GlueTask, path: str | Path) -> tuple[GlueExample, ...]:
             cells = line.split("\t")
             if len(cells) not in widths:
                 raise ValueError(f"has {len(cells)} columns instead of {' or '.join(map(str, sorted(widths)))}")
-            position = len(examples) if index is None else parse_index(cells[index])
+            position = len(examples) if index is None else _parse_index(cells[index])
             if position in seen:
                 raise ValueError(f"has index {position} a second time")
             seen.add(position)
             value = None if label is None else parse(cells[label])
         except ValueError as error:
-            raise UserError(f"{path} line {number} {error}; mend or remove the line, or fetch the file again") from error
+            raise UserError(f"{path} line {number} {error}; correct or remove the line, or fetch the file again") from error
         examples.append(GlueExample(position, tuple(cells[text] for text in texts), value))
     if not examples:
         raise UserError(f"{path} has no examples; fetch the file again")
@@ -269,9 +209,7 @@ def read_glue(task: GlueTask, path: str | Path) -> tuple[GlueExample, ...]:
 
 
 def _layout(task: GlueTask, path: str | Path, lines: Sequence[str]) -> tuple[set[int], tuple[str, ...], int]:
-    """The numbers of columns that lines may have, the columns' names, and how many lines the header
-    takes.
-    """
+    """The allowed numbers of columns, the columns' names, and the number of header lines."""
     if not lines:
         raise UserError(f"{path} is empty; fetch the file again")
     header = tuple(lines[0].split("\t"))
@@ -281,26 +219,19 @@ def _layout(task: GlueTask, path: str | Path, lines: Sequence[str]) -> tuple[set
     if task.headerless:
         return {len(layout) for layout in task.headerless}, task.headerless[0], 0
     raise UserError(
-        f"{path} line 1 is no header of {task.folder}: there is no column {missing[0]!r}; fetch the original file again, or name "
-        "another task"
+        f"{path} line 1 is not a header of {task.folder}: there is no column {missing[0]!r}; fetch the original file again, or "
+        "name another task"
     )
 
 
-def parse_index(cell: str) -> int:
-    """The number of an example.
-
-    Raises:
-      ValueError: what the cell "has".
-    """
+def _parse_index(cell: str) -> int:
     if not _INDEX.fullmatch(cell):
         raise ValueError(f"has no index: {cell!r} is not a whole number")
     return int(cell)
 
 
 def _label_parser(task: GlueTask) -> Callable[[str], int | float]:
-    """The function from a cell of the task's files to its class or score; it raises ValueError with
-    what the cell "has".
-    """
+    """A function from a cell to its class or score; its ValueError says what the line "has"."""
     if not task.label_names:
         return _parse_score
     classes = {written: number for number, written in enumerate(task.written_labels)}
@@ -317,7 +248,105 @@ def _parse_score(cell: str) -> float:
     try:
         score = float(cell)
     except ValueError:
-        score = float("nan")
+        score = math.nan
     if not 0 <= score <= MAX_SCORE:
-        raise ValueError(f"has the score {cell!r}, which is no number from 0 to {MAX_SCORE:g}")
+        raise ValueError(f"has the score {cell!r}, which is not a number from 0 to {MAX_SCORE:g}")
     return score
+
+
+def read_prepared_glue(task: GlueTask, version: str, split: str) -> tuple[GlueExample, ...]:
+    """The labelled examples of one split of TFDS's glue/TASK, in the order of the original file.
+
+    Args:
+      version: of the data set, such as 2.0.0; empty: the newest that is prepared.
+      split: train, or one of task.evaluation_files.
+
+    Raises:
+      UserError: the split cannot be opened, lacks a feature, numbers its labels differently from
+        GLUE, or has an example without a label, which is -1 in TFDS.
+    """
+    name = f"glue/{task.name}:{version}:{split}" if version else f"glue/{task.name}:{split}"
+    prepared = open_split(name)
+    records = prepared.records(*task.features, _TFDS_LABEL, _TFDS_INDEX)
+    # A score is a plain number, without names.
+    check_label_order(task, getattr(prepared.features[_TFDS_LABEL], "names", ()), f"tfds:{name}")
+    highest = len(task.label_names) - 1 if task.label_names else MAX_SCORE
+    examples: list[GlueExample] = []
+    for record in records:
+        label, index = record[_TFDS_LABEL], record[_TFDS_INDEX]
+        if not 0 <= label <= highest:
+            raise UserError(
+                f"tfds:{name}: the record with idx {index} has the label {label:g}, which is not from 0 to {highest:g} (-1: none, "
+                "as in test sets); prepare the data set again"
+            )
+        examples.append(GlueExample(index, tuple(record[feature] for feature in task.features), label))
+    # TFDS shuffles; `idx` is the position in the original file.
+    return tuple(sorted(examples, key=lambda example: example.index))
+
+
+def read_submission(task: GlueTask, path: str | Path, examples: Sequence[GlueExample]) -> tuple[int | float, ...]:
+    """The class or score for each example, from a file in the form that GLUE's server takes.
+
+    The form is a header and one line `index<TAB>prediction` per example. A class may be written by
+    its name or by its number.
+
+    Raises:
+      UserError: the file cannot be read or has no such header, a prediction is not one of the
+        task's, or the indices are not those of the examples, in order.
+    """
+    lines = read_lines(str(path))
+    if not lines or lines[0] != _SUBMISSION_HEADER:
+        raise UserError(f"{path} line 1 is not the header index<TAB>prediction; write predictions in GLUE's form")
+    if len(lines) - 1 != len(examples):
+        raise UserError(f"{path} has {len(lines) - 1} predictions for {len(examples)} examples; give one for each, in order")
+    predictions: list[int | float] = []
+    for number, (line, example) in enumerate(zip(lines[1:], examples, strict=True), 2):
+        try:
+            cells = line.split("\t")
+            if len(cells) != 2:
+                raise ValueError(f"has {len(cells)} columns instead of 2")
+            index = _parse_index(cells[0])
+            if index != example.index:
+                raise ValueError(f"has index {index} instead of {example.index}")
+            predictions.append(_parse_prediction(task, cells[1]))
+        except ValueError as error:
+            raise UserError(f"{path} line {number} {error}; write the predictions of these examples, in order") from error
+    return tuple(predictions)
+
+
+def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], predictions: Sequence[int | float]) -> None:
+    """Writes a new file that GLUE's server, and `read_submission`, take.
+
+    Scores are clipped to the range 0 to MAX_SCORE; a regression may predict values outside.
+
+    Raises:
+      UserError: a score is not finite, or the file exists or cannot be written.
+      ValueError: the task has no such class, or the two sequences differ in length.
+    """
+    lines = [f"{index}\t{_written(task, index, value)}" for index, value in zip(indices, predictions, strict=True)]
+    write_new(path, "\n".join([_SUBMISSION_HEADER, *lines, ""]))
+
+
+def _parse_prediction(task: GlueTask, cell: str) -> int | float:
+    if not task.label_names:
+        try:
+            score = float(cell)
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise ValueError(f"has the prediction {cell!r}, which is not a finite number")
+        return score
+    for names in (task.label_names, [str(number) for number in range(task.num_classes)]):
+        if cell in names:
+            return names.index(cell)
+    raise ValueError(f"has the prediction {cell!r}, which is neither one of {', '.join(task.label_names)} nor the number of one")
+
+
+def _written(task: GlueTask, index: int, value: int | float) -> str:
+    if not task.label_names:
+        if not math.isfinite(value):
+            raise UserError(f"the prediction for example {index} of {task.name} is {value}; look why it is not finite")
+        return repr(min(max(float(value), 0.0), MAX_SCORE))
+    if value not in range(task.num_classes):
+        raise ValueError(f"{value} is not a class of {task.name}")
+    return task.written_labels[int(value)]

@@ -18,8 +18,7 @@ from mhsh.config.schema import ModelConfig, SpanDataConfig
 from mhsh.data.corpus import fingerprint_of
 from mhsh.data.entropy import unigram_entropy
 from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, load_vocabulary
-from mhsh.data.fine_tuning.squad import Question, SquadData, read_squad
-from mhsh.data.fine_tuning.squad_tfds import read_prepared_squad
+from mhsh.data.fine_tuning.squad import Question, SquadData, read_prepared_squad, read_squad
 from mhsh.data.pretraining.packing import Rows
 from mhsh.data.seeds import ARTICLE_SPLIT, derived_seed
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer

@@ -1,6 +1,4 @@
-"""SQuAD 1.1 (Rajpurkar et al. 2016) and 2.0 (Rajpurkar et al. 2018): questions, and predictions for
-them, in its JSON form.
-"""
+"""SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018): questions and predictions, from JSON or TFDS."""
 
 from __future__ import annotations
 
@@ -11,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from mhsh.data.text_files import unpacked
+from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
 from mhsh.files import parse_object
 
-# The values that `version` has in the official files.
+# The values of `version` in the official files.
 _VERSIONS = {"1.1": "1.1", "v1.1": "1.1", "2.0": "2.0", "v2.0": "2.0"}
+# In TFDS. The plausible answers of impossible questions in SQuAD 2.0 are not read.
+_TFDS_FEATURES = ("title", "context", "id", "question", "answers")
+_TFDS_IS_IMPOSSIBLE = "is_impossible"
 _KINDS = {list: "a list", str: "a string", int: "a whole number", bool: "true or false"}
 
 
@@ -34,14 +36,14 @@ class Question:
     id: str
     question: str
     context: str
-    answers: tuple[Answer, ...]  # what several people answered; empty where it is impossible, or where nobody was asked
-    is_impossible: bool  # the context does not hold the answer; never in 1.1
+    answers: tuple[Answer, ...]  # by several people; empty if it is impossible, or in a test set
+    is_impossible: bool  # the context has no answer; never in 1.1
     title: str  # of the article
 
 
 @dataclasses.dataclass(frozen=True)
 class SquadData:
-    """The questions of a file or of TFDS, in their order there."""
+    """The questions of a file or of TFDS, in order."""
 
     version: str  # 1.1 or 2.0
     questions: tuple[Question, ...]
@@ -51,25 +53,48 @@ def read_squad(path: str | Path) -> SquadData:
     """The questions of a file (JSON, plain, .gz or .xz).
 
     Raises:
-      UserError: the file cannot be read or is no JSON, or whatever `parse_squad` finds wrong with
-        it.
+      UserError: the file cannot be read or is not JSON, or as in `parse_squad`.
     """
     return parse_squad(str(path), _read_json(path))
 
 
-def parse_squad(source: str, content: dict[str, Any]) -> SquadData:
-    """The questions of what SQuAD's JSON form holds.
-
-    The version is what the content says it is; where it says nothing of the sort, it is 2.0 if a
-    question says whether it is impossible.
+def read_prepared_squad(name: str) -> SquadData:
+    """The questions of one split that TFDS has prepared, in the order of its files (shuffled).
 
     Args:
-      source: where the content is from, as errors show it.
+      name: DATASET[:SPLIT], such as squad/v1.1, squad/v2.0:validation or
+        squad/v2.0:3.0.0:train[:10%]; the default of SPLIT is train. Other data sets with the same
+        features work too.
 
     Raises:
-      UserError: the content lacks a key, has a value of the wrong kind, two questions of one id, an
-        answer that does not stand at its answer_start, or an impossible question with an answer; or
-        it has no questions.
+      UserError: the split cannot be opened or lacks a feature, or as in `parse_squad`.
+    """
+    split = open_split(name)
+    features = [*_TFDS_FEATURES, _TFDS_IS_IMPOSSIBLE] if _TFDS_IS_IMPOSSIBLE in split.features else _TFDS_FEATURES
+    return parse_squad(f"tfds:{name}", {"data": [_article(record) for record in split.records(*features)]})
+
+
+def _article(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of TFDS in SQuAD's JSON form: an article with one question."""
+    answers = record.pop("answers")
+    if isinstance(answers, dict):  # TFDS stores a sequence of objects as an object of sequences
+        answers = [dict(zip(answers, values, strict=True)) for values in zip(*answers.values(), strict=True)]
+    paragraph = {"context": record.pop("context"), "qas": [record | {"answers": answers}]}
+    return {"title": record.pop("title"), "paragraphs": [paragraph]}
+
+
+def parse_squad(source: str, content: dict[str, Any]) -> SquadData:
+    """The questions in the content of SQuAD's JSON form.
+
+    If the content does not give its version, it is 2.0 if a question has `is_impossible`.
+
+    Args:
+      source: where the content is from, for errors.
+
+    Raises:
+      UserError: the content lacks a key, has a value of the wrong type, the same id twice, an
+        answer that is not at its answer_start, or an impossible question with an answer; or it has
+        no questions.
     """
     entries = list(_entries(source, content))
     if not entries:
@@ -82,11 +107,10 @@ def parse_squad(source: str, content: dict[str, Any]) -> SquadData:
 
 
 def read_predictions(path: str | Path) -> dict[str, str]:
-    """The answers by question id, "" for none, of a file of predictions in SQuAD's form: one JSON
-    object (plain, .gz or .xz).
+    """The answers by question id ("" for none) in a file of one JSON object (plain, .gz or .xz).
 
     Raises:
-      UserError: the file cannot be read or is not of that form, or has an id twice.
+      UserError: the file cannot be read or has another form, or an id occurs twice.
     """
     predictions = _read_json(path)
     for question_id, text in predictions.items():
@@ -96,16 +120,15 @@ def read_predictions(path: str | Path) -> dict[str, str]:
 
 
 def read_no_answer_probabilities(path: str | Path) -> dict[str, float]:
-    """A number by question id, the higher the surer that there is no answer; one JSON object
-    (plain, .gz or .xz).
+    """Numbers by question id in a file of one JSON object; higher means no answer is more likely.
 
     Raises:
-      UserError: the file cannot be read or is not of that form, has an id twice, or a number that
-        is not finite.
+      UserError: the file cannot be read or has another form, an id occurs twice, or a number is not
+        finite.
     """
     numbers = _read_json(path)
     for question_id, number in numbers.items():
-        # Whole numbers of JSON may be larger than any float.
+        # Integers in JSON may be larger than any float.
         if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
             raise UserError(f"{path}: the no-answer probability of question {question_id} is {number!r}; write a finite number")
     return numbers
@@ -118,11 +141,9 @@ def _read_json(path: str | Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A question as the content has it, and where: the source, then the way to it through the
-    nested objects.
-    """
+    """A question before it is checked."""
 
-    where: str
+    where: str  # the source, then the path through the nested objects
     title: str
     context: str
     fields: dict[str, Any]
@@ -134,12 +155,12 @@ def _entries(source: str, content: dict[str, Any]) -> Iterator[_Entry]:
         where = f"{source}: data[{article_number}]"
         title = _field(article, "title", str, where)
         for paragraph_number, paragraph in enumerate(_field(article, "paragraphs", list, where)):
-            place = f"{where}.paragraphs[{paragraph_number}]"
-            context = _field(paragraph, "context", str, place)
-            for number, fields in enumerate(_field(paragraph, "qas", list, place)):
-                question_id = _field(fields, "id", str, f"{place}.qas[{number}]")
+            path = f"{where}.paragraphs[{paragraph_number}]"
+            context = _field(paragraph, "context", str, path)
+            for number, fields in enumerate(_field(paragraph, "qas", list, path)):
+                question_id = _field(fields, "id", str, f"{path}.qas[{number}]")
                 if question_id in ids:
-                    raise _broken(f"{place}.qas[{number}]", f"has the id of a question before it, {question_id}")
+                    raise _broken(f"{path}.qas[{number}]", f"has the id of an earlier question, {question_id}")
                 ids.add(question_id)
                 yield _Entry(f"{source}: question {question_id}", title, context, fields)
 
@@ -180,7 +201,7 @@ def _field(entry: Any, key: str, kind: type, where: str) -> Any:
     if key not in entry:
         raise _broken(where, f"has no {key!r}")
     value = entry[key]
-    # True is an int for Python, not for JSON.
+    # True is an int in Python, not in JSON.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise _broken(where, f"has a field {key!r} that is not {_KINDS[kind]}")
     return value

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mhsh.config.schema import TranslationDataConfig
+from mhsh.data import tfds
 from mhsh.data.seeds import PAIR_SPLIT
 from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, is_held_out
 from mhsh.data.text_files import matching_files, text_lines
@@ -61,9 +62,7 @@ def read_pairs(source: str) -> Iterator[Pair]:
     if kind == "text" and rest.count(",") == 1:
         return _text_pairs(source, *rest.split(","))
     if kind == "tfds" and rest:
-        from mhsh.data import tfds  # the library behind it is an extra
-
-        return iter(tfds.read_pairs(rest))
+        return (Pair(*pair) for pair in tfds.read_pairs(rest))
     if kind == "arrayrecord":
         raise UserError(f"{source!r} holds rows, not sentence pairs: it can only be data.source, with data.validation_source empty")
     raise UserError(

@@ -105,7 +105,7 @@ def test_mnli_has_two_evaluation_sets(load):
     [
         ("rte", dict(num_classes=3), r"model\.num_classes = 3; allowed with data\.task = 'rte': 2"),
         ("rte", dict(sequence_length=4), r"data\.sequence_length = 4 has no room for the texts of rte"),
-        ("nli", {}, r"'nli' is no task of GLUE"),
+        ("nli", {}, r"'nli' is not a task of GLUE"),
     ],
 )
 def test_what_does_not_fit(load, task, changes, said):

@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mhsh.data.fine_tuning.glue import GLUE_TASKS, GlueExample, check_label_order, find_file, find_task, read_glue
-from mhsh.data.fine_tuning.glue_submission import read_submission, write_submission
+from mhsh.data.fine_tuning.glue import (
+    GLUE_TASKS,
+    GlueExample,
+    check_label_order,
+    find_file,
+    find_task,
+    read_glue,
+    read_submission,
+    write_submission,
+)
 from mhsh.errors import UserError
 
 # The headers of the original files.
@@ -86,7 +94,7 @@ MALFORMED = [
     ("rte", b"", "is empty"),
     ("rte", content(RTE), "has no examples"),
     ("cola", b"", "is empty"),
-    ("rte", content(SST2, "fine|1"), "line 1 is no header of RTE: there is no column 'sentence1'"),
+    ("rte", content(SST2, "fine|1"), "line 1 is not a header of RTE: there is no column 'sentence1'"),
     ("rte", content(RTE, "0|A.|B.|entailment", "1|A."), "line 3 has 2 columns instead of 4"),
     ("rte", content(RTE, "0|A.|B.|entailment|more"), "line 2 has 5 columns instead of 4"),
     ("rte", content(RTE, "0|A.|B.|entailment").replace(b"A", b"\n"), "line 2 has 2 columns"),
@@ -97,7 +105,7 @@ MALFORMED = [
     ("mnli", content(MNLI + " gold_label", "5|1|1n|slate|(|)|(|)|Up.|Down.|-"), "line 2 has the label '-'"),
     ("sst2", content(SST2, "fine|1", "bad|2"), "line 3 has the label '2', which is none of 0, 1"),
     ("sst2", content(SST2, "fine|"), "line 2 has the label ''"),
-    ("stsb", content("sentence1 sentence2 score", "A.|B.|nan"), "line 2 has the score 'nan', which is no number from 0 to 5"),
+    ("stsb", content("sentence1 sentence2 score", "A.|B.|nan"), "line 2 has the score 'nan', which is not a number from 0 to 5"),
     ("stsb", content("sentence1 sentence2 score", "A.|B.|5.001"), "line 2 has the score '5.001'"),
     ("stsb", content("sentence1 sentence2 score", "A.|B.|-0.1"), "line 2 has the score '-0.1'"),
     ("stsb", content("sentence1 sentence2 score", "A.|B.|high"), "line 2 has the score 'high'"),
@@ -114,7 +122,7 @@ def test_what_is_malformed_is_named_in_one_line(tmp_path: Path, name: str, raw: 
     path.write_bytes(raw)
     with pytest.raises(UserError, match=re.escape(f"{path} {message}")) as caught:
         read_glue(GLUE_TASKS[name], path)
-    assert re.search("; (fetch|mend|convert)", str(caught.value))
+    assert re.search("; (fetch|correct|convert)", str(caught.value))
     assert "\n" not in str(caught.value)
 
 
@@ -137,7 +145,7 @@ def test_the_table_holds_together() -> None:
         assert task.written_labels in (task.label_names, ("0", "1"))
         assert find_task(task.name) is find_task(task.folder) is find_task(task.folder.upper()) is task
     assert [GLUE_TASKS[name].num_classes for name in ("stsb", "mnli", "wnli")] == [1, 3, 2]
-    with pytest.raises(UserError, match="'squad' is no task of GLUE; allowed: cola, sst2"):
+    with pytest.raises(UserError, match="'squad' is not a task of GLUE; allowed: cola, sst2"):
         find_task("squad")
 
 
@@ -200,7 +208,7 @@ def test_the_form_that_is_handed_in(tmp_path: Path) -> None:
         write_submission(GLUE_TASKS["stsb"], tmp_path / "new", [7, 8], [1.0, float("nan")])
     with pytest.raises(UserError, match=r"cannot write .*No such file or directory"):
         write_submission(GLUE_TASKS["rte"], tmp_path / "missing" / "new", [0], [1])
-    with pytest.raises(ValueError, match="2 is no class of rte"):
+    with pytest.raises(ValueError, match="2 is not a class of rte"):
         write_submission(GLUE_TASKS["rte"], tmp_path / "new", [0], [2])
     assert not (tmp_path / "new").exists()
 
@@ -222,18 +230,18 @@ def test_predictions_of_other_systems(tmp_path: Path) -> None:
         ("rte", "4\t0\n7\t0\n", "line 1 is not the header"),
         ("rte", "index\tprediction\n4\t0\n", "has 1 predictions for 2 examples; give one for each"),
         ("rte", "index\tprediction\n4\t0\n7\t0\n\n", "has 3 predictions for 2 examples"),
-        ("rte", "index\tprediction\n7\t0\n4\t0\n", "line 2 has index 7 where the example with index 4 stands; write"),
-        ("rte", "index\tprediction\n4\t0\n4\t0\n", "line 3 has index 4 where the example with index 7 stands"),
+        ("rte", "index\tprediction\n7\t0\n4\t0\n", "line 2 has index 7 instead of 4; write"),
+        ("rte", "index\tprediction\n4\t0\n4\t0\n", "line 3 has index 4 instead of 7"),
         ("rte", "index\tprediction\n4\t0\n7 0\n", "line 3 has 1 columns instead of 2"),
         (
             "rte",
             "index\tprediction\n4\t0\n7\t2\n",
-            "line 3 has the prediction '2', which is none of entailment, not_entailment and",
+            "line 3 has the prediction '2', which is neither one of entailment, not_entailment nor",
         ),
-        ("rte", "index\tprediction\n4\t0\n7\tnan\n", "line 3 has the prediction 'nan', which is none of"),
-        ("stsb", "index\tprediction\n4\t0\n7\tnan\n", "line 3 has the prediction 'nan', which is no finite number"),
-        ("stsb", "index\tprediction\n4\t0\n7\t-inf\n", "line 3 has the prediction '-inf', which is no finite number"),
-        ("stsb", "index\tprediction\n4\t0\n7\thigh\n", "line 3 has the prediction 'high', which is no finite number"),
+        ("rte", "index\tprediction\n4\t0\n7\tnan\n", "line 3 has the prediction 'nan', which is neither one of"),
+        ("stsb", "index\tprediction\n4\t0\n7\tnan\n", "line 3 has the prediction 'nan', which is not a finite number"),
+        ("stsb", "index\tprediction\n4\t0\n7\t-inf\n", "line 3 has the prediction '-inf', which is not a finite number"),
+        ("stsb", "index\tprediction\n4\t0\n7\thigh\n", "line 3 has the prediction 'high', which is not a finite number"),
     ):
         with pytest.raises(UserError, match=re.escape(f"{path} {message}")):
             read(task, text)

@@ -1,22 +1,19 @@
-"""GLUE as TFDS's own builders write it from the original files: the same examples, rows and
-fingerprints as from those files.
-"""
+"""GLUE in TFDS: the same examples and rows as from the original files that TFDS was given."""
 
 from __future__ import annotations
 
 import gzip
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.fine_tuning.classification import ClassificationCorpus, load_classification
+from mhsh.data.fine_tuning.classification import ClassificationCorpus, load_classification, read_splits
 from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file
+from mhsh.errors import UserError
 from tests.conftest import load_fields
-from tests.data.tfds_process import needs_tfds, python
+from tests.data.conftest import tfds_folder
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "green", "blue", "##ish", ".", '"', *"0123456789"]
 WORDS = ["red", "Green", 'blue "blue', "blueish\u2028", "ü", "violet ."]
@@ -33,57 +30,6 @@ LAYOUTS: dict[str, tuple[list[str], list[str], str]] = {
     "rte": (["sentence1", "sentence2"], ["not_entailment", "entailment"], "label"),
     "wnli": (["sentence1", "sentence2"], ["0", "1"], "label"),
 }
-
-# TFDS's own builder, but for the download. The argument says for every data set: the task, the
-# version, the file of each split, and what is to be other than in TFDS (the names of the labels,
-# their column).
-PREPARE = """
-import json
-import sys
-import tensorflow_datasets as tfds
-from tensorflow_datasets.text import glue
-
-
-class Glue(glue.Glue, skip_registration=True):
-    def _split_generators(self, dl_manager):
-        return {
-            split: self._generate_examples(path, "dev", {"train": path, "dev_ids": ids})
-            for split, (path, ids) in SPLITS.items()
-        }
-
-
-for task, version, SPLITS, changes in json.loads(sys.argv[1]):
-    config = glue.Glue.builder_configs[task]
-    config.version = tfds.core.Version(version)
-    for name, value in changes.items():
-        assert hasattr(config, name)
-        setattr(config, name, value)
-    builder = Glue(config=config, file_format="array_record")
-    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
-"""
-# All sources in one process, which takes longer to start than to read; for each the corpus, or what
-# the user would be told.
-READ = """
-import json
-import sys
-from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.fine_tuning.classification import load_classification, read_splits
-from mhsh.data.fine_tuning.glue import GLUE_TASKS
-from mhsh.errors import UserError
-
-answers = []
-for model, fields in json.loads(sys.argv[1]):
-    data = ClassificationDataConfig(**fields)
-    try:
-        corpus = load_classification(ModelConfig(**model), data, None)
-        train, sets = read_splits(GLUE_TASKS[data.task], data)
-        indices = [[example.index for example in examples] for examples in (train, *sets.values())]
-        answers.append([corpus.fingerprint, corpus.summary(), indices])
-    except UserError as error:
-        answers.append(str(error))
-assert "tensorflow" not in sys.modules
-print(json.dumps(answers))
-"""
 
 
 def lines_of(task: str, start: int, count: int) -> list[str]:
@@ -111,7 +57,7 @@ def write_task(folder: Path, name: str) -> dict[str, tuple[str, str]]:
     examples of both, and the ids).
     """
     task = GLUE_TASKS[name]
-    files = {"train": "train.tsv"} | {each.name: each.labelled for each in task.evaluation_sets}
+    files = {"train": "train.tsv", **dict(task.evaluation_files)}
     splits = {}
     for number, (split, file_name) in enumerate(files.items()):
         lines = lines_of(name, 100 * number, 40 if split == "train" else 9)
@@ -127,24 +73,15 @@ def write_task(folder: Path, name: str) -> dict[str, tuple[str, str]]:
     return splits
 
 
-def fields_of(task: str, source: str, vocab: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the model and of the data."""
+def load(task: str, source: str, vocab: Path) -> tuple[ClassificationCorpus, list[list[int]]]:
+    """The corpus, and the indices of the examples of every split."""
     model = load_fields("bert", "2l8h")["model"]
     model.pop("heads_per_layer")
     model |= dict(objective="classification", vocab_size=30522, next_sentence=False, num_classes=GLUE_TASKS[task].num_classes)
-    return model, dict(task=task, source=source, vocab_path=str(vocab), lowercase=True, sequence_length=16, seed=0)
-
-
-def load(task: str, source: str, vocab: Path) -> ClassificationCorpus:
-    """The corpus, in this process."""
-    model, data = fields_of(task, source, vocab)
-    return load_classification(ModelConfig(**model), ClassificationDataConfig(**data), None)
-
-
-def load_prepared(data_dir: Path, wanted: list[tuple[str, str]], vocab: Path) -> list[Any]:
-    """For every (task, source) what READ gives of it."""
-    requests = [fields_of(task, source, vocab) for task, source in wanted]
-    return json.loads(python(READ, data_dir, json.dumps(requests)))
+    data = ClassificationDataConfig(task=task, source=source, vocab_path=str(vocab), lowercase=True, sequence_length=16, seed=0)
+    corpus = load_classification(ModelConfig(**model), data, None)
+    train, sets = read_splits(GLUE_TASKS[task], data)
+    return corpus, [[example.index for example in examples] for examples in (train, *sets.values())]
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +94,8 @@ def folder(tmp_path_factory) -> Path:
     """The original files of all tasks, and, under `prepared`, the data sets that TFDS made of them
     and of others.
     """
+    from tests.data.tfds_builders import prepare_glue
+
     folder = tmp_path_factory.mktemp("glue")
     splits = {name: write_task(folder, name) for name in GLUE_TASKS}
     only_train = {"train": splits["rte"]["train"]}
@@ -170,28 +109,27 @@ def folder(tmp_path_factory) -> Path:
         ("stsb", "1.0.1", splits["stsb"], {"label_column": "no such column", "label_classes": ["unlike", "like"]}),
         ("qnli", "1.0.0", splits["qnli"], {"text_features": {"premise": "question", "sentence": "sentence"}}),
     ]
-    (folder / "prepared").mkdir()
-    python(PREPARE, folder / "prepared", json.dumps(sets))
+    for task, version, files, changes in sets:
+        prepare_glue(folder / "prepared", task, version, files, changes)
     return folder
 
 
-@needs_tfds
-def test_the_same_rows_in_the_same_order_as_from_the_original_files(folder, vocab):
-    answers = load_prepared(folder / "prepared", [(name, "tfds:glue") for name in GLUE_TASKS], vocab)
-    for task, (fingerprint, summary, indices) in zip(GLUE_TASKS.values(), answers, strict=True):
-        original = load(task.name, f"tsv:{folder}", vocab)
-        assert fingerprint == original.fingerprint, task.name
-        assert summary == original.summary()
-        assert summary["cut_texts"] > 0 and summary["train"]["rows"] == 40
-        # TFDS counts MRPC's examples before it divides them.
-        expected = [*range(10, 14), *range(34, 70)] if task.name == "mrpc" else [*range(40)]
-        assert indices[0] == expected
-    named = load_prepared(folder / "prepared", [("mnli", "tfds:glue:2.0.0")], vocab)
-    assert named == [answers[list(GLUE_TASKS).index("mnli")]]
-    assert named[0][1]["validation"] == {"rows": 18, "validation_matched": 9, "validation_mismatched": 9}
+@pytest.mark.parametrize("task", GLUE_TASKS.values(), ids=GLUE_TASKS)
+def test_the_same_rows_in_the_same_order_as_from_the_original_files(folder, vocab, task):
+    original, _ = load(task.name, f"tsv:{folder}", vocab)
+    with tfds_folder(folder / "prepared"):
+        corpus, indices = load(task.name, "tfds:glue", vocab)
+        named, _ = load(task.name, "tfds:glue:2.0.0", vocab)
+    assert corpus.fingerprint == named.fingerprint == original.fingerprint
+    summary = corpus.summary()
+    assert summary == named.summary() == original.summary()
+    assert summary["cut_texts"] > 0 and summary["train"]["rows"] == 40
+    # TFDS counts MRPC's examples before it divides them.
+    assert indices[0] == ([*range(10, 14), *range(34, 70)] if task.name == "mrpc" else [*range(40)])
+    if task.name == "mnli":
+        assert summary["validation"] == {"rows": 18, "validation_matched": 9, "validation_mismatched": 9}
 
 
-@needs_tfds
 def test_what_is_wrong_with_a_data_set_is_named_in_one_line(folder, vocab):
     cases = {
         ("rte", "1.0.0"): (
@@ -202,22 +140,27 @@ def test_what_is_wrong_with_a_data_set_is_named_in_one_line(folder, vocab):
         ("rte", "3.0.0"): "tfds:glue/rte:3.0.0 is not prepared in .*; run: tfds build glue/rte:3.0.0 --file_format=array_record",
         ("wnli", "1.0.0"): (
             r"tfds:glue/wnli:1.0.0:train: the record with idx \d+ has the label -1, which is not from 0 to 1 \(-1: none, as in "
-            r"test sets\); prepare the data set anew"
+            r"test sets\); prepare the data set again"
         ),
         ("stsb", "1.0.0"): r"tfds:glue/stsb:1.0.0:train: the record with idx \d+ has the label -1, which is not from 0 to 5",
         ("stsb", "1.0.1"): "tfds:glue/stsb:1.0.1:train numbers the labels of stsb as unlike, like, GLUE as a score",
-        ("qnli", "1.0.0"): "tfds:glue/qnli:1.0.0:train has idx, label, premise, sentence, but not 'question'; name a data set",
+        (
+            "qnli",
+            "1.0.0",
+        ): "tfds:glue/qnli:1.0.0:train has the features idx, label, premise, sentence, but not 'question'; name a data set",
     }
-    answers = load_prepared(folder / "prepared", [(task, f"tfds:glue:{version}") for task, version in cases], vocab)
-    for said, expected in zip(answers, cases.values(), strict=True):
-        assert isinstance(said, str) and re.match(expected, said) and "\n" not in said, said
+    for (task, version), expected in cases.items():
+        with tfds_folder(folder / "prepared"), pytest.raises(UserError, match=f"^{expected}") as caught:
+            load(task, f"tfds:glue:{version}", vocab)
+        assert "\n" not in str(caught.value)
 
 
-@needs_tfds
 @pytest.mark.realdata
 def test_the_real_files(real_data, tmp_path):
     """Of the smaller tasks; of MRPC, TFDS takes other files than GLUE has."""
-    sets = []
+    from tests.data.tfds_builders import prepare_glue
+
+    vocab = real_data / "vocab" / "bert-base-uncased-vocab.txt"
     for name in ("cola", "stsb", "rte", "wnli"):
         task = GLUE_TASKS[name]
         splits = {}
@@ -225,11 +168,8 @@ def test_the_real_files(real_data, tmp_path):
             path = tmp_path / f"{name}-{file_name}"
             path.write_bytes(gzip.decompress(find_file(task, real_data / "glue", file_name).read_bytes()))
             splits[split] = (str(path), "")
-        sets.append((name, "2.0.0", splits, {}))
-    (tmp_path / "prepared").mkdir()
-    python(PREPARE, tmp_path / "prepared", json.dumps(sets))
-    vocab = real_data / "vocab" / "bert-base-uncased-vocab.txt"
-    answers = load_prepared(tmp_path / "prepared", [(name, "tfds:glue") for name, *_ in sets], vocab)
-    for (name, *_), (fingerprint, summary, _) in zip(sets, answers, strict=True):
-        original = load(name, f"tsv:{real_data / 'glue'}", vocab)
-        assert (fingerprint, summary) == (original.fingerprint, original.summary()), name
+        prepare_glue(tmp_path / "prepared", name, "2.0.0", splits)
+        original, _ = load(name, f"tsv:{real_data / 'glue'}", vocab)
+        with tfds_folder(tmp_path / "prepared"):
+            corpus, _ = load(name, "tfds:glue", vocab)
+        assert (corpus.fingerprint, corpus.summary()) == (original.fingerprint, original.summary()), name

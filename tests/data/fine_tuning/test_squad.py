@@ -119,7 +119,7 @@ FAULTS = [
     ),
     (changed(V1, lambda _, first: first.pop("id")), f"{PLACE}.qas[0] has no 'id'"),
     (changed(V1, lambda _, first: first.update(id=1)), f"{PLACE}.qas[0] has a field 'id' that is not a string"),
-    (changed(V1, lambda _, first: first.update(id="a2")), f"{PLACE}.qas[1] has the id of a question before it, a2"),
+    (changed(V1, lambda _, first: first.update(id="a2")), f"{PLACE}.qas[1] has the id of an earlier question, a2"),
     (changed(V1, lambda _, first: first.pop("question")), f"{A1} has no 'question'"),
     (changed(V1, lambda _, first: first.pop("answers")), f"{A1} has no 'answers'"),
     (changed(V1, lambda _, first: first["answers"][1].pop("text")), f"{A1} answers[1] has no 'text'"),
