@@ -1,6 +1,4 @@
-"""What became of a run: left the unigram plateau, stayed on it, or diverged; by rules that are
-written down here.
-"""
+"""The rules for the outcome of a run: it left the unigram plateau, stayed on it, or diverged."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-SMOOTHED_SHARE = 0.1  # of the logged training rows, from the end
+SMOOTHED_SHARE = 0.1  # of the logged training rows: the last tenth
 PLATEAU_MARGIN = 0.1  # nats below the unigram entropy
 
 LEFT = "left the unigram plateau"
@@ -31,8 +29,8 @@ PLATEAU_RULE = (
 
 
 def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
-    """The final training loss by SMOOTHING_RULE: the mean of the last ceil(n / 10) of n rows; None
-    where there are none.
+    """The final training loss by SMOOTHING_RULE: the mean of the last ceil(n / 10) of n rows (None:
+    there are none).
     """
     if not len(train_loss):
         return None
@@ -41,9 +39,7 @@ def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
 
 
 def plateau_outcome(final_train: float | None, final_validation: float | None, entropy: float | None) -> str:
-    """Which of LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN, NO_METRICS a run is, by PLATEAU_RULE; all
-    arguments in nats.
-    """
+    """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE; arguments in nats."""
     if final_train is None and final_validation is None:
         return NO_METRICS
     if any(value is not None and not math.isfinite(value) for value in (final_train, final_validation)):

@@ -1,7 +1,7 @@
-"""What a run leaves behind and how it is read back: config.json, run.json, metrics.jsonl,
-vocabulary, tensorboard/, checkpoints/.
+"""The folder of a run: config.json, run.json, metrics.jsonl, vocabulary, tensorboard/ and
+checkpoints/.
 
-Nothing here imports jax: reports open run folders on machines without it.
+Nothing here imports jax: reports read run folders on machines without it.
 """
 
 from __future__ import annotations
@@ -29,35 +29,33 @@ TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """The rows of a metrics.jsonl, and what is wrong with the file, if anything (rows then end
-    before the damage).
+    """The rows of a metrics.jsonl, up to its first damaged line, and what is wrong with it (None:
+    nothing).
     """
 
     rows: list[dict[str, Any]]
     problem: str | None
 
     def series(self, split: str, x: str, y: str) -> tuple[list[float], list[float]]:
-        """The (x, y) points of the rows of `split` (train or validation) that hold both; a null
-        reads as nan.
-        """
+        """The x and y of the rows of `split` (train, validation) that have both; null becomes nan."""
         points = [(row[x], row[y]) for row in self.rows if row["split"] == split and x in row and y in row]
         return [_number(p[0]) for p in points], [_number(p[1]) for p in points]
 
 
 class MetricsBlocks:
-    """The whole lines of a metrics.jsonl, each with its line end, some of them at a time.
+    """Iterates over a metrics.jsonl in blocks of whole lines, with their line ends.
 
-    Small blocks, so that what a reader makes of one stays in the processor's caches: a third less
-    time for 644 MB.
+    Blocks are small enough to stay in the processor's caches while they are parsed: reading 644 MB
+    takes a third less time.
     """
 
-    problem: str | None = None  # once all are read: what is wrong with the file but for the content of the lines
+    problem: str | None = None  # set when all is read: what is wrong with the file, apart from the content of its lines
 
     def __init__(self, path: epath.Path) -> None:
         self._path = path
 
     def __iter__(self) -> Iterator[bytes]:
-        rest: list[bytes] = []  # of a line that has not ended
+        rest: list[bytes] = []  # the beginning of an unfinished line
         rows = 0
         try:
             with self._path.open("rb") as file:
@@ -65,7 +63,7 @@ class MetricsBlocks:
                     end = block.rfind(b"\n") + 1
                     if end:
                         lines = b"".join([*rest, block[:end]])
-                        # lines.count takes seven times as long.
+                        # lines.count takes seven times as long
                         rows += int(np.count_nonzero(np.frombuffer(lines, np.uint8) == ord("\n")))
                         yield lines
                         rest = []
@@ -83,8 +81,8 @@ class MetricsBlocks:
 
 
 class RunFolder:
-    """One run's folder, here or in a bucket (gs://). Everything written is either appended whole
-    lines or replaced atomically.
+    """The folder of one run, local or in a bucket (gs://). Files are replaced atomically, or whole
+    lines are appended.
     """
 
     def __init__(self, path: epath.PathLike) -> None:
@@ -92,11 +90,11 @@ class RunFolder:
 
     @classmethod
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
-        """Creates the folder for `config`, or opens it where it holds a run of that very config.
+        """Creates the folder for `config`, or opens it if it holds a run of the same config.
 
         Raises:
-          UserError: the folder holds another config's run, or something that is no run, or cannot
-            be written.
+          UserError: the folder holds a run of another config or something else, or cannot be
+            written.
         """
         folder = cls(path)
         if folder.is_remote and not str(folder.path).startswith("gs://"):
@@ -121,9 +119,7 @@ class RunFolder:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the folder lies in a bucket, whose objects are replaced whole: appending there
-        rewrites the file.
-        """
+        """Whether the folder is in a bucket. There, appending to a file rewrites it."""
         return is_remote(self.path)
 
     @property
@@ -132,47 +128,43 @@ class RunFolder:
 
     @property
     def checkpoints_path(self) -> epath.Path:
-        """Orbax's folder, a subfolder a saved step."""
+        """Orbax's folder, with one subfolder for each saved step."""
         return self.path / "checkpoints"
 
     @property
     def tensorboard_path(self) -> epath.Path:
-        """Where the TensorBoard event files lie."""
+        """The folder of the TensorBoard event files."""
         return self.path / "tensorboard"
 
     def read_config(self) -> Config:
-        """The resolved config. Raises UserError where it is missing, unreadable or invalid."""
+        """The resolved config. Raises UserError if it is missing, unreadable or invalid."""
         return from_saved(self._read_json("config.json"))
 
     def read_run(self) -> dict[str, Any]:
-        """run.json: versions, devices, mesh, parameter ledger, data fingerprint, omega, status."""
+        """run.json: versions, devices, mesh, parameter counts, data fingerprint, omega, status."""
         return self._read_json("run.json")
 
     def has_begun(self) -> bool:
-        """Whether a run left more than its config here: an attempt that failed before its first
-        step does not count.
+        """Whether the folder holds more than a config: a run that failed before its first step has
+        not begun.
         """
         traces = [self.path / "run.json", self.path / METRICS_FILE, *self.checkpoints_path.glob("*")]
         return self._config_path.exists() and any(trace.exists() for trace in traces)
 
     def newest_checkpoint(self) -> int | None:
-        """The newest committed step, by its folder's name alone; None where there is none."""
+        """The newest committed step, by the folders' names alone (None: none)."""
         return max((int(path.name) for path in self.checkpoints_path.glob("*") if path.name.isdecimal()), default=None)
 
     def has_run_record(self) -> bool:
-        """Whether run.json exists, that is, whether training got as far as knowing its data and
-        devices.
-        """
+        """Whether run.json exists. Training writes it before its first step."""
         return (self.path / "run.json").exists()
 
     def write_run(self, record: Mapping[str, Any]) -> None:
-        """Replaces run.json as a whole."""
+        """Replaces run.json."""
         write_atomically(self.path / "run.json", _dump(record))
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Appends rows (each needs `step` and `split`); a non-finite number is written as null,
-        which is what JSON has for it.
-        """
+        """Appends rows. Each needs `step` and `split`. Numbers that are not finite become null."""
         finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
         path = self.path / METRICS_FILE
@@ -183,8 +175,8 @@ class RunFolder:
                 file.write(lines)
 
     def read_metrics(self) -> Metrics:
-        """All rows up to the first damaged line, which is named in `problem`; a missing file is a
-        problem too.
+        """All rows up to the first damaged line. `problem` names it, or says that the file is
+        missing.
         """
         blocks = self.metrics_blocks()
         lines = b"".join(blocks)
@@ -199,15 +191,14 @@ class RunFolder:
         return Metrics(rows, problem)
 
     def metrics_blocks(self) -> MetricsBlocks:
-        """metrics.jsonl, to be read once."""
+        """The blocks of metrics.jsonl, to be read once."""
         return MetricsBlocks(self.path / METRICS_FILE)
 
     def cut_metrics(self, step: int) -> None:
-        """Drops every row after `step`, and a half line after them: what a resumed run will log
-        again.
+        """Drops the rows after `step`, and a half line at the end: a resumed run logs them again.
 
         Raises:
-          UserError: a line is damaged before the rows reach `step`; nothing is changed then.
+          UserError: a line before `step` is damaged. The file is not changed then.
         """
         path = self.path / METRICS_FILE
         if not path.exists():
@@ -238,7 +229,7 @@ def vocab_file(config: Config) -> str:
 def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # the latter: brackets nested thousands deep
+    except (ValueError, RecursionError):  # RecursionError: thousands of nested brackets
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not isinstance(row.get("split"), str):
         return None

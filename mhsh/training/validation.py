@@ -1,6 +1,4 @@
-"""From parameters to the figures of a run's validation data: the losses, and the metrics that the
-task is published with.
-"""
+"""Validation of parameters: the losses, and the metrics that the task is published with."""
 
 from __future__ import annotations
 
