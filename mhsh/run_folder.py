@@ -37,7 +37,7 @@ class Metrics:
     problem: str | None
 
     def series(self, split: str, x: str, y: str) -> tuple[list[float], list[float]]:
-        """The x and y of the rows of `split` (train, validation) that have both; null becomes nan."""
+        """x and y of the rows of `split` (train, validation) that have both; null becomes nan."""
         points = [(row[x], row[y]) for row in self.rows if row["split"] == split and x in row and y in row]
         return [_number(p[0]) for p in points], [_number(p[1]) for p in points]
 
