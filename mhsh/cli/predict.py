@@ -15,12 +15,12 @@ from jaxtyping import Float
 
 from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
 from mhsh.data.batches import prefetched
-from mhsh.data.fine_tuning.classification import example_rows
+from mhsh.data.fine_tuning.classification import encode_examples
 from mhsh.data.fine_tuning.corpus import batches_in_order, load_vocabulary
 from mhsh.data.fine_tuning.glue import find_task, read_glue, write_submission
-from mhsh.data.fine_tuning.spans import question_rows
+from mhsh.data.fine_tuning.spans import encode_questions
 from mhsh.data.fine_tuning.squad import read_squad
-from mhsh.data.pretraining.packing import Rows
+from mhsh.data.tables import Examples
 from mhsh.errors import UserError
 from mhsh.evaluation.answers import Answers, find_answers
 from mhsh.evaluation.glue import predicted_labels
@@ -73,7 +73,7 @@ def _classify(
     task = find_task(data.task)
     examples = read_glue(task, source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
-    rows, _ = example_rows(examples, tokenizer, config.model, data)
+    rows, _ = encode_examples(examples, tokenizer, config.model, data)
     model, params = load_for_inference(folder, config, step, 1)
     logits = _logits(model, params, rows, config.train.batch_size)
     write_submission(task, output, [example.index for example in examples], predicted_labels(task, logits).tolist())
@@ -91,7 +91,7 @@ def _answer(
 ) -> None:
     squad = read_squad(source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
-    rows, windows = question_rows(squad.questions, tokenizer, config.model, data)
+    rows, windows = encode_questions(squad.questions, tokenizer, config.model, data)
     model, params = load_for_inference(folder, config, step, 1)
     logits = _logits(model, params, rows, config.train.batch_size)
     answers = find_answers(squad.questions, windows, logits)
@@ -114,15 +114,14 @@ def _details(answers: Answers) -> dict[str, Any]:
     }
 
 
-def _logits(model: Model, params: Any, rows: Rows, batch_size: int) -> Float[np.ndarray, "rows ..."]:
-    """The logits of every row, without dropout."""
-    # Nothing is asked of the model's loss; the batches are those of an evaluation, whose targets
-    # nobody knows here.
-    rows = rows | {"targets": np.zeros(len(rows["inputs"]), np.int32)}
-    batches = batches_in_order(rows, batch_size)
+def _logits(model: Model, params: Any, examples: Examples, batch_size: int) -> Float[np.ndarray, "examples ..."]:
+    """The logits of every example, without dropout."""
+    # A batch needs targets, but they are unknown here and the loss is not used.
+    examples = examples | {"targets": np.zeros(len(examples["inputs"]), np.int32)}
+    batches = batches_in_order(examples, batch_size)
     compute = jax.jit(lambda params, batch: forward(model, params, batch, None).logits)
     parts = [np.asarray(compute(params, jax.tree.map(jnp.asarray, batch))) for batch in prefetched(batches, 0, len(batches))]
-    return np.concatenate(parts)[: len(rows["inputs"])]
+    return np.concatenate(parts)[: len(examples["inputs"])]
 
 
 def _write_object(path: str, content: dict[str, Any]) -> None:

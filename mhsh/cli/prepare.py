@@ -12,9 +12,10 @@ from typing import Any
 
 from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
-from mhsh.data.prepare import Preparation, prepare
-from mhsh.data.pretraining.prepare import PretrainingPreparation
-from mhsh.data.translation.prepare import TranslationPreparation
+from mhsh.data.prepare import prepare
+from mhsh.data.pretraining.task import PretrainingTask
+from mhsh.data.tasks import Task
+from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
 
 _SECONDS_BETWEEN_LINES = 5
@@ -44,12 +45,12 @@ def run(config: Config, out: str, workers: int, runner: str, beam_options: str, 
     return 0
 
 
-def _task(config: Config) -> Preparation[Any]:
+def _task(config: Config) -> Task[Any]:
     match config.data:
         case TranslationDataConfig():
-            return TranslationPreparation(config)
+            return TranslationTask(config.model, config.data)
         case DataConfig():
-            return PretrainingPreparation(config)
+            return PretrainingTask(config.model, config.data)
         case _:
             raise UserError(
                 "mhsh prepare makes rows for pre-training and translation; those of model.objective = "

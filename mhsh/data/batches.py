@@ -1,19 +1,17 @@
-"""Batches as a pure function of the step: rows of a stream put together, sliced between processes,
-and made ahead of time.
+"""Batches as a pure function of the step: which examples are in a batch, which part of it a process
+makes, and batches made ahead of time.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import cast
 
 import grain
 import numpy as np
+from jaxtyping import Float32, Int64
 
-# Batches made ahead of the step that needs them, and the threads that make them. The work is many
-# short numpy calls under one interpreter lock: a second thread would add waiting, not speed.
-_BATCHES_AHEAD = 4
-_THREADS = 1
+from mhsh.data.random_numbers import shuffled
 
 # The rule that decides which examples are in the batch of a step. run.json records it, and a run
 # that began under another rule cannot be resumed.
@@ -21,51 +19,58 @@ _THREADS = 1
 # The batches of pre-training are the same under both.
 BATCH_ORDER_VERSION = 2
 
+# Batches made ahead of the step that needs them, and the threads that make them. The work is many
+# short numpy calls under one interpreter lock: a second thread would add waiting, not speed.
+_BATCHES_AHEAD = 4
+_THREADS = 1
+
 Batch = dict[str, np.ndarray]
-# The number of rows of a whole batch -> those of them that this process makes.
-ProcessRows = Callable[[int], slice]
+# The size of a whole batch -> the part of it that this process makes.
+BatchPart = Callable[[int], slice]
+# Makes a batch of the examples with these numbers. An example may differ from epoch to epoch
+# (masking). The weight of an example is 1, or 0 where it only fills a batch.
+MakeBatch = Callable[[Int64[np.ndarray, " B"], Int64[np.ndarray, " B"], Float32[np.ndarray, " B"]], Batch]
 
 
 def prefetched(steps: grain.MapDataset[Batch], start: int, stop: int) -> grain.DatasetIterator[Batch]:
-    """The batches of steps `start` to `stop` - 1 in order, made ahead of time by a thread; an error
-    there is raised here.
+    """The batches of steps `start` to `stop` - 1 in order, made ahead of time by a thread.
 
-    Close the iterator (`.close()`) when it is left before its end; its thread ends with it.
+    An error in the thread is raised here. Close the iterator (`.close()`) if you leave it before
+    its end: that also ends the thread.
     """
     options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_BATCHES_AHEAD)
     return iter(steps.slice(slice(start, stop)).to_iter_dataset(options))
 
 
-def batches_of_rows(
-    stream: grain.MapDataset[Batch],
-    num_batches: int,
-    batch_size: int,
-    rows: ProcessRows | None,
-    finish: Callable[[Batch, range], None],
-) -> grain.MapDataset[Batch]:
-    """Batch k is made of the positions k B to k B + B - 1 of the stream, of which only this
-    process's `rows` are read.
+def batch_indices(first: int, batch_size: int, part: BatchPart | None) -> Int64[np.ndarray, " B"]:
+    """Of the indices `first` to `first + batch_size - 1`, those that this process makes."""
+    return np.arange(first, first + batch_size)[part(batch_size) if part is not None else slice(None)]
 
-    grain's own `.batch()` would make every row in every process. `finish` adds to a batch what
-    hangs on its positions.
+
+def shuffled_batches(
+    make: MakeBatch, num_examples: int, batch_size: int, seed: int, part: BatchPart | None
+) -> grain.MapDataset[Batch]:
+    """Element k is the batch of training step k, for any k.
+
+    Step k takes the indices k B to k B + B - 1 of an endless stream. Every `num_examples` indices
+    are one epoch: each example once, in an order that depends on the seed and the epoch alone. So
+    an epoch may end inside a batch.
     """
 
     def batch_of(step: int) -> Batch:
-        positions = process_positions(step * batch_size, batch_size, rows)
-        batch = stacked(stream, positions)
-        finish(batch, positions)
-        return batch
+        numbers, epochs = shuffled(batch_indices(step * batch_size, batch_size, part), num_examples, seed)
+        return make(numbers, epochs, np.ones(len(numbers), np.float32))
 
-    return grain.MapDataset.range(num_batches).map(batch_of)
+    return grain.MapDataset.range(sys.maxsize // batch_size).map(batch_of)
 
 
-def process_positions(first: int, batch_size: int, rows: ProcessRows | None) -> range:
-    """Of the positions of a batch that begins at `first`, those that this process reads."""
-    return range(first, first + batch_size)[rows(batch_size) if rows is not None else slice(None)]
+def ordered_batches(make: MakeBatch, num_examples: int, batch_size: int, part: BatchPart | None) -> grain.MapDataset[Batch]:
+    """ceil(R / B) batches of all R examples in order. The last is filled with the first examples
+    again, at weight 0.
+    """
 
+    def batch_of(step: int) -> Batch:
+        epochs, numbers = np.divmod(batch_indices(step * batch_size, batch_size, part), num_examples)
+        return make(numbers, epochs, (epochs == 0).astype(np.float32))
 
-def stacked(stream: grain.MapDataset[Batch], positions: range) -> Batch:
-    """The records at these positions, every array with an axis of them in front."""
-    # grain's None stands for a filtered record; nothing here filters.
-    records = [cast(Batch, stream[position]) for position in positions]
-    return {name: np.array([record[name] for record in records]) for name in records[0]}
+    return grain.MapDataset.range(-(-num_examples // batch_size)).map(batch_of)

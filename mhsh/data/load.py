@@ -1,4 +1,4 @@
-"""The corpus that a config asks for, by its objective."""
+"""The corpus that a config asks for, by its data section."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from mhsh.run_folder import vocab_file
 
 
 def load_corpus(config: Config, saved: epath.PathLike | None) -> Corpus:
-    """Reads data.source and makes the rows of both splits; equal configs and text give equal
-    corpora, in every process.
+    """Reads data.source and makes the examples of both splits.
+
+    Equal configs and text give equal corpora in every process.
 
     Args:
-      saved: the run folder that holds the vocabulary of this very run, under the name `vocab_file`
-        gives; None: none is saved yet, and it is that of data.vocab_path, or learnt from the
-        training split alone.
+      saved: the run folder with the vocabulary of this run, under the name `vocab_file` gives.
+        None: there is none yet. Then it is that of data.vocab_path, or trained on the training
+        split alone.
 
     Raises:
       UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a
-        split without rows.
+        split without examples.
     """
     saved_vocab = epath.Path(saved) / vocab_file(config) if saved is not None else None
     match config.data:

@@ -1,8 +1,8 @@
-"""Random numbers and permutations as functions of where they stand: no state, whole arrays at once.
+"""Random numbers and permutations without state, for whole arrays at once.
 
-What numpy's and grain's generators give one by one (some microseconds a row) is computed here for
-all rows of a batch together, so that a row's numbers hang on its key alone, whatever batch or
-process it is in.
+The numbers of an example depend on its key alone, not on the batch or the process that it is in.
+A generator of numpy or grain would take some microseconds an example; here all examples of a batch
+are computed together.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ def keys(seed: int, *numbers: Integer[np.ndarray, " n"]) -> UInt64[np.ndarray, "
     return found
 
 
-def random_bits(of_rows: UInt64[np.ndarray, " B"], count: int) -> UInt64[np.ndarray, "B count"]:
-    """`count` numbers of 64 random bits for every key: the SplitMix64 generator seeded with it.
+def random_bits(seeds: UInt64[np.ndarray, " B"], count: int) -> UInt64[np.ndarray, "B count"]:
+    """`count` numbers of 64 random bits for every seed: the SplitMix64 generator.
 
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014,
     figure 16 (with the constants of Stafford's variant 13).
     """
     steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-    return _mixed(of_rows[:, None] + steps)
+    return _mixed(seeds[:, None] + steps)
 
 
-def shuffled(positions: Int64[np.ndarray, " n"], size: int, seed: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """Where an endless stream of shuffled epochs has these positions: the numbers (0 to size - 1)
-    there, and their epochs.
+def shuffled(indices: Int64[np.ndarray, " n"], size: int, seed: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    """The numbers (0 to size - 1) at these indices of an endless stream of shuffled epochs, and
+    their epochs.
 
-    Every run of `size` positions, from 0, is one epoch, in which each number stands once, in an
-    order of its own.
+    Every `size` indices, from 0, are one epoch. It holds each number once, in an order of its own.
 
-    A Feistel cipher over the least a x b places that hold all numbers, a and b near their square
-    root, in whose rounds one half is added to, modulo its size, what the other and a key give; what
-    falls outside is enciphered again. Source: Black and Rogaway, Ciphers with arbitrary finite
-    domains, CT-RSA 2002, methods 2 and 3.
+    The order is a Feistel cipher. The numbers lie in a grid of a x b cells, a and b near the square
+    root of `size`. In each round one coordinate is added, modulo its size, to a hash of the other
+    one and a key. A result outside of the numbers is enciphered again. Source: Black and Rogaway,
+    Ciphers with arbitrary finite domains, CT-RSA 2002, methods 2 and 3.
     """
-    epochs, numbers = np.divmod(positions, size)
+    epochs, numbers = np.divmod(indices, size)
     num_left = math.isqrt(max(0, size - 1)) + 1
     num_right = -(-size // num_left)
     round_keys = random_bits(keys(seed, epochs), _ROUNDS)
@@ -73,7 +72,7 @@ def _added(
 
 
 def _mixed(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
-    """Every bit of the outcome hangs on every bit of the value; a bijection."""
+    """A bijection in which every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

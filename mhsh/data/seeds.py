@@ -1,4 +1,4 @@
-"""The random streams of the data, one for each purpose, all derived from data.seed."""
+"""The seeds of the data, one for each purpose, all derived from data.seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 DOCUMENT_SPLIT = 1
 TRAIN_PAIRS = 2
 VALIDATION_PAIRS = 3
-ROW_ORDER = 4
+EXAMPLE_ORDER = 4
 MASKING = 5
 VALIDATION_MASKING = 6
 PAIR_SPLIT = 7
@@ -17,7 +17,5 @@ ARTICLE_SPLIT = 10
 
 
 def derived_seed(seed: int, purpose: int) -> int:
-    """A 32-bit seed (what grain takes) for one purpose, unrelated to those of other purposes and of
-    neighbouring seeds.
-    """
+    """A 32-bit seed for one purpose, unrelated to those of other purposes and other seeds."""
     return int(np.random.SeedSequence((seed, purpose)).generate_state(1, np.uint32)[0])

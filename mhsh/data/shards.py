@@ -1,21 +1,18 @@
-"""Rows of arrays in ArrayRecord shards with an index: written once, each shard whole or not at all,
-and read lazily in any order.
+"""Tables on disk: ArrayRecord shards with an index, written once and read in any order.
 
-A folder of rows holds shards `00000.arrayrecord`, `00001.arrayrecord`, ... and `index.json`. A
-record is one row: the little-endian bytes of its arrays one after the other, in the order of the
-index's `fields`; their shapes stand in the index, once for every run of rows that share them. So
-nothing in a shard is executable, and a row costs no parsing. While a folder is being written, a
-note `00000.json` beside each finished shard says of what job it is; the index takes the notes in,
-and they go.
+A folder holds shards `00000.arrayrecord`, `00001.arrayrecord`, ... and `index.json`. A record is
+one example: the little-endian bytes of its arrays, one after the other, in the order of the index's
+`fields`. The index has the shapes, once for each group of examples that share them. So nothing in a
+shard is executable, and an example needs no parsing. While a folder is being written, a note
+`00000.json` beside each finished shard names the job that wrote it. The notes go when the index is
+written.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import errno
 import hashlib
-import itertools
 import json
 import os
 import threading
@@ -25,90 +22,76 @@ from typing import Any
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
-from jaxtyping import Integer
+from jaxtyping import Int64
 
+from mhsh.data.tables import ExampleGroup, Examples, Table, num_examples, put_together
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, clear_half_files, read_object, replacing, write_atomically
 
 INDEX_FILE = "index.json"
 _FORMAT = 1
-# One record a chunk, so that a row is read without its neighbours. One thread a writer, as workers
-# are many already.
+# One record a chunk, so that an example is read without its neighbours. One thread a writer, as
+# there are many workers already.
 _WRITER_OPTIONS = "group_size:1,max_parallelism:1"
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
-# What is read at once: little more than a row, as the bytes behind it are those of a row that
-# nobody has asked for.
+# Bytes read at once: little more than an example, as the next bytes belong to another one.
 _READ_BYTES = 1 << 11
 
-# How records are packed; docs/preparation.md has what either costs. zstd, at its quickest, is for
-# rows whose arrays repeat each other.
-ZSTD, PLAIN = "zstd:1", "uncompressed"
+# The compression of records; docs/preparation.md has the costs. zstd, at its quickest, is for
+# examples whose arrays repeat each other.
+ZSTD, UNCOMPRESSED = "zstd:1", "uncompressed"
 
-Row = dict[str, np.ndarray]
-Rows = Mapping[str, np.ndarray]  # arrays of equal length R on their first axis, a row of each making a row
-
-
-@dataclasses.dataclass(frozen=True)
-class RowGroup:
-    """Consecutive rows whose arrays have the same shapes."""
-
-    rows: int
-    shapes: dict[str, tuple[int, ...]]  # of one row
+_REMEDY = "put it back from a copy, or prepare into another folder"
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """What is known of one whole shard."""
+    """What the index says about one shard."""
 
     name: str
     size: int  # bytes
     sha256: str
     fields: dict[str, str]  # numpy's dtype of each array, in the order of their bytes
-    groups: tuple[RowGroup, ...]
+    groups: tuple[ExampleGroup, ...]
 
     @property
-    def rows(self) -> int:
-        """The rows in it."""
-        return sum(group.rows for group in self.groups)
+    def count(self) -> int:
+        """The number of examples."""
+        return sum(group.count for group in self.groups)
 
 
-def write_shard(folder: Path, number: int, groups: Sequence[Rows], packing: str, job: str, note: Mapping[str, Any]) -> Shard:
-    """Writes shard `number` of `folder`; afterwards it is there whole, with its note, or (after a
-    kill) is to be written again.
+def write_shard(
+    folder: Path, number: int, groups: Sequence[Examples], compression: str, job: str, note: Mapping[str, Any]
+) -> Shard:
+    """Writes shard `number` of `folder` and its note. After a kill it is whole or written again.
 
-    Equal rows give equal bytes. Several processes may write different shards, and even the same, at
-    the same time.
+    Equal examples give equal bytes. Several processes may write different shards, or the same one,
+    at the same time.
 
     Args:
-      groups: the rows; the groups have the same arrays and dtypes, and may differ in shapes. Groups
-        without rows are left out.
-      packing: ZSTD or PLAIN.
-      job: what `finished_shard` must be asked with to accept it: the identity of all that its bytes
-        hang on.
-      note: numbers about it, kept until the index is written.
+      groups: the examples. All groups have the same arrays and dtypes; their shapes may differ.
+        Empty groups are left out.
+      compression: ZSTD or UNCOMPRESSED.
+      job: identifies all that decides the bytes; `finished_shard` compares it.
+      note: numbers about the shard, kept until the index is written.
     """
     path = folder / shard_name(number)
-    fields = {name: _stored_as(values) for name, values in groups[0].items()}
-    kept = [rows for rows in groups if _num_rows(rows)]
+    fields = {name: _stored_dtype(values) for name, values in groups[0].items()}
+    kept = [examples for examples in groups if num_examples(examples)]
     with replacing(path) as temporary:
-        _write_records(temporary, kept, fields, packing)
+        _write_records(temporary, kept, fields, compression)
         with open(temporary, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        shard = Shard(
-            name=path.name,
-            size=temporary.stat().st_size,
-            sha256=sha256,
-            fields=fields,
-            groups=tuple(RowGroup(_num_rows(rows), {name: values.shape[1:] for name, values in rows.items()}) for rows in kept),
-        )
-    write_json(_note_path(folder, number), {"job": job, "shard": dataclasses.asdict(shard), "note": dict(note)})
+        size = temporary.stat().st_size
+    shapes = [{name: values.shape[1:] for name, values in examples.items()} for examples in kept]
+    groups_of = tuple(ExampleGroup(num_examples(examples), each) for examples, each in zip(kept, shapes, strict=True))
+    shard = Shard(path.name, size, sha256, fields, groups_of)
+    write_json(_note_path(folder, number), {"job": job, "shard": _to_json(shard), "note": dict(note)})
     return shard
 
 
 def finished_shard(folder: Path, number: int, job: str) -> tuple[Shard, dict[str, Any]] | None:
-    """Shard `number` and its note where it is there whole and of this very job; None where it is to
-    be written (again).
-    """
+    """Shard `number` and its note, or None where this job has still to write it."""
     path = _note_path(folder, number)
     try:
         content = read_object(path)
@@ -116,32 +99,23 @@ def finished_shard(folder: Path, number: int, job: str) -> tuple[Shard, dict[str
         return None
     except UserError as error:
         raise UserError(f"{error}; or delete it and run the same command again") from error
-    shard = _parse_shard(content["shard"])
-    if content["job"] != job or not _is_whole(folder / shard.name, shard):
+    if content["job"] != job:
         return None
-    return shard, content["note"]
+    shard = _parse_shard(content["shard"], content["shard"]["fields"])
+    return (shard, content["note"]) if _is_whole(folder / shard.name, shard) else None
 
 
 def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) -> str:
-    """Closes a folder of rows: index.json with all its shards and `meta` (plain JSON values), then
-    removes notes and half files.
+    """Writes index.json with all shards and `meta` (plain JSON values), then removes the notes.
 
-    Returns the fingerprint: SHA-256, in hex, over all that the index says, the hash of every shard
-    among it.
+    Returns the fingerprint: SHA-256, in hex, over all of the index, which has the hash of every
+    shard.
     """
     content = {
         "format": _FORMAT,
         "fields": shards[0].fields,
-        "rows": sum(shard.rows for shard in shards),
-        "shards": [
-            {
-                "name": shard.name,
-                "bytes": shard.size,
-                "sha256": shard.sha256,
-                "groups": [dataclasses.asdict(group) for group in shard.groups],
-            }
-            for shard in shards
-        ],
+        "rows": sum(shard.count for shard in shards),
+        "shards": [{name: value for name, value in _to_json(shard).items() if name != "fields"} for shard in shards],
         "meta": dict(meta),
     }
     if any(shard.fields != shards[0].fields for shard in shards):
@@ -153,9 +127,7 @@ def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) 
 
 
 def clear_notes(folder: Path) -> None:
-    """Removes what only an unfinished folder needs: the shards' notes, and files left half
-    written.
-    """
+    """Removes the notes of the shards, and files that were left half written."""
     for path in folder.glob("[0-9]*.json"):
         path.unlink()
     clear_half_files(folder)
@@ -166,86 +138,67 @@ def shard_name(number: int) -> str:
     return f"{number:05d}.arrayrecord"
 
 
-def open_rows(folder: str | os.PathLike[str]) -> StoredRows:
-    """The rows of a folder. Sizes and counts of all shards are compared with the index; their bytes
-    as they are read.
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces the file by `content` as JSON, and flushes it to the disk."""
+    write_atomically(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
+class StoredTable(Table):
+    """The table in a folder. Opening it compares the sizes and counts of all shards with the index.
+
+    It may be sent to other processes. A file is opened when its first example is read and then
+    stays open, at about 50 bytes an example, which the library keeps of where they lie.
 
     Raises:
-      UserError: no index, a damaged one, or a shard that is missing, of another size, or of another
-        number of rows; it names it.
-    """
-    return StoredRows(Path(folder))
-
-
-class StoredRows:
-    """Random access to the rows of a folder: `len(rows)`, `rows[index]`, `rows.take(numbers)`.
-
-    Threads may share it, and it may go to other processes. A file is opened when its first row is
-    read, and stays open, at about 50 bytes a row, which the library keeps of where the rows lie.
+      UserError: the index is missing or damaged, or a shard (which is named) is missing or differs
+        in size or number of examples.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        index = _read_index(folder)
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        index = _read_index(self.folder)
         self.fingerprint: str = index["fingerprint"]
         self.meta: dict[str, Any] = index["meta"]
-        self.shards = [_parse_shard(entry | {"fields": index["fields"]}, size="bytes") for entry in index["shards"]]
+        self.shards = [_parse_shard(entry, index["fields"]) for entry in index["shards"]]
         for shard in self.shards:
-            _check_cheaply(folder / shard.name, shard)
-        groups = [group for shard in self.shards for group in shard.groups]
-        self._ends = list(itertools.accumulate(group.rows for group in groups))
-        self._layouts = [_layout(shard.fields, group.shapes) for shard in self.shards for group in shard.groups]
-        self._shard_ends = np.cumsum([shard.rows for shard in self.shards])
-        self._shard_starts = self._shard_ends - [shard.rows for shard in self.shards]
-        self._readers = _Readers([folder / shard.name for shard in self.shards])
-        self.groups: list[tuple[dict[str, tuple[int, ...]], range]] = [
-            (group.shapes, range(end - group.rows, end)) for group, end in zip(groups, self._ends, strict=True)
-        ]  # the shapes of a row, and the indices of the rows that have them
+            _check_size_and_count(self.folder / shard.name, shard)
+        self.groups = [group for shard in self.shards for group in shard.groups]
+        self._group_ends = np.cumsum([group.count for group in self.groups], dtype=np.int64)
+        counts = np.array([shard.count for shard in self.shards], np.int64)
+        self._shard_ends = np.cumsum(counts)
+        self._shard_starts = self._shard_ends - counts
+        layouts = [_layout(index["fields"], group.shapes) for group in self.groups]
+        self._layouts = [layout for number, layout in enumerate(layouts) if layout not in layouts[:number]]
+        self._layout_of_group = np.array([self._layouts.index(layout) for layout in layouts], np.int64)
+        self._readers = _Readers([self.folder / shard.name for shard in self.shards])
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+    def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
+        """As `Table.take`."""
+        records = self._records(numbers)
+        layout_of = self._layout_of_group[self._group_ends.searchsorted(numbers, "right")]
+        parts = []
+        for layout in np.unique(layout_of).tolist() or [0]:
+            chosen = np.flatnonzero(layout_of == layout)
+            parts.append((chosen, _decoded([records[index] for index in chosen.tolist()], self._layouts[layout])))
+        return put_together(parts, length)
 
-    def __getitem__(self, index: int) -> Row:
-        """The arrays of row `index`, 0 <= index < len, read-only. Raises UserError, with the
-        shard's name, where it is damaged.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        (record,) = self._records(np.array([index]))
-        layout = self._layouts[bisect.bisect_right(self._ends, index)]
-        return {name: np.frombuffer(record, dtype, count, offset).reshape(shape) for name, dtype, count, offset, shape in layout}
-
-    def take(self, numbers: Integer[np.ndarray, " n"]) -> dict[str, np.ndarray]:
-        """The rows of these numbers, which have the same shapes, put together. Raises as
-        `rows[index]` does.
-        """
-        layout = self._layouts[0]
-        if any(other != layout for other in self._layouts):
-            raise ValueError(f"the rows of {self.folder} differ in their shapes, and cannot be put together")
-        size = sum(count * dtype.itemsize for _, dtype, count, _, _ in layout)
-        table = np.frombuffer(b"".join(self._records(numbers)), np.uint8).reshape(len(numbers), size)
-        return {
-            name: np.ascontiguousarray(table[:, offset : offset + count * dtype.itemsize]).view(dtype).reshape(len(numbers), *shape)
-            for name, dtype, count, offset, shape in layout
-        }
-
-    def _records(self, numbers: Integer[np.ndarray, " n"]) -> list[bytes]:
-        shards = np.searchsorted(self._shard_ends, numbers, "right")
-        places = numbers - self._shard_starts[shards]
+    def _records(self, numbers: Int64[np.ndarray, " n"]) -> list[bytes]:
+        shards = self._shard_ends.searchsorted(numbers, "right")
+        inside = numbers - self._shard_starts[shards]
         found: list[bytes] = []
         reads = {shard: self._readers[shard].read for shard in set(shards.tolist())}
-        for shard, place in zip(shards.tolist(), places.tolist(), strict=True):
+        for shard, record in zip(shards.tolist(), inside.tolist(), strict=True):
             try:
-                # A range, as reading a list of places takes time in proportion to the file's rows.
-                (record,) = reads[shard](place, place + 1)
+                # A range, as reading a list takes time in proportion to the examples of the file.
+                (content,) = reads[shard](record, record + 1)
             except (RuntimeError, ValueError, OSError) as error:
                 raise UserError(f"{self.folder / self.shards[shard].name} is damaged ({error}); {_REMEDY}") from error
-            found.append(record)
+            found.append(content)
         return found
 
     def verify(self) -> None:
-        """Reads every byte of every shard. Raises UserError, naming the first shard whose SHA-256
-        is not the index's.
+        """Reads every byte. Raises UserError, naming the first shard whose SHA-256 differs from the
+        index.
         """
         for shard in self.shards:
             if not _is_whole(self.folder / shard.name, shard):
@@ -253,8 +206,8 @@ class StoredRows:
 
 
 class _Readers:
-    """The readers of some files by their number, each opened when it is first asked for; in another
-    process, opened anew.
+    """The readers of files by number. Each is opened on its first use, and again in another
+    process.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -279,68 +232,74 @@ def _reader(path: Path) -> ArrayRecordReader:
     return ArrayRecordReader(str(path), _READER_OPTIONS, file_reader_buffer_size=_READ_BYTES)
 
 
-_REMEDY = "put it back from a copy, or prepare into another folder"
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces the file by `content` as JSON, and flushes it to the disk."""
-    write_atomically(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
-
-
-def _num_rows(rows: Rows) -> int:
-    return len(next(iter(rows.values())))
-
-
 def _note_path(folder: Path, number: int) -> Path:
     return (folder / shard_name(number)).with_suffix(".json")
 
 
-def _write_records(path: Path, groups: Sequence[Rows], fields: Mapping[str, str], packing: str) -> None:
+def _write_records(path: Path, groups: Sequence[Examples], fields: Mapping[str, str], compression: str) -> None:
     try:
-        writer = ArrayRecordWriter(str(path), f"{_WRITER_OPTIONS},{packing}")
-        for record in _records(groups, fields):
+        writer = ArrayRecordWriter(str(path), f"{_WRITER_OPTIONS},{compression}")
+        for record in _encoded(groups, fields):
             writer.write(record)
         writer.close()
     except RuntimeError as error:
-        # The library has one exception for everything; the system's words are in its text.
+        # The library has one exception for everything; the system's message is in its text.
         for number in (errno.ENOSPC, errno.EDQUOT):
             if os.strerror(number) in str(error):
                 raise OSError(number, os.strerror(number), str(path)) from error
         raise UserError(f"cannot write {path.parent}: {error}") from error
 
 
-def _stored_as(values: np.ndarray) -> str:
+def _stored_dtype(values: np.ndarray) -> str:
     return str(values.dtype.newbyteorder("<").str)
 
 
-def _records(groups: Sequence[Rows], fields: Mapping[str, str]) -> Iterator[bytes]:
-    for rows in groups:
-        if list(rows) != list(fields) or any(_stored_as(rows[name]) != dtype for name, dtype in fields.items()):
+def _encoded(groups: Sequence[Examples], fields: Mapping[str, str]) -> Iterator[bytes]:
+    for examples in groups:
+        if list(examples) != list(fields) or any(_stored_dtype(examples[name]) != dtype for name, dtype in fields.items()):
             raise ValueError("the groups of a shard differ in their arrays")
-        num_rows = _num_rows(rows)
+        count = num_examples(examples)
         columns = [
-            np.ascontiguousarray(rows[name], dtype).reshape(num_rows, -1).view(np.uint8).reshape(num_rows, -1)
+            np.ascontiguousarray(examples[name], dtype).reshape(count, -1).view(np.uint8).reshape(count, -1)
             for name, dtype in fields.items()
         ]
         for record in np.concatenate(columns, axis=1):
             yield record.tobytes()
 
 
-def _layout(
-    fields: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
-) -> list[tuple[str, np.dtype, int, int, tuple[int, ...]]]:
-    """Name, dtype, count of numbers, offset in bytes and shape of each array of a record."""
+# Name, dtype, offset in bytes, size in bytes and shape of each array in a record.
+_Layout = list[tuple[str, np.dtype, int, int, tuple[int, ...]]]
+
+
+def _layout(fields: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> _Layout:
     layout, offset = [], 0
     for name, kind in fields.items():
-        dtype, count = np.dtype(kind), int(np.prod(shapes[name], dtype=np.int64))
-        layout.append((name, dtype, count, offset, shapes[name]))
-        offset += count * dtype.itemsize
+        dtype = np.dtype(kind)
+        size = int(np.prod(shapes[name], dtype=np.int64)) * dtype.itemsize
+        layout.append((name, dtype, offset, size, shapes[name]))
+        offset += size
     return layout
 
 
-def _parse_shard(entry: Mapping[str, Any], size: str = "size") -> Shard:
-    groups = [RowGroup(group["rows"], {name: tuple(shape) for name, shape in group["shapes"].items()}) for group in entry["groups"]]
-    return Shard(entry["name"], entry[size], entry["sha256"], dict(entry["fields"]), tuple(groups))
+def _decoded(records: Sequence[bytes], layout: _Layout) -> Examples:
+    size = sum(size for _, _, _, size, _ in layout)
+    table = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), size)
+    return {
+        name: np.ascontiguousarray(table[:, offset : offset + size]).view(dtype).reshape(len(records), *shape)
+        for name, dtype, offset, size, shape in layout
+    }
+
+
+def _to_json(shard: Shard) -> dict[str, Any]:
+    groups = [{"rows": group.count, "shapes": group.shapes} for group in shard.groups]
+    return {"name": shard.name, "bytes": shard.size, "sha256": shard.sha256, "fields": shard.fields, "groups": groups}
+
+
+def _parse_shard(entry: Mapping[str, Any], fields: Mapping[str, str]) -> Shard:
+    groups = [
+        ExampleGroup(group["rows"], {name: tuple(shape) for name, shape in group["shapes"].items()}) for group in entry["groups"]
+    ]
+    return Shard(entry["name"], entry["bytes"], entry["sha256"], dict(fields), tuple(groups))
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -351,11 +310,11 @@ def _read_index(folder: Path) -> dict[str, Any]:
         if index["fingerprint"] != _fingerprint(content):
             raise ValueError("it does not match its own fingerprint")
     except MissingFile:
-        raise UserError(f"{path} is missing: {folder} holds no finished rows; run the mhsh prepare that was to write it") from None
+        raise UserError(f"{path} is missing: {folder} holds no finished rows; finish them with mhsh prepare") from None
     except (ValueError, KeyError) as error:
         raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from error
     if index["format"] != _FORMAT:
-        raise UserError(f"{path} is of format {index['format']}, this mhsh reads {_FORMAT}; prepare the rows again")
+        raise UserError(f"{path} has format {index['format']}, this mhsh reads {_FORMAT}; prepare the rows again")
     return index
 
 
@@ -363,7 +322,7 @@ def _fingerprint(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _check_cheaply(path: Path, shard: Shard) -> None:
+def _check_size_and_count(path: Path, shard: Shard) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -372,12 +331,12 @@ def _check_cheaply(path: Path, shard: Shard) -> None:
         raise UserError(f"{path} is damaged: {size} bytes, where the index says {shard.size}; {_REMEDY}")
     try:
         reader = _reader(path)
-        rows = reader.num_records()
+        count = reader.num_records()
         reader.close()
     except RuntimeError as error:
         raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from error
-    if rows != shard.rows:
-        raise UserError(f"{path} is damaged: {rows} rows can be found, where the index says {shard.rows}; {_REMEDY}")
+    if count != shard.count:
+        raise UserError(f"{path} is damaged: it has {count} rows, but the index says {shard.count}; {_REMEDY}")
 
 
 def _is_whole(path: Path, shard: Shard) -> bool:

@@ -1,4 +1,4 @@
-"""Training and validation: their names, and which text is for which."""
+"""The names of the splits, training and validation, and the rule that assigns a text to one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ TRAIN, VALIDATION = SPLITS = ("train", "validation")
 
 
 def is_held_out(text: str, fraction: float, seed: int, purpose: int) -> bool:
-    """Whether a text is for validation, by a hash of it and of (seed, purpose): a share of
-    `fraction` of all texts.
+    """Whether a text belongs to validation, by a hash of the text and of (seed, purpose).
 
-    That is by chance, not by count, so that no text hangs on what other texts there are, equal
-    texts stay together, and a corpus can be split as it is read.
+    About `fraction` of all texts do. The side of a text does not depend on other texts, equal texts
+    stay together, and a corpus can be split while it is read.
     """
     digest = hashlib.blake2b(text.encode("utf-8"), key=_key(seed, purpose), digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2**64

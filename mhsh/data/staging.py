@@ -1,59 +1,26 @@
-"""A source in numbered text files: what is left of it once it is cleaned and split, so that workers
-can share it.
+"""A source as numbered text files: its items, cleaned and split, so that workers can share them.
 
-A chunk is a file such as train-00012.txt with so many items (sentence pairs, documents) as text;
-`staged.json`, written last, names them all with their hashes.
+A chunk is a file such as train-00012.txt with some items (sentence pairs, documents) as text.
+`staged.json`, written last, names all chunks with their hashes.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mhsh.data.shards import write_json
 from mhsh.data.splits import SPLITS
+from mhsh.data.tasks import Item, Task
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, read_object
 
 _STAGED_FILE = "staged.json"
-
-Texts = tuple[str, ...]  # an item as it stands in the source: the sides of a pair, or a document
-
-
-class Source(abc.ABC):
-    """What there is to stage, of one task."""
-
-    @property
-    @abc.abstractmethod
-    def least_items(self) -> int:
-        """The items that a chunk must have at least; fewer at the end of a split go to the chunk
-        before.
-        """
-
-    @abc.abstractmethod
-    def streams(self) -> Sequence[Iterable[Texts]]:
-        """All items, in a fixed order, read as they are asked for. Raises UserError for whatever is
-        wrong with the source.
-        """
-
-    @abc.abstractmethod
-    def new_counts(self) -> Any:
-        """A dataclass of numbers for `split` to count in."""
-
-    @abc.abstractmethod
-    def split(self, streams: Sequence[Iterable[Texts]], counts: Any) -> Iterator[tuple[str, str]]:
-        """The split of every item that is left, and its text in a chunk, which `staging` only puts
-        together.
-        """
-
-    @abc.abstractmethod
-    def check(self, sizes: Mapping[str, int], counts: Any) -> None:
-        """Raises UserError where a split has too few items; `sizes` has those of each."""
+_SEPARATOR = "\t"  # between the texts of an item
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,36 +40,36 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Staged:
-    """All chunks of a source, and what became of its items."""
+    """All chunks of a source, and what was read and left out."""
 
     source: str  # its fingerprint
     chunks: tuple[Chunk, ...]  # of training, then of validation, each in order
-    counts: dict[str, int]  # read and left out
+    counts: dict[str, int]
 
 
-def source_fingerprint(source: Source) -> str:
-    """SHA-256, in hex, over every item as it stands in the source."""
+def source_fingerprint(task: Task[Any]) -> str:
+    """SHA-256, in hex, over every item as it is in the source."""
     digest = hashlib.sha256()
-    for stream in source.streams():
+    for stream in task.streams():
         deque(_hashed(stream, digest), maxlen=0)
     return digest.hexdigest()
 
 
-def stage(source: Source, folder: Path, items_per_chunk: int) -> Staged:
-    """Reads and splits the source, and writes the chunks into the empty `folder`; no more than a
-    chunk of each split is in memory.
+def stage(task: Task[Any], folder: Path, items_per_chunk: int) -> Staged:
+    """Reads and splits the source, and writes the chunks into the empty `folder`.
+
+    Memory holds one chunk of each split at a time.
 
     Raises:
       UserError: whatever is wrong with the source, or a split with too few items.
     """
     digest = hashlib.sha256()
-    counts = source.new_counts()
-    files = {split: _ChunkFiles(folder, split, items_per_chunk, source.least_items) for split in SPLITS}
-    for split, text in source.split([_hashed(stream, digest) for stream in source.streams()], counts):
-        files[split].add(text)
+    counts = task.new_counts()
+    files = {split: _ChunkFiles(folder, split, items_per_chunk, task.min_items) for split in SPLITS}
+    for split, item in task.split([_hashed(stream, digest) for stream in task.streams()], counts):
+        files[split].add(item_text(task, item))
     for split in SPLITS:
         files[split].close()
-    source.check({split: sum(chunk.items for chunk in files[split].chunks) for split in SPLITS}, counts)
     chunks = tuple(chunk for split in SPLITS for chunk in files[split].chunks)
     staged = Staged(digest.hexdigest(), chunks, dataclasses.asdict(counts))
     write_json(folder / _STAGED_FILE, dataclasses.asdict(staged))
@@ -110,7 +77,7 @@ def stage(source: Source, folder: Path, items_per_chunk: int) -> Staged:
 
 
 def read_staged(folder: Path) -> Staged | None:
-    """What `stage` left in `folder`; None where it did not get to its end."""
+    """What `stage` left in `folder`; None where it did not finish."""
     path = folder / _STAGED_FILE
     try:
         content = read_object(path)
@@ -119,10 +86,8 @@ def read_staged(folder: Path) -> Staged | None:
     return Staged(content["source"], tuple(Chunk(**chunk) for chunk in content["chunks"]), content["counts"])
 
 
-def read_chunk(folder: Path, chunk: Chunk) -> str:
-    """The texts of a chunk's items, one after the other. Raises UserError where it is not as it was
-    written.
-    """
+def read_chunk(task: Task[Any], folder: Path, chunk: Chunk) -> list[Item]:
+    """The items of a chunk. Raises UserError where its file has changed."""
     path = folder / chunk.name
     try:
         content = path.read_bytes()
@@ -130,27 +95,35 @@ def read_chunk(folder: Path, chunk: Chunk) -> str:
         raise UserError(f"cannot read {path} ({error.strerror}); delete {folder} and run the same command again") from error
     if hashlib.sha256(content).hexdigest() != chunk.sha256:
         raise UserError(f"{path} is damaged; delete {folder} and run the same command again")
-    return content.decode("utf-8")
+    return items_in(task, content.decode("utf-8"))
+
+
+def item_text(task: Task[Any], item: Item) -> str:
+    """An item as text in a chunk's file."""
+    return _SEPARATOR.join(item) + task.item_end
+
+
+def items_in(task: Task[Any], content: str) -> list[Item]:
+    """The items in the text of a chunk's file."""
+    return [tuple(text.split(_SEPARATOR, task.item_size - 1)) for text in content.split(task.item_end)[:-1]]
 
 
 class _ChunkFiles:
-    """The chunks of one split, each written when its items are together."""
+    """The chunks of one split. Each is written as soon as its items are complete."""
 
-    def __init__(self, folder: Path, split: str, items_per_chunk: int, least_items: int) -> None:
-        self.folder, self.split, self.items_per_chunk, self.least_items = folder, split, items_per_chunk, least_items
+    def __init__(self, folder: Path, split: str, items_per_chunk: int, min_items: int) -> None:
+        self.folder, self.split, self.items_per_chunk, self.min_items = folder, split, items_per_chunk, min_items
         self.chunks: list[Chunk] = []
         self._texts: list[str] = []
 
     def add(self, text: str) -> None:
         self._texts.append(text)
-        # Written once it is sure that those left are enough for a chunk of their own.
-        if len(self._texts) == self.items_per_chunk + self.least_items:
+        # Written only once the remaining items are enough for a chunk of their own.
+        if len(self._texts) == self.items_per_chunk + self.min_items:
             self._write(self.items_per_chunk)
 
     def close(self) -> None:
-        """Writes the last chunk, of `least_items` at least, and fewer than that more than the
-        others.
-        """
+        """Writes the last chunk. It may have up to `min_items` - 1 items more than the others."""
         if self._texts:
             self._write(len(self._texts))
 
@@ -162,9 +135,9 @@ class _ChunkFiles:
         del self._texts[:count]
 
 
-def _hashed(stream: Iterable[Texts], digest: Any) -> Iterator[Texts]:
+def _hashed(stream: Iterable[Item], digest: Any) -> Iterator[Item]:
     for item in stream:
-        # A length before each text, as texts that are not cleaned yet may hold any separator.
+        # A length before each text, as texts that are not cleaned yet may contain any separator.
         encoded = [text.encode() for text in item]
         digest.update(b"".join(b"%d " % len(text) for text in encoded) + b"".join(encoded))
         yield item

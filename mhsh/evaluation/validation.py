@@ -52,7 +52,7 @@ def classification_metrics(corpus: ClassificationCorpus, logits: Float[np.ndarra
 
     With several evaluation sets, each name begins with that of the set: matched_, mismatched_.
     """
-    predictions, labels = predicted_labels(corpus.task, logits), corpus.validation["targets"]
+    predictions, labels = predicted_labels(corpus.task, logits), corpus.validation.all()["targets"]
     metrics: dict[str, float] = {}
     start = 0
     for name, size in corpus.evaluation_sets.items():

@@ -20,7 +20,7 @@ import optax
 from jax.sharding import Mesh
 
 from mhsh.config.schema import Config, DataConfig, TranslationDataConfig, to_dict
-from mhsh.data.batches import BATCH_ORDER_VERSION, ProcessRows, prefetched
+from mhsh.data.batches import BATCH_ORDER_VERSION, BatchPart, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
@@ -49,7 +49,7 @@ class Setup:
     checkpoints: Checkpoints
     mesh: Mesh
     corpus: Corpus
-    rows: ProcessRows  # global batch size -> the rows of it that this process makes
+    rows: BatchPart  # global batch size -> the rows of it that this process makes
     model: Model
     optimizer: optax.GradientTransformationExtraArgs
     abstract: TrainState  # shapes, dtypes and shardings of the state

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from mhsh.config.schema import Config
-from mhsh.data.batches import ProcessRows, prefetched
+from mhsh.data.batches import BatchPart, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.fine_tuning.classification import ClassificationCorpus
 from mhsh.data.fine_tuning.spans import SpanCorpus
@@ -42,7 +42,7 @@ class Validator:
         model: Model,
         mesh: Mesh,
         corpus: Corpus,
-        rows: ProcessRows,
+        rows: BatchPart,
         params: Any,
         decoding: Decoding,
         compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
@@ -67,7 +67,7 @@ class Validator:
         corpus, model = self._corpus, self._model
         batches = self._put(min(num_batches or self.num_batches, self.num_batches), heartbeat)
         if isinstance(corpus, ClassificationCorpus | SpanCorpus):
-            values, logits = evaluate_rows(self._step, params, batches, len(corpus.validation["inputs"]))
+            values, logits = evaluate_rows(self._step, params, batches, len(corpus.validation))
             values |= span_metrics(corpus, logits) if isinstance(corpus, SpanCorpus) else classification_metrics(corpus, logits)
         else:
             values = evaluate(self._step, params, batches)

@@ -14,11 +14,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config, DataConfig, to_dict
+from mhsh.config.schema import Config, DataConfig, TranslationDataConfig, to_dict
 from mhsh.data.pool import run_chunks
-from mhsh.data.prepare import Preparation, prepare
-from mhsh.data.pretraining.prepare import PretrainingPreparation
-from mhsh.data.translation.prepare import TranslationPreparation
+from mhsh.data.prepare import prepare
+from mhsh.data.pretraining.task import PretrainingTask
+from mhsh.data.tasks import Task
+from mhsh.data.translation.task import TranslationTask
 from tests.conftest import ROOT, load_fields
 from tests.data.conftest import CONFIG
 
@@ -60,8 +61,11 @@ def pretraining_config(**fields: Any) -> Config:
     return from_dict({name: {key: fields.get(key, value) for key, value in section.items()} for name, section in CONFIG.items()})
 
 
-def task_of(config: Config) -> Preparation[Any]:
-    return PretrainingPreparation(config) if isinstance(config.data, DataConfig) else TranslationPreparation(config)
+def task_of(config: Config) -> Task[Any]:
+    if isinstance(config.data, DataConfig):
+        return PretrainingTask(config.model, config.data)
+    assert isinstance(config.data, TranslationDataConfig)
+    return TranslationTask(config.model, config.data)
 
 
 def run_locally(workers: int, work: Callable[[int], None], chunks: range) -> None:
@@ -119,12 +123,11 @@ import json, os, shutil, signal, sys
 from pathlib import Path
 from mhsh.config.resolve import from_dict
 from mhsh.data.prepare import prepare
-from mhsh.data.pretraining.prepare import PretrainingPreparation
-from mhsh.data.translation.prepare import TranslationPreparation
 from mhsh.data.pool import run_chunks
+from tests.data.preparing import task_of
 
 folder, config, per_shard, stride = Path(sys.argv[1]), from_dict(json.loads(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
-task = (TranslationPreparation if config.model.objective == "translation" else PretrainingPreparation)(config)
+task = task_of(config)
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.data.batches import prefetched
 from mhsh.data.pretraining.corpus import PretrainingCorpus, load_pretraining
-from mhsh.data.pretraining.packing import RowTable
 from mhsh.data.seeds import derived_seed
+from mhsh.data.tables import Table
 
 LAYOUTS = {
     "pairs": {},
@@ -44,9 +44,9 @@ def digest(batch: dict[str, np.ndarray]) -> str:
     return state.hexdigest()
 
 
-def inputs_of(table: RowTable, config: Config) -> np.ndarray:
+def inputs_of(table: Table, config: Config) -> np.ndarray:
     """The inputs of all rows [R,T], as they are stored."""
-    tokens = table.take(np.arange(len(table)))["tokens"].astype(np.int32)
+    tokens = table.all()["tokens"].astype(np.int32)
     return np.ascontiguousarray(tokens[:, : config.data.sequence_length])
 
 
@@ -151,7 +151,7 @@ def test_slices_of_processes_are_the_batch(loaded: tuple[Config, PretrainingCorp
     _, corpus = loaded
     for make in (corpus.train_steps, corpus.validation_batches):
         whole = make(B)
-        parts = [make(B, rows=lambda _, rows=rows: rows) for rows in slices]
+        parts = [make(B, lambda _, part=part: part) for part in slices]
         for k in range(min(len(whole), 25)):
             batches = [part[k] for part in parts]
             together = {name: np.concatenate([batch[name] for batch in batches]) for name in whole[k]}

@@ -178,7 +178,7 @@ def test_folders_that_will_not_do(tmp_path, config):
 
 def test_two_preparations_into_one_folder_do_not_meet(tmp_path, config):
     def meanwhile(work: Callable[[int], None], chunks: range) -> None:
-        with pytest.raises(UserError, match="another mhsh prepare is at work in"):
+        with pytest.raises(UserError, match="another mhsh prepare is running in"):
             prepared(config, tmp_path / "out")
         run_locally(1, work, chunks)
 

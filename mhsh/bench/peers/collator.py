@@ -12,7 +12,7 @@ import transformers  # pyrefly: ignore[missing-import]
 from mhsh.bench.harness import cores
 from mhsh.config.schema import Config, DataConfig
 from mhsh.data.pretraining.corpus import PretrainingCorpus
-from mhsh.data.pretraining.packing import full_rows
+from mhsh.data.pretraining.packing import full_examples
 
 # Examples that the collator gets over and over: more than any cache holds, few enough for lists.
 EXAMPLES_IN_MEMORY = 20_000
@@ -46,7 +46,7 @@ def collators(config: Config, corpus: PretrainingCorpus) -> dict[str, Callable[[
 def rows_as_lists(config: Config, corpus: PretrainingCorpus) -> list[Example]:
     """The first examples as tokenizers of transformers give them, padded."""
     numbers = np.arange(min(len(corpus.train), EXAMPLES_IN_MEMORY))
-    rows = full_rows(corpus.train.take(numbers), config.model)
+    rows = full_examples(corpus.train.take(numbers), config.model)
     columns = {
         "input_ids": rows["inputs"],
         "token_type_ids": rows.get("token_types", np.zeros_like(rows["inputs"])),

@@ -1,4 +1,4 @@
-"""GLUE's examples as rows: a sentence or two, and a class or a score."""
+"""The corpus of a GLUE task: one or two texts an example, and a class or a score."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy as np
 from etils import epath
 
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.corpus import fingerprint_of
 from mhsh.data.entropy import unigram_entropy
-from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, load_vocabulary
+from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, corpus_fields, load_vocabulary
 from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_file, find_task, read_glue, read_prepared_glue
-from mhsh.data.pretraining.packing import Rows
+from mhsh.data.tables import Examples
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 
@@ -25,20 +24,22 @@ _TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassificationCorpus(FineTuningCorpus):
-    """A task of GLUE. The validation rows are those of `evaluation_sets`, one after the other."""
+    """A task of GLUE. The validation examples are those of `evaluation_sets`, one set after the
+    other.
+    """
 
     task: GlueTask
-    evaluation_sets: dict[str, int]  # the rows of each, by name
-    cut_texts: int  # examples of both splits that did not fit a row
+    evaluation_sets: dict[str, int]  # the number of examples of each
+    cut_texts: int  # examples of both splits that were too long
 
     def summary(self) -> dict[str, Any]:
-        """The counts as plain numbers, for run.json and for people."""
+        """As `Corpus.summary`."""
         return {
             "task": self.task.name,
             "vocab_size": self.tokenizer.vocab_size,
             "unigram_entropy": self.unigram_entropy,
-            "train": {"rows": self.num_train_rows},
-            "validation": {"rows": len(self.validation["inputs"]), **self.evaluation_sets},
+            "train": {"rows": len(self.train)},
+            "validation": {"rows": len(self.validation), **self.evaluation_sets},
             "cut_texts": self.cut_texts,
         }
 
@@ -46,10 +47,10 @@ class ClassificationCorpus(FineTuningCorpus):
 def load_classification(
     model: ModelConfig, data: ClassificationDataConfig, saved_vocab: epath.PathLike | None
 ) -> ClassificationCorpus:
-    """Reads the task's examples and makes the rows of both splits.
+    """Reads and encodes the examples of both splits.
 
-    `unigram_entropy` is the least loss of a model that does not look at the texts: the entropy of
-    the classes, or the variance of the scores.
+    `unigram_entropy` is the lowest loss of a model that ignores the texts: the entropy of the
+    classes, or the variance of the scores.
 
     Raises:
       UserError: whatever is wrong with the source, the vocabulary, or their fit to the config.
@@ -60,18 +61,13 @@ def load_classification(
     tokenizer = load_vocabulary(model, data, saved_vocab)
     train, sets = read_splits(task, data)
     validation = [example for examples in sets.values() for example in examples]
-    train_rows, train_cut = example_rows(train, tokenizer, model, data)
-    validation_rows, validation_cut = example_rows(validation, tokenizer, model, data)
-    train_rows["targets"] = labels = _targets(task, train)
-    validation_rows["targets"] = _targets(task, validation)
+    train_examples, train_cut = encode_examples(train, tokenizer, model, data)
+    validation_examples, validation_cut = encode_examples(validation, tokenizer, model, data)
+    train_examples["targets"] = labels = _targets(task, train)
+    validation_examples["targets"] = _targets(task, validation)
     return ClassificationCorpus(
         data=data,
-        tokenizer=tokenizer,
-        train=train_rows,
-        validation=validation_rows,
-        fingerprint=fingerprint_of(
-            [token.encode() + b"\n" for token in tokenizer.vocab], {"train": train_rows, "validation": validation_rows}
-        ),
+        **corpus_fields(tokenizer, train_examples, validation_examples),
         unigram_entropy=unigram_entropy(labels) if task.label_names else float(labels.var()),
         task=task,
         evaluation_sets={name: len(examples) for name, examples in sets.items()},
@@ -80,7 +76,7 @@ def load_classification(
 
 
 def read_splits(task: GlueTask, data: ClassificationDataConfig) -> tuple[Sequence[GlueExample], dict[str, Sequence[GlueExample]]]:
-    """The training examples, and those of every evaluation set by its name, all with labels.
+    """The training examples and those of every evaluation set, by name. All have labels.
 
     Sources:
       tsv:DIR: GLUE's original files, in a folder a task.
@@ -111,11 +107,12 @@ def _labelled(task: GlueTask, folder: str, file_name: str) -> Sequence[GlueExamp
     return examples
 
 
-def example_rows(
+def encode_examples(
     examples: Sequence[GlueExample], tokenizer: Tokenizer, model: ModelConfig, data: ClassificationDataConfig
-) -> tuple[Rows, int]:
-    """The rows of examples, without targets, and how many were cut: tokens go from the end of the
-    longer text, one by one.
+) -> tuple[Examples, int]:
+    """The encoded examples, without targets, and how many were cut.
+
+    Tokens are removed from the end of the longer text, one by one.
     """
     pairs = len(examples[0].texts) == 2
     first = tokenizer.encode_batch([example.texts[0] for example in examples])
@@ -124,19 +121,19 @@ def example_rows(
     if room < (2 if pairs else 1):
         raise UserError(f"data.sequence_length = {data.sequence_length} has no room for the texts of {data.task}; raise it")
     cut = 0
-    for row, a in enumerate(first):
-        b = second[row] if second is not None else a[:0]
+    for index, a in enumerate(first):
+        b = second[index] if second is not None else a[:0]
         keep_a, keep_b = kept_lengths(len(a), len(b), room)
         cut += (keep_a, keep_b) != (len(a), len(b))
-        first[row] = a[:keep_a]
+        first[index] = a[:keep_a]
         if second is not None:
-            second[row] = b[:keep_b]
+            second[index] = b[:keep_b]
     return assemble(first, second, tokenizer, model, data.sequence_length), cut
 
 
 def kept_lengths(a: int, b: int, room: int) -> tuple[int, int]:
-    """What is left of texts of `a` and `b` tokens in `room` places: the longer one is cut first, of
-    equal ones the second.
+    """The lengths to which texts of `a` and `b` tokens are cut to fit `room` tokens. The longer one
+    is cut first; of equal ones, the second.
 
     Source: `_truncate_seq_pair` of Devlin et al.'s run_classifier.py, here in closed form.
     """

@@ -1,22 +1,24 @@
-"""Rows with one answer each, as fine-tuning reads them: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and
-what the model owes for it.
+"""Examples with one answer each, for fine-tuning: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and the
+target.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import grain
 import numpy as np
 from etils import epath
-from jaxtyping import Int32
+from jaxtyping import Float32, Int32, Int64
 
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, SpanDataConfig
-from mhsh.data.batches import Batch, ProcessRows, batches_of_rows
+from mhsh.data.batches import Batch, ordered_batches
 from mhsh.data.corpus import Corpus
-from mhsh.data.pretraining.packing import Rows
-from mhsh.data.seeds import ROW_ORDER, derived_seed
+from mhsh.data.splits import TRAIN, VALIDATION
+from mhsh.data.tables import ArrayTable, Examples, Table, fingerprint_of
 from mhsh.data.tokenizers.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.run_folder import WORDPIECE_FILE
@@ -26,64 +28,57 @@ Tokens = Int32[np.ndarray, " _"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FineTuningCorpus(Corpus):
-    """Rows in memory: `inputs`, `inputs_position`, `inputs_segmentation` [R,T], `token_types` [R,T]
-    where the model has them, and `targets`: [R] a class (int32) or a number (float32), or [R,2] the
-    first and the last token of an answer (int32).
+    """Examples in memory: `inputs`, `inputs_position`, `inputs_segmentation` [R,T], `token_types`
+    [R,T] where the model has them, and `targets`: [R] a class (int32) or a number (float32), or
+    [R,2] the first and the last token of an answer (int32).
+
+    Batches have these arrays and float32 `weights`, 1 for every target.
     """
+
+    vocab_file: ClassVar[str] = WORDPIECE_FILE
 
     data: ClassificationDataConfig | SpanDataConfig
     tokenizer: Tokenizer
-    train: Rows
-    validation: Rows
 
-    @property
-    def num_train_rows(self) -> int:
-        """R."""
-        return len(self.train["inputs"])
-
-    def save_vocab(self, folder: epath.PathLike) -> None:
-        """Writes vocab.txt."""
-        self.tokenizer.save(epath.Path(folder) / WORDPIECE_FILE)
-
-    def train_steps(self, batch_size: int, rows: ProcessRows | None = None) -> grain.MapDataset[Batch]:
-        """As `Corpus.train_steps`: batches of the rows' arrays and float32 `weights`, 1 for every
-        target.
-        """
-        stream = _stream(self.train).shuffle(seed=derived_seed(self.data.seed, ROW_ORDER)).repeat()
-
-        def finish(batch: Batch, positions: range) -> None:
-            batch["weights"] = np.ones(batch["targets"].shape, np.float32)
-
-        return batches_of_rows(stream, len(stream) // batch_size, batch_size, rows, finish)
-
-    def validation_batches(self, batch_size: int, rows: ProcessRows | None = None) -> grain.MapDataset[Batch]:
-        """As `Corpus.validation_batches`."""
-        return batches_in_order(self.validation, batch_size, rows)
+    def batch(
+        self, split: str, numbers: Int64[np.ndarray, " B"], epochs: Int64[np.ndarray, " B"], weights: Float32[np.ndarray, " B"]
+    ) -> Batch:
+        """As `Corpus.batch`."""
+        return _batch(self.train if split == TRAIN else self.validation, numbers, epochs, weights)
 
 
-def batches_in_order(table: Rows, batch_size: int, rows: ProcessRows | None = None) -> grain.MapDataset[Batch]:
-    """ceil(R / B) batches of the rows in their order; the last is filled with rows of weight 0."""
-    stream, num_rows = _stream(table), len(table["inputs"])
-
-    def finish(batch: Batch, positions: range) -> None:
-        real = (np.array(positions) < num_rows).astype(np.float32)
-        batch["weights"] = np.broadcast_to(real.reshape(-1, *[1] * (batch["targets"].ndim - 1)), batch["targets"].shape).copy()
-
-    # The positions past the end begin again at the first row.
-    return batches_of_rows(stream.repeat(), -(-num_rows // batch_size), batch_size, rows, finish)
+def batches_in_order(examples: Examples, batch_size: int) -> grain.MapDataset[Batch]:
+    """As `Corpus.validation_batches`, of these examples."""
+    table = ArrayTable([examples])
+    return ordered_batches(functools.partial(_batch, table), len(table), batch_size, None)
 
 
-def _stream(table: Rows) -> grain.MapDataset[Batch]:
-    return grain.MapDataset.range(len(table["inputs"])).map(lambda index: {name: values[index] for name, values in table.items()})
+def _batch(
+    table: Table, numbers: Int64[np.ndarray, " B"], epochs: Int64[np.ndarray, " B"], weights: Float32[np.ndarray, " B"]
+) -> Batch:
+    batch = table.take(numbers)
+    shape = batch["targets"].shape
+    return batch | {"weights": np.broadcast_to(weights.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()}
+
+
+def corpus_fields(tokenizer: Tokenizer, train: Examples, validation: Examples) -> dict[str, Any]:
+    """The fields of a FineTuningCorpus that follow from its examples."""
+    tokens = [token.encode() + b"\n" for token in tokenizer.vocab]
+    return {
+        "tokenizer": tokenizer,
+        "train": ArrayTable([train]),
+        "validation": ArrayTable([validation]),
+        "fingerprint": fingerprint_of(tokens, {TRAIN: train, VALIDATION: validation}),
+    }
 
 
 def load_vocabulary(
     model: ModelConfig, data: ClassificationDataConfig | SpanDataConfig, saved_vocab: epath.PathLike | None
 ) -> WordPieceTokenizer:
-    """That of `saved_vocab` (the run's own) where given, else of data.vocab_path.
+    """The vocabulary of `saved_vocab` (the run's own) where given, else of data.vocab_path.
 
     Raises:
-      UserError: neither is there, it is no WordPiece vocabulary, or the model has too few
+      UserError: there is neither, it is no WordPiece vocabulary, or the model has too few
         embeddings for it.
     """
     path = saved_vocab if saved_vocab is not None else data.vocab_path
@@ -100,29 +95,29 @@ def load_vocabulary(
 
 def assemble(
     first: Sequence[Tokens], second: Sequence[Tokens] | None, tokenizer: Tokenizer, model: ModelConfig, length: int
-) -> Rows:
-    """Rows [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where there is a `second`; token types as in
-    pre-training, padding 0.
+) -> Examples:
+    """Examples [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where there is a `second`. Token types are
+    those of pre-training; padding is 0.
 
     Raises:
-      ValueError: a row has more than `length` tokens.
+      ValueError: an example has more than `length` tokens.
     """
     count = len(first)
     inputs = np.full((count, length), tokenizer.pad_id, np.int32)
     segmentation, types = np.zeros_like(inputs), np.zeros_like(inputs)
     mark = np.array([tokenizer.sep_id], np.int32)
-    for row, a in enumerate(first):
+    for index, a in enumerate(first):
         parts = [np.array([tokenizer.cls_id], np.int32), a, mark]
         length_a = 2 + len(a)
         if second is not None:
-            parts += [second[row], mark]
+            parts += [second[index], mark]
         tokens = np.concatenate(parts)
-        inputs[row, : len(tokens)] = tokens
-        segmentation[row, : len(tokens)] = 1
-        types[row, length_a : len(tokens)] = 1
-    rows = {
+        inputs[index, : len(tokens)] = tokens
+        segmentation[index, : len(tokens)] = 1
+        types[index, length_a : len(tokens)] = 1
+    examples = {
         "inputs": inputs,
         "inputs_position": np.where(segmentation, np.arange(length, dtype=np.int32), 0).astype(np.int32),
         "inputs_segmentation": segmentation,
     }
-    return rows | ({"token_types": types} if model.num_token_types else {})
+    return examples | ({"token_types": types} if model.num_token_types else {})

@@ -1,6 +1,4 @@
-"""SQuAD's questions as rows: each question with every window of its context, and where in the row
-the answer stands.
-"""
+"""The corpus of SQuAD: each question with every window of its context, and the answer's tokens."""
 
 from __future__ import annotations
 
@@ -15,31 +13,30 @@ from etils import epath
 from jaxtyping import Int32
 
 from mhsh.config.schema import ModelConfig, SpanDataConfig
-from mhsh.data.corpus import fingerprint_of
 from mhsh.data.entropy import unigram_entropy
-from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, load_vocabulary
+from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, corpus_fields, load_vocabulary
 from mhsh.data.fine_tuning.squad import Question, SquadData, read_prepared_squad, read_squad
-from mhsh.data.pretraining.packing import Rows
 from mhsh.data.seeds import ARTICLE_SPLIT, derived_seed
+from mhsh.data.tables import Examples
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """A part of a question's context that fits a row beside the question. A context token i of the
-    row (from 0) stands at position `first` + i.
+    """A part of a question's context that fits an example beside the question. Its token i (from 0)
+    is at position `first` + i of the example.
     """
 
-    question: int  # its place among the questions
+    question: int  # index of the question
     first: int
-    spans: Int32[np.ndarray, "tokens 2"]  # characters start to stop - 1 of the context, by context token
-    is_best: np.ndarray  # bool [tokens]: no other window of the question shows the token with more of its context around it
+    spans: Int32[np.ndarray, "tokens 2"]  # of each token, the characters start to stop - 1 of the context
+    is_best: np.ndarray  # bool [tokens]: no other window shows more of the context around the token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanCorpus(FineTuningCorpus):
-    """Questions. The validation rows are the windows of `validation_data`, in the order of
+    """Questions. The validation examples are the windows of `validation_data`, in the order of
     `windows`.
     """
 
@@ -49,34 +46,29 @@ class SpanCorpus(FineTuningCorpus):
     counts: dict[str, int]
 
     def summary(self) -> dict[str, Any]:
-        """The counts as plain numbers, for run.json and for people."""
+        """As `Corpus.summary`."""
         return {"vocab_size": self.tokenizer.vocab_size, "unigram_entropy": self.unigram_entropy, **self.counts}
 
 
 def load_spans(model: ModelConfig, data: SpanDataConfig, saved_vocab: epath.PathLike | None) -> SpanCorpus:
     """Reads the questions and makes the windows of both splits.
 
-    `unigram_entropy` is the least loss of a model that does not read: the entropy of where answers
-    start and end, over all windows.
+    `unigram_entropy` is the lowest loss of a model that ignores the text: the entropy of the
+    answers' starts and ends over all windows.
 
     Raises:
       UserError: whatever is wrong with the sources, the vocabulary, or their fit to the config.
     """
     tokenizer = load_vocabulary(model, data, saved_vocab)
     train_data, validation_data = _splits(data)
-    train_rows, train_windows = question_rows(train_data.questions, tokenizer, model, data)
-    train_rows["targets"] = span_targets(train_data.questions, train_windows)
-    validation_rows, windows = question_rows(validation_data.questions, tokenizer, model, data)
-    validation_rows["targets"] = span_targets(validation_data.questions, windows)
-    ends = train_rows["targets"]
+    train, train_windows = encode_questions(train_data.questions, tokenizer, model, data)
+    train["targets"] = span_targets(train_data.questions, train_windows)
+    validation, windows = encode_questions(validation_data.questions, tokenizer, model, data)
+    validation["targets"] = span_targets(validation_data.questions, windows)
+    ends = train["targets"]
     return SpanCorpus(
         data=data,
-        tokenizer=tokenizer,
-        train=train_rows,
-        validation=validation_rows,
-        fingerprint=fingerprint_of(
-            [token.encode() + b"\n" for token in tokenizer.vocab], {"train": train_rows, "validation": validation_rows}
-        ),
+        **corpus_fields(tokenizer, train, validation),
         unigram_entropy=(unigram_entropy(ends[:, 0]) + unigram_entropy(ends[:, 1])) / 2,
         validation_data=validation_data,
         windows=windows,
@@ -90,11 +82,11 @@ def load_spans(model: ModelConfig, data: SpanDataConfig, saved_vocab: epath.Path
     )
 
 
-def question_rows(
+def encode_questions(
     questions: Sequence[Question], tokenizer: WordPieceTokenizer, model: ModelConfig, data: SpanDataConfig
-) -> tuple[Rows, tuple[Window, ...]]:
-    """The rows [CLS] question [SEP] window [SEP] of all questions, without targets, and what each
-    of them shows.
+) -> tuple[Examples, tuple[Window, ...]]:
+    """The examples [CLS] question [SEP] window [SEP] of all questions, without targets, and their
+    windows.
 
     Windows start every `data.stride` tokens until one reaches the context's end (Devlin et al.
     2018's run_squad.py).
@@ -111,10 +103,10 @@ def question_rows(
         room = data.sequence_length - len(tokens) - 3
         bounds = list(_window_bounds(len(ids), room, data.stride))
         best = _best_window(len(ids), bounds)
-        for place, (start, stop) in enumerate(bounds):
+        for index, (start, stop) in enumerate(bounds):
             first.append(tokens)
             second.append(ids[start:stop])
-            windows.append(Window(number, len(tokens) + 2, spans[start:stop], best[start:stop] == place))
+            windows.append(Window(number, len(tokens) + 2, spans[start:stop], best[start:stop] == index))
     return assemble(first, second, tokenizer, model, data.sequence_length), tuple(windows)
 
 
@@ -129,38 +121,36 @@ def _window_bounds(tokens: int, room: int, stride: int) -> Iterator[tuple[int, i
 
 
 def _best_window(tokens: int, bounds: Sequence[tuple[int, int]]) -> Int32[np.ndarray, " tokens"]:
-    """By context token, the window in which the lesser of what stands before and after it is
-    largest; of equals, the first.
+    """For each context token, the window with the most context around it: the smaller of the two
+    sides counts. Of equals, the first.
     """
-    places = np.arange(tokens)
+    positions = np.arange(tokens)
     around = np.full((len(bounds), tokens), -1.0)
     for number, (start, stop) in enumerate(bounds):
-        inside = places[start:stop]
+        inside = positions[start:stop]
         # The longer window wins a tie, as in run_squad.py.
         around[number, start:stop] = np.minimum(inside - start, stop - 1 - inside) + 0.01 * (stop - start)
     return around.argmax(axis=0).astype(np.int32)
 
 
-def span_targets(questions: Sequence[Question], windows: Sequence[Window]) -> Int32[np.ndarray, "rows 2"]:
-    """The positions of the first and last token of the first answer; both 0, that of [CLS], where
-    the window lacks some of it.
+def span_targets(questions: Sequence[Question], windows: Sequence[Window]) -> Int32[np.ndarray, "windows 2"]:
+    """The positions of the first and last token of the first answer. Both are 0, that of [CLS],
+    where the window lacks a part of it.
     """
     targets = np.zeros((len(windows), 2), np.int32)
-    for row, window in enumerate(windows):
+    for index, window in enumerate(windows):
         answers = questions[window.question].answers
         if not answers:
             continue
         start, stop = answers[0].start, answers[0].start + len(answers[0].text)
         covered = np.flatnonzero((window.spans[:, 1] > start) & (window.spans[:, 0] < stop))
         if covered.size and _holds(window, questions[window.question], start, stop):
-            targets[row] = window.first + covered[0], window.first + covered[-1]
+            targets[index] = window.first + covered[0], window.first + covered[-1]
     return targets
 
 
 def _holds(window: Window, question: Question, start: int, stop: int) -> bool:
-    """Whether no token of the answer lies outside the window: what it leaves out of the answer at
-    either end is white space.
-    """
+    """Whether the window has the whole answer, except for white space at its ends."""
     text = question.context
     before = text[start : max(start, int(window.spans[0, 0]))]
     after = text[min(stop, int(window.spans[-1, 1])) : stop]

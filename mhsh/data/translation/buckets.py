@@ -1,73 +1,50 @@
-"""Batches of translation rows: one stream of packed rows, or buckets of rows of like length, as a
-pure function of the step.
+"""Batches of bucketed examples: each batch holds examples of one length, and all batches have the
+same number of tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Protocol, cast, runtime_checkable
+import sys
+from collections.abc import Iterable, Sequence
 
 import grain
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from mhsh.data.batches import Batch, ProcessRows, batches_of_rows, process_positions, stacked
-from mhsh.data.pretraining.packing import Rows
-from mhsh.data.seeds import BATCH_ORDER, ROW_ORDER, derived_seed
-
-
-@runtime_checkable
-class RowSource(Protocol):
-    """Rows by their number, in memory or on disk."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Batch: ...
-
-
-class RowsInMemory:
-    """Groups of rows of different lengths, numbered through."""
-
-    def __init__(self, groups: Sequence[Rows]) -> None:
-        self._groups = [group for group in groups if len(group["inputs"])]
-        self._ends = np.cumsum([len(group["inputs"]) for group in self._groups], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def __getitem__(self, index: int) -> Batch:
-        """The arrays of row `index`."""
-        number = int(self._ends.searchsorted(index, "right"))
-        group = self._groups[number]
-        return {name: values[index - self._ends[number]] for name, values in group.items()}
+from mhsh.data.batches import Batch, BatchPart, batch_indices
+from mhsh.data.random_numbers import shuffled
+from mhsh.data.seeds import BATCH_ORDER, EXAMPLE_ORDER, derived_seed
+from mhsh.data.tables import Table
 
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Rows that make batches of their own."""
+    """Examples that are batched together."""
 
     length: int  # S = T of its batches
-    batch_size: int  # rows of a whole batch
-    rows: Int64[np.ndarray, " R"]  # numbers of the rows, none of which is longer
+    batch_size: int  # examples of a whole batch
+    numbers: Int64[np.ndarray, " R"]  # of the examples; none of them is longer
 
 
-def buckets(by_length: Mapping[int, Int64[np.ndarray, ...]], batch_size: int) -> list[Bucket]:
-    """The buckets of an epoch, the shortest first: rows of T / n tokens in batches of B n, so that
-    all batches are of like cost.
+def buckets(table: Table, lengths: Iterable[int], batch_size: int) -> list[Bucket]:
+    """The buckets of an epoch, the shortest first: examples of T / n tokens in batches of B n.
 
-    Rows too few for one batch of their length join those of the next length, which needs fewer. So
-    only the last bucket may be smaller than its batch.
+    Where a length has too few examples for one batch, they join those of the next length, whose
+    batches are smaller. So only the last bucket may be smaller than its batch.
 
     Args:
-      by_length: the numbers of the rows of each length; the greatest length is T.
-      batch_size: B, rows of the greatest length.
+      lengths: all lengths that examples may have; the greatest is T.
+      batch_size: B, the examples of length T in a batch.
     """
-    longest = max(by_length)
+    ends = np.cumsum([group.count for group in table.groups], dtype=np.int64).tolist()
+    longest = max(lengths)
     found: list[Bucket] = []
     waiting = np.zeros(0, np.int64)
-    for length in sorted(by_length):
-        waiting = np.concatenate([waiting, by_length[length]])
+    for length in sorted(lengths):
+        for group, end in zip(table.groups, ends, strict=True):
+            if group.shapes["inputs"] == (length,):
+                waiting = np.concatenate([waiting, np.arange(end - group.count, end)])
         size = batch_size * longest // length
         if len(waiting) and (len(waiting) >= size or length == longest):
             found.append(Bucket(length, size, waiting))
@@ -75,81 +52,48 @@ def buckets(by_length: Mapping[int, Int64[np.ndarray, ...]], batch_size: int) ->
     return found
 
 
-def packed_steps(
-    rows: RowSource, by_length: Mapping[int, Int64[np.ndarray, ...]], batch_size: int, seed: int, mine: ProcessRows | None
-) -> grain.MapDataset[Batch]:
-    """Element k is the batch of step k, of an endless stream of epochs without a seam; all rows
-    have one length.
+def bucketed_steps(table: Table, epoch: Sequence[Bucket], seed: int, part: BatchPart | None) -> grain.MapDataset[Batch]:
+    """Element k is the batch of step k. Every epoch has the same whole batches of every bucket, in
+    an order of its own.
+
+    In an epoch the examples of every bucket are shuffled, and each is read at most once: those at
+    the end that fill no batch are left out. They are others in each epoch.
     """
-    ((length, numbers),) = by_length.items()
-    order = grain.MapDataset.range(len(numbers)).shuffle(seed=derived_seed(seed, ROW_ORDER)).repeat()
-    stream = order.map(lambda position: _record(rows, int(numbers[position]), length))
-
-    def finish(batch: Batch, positions: range) -> None:
-        _add_weights(batch, np.ones(len(positions), np.float32))
-
-    return batches_of_rows(stream, len(order) // batch_size, batch_size, mine, finish)
-
-
-def bucketed_steps(rows: RowSource, epoch: Sequence[Bucket], seed: int, mine: ProcessRows | None) -> grain.MapDataset[Batch]:
-    """Element k is the batch of step k: every epoch has the same number of whole batches, of all
-    buckets in a shuffled order.
-
-    In an epoch every bucket's rows are shuffled anew and every row is read once, except for those
-    at the end that fill no
-    batch: fewer than a batch of each bucket, and other ones each epoch.
-    """
-    counts = np.array([len(bucket.rows) // bucket.batch_size for bucket in epoch])
+    counts = np.array([len(bucket.numbers) // bucket.batch_size for bucket in epoch])
     ends = np.cumsum(counts)
-    order = grain.MapDataset.range(int(ends[-1])).shuffle(seed=derived_seed(seed, BATCH_ORDER)).repeat()
-    row_order_seed = derived_seed(seed, ROW_ORDER)
-    streams = [_bucket_stream(rows, bucket).shuffle(seed=row_order_seed).repeat() for bucket in epoch]
+    batch_seed, example_seed = (derived_seed(seed, purpose) for purpose in (BATCH_ORDER, EXAMPLE_ORDER))
 
     def batch_of(step: int) -> Batch:
-        number = cast(int, order[step])  # never None: nothing here filters
+        (number,), (epochs_before,) = shuffled(np.array([step]), int(ends[-1]), batch_seed)
         which = int(ends.searchsorted(number, "right"))
         bucket = epoch[which]
-        epochs_before = step // int(ends[-1]) * len(bucket.rows)
-        first = epochs_before + (number - int(ends[which] - counts[which])) * bucket.batch_size
-        positions = process_positions(first, bucket.batch_size, mine)
-        batch = stacked(streams[which], positions)
-        _add_weights(batch, np.ones(len(positions), np.float32))
-        return batch
+        first = epochs_before * len(bucket.numbers) + (number - (ends[which] - counts[which])) * bucket.batch_size
+        chosen, _ = shuffled(batch_indices(int(first), bucket.batch_size, part), len(bucket.numbers), example_seed)
+        return _batch(table, bucket, chosen, np.ones(len(chosen), np.float32))
 
-    return grain.MapDataset.range(len(order)).map(batch_of)
+    return grain.MapDataset.range(sys.maxsize // epoch[0].batch_size).map(batch_of)
 
 
-def validation_batches(rows: RowSource, epoch: Sequence[Bucket], mine: ProcessRows | None) -> grain.MapDataset[Batch]:
-    """Every row once, bucket by bucket in order; a bucket's last batch is filled with its first
-    rows, at weight 0.
+def bucketed_validation(table: Table, epoch: Sequence[Bucket], part: BatchPart | None) -> grain.MapDataset[Batch]:
+    """Every example once, bucket by bucket in order. A bucket's last batch is filled with its first
+    examples, at weight 0.
     """
-    ends = np.cumsum([-(-len(bucket.rows) // bucket.batch_size) for bucket in epoch])
-    streams = [_bucket_stream(rows, bucket) for bucket in epoch]
+    ends = np.cumsum([-(-len(bucket.numbers) // bucket.batch_size) for bucket in epoch])
 
     def batch_of(number: int) -> Batch:
         which = int(ends.searchsorted(number, "right"))
         bucket = epoch[which]
         first = (number - (int(ends[which - 1]) if which else 0)) * bucket.batch_size
-        positions = process_positions(first, bucket.batch_size, mine)
-        batch = stacked(streams[which], positions)
-        _add_weights(batch, (np.array(positions) < len(bucket.rows)).astype(np.float32))
-        return batch
+        rounds, chosen = np.divmod(batch_indices(first, bucket.batch_size, part), len(bucket.numbers))
+        return _batch(table, bucket, chosen, (rounds == 0).astype(np.float32))
 
     return grain.MapDataset.range(int(ends[-1])).map(batch_of)
 
 
-def _bucket_stream(rows: RowSource, bucket: Bucket) -> grain.MapDataset[Batch]:
-    return grain.MapDataset.range(len(bucket.rows)).map(lambda position: _record(rows, int(bucket.rows[position]), bucket.length))
+def _batch(table: Table, bucket: Bucket, chosen: Int64[np.ndarray, " B"], weights: Float32[np.ndarray, " B"]) -> Batch:
+    return with_weights(table.take(bucket.numbers[chosen], bucket.length), weights)
 
 
-def _record(rows: RowSource, number: int, length: int) -> Batch:
-    """A row as int32, padded at its end where its batch is longer."""
-    record = {}
-    for name, values in rows[number].items():
-        record[name] = np.zeros(length, np.int32)
-        record[name][: len(values)] = values
-    return record
-
-
-def _add_weights(batch: Batch, row_weights: Float32[np.ndarray, " B"]) -> None:
-    batch["weights"] = (batch["targets_segmentation"] > 0) * row_weights[:, None]
+def with_weights(batch: Batch, weights: Float32[np.ndarray, " B"]) -> Batch:
+    """Adds `weights` [B,T]: those of the examples where there is a target, 0 in padding."""
+    return batch | {"weights": (batch["targets_segmentation"] > 0) * weights[:, None]}

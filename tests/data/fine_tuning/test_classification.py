@@ -56,17 +56,17 @@ LINES = [
 def test_the_rows_of_pairs(load):
     corpus = load("rte", {"train.tsv": LINES, "dev.tsv": LINES[:2]})
     np.testing.assert_array_equal(
-        corpus.train["inputs"],
+        corpus.train.all()["inputs"],
         [
             [CLS, RED, GREEN, STOP, SEP, BLUE, ISH, SEP, PAD, PAD, PAD, PAD],
             [CLS, RED, RED, RED, RED, RED, RED, SEP, GREEN, GREEN, GREEN, SEP],  # two of the longer text went
             [CLS, RED, SEP, UNK, SEP, PAD, PAD, PAD, PAD, PAD, PAD, PAD],
         ],
     )
-    np.testing.assert_array_equal(corpus.train["token_types"][0], [0] * 5 + [1] * 3 + [0] * 4)
-    np.testing.assert_array_equal(corpus.train["inputs_segmentation"][0], [1] * 8 + [0] * 4)
-    np.testing.assert_array_equal(corpus.train["inputs_position"][0], [*range(8), 0, 0, 0, 0])
-    np.testing.assert_array_equal(corpus.train["targets"], [1, 0, 0])
+    np.testing.assert_array_equal(corpus.train.all()["token_types"][0], [0] * 5 + [1] * 3 + [0] * 4)
+    np.testing.assert_array_equal(corpus.train.all()["inputs_segmentation"][0], [1] * 8 + [0] * 4)
+    np.testing.assert_array_equal(corpus.train.all()["inputs_position"][0], [*range(8), 0, 0, 0, 0])
+    np.testing.assert_array_equal(corpus.train.all()["targets"], [1, 0, 0])
     assert corpus.summary()["cut_texts"] == 1
     assert corpus.unigram_entropy == pytest.approx(-(1 / 3) * np.log(1 / 3) - (2 / 3) * np.log(2 / 3))
 
@@ -75,19 +75,21 @@ def test_every_epoch_has_every_row_once_and_validation_counts_none_twice(load):
     corpus = load("rte", {"train.tsv": LINES, "dev.tsv": LINES})
     batches = [corpus.train_steps(1)[step] for step in range(6)]
     for epoch in (batches[:3], batches[3:]):
-        assert sorted(tuple(batch["inputs"][0]) for batch in epoch) == sorted(map(tuple, corpus.train["inputs"]))
+        assert sorted(tuple(batch["inputs"][0]) for batch in epoch) == sorted(map(tuple, corpus.train.all()["inputs"]))
     assert all(batch["weights"].tolist() == [1.0] for batch in batches)
     validation = corpus.validation_batches(2)
     assert len(validation) == 2
-    np.testing.assert_array_equal(np.concatenate([validation[k]["inputs"] for k in range(2)])[:3], corpus.validation["inputs"])
+    np.testing.assert_array_equal(
+        np.concatenate([validation[k]["inputs"] for k in range(2)])[:3], corpus.validation.all()["inputs"]
+    )
     np.testing.assert_array_equal([validation[k]["weights"] for k in range(2)], [[1, 1], [1, 0]])
 
 
 def test_scores_are_numbers(load):
     lines = ["index\tgenre\tsentence1\tsentence2\tscore", "0\tx\tred\tgreen\t2.500", "1\tx\tred\tred\t5.000"]
     corpus = load("stsb", {"train.tsv": lines, "dev.tsv": lines}, num_classes=1, folder="STS-B")
-    assert corpus.train["targets"].dtype == np.float32
-    np.testing.assert_array_equal(corpus.train["targets"], [2.5, 5.0])
+    assert corpus.train.all()["targets"].dtype == np.float32
+    np.testing.assert_array_equal(corpus.train.all()["targets"], [2.5, 5.0])
     assert corpus.unigram_entropy == pytest.approx(1.25**2)
 
 
@@ -97,7 +99,7 @@ def test_mnli_has_two_evaluation_sets(load):
     files = {"train.tsv": lines, "dev_matched.tsv": lines, "dev_mismatched.tsv": lines[:2]}
     corpus = load("mnli", files, num_classes=3, folder="MNLI")
     assert corpus.evaluation_sets == {"validation_matched": 2, "validation_mismatched": 1}
-    np.testing.assert_array_equal(corpus.validation["targets"], [1, 0, 1])
+    np.testing.assert_array_equal(corpus.validation.all()["targets"], [1, 0, 1])
 
 
 @pytest.mark.parametrize(

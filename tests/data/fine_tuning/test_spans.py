@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mhsh.config.schema import ModelConfig, SpanDataConfig
-from mhsh.data.fine_tuning.spans import SpanCorpus, load_spans, question_rows, span_targets
+from mhsh.data.fine_tuning.spans import SpanCorpus, encode_questions, load_spans, span_targets
 from mhsh.data.fine_tuning.squad import Answer, Question
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
@@ -64,7 +64,7 @@ def test_windows_hold_the_whole_context_and_targets_find_the_answer(words, data)
 
     tokenizer, config = WordPieceTokenizer(VOCAB, lowercase=True), data_config()
     asked = [question(context, answer, start)]
-    rows, windows = question_rows(asked, tokenizer, model_config(), config)
+    rows, windows = encode_questions(asked, tokenizer, model_config(), config)
     [whole] = tokenizer.encode_batch([context])
     # Every token of the context is shown, in order, and in exactly one window best.
     shown = [row[window.first : window.first + len(window.spans)] for row, window in zip(rows["inputs"], windows, strict=True)]
@@ -133,7 +133,7 @@ def test_articles_are_held_out_whole(load):
 def test_a_question_without_an_answer_points_at_cls(load):
     questions = [question("red green blue", None if number % 2 else "green", 4, number, title=f"{number}") for number in range(8)]
     corpus = load(questions, validation_fraction=0.25)
-    rows = corpus.train
+    rows = corpus.train.all()
     np.testing.assert_array_equal(rows["inputs"][:, 0], 2)
     answered = rows["targets"][:, 0] > 0
     assert 0 < answered.sum() < len(answered)

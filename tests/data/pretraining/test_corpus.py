@@ -18,7 +18,7 @@ import pytest
 from mhsh.config.schema import to_dict
 from mhsh.data.load import load_corpus
 from mhsh.data.pretraining.corpus import PretrainingCorpus, load_pretraining
-from mhsh.data.pretraining.packing import RowTable
+from mhsh.data.tables import Table
 from mhsh.data.tokenizers.wordpiece import SPECIALS
 from mhsh.errors import UserError
 
@@ -33,11 +33,11 @@ def load(config: Any, saved_vocab: Path | None = None) -> PretrainingCorpus:
     return load_pretraining(config.model, config.data, saved_vocab)
 
 
-def rows_of(table: RowTable) -> dict[str, np.ndarray]:
-    return table.take(np.arange(len(table)))
+def rows_of(table: Table) -> dict[str, np.ndarray]:
+    return table.all()
 
 
-def documents_in(corpus: PretrainingCorpus, table: RowTable) -> set[str]:
+def documents_in(corpus: PretrainingCorpus, table: Table) -> set[str]:
     """The documents whose names (see `english`) appear whole in the rows."""
     texts = [corpus.tokenizer.decode(row.tolist()) for row in rows_of(table)["tokens"]]
     return {name for text in texts for name in re.findall(r"doc\d+(?= )", text)}

@@ -1,4 +1,6 @@
-"""Each document once, on a side that hangs on its content and the seed alone."""
+"""Each document once, in a split that depends on its content and the seed alone; sentences and
+tokens without a loss.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mhsh.data.pretraining.documents import DocumentCounts, check_split, split_documents
+from mhsh.data.pretraining.documents import (
+    DocumentCounts,
+    TokenDocuments,
+    check_split,
+    cut_long_sentences,
+    sentences,
+    split_documents,
+    tokenise,
+)
+from mhsh.data.tokenizers.wordpiece import ByteTokenizer
 from mhsh.errors import UserError
+
+# What sentence rules turn on, and white space that is no plain space.
+AWKWARD = [*'.!?()"\n\r\x85\u2028\u2019\xa0\u2026B', "Mr.", "U.S.", "J.", "e.g."]
 
 
 def parts(documents: list[str], data: Any) -> dict[str, list[str]]:
@@ -27,7 +43,7 @@ def test_duplicates_and_empty_documents_are_left_out_and_counted(make_config: An
     assert counts == DocumentCounts(read=8, empty=2, duplicates=2)
 
 
-def test_the_side_hangs_on_content_and_seed_alone(make_config: Any, english: list[str]) -> None:
+def test_the_split_depends_on_content_and_seed_alone(make_config: Any, english: list[str]) -> None:
     data = make_config().data
     found = parts(english, data)
     assert [document for document in english if document in found["train"]] == found["train"]
@@ -61,3 +77,84 @@ def test_either_side_needs_documents(make_config: Any, next_sentence: bool, leas
             UserError, match=rf"leaves {least - 1} documents for {split}, which needs {least} \(7 read, 1 empty, 2 dup"
         ):
             check_split({split: least - 1, other: 9}, config.model, config.data, DocumentCounts(7, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("Dr. Smith met J. R. R. Tolkien. He paid $3.50.", ["Dr. Smith met J. R. R. Tolkien. ", "He paid $3.50."]),
+        ("It was 5 p.m. on Jan. 5th. Was it? Yes!", ["It was 5 p.m. on Jan. 5th. ", "Was it? ", "Yes!"]),
+        ("Title\nFirst. Second.\nThird", ["Title\n", "First. ", "Second.\n", "Third"]),
+        ("One.\n\n \nTwo.\n", ["One.\n\n \n", "Two.\n"]),
+        (" \n\nOne.", [" \n\nOne."]),
+        ("", []),
+        ("\n", ["\n"]),
+    ],
+)
+def test_sentences_end_where_a_reader_sees_it(document: str, expected: list[str]) -> None:
+    assert sentences(document) == expected
+
+
+@pytest.mark.parametrize("space", ["\u0085", "\u00a0", "\u2009", "\u2028", "\u3000"])
+def test_a_white_space_of_several_bytes_after_an_initial(space: str) -> None:
+    document = f"John B{space}. came. He left."
+    assert sentences(document) == [f"John B{space}. came. ", "He left."]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(AWKWARD),
+            st.text(max_size=4),
+        )
+    ).map(" ".join)
+)
+def test_sentences_lose_nothing(document: str) -> None:
+    found = sentences(document)
+    assert "".join(found) == document
+    assert all(found)
+    assert len(found) <= 1 or not any(sentence.isspace() for sentence in found)
+    assert not any("\n" in sentence.rstrip() for sentence in found[1:])
+
+
+def lines(document: str) -> list[str]:
+    return document.split("\n")
+
+
+def as_lists(documents: TokenDocuments) -> list[list[list[int]]]:
+    return [
+        [
+            documents.tokens[documents.sentence_bounds[s] : documents.sentence_bounds[s + 1]].tolist()
+            for s in range(documents.document_bounds[d], documents.document_bounds[d + 1])
+        ]
+        for d in range(documents.num_documents)
+    ]
+
+
+def test_bounds_literal() -> None:
+    documents = tokenise(["ab\nc", "", "\nd\n"], ByteTokenizer(), lines)
+    assert documents.tokens.tolist() == [5 + ord(character) for character in "abcd"]
+    assert documents.tokens.dtype == np.int32
+    assert documents.sentence_bounds.tolist() == [0, 2, 3, 4]  # empty sentences are left out
+    assert documents.document_bounds.tolist() == [0, 2, 3]  # and the document that has no other
+
+
+def test_nothing_to_tokenise() -> None:
+    for texts in ([], [""]):
+        documents = tokenise(texts, ByteTokenizer(), lines)
+        assert (documents.num_documents, len(documents.tokens), documents.sentence_bounds.tolist()) == (0, 0, [0])
+
+
+@given(st.lists(st.lists(st.text("abc", max_size=12), min_size=1, max_size=5), max_size=5), st.integers(1, 6))
+def test_cutting_parts_long_sentences_and_nothing_else(texts: list[list[str]], longest: int) -> None:
+    documents = tokenise(["\n".join(sentences) for sentences in texts], ByteTokenizer(), lines)
+    before = as_lists(documents)
+    assert before == [
+        filled for sentences in texts if (filled := [[5 + ord(character) for character in text] for text in sentences if text])
+    ]
+    cut, count = cut_long_sentences(documents, longest)
+    assert as_lists(cut) == [
+        [sentence[start : start + longest] for sentence in document for start in range(0, len(sentence), longest)]
+        for document in before
+    ]
+    assert count == sum(len(sentence) > longest for document in before for sentence in document)

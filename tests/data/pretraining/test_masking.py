@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
-from mhsh.data.pretraining.masking import MaskingRule, mask_rows
+from mhsh.data.pretraining.masking import MaskingRule, mask_examples
 from mhsh.data.random_numbers import random_bits
 
 V, T, P = 1000, 64, 12
@@ -24,12 +25,12 @@ def rule(**fields: object) -> MaskingRule:
         mask_fraction=0.15,
         max_predictions=P,
     )
-    return replace(plain, **fields)
+    return dataclasses.replace(plain, **fields)
 
 
 def masked_rows(inputs: np.ndarray, rng: np.random.Generator, used: MaskingRule) -> list[dict[str, np.ndarray]]:
     """The rows [B,T] masked together, by keys drawn from `rng`."""
-    masked = mask_rows(inputs, rng.integers(2**64, size=len(inputs), dtype=np.uint64), used)
+    masked = mask_examples(inputs, rng.integers(2**64, size=len(inputs), dtype=np.uint64), used)
     return [{name: values[row] for name, values in masked.items()} for row in range(len(inputs))]
 
 
@@ -188,15 +189,15 @@ def test_a_row_s_mask_hangs_on_the_row_and_its_key_alone(used: MaskingRule) -> N
     before = rows.copy()
     rows.flags.writeable = False
     keys = rng.integers(2**64, size=len(rows), dtype=np.uint64)
-    whole = mask_rows(rows, keys, used)
+    whole = mask_examples(rows, keys, used)
     # In another order and company, and alone.
     order = np.array([3, 1, 4, 0, 0])
-    for name, values in mask_rows(rows[order], keys[order], used).items():
+    for name, values in mask_examples(rows[order], keys[order], used).items():
         np.testing.assert_array_equal(values, whole[name][order])
     for row in range(len(rows)):
-        for name, values in mask_rows(rows[row : row + 1], keys[row : row + 1], used).items():
+        for name, values in mask_examples(rows[row : row + 1], keys[row : row + 1], used).items():
             np.testing.assert_array_equal(values[0], whole[name][row])
-    other = mask_rows(rows, keys + np.uint64(1), used)
+    other = mask_examples(rows, keys + np.uint64(1), used)
     assert not np.array_equal(other["targets_position"], whole["targets_position"])
     np.testing.assert_array_equal(rows, before)
 
@@ -207,7 +208,7 @@ def test_words_are_taken_in_random_order_while_they_fit() -> None:
     used = rule(is_continuation=CONTINUES, mask_fraction=0.3, max_predictions=9)
     rows = np.stack([make_row(rng, int(real)) for real in rng.integers(4, T + 1, 300)])
     keys = rng.integers(2**64, size=len(rows), dtype=np.uint64)
-    masked = mask_rows(rows, keys, used)
+    masked = mask_examples(rows, keys, used)
     for row, key, positions, weights in zip(rows, keys, masked["targets_position"], masked["weights"], strict=True):
         words = words_of(row)
         bits = random_bits(np.array([key]), T // 2)[0].view(np.uint32)

@@ -12,8 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mhsh.config.schema import Config
-from mhsh.data.pretraining.packing import Packing, full_rows, pack, split_limit
-from mhsh.data.pretraining.token_documents import TokenDocuments, tokenise
+from mhsh.data.pretraining.documents import TokenDocuments, tokenise
+from mhsh.data.pretraining.packing import Packing, full_examples, pack, split_limit
 from mhsh.data.tokenizers.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
 
@@ -31,7 +31,7 @@ def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocume
     """The documents, and their packing with its rows in full."""
     documents = tokenise(texts, TOKENIZER, lines)
     packing = pack(documents, TOKENIZER, config.model, config.data, np.random.default_rng(seed))
-    return documents, dataclasses.replace(packing, rows=full_rows(packing.rows, config.model))
+    return documents, dataclasses.replace(packing, examples=full_examples(packing.examples, config.model))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_pair_rows_literal(make_config: Any) -> None:
     found = {}
     for seed in range(30):
         _, packing = packed(["A\nB", "C\nDE"], config, seed)
-        rows = packing.rows
+        rows = packing.examples
         assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "token_types", "next_sentence"}
         assert all(values.dtype == np.int32 for values in rows.values())
         found[tuple(rows["inputs"][0].tolist())] = {name: values[0].tolist() for name, values in rows.items()}
@@ -70,7 +70,7 @@ def test_pair_rows_literal(make_config: Any) -> None:
 
 
 def test_pair_labels_are_true(paired: tuple[TokenDocuments, Packing], english: list[str]) -> None:
-    rows = paired[1].rows
+    rows = paired[1].examples
     streams = [TOKENIZER.encode_batch([text.replace(". ", ".").replace("\n", "")])[0].tolist() for text in english]
     texts = ["".join(chr(number) for number in stream) for stream in streams]
     labels = rows["next_sentence"]
@@ -92,7 +92,7 @@ def test_pair_labels_are_true(paired: tuple[TokenDocuments, Packing], english: l
 def test_half_of_the_pairs_are_true(make_config: Any) -> None:
     texts = ["\n".join(["abcdefg"] * 400) for _ in range(5)]
     _, packing = packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=48))
-    labels = packing.rows["next_sentence"]
+    labels = packing.examples["next_sentence"]
     # A sum of fair coins but for the last rows of a document; five standard deviations.
     assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 5 / len(labels)
 
@@ -103,8 +103,8 @@ def test_pairs_lose_nothing(paired: tuple[TokenDocuments, Packing]) -> None:
     """
     documents, packing = paired
     tokens: list[int] = []
-    for row, label in enumerate(packing.rows["next_sentence"].tolist()):
-        a, b = segments(packing.rows, row)
+    for row, label in enumerate(packing.examples["next_sentence"].tolist()):
+        a, b = segments(packing.examples, row)
         tokens += a + b if label else a
     assert tokens == documents.tokens.tolist()
 
@@ -113,8 +113,8 @@ def test_pairs_are_of_whole_sentences(make_config: Any) -> None:
     texts = ["\n".join(f"<{n}{'x' * (n % 7)}>" for n in range(start, start + 40)) for start in (100, 200, 300)]
     _, packing = packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=40))
     assert packing.cut_sentences == 0
-    for row in range(len(packing.rows["inputs"])):
-        for segment in segments(packing.rows, row):
+    for row in range(len(packing.examples["inputs"])):
+        for segment in segments(packing.examples, row):
             text = TOKENIZER.decode(segment)
             assert text.startswith("<")
             assert text.endswith(">")
@@ -129,7 +129,7 @@ def test_pairs_are_of_whole_sentences(make_config: Any) -> None:
 def test_pairs_always_fit(make_config: Any, texts: list[list[str]], length: int, seed: int) -> None:
     config = make_config(data__tokenizer="bytes", data__sequence_length=length, data__max_predictions=1)
     documents, packing = packed(["\n".join(sentences) for sentences in texts], config, seed)
-    rows = packing.rows
+    rows = packing.examples
     lengths = rows["inputs_segmentation"].sum(1)
     np.testing.assert_array_equal(rows["inputs_segmentation"], np.arange(length) < lengths[:, None])
     np.testing.assert_array_equal(rows["inputs"] == PAD, rows["inputs_segmentation"] == 0)
@@ -146,7 +146,7 @@ def test_pairs_always_fit(make_config: Any, texts: list[list[str]], length: int,
 def test_single_segments_literal(make_config: Any) -> None:
     config = make_config(data__tokenizer="bytes", data__sequence_length=6, **SINGLE)
     _, packing = packed(["AB\nC\nD", "E", "ABCDE\nA"], config)
-    rows = packing.rows
+    rows = packing.examples
     assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "token_types"}
     assert rows["inputs"].tolist() == [
         [CLS, A, B, C, D, SEP],
@@ -165,7 +165,7 @@ def test_single_segments_literal(make_config: Any) -> None:
 def test_single_segments_lose_nothing_and_are_full(make_config: Any, texts: list[list[str]], length: int) -> None:
     fields = dict(data__tokenizer="bytes", data__sequence_length=length, model__num_token_types=0)
     documents, packing = packed(["\n".join(sentences) for sentences in texts], make_config(**fields, **SINGLE))
-    rows = packing.rows
+    rows = packing.examples
     assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation"}
     ordinary = rows["inputs"] >= 5
     assert rows["inputs"][ordinary].tolist() == documents.tokens.tolist()
@@ -176,7 +176,7 @@ def test_single_segments_lose_nothing_and_are_full(make_config: Any, texts: list
 def test_stream_rows_literal(make_config: Any, clm_fields: dict[str, Any]) -> None:
     config = make_config(**clm_fields, data__sequence_length=3)
     _, packing = packed(["AB", "CD", "E"], config)  # A B | C D | E | : 8 tokens of stream
-    rows = packing.rows
+    rows = packing.examples
     assert rows["inputs"].tolist() == [[A, B, SEP], [C, D, SEP]]
     assert rows["targets"].tolist() == [[B, SEP, C], [D, SEP, E]]
     assert rows["inputs_position"].tolist() == [[0, 1, 2]] * 2
@@ -190,7 +190,7 @@ def test_stream_rows_literal(make_config: Any, clm_fields: dict[str, Any]) -> No
 def test_stream_rows_are_the_stream(make_config: Any, clm_fields: dict[str, Any], texts: list[str], length: int) -> None:
     config = make_config(**{**clm_fields, "model__num_token_types": 2}, data__sequence_length=length)
     _, packing = packed(texts, config)
-    rows = packing.rows
+    rows = packing.examples
     stream = [number for text in texts for number in [*TOKENIZER.encode_batch([text])[0].tolist(), SEP]]
     kept = len(stream) - packing.dropped_tokens
     assert packing.dropped_tokens <= length
@@ -228,7 +228,7 @@ def test_rows_are_kept_in_as_few_bytes_as_their_ids_need(
     pairs = make_config(data__sequence_length=9, model__vocab_size=vocab_size)
     stream = make_config(**clm_fields, data__sequence_length=3, model__vocab_size=vocab_size)
     for config, fields in ((pairs, {"tokens", "ends", "next_sentence"}), (stream, {"tokens"})):
-        rows = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0)).rows
+        rows = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0)).examples
         assert set(rows) == fields
         assert rows["tokens"].dtype == dtype and rows["tokens"].max() == last
-        assert all(values.dtype == np.int32 and values.flags.c_contiguous for values in full_rows(rows, config.model).values())
+        assert all(values.dtype == np.int32 and values.flags.c_contiguous for values in full_examples(rows, config.model).values())

@@ -25,12 +25,11 @@ from mhsh.config.schema import Config, to_dict
 from mhsh.data.load import load_corpus
 from mhsh.data.pretraining.corpus import PretrainingCorpus
 from mhsh.data.pretraining.documents import DocumentCounts, split_documents
-from mhsh.data.pretraining.prepare import PretrainingPreparation
-from mhsh.data.shards import open_rows
-from mhsh.data.staging import stage
+from mhsh.data.shards import StoredTable
+from mhsh.data.staging import item_text, items_in, stage
 from mhsh.errors import UserError
 from tests.conftest import ROOT
-from tests.data.preparing import prepared, pretraining_config, translation_config, with_rows, write_documents
+from tests.data.preparing import prepared, pretraining_config, task_of, translation_config, with_rows, write_documents
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "pairs": {},
@@ -92,18 +91,18 @@ def test_many_shards_hold_the_documents_of_one(tmp_path, english_source, layout)
     prepared(config, tmp_path / "one")
     prepared(config, tmp_path / "many", per_shard=7)
     one, many = (load(with_rows(config, tmp_path / name)) for name in ("one", "many"))
-    assert len(open_rows(tmp_path / "many" / "train").shards) > 4
+    assert len(StoredTable(tmp_path / "many" / "train").shards) > 4
     assert one.tokenizer.vocab == many.tokenizer.vocab
     for split in ("train", "validation"):
         a, b = one.counts[split], many.counts[split]
         for name in ("documents", "empty_documents", "sentences", "cut_sentences", "unknown_fraction"):
             assert a[name] == b[name], name
-        rows = [table.take(np.arange(len(table)))["tokens"] for table in (getattr(one, split), getattr(many, split))]
+        rows = [table.all()["tokens"] for table in (getattr(one, split), getattr(many, split))]
         if layout == "segments":
             assert Counter(map(bytes, rows[0])) == Counter(map(bytes, rows[1]))
         elif config.model.objective == "clm":
             # Each shard drops the end of its own stream; the first token of a stream is no target.
-            num_shards = len(open_rows(tmp_path / "many" / split).shards)
+            num_shards = len(StoredTable(tmp_path / "many" / split).shards)
             assert a["tokens"] + a["dropped_tokens"] + 1 == b["tokens"] + b["dropped_tokens"] + num_shards
     assert one.fingerprint != many.fingerprint
 
@@ -111,20 +110,21 @@ def test_many_shards_hold_the_documents_of_one(tmp_path, english_source, layout)
 def test_random_sentences_come_from_other_documents_of_the_same_shard(tmp_path, english, english_source):
     config = pretraining_config(source=english_source, tokenizer="bytes", sequence_length=120, max_positions=128)
     prepared(config, tmp_path / "out", per_shard=5)
-    rows, decode = open_rows(tmp_path / "out" / "train"), load(with_rows(config, tmp_path / "out")).tokenizer.decode
+    rows, decode = StoredTable(tmp_path / "out" / "train"), load(with_rows(config, tmp_path / "out")).tokenizer.decode
     train = [text for split, text in split_documents(english, config.data, DocumentCounts()) if split == "train"]
     labels, first = [], 0
     for number, shard in enumerate(rows.shards):
         # The last shard has one more, where one would be left alone.
         chunk = train[5 * number :][: 5 if number + 1 < len(rows.shards) else 6]
         names = set(re.findall(r"doc\d+", " ".join(chunk)))
-        for row in (rows[index] for index in range(first, first + shard.rows)):
-            a, b = (set(re.findall(r"doc\d+(?= )", part)) for part in decode(row["tokens"].tolist()).split("[SEP]")[:2])
+        examples = rows.take(np.arange(first, first + shard.count))
+        for tokens, label in zip(examples["tokens"].tolist(), examples["next_sentence"].tolist(), strict=True):
+            a, b = (set(re.findall(r"doc\d+(?= )", part)) for part in decode(tokens).split("[SEP]")[:2])
             assert a | b <= names
-            labels.append(int(row["next_sentence"]))
+            labels.append(label)
             if a and b:
                 assert a == b if labels[-1] else a.isdisjoint(b)
-        first += shard.rows
+        first += shard.count
     assert len(labels) == len(rows) and 0.3 < np.mean(labels) < 0.7
 
 
@@ -137,7 +137,7 @@ def test_no_shard_is_left_with_a_single_document(tmp_path, count, sizes, next_se
     for split, text in split_documents(map(str, range(200)), config.data, DocumentCounts()):
         sides[split].append(text)
     source = write_documents(tmp_path, "t", [*sides["train"][:count], *sides["validation"][:2]])
-    task = PretrainingPreparation(pretraining_config(validation_fraction=0.5, next_sentence=next_sentence, source=source))
+    task = task_of(pretraining_config(validation_fraction=0.5, next_sentence=next_sentence, source=source))
     (tmp_path / "staging").mkdir()
     found = [chunk.items for chunk in stage(task, tmp_path / "staging", 4).chunks if chunk.split == "train"]
     assert found == (sizes if next_sentence else [4] * (count // 4) + [count % 4] * (count % 4 > 0))
@@ -271,9 +271,9 @@ LINE = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lamb
 
 @given(st.lists(st.lists(LINE, min_size=1, max_size=4).map("\n".join), max_size=5, unique=True))
 def test_documents_come_out_of_a_chunk_as_they_went_in(documents: list[str]) -> None:
-    task = PretrainingPreparation(pretraining_config())
-    staged = [text for _, text in task.split([((document,) for document in documents)], task.new_counts())]
-    assert list(task.texts("".join(staged))) == documents
+    task = task_of(pretraining_config())
+    items = [(document,) for document in documents]
+    assert items_in(task, "".join(item_text(task, item) for item in items)) == items
 
 
 # Prepares, and tells the most memory it ever had, in KB.
@@ -282,10 +282,10 @@ import json, sys
 from pathlib import Path
 from mhsh.config.resolve import from_dict
 from mhsh.data.prepare import prepare
-from mhsh.data.pretraining.prepare import PretrainingPreparation
 from mhsh.data.pool import run_chunks
+from tests.data.preparing import task_of
 
-task = PretrainingPreparation(from_dict(json.loads(sys.argv[1])))
+task = task_of(from_dict(json.loads(sys.argv[1])))
 prepare(task, Path(sys.argv[2]), 100, lambda work, chunks: run_chunks(work, chunks, 1, lambda chunk: None), lambda line: None)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

@@ -4,6 +4,7 @@ splits, sources, vocabularies.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -25,7 +26,7 @@ from mhsh.data.entropy import unigram_entropy
 from mhsh.data.load import load_corpus
 from mhsh.data.tokenizers.subword import EOS_ID, load_subword, train_subword
 from mhsh.data.translation.corpus import TranslationCorpus
-from mhsh.data.translation.packing import encode_pairs, rows_by_length
+from mhsh.data.translation.packing import encode_pairs, examples_by_length
 from mhsh.data.translation.pairs import CleaningCounts, clean, read_pairs
 from mhsh.data.translation.synthetic_pairs import held_out_pairs
 from mhsh.errors import UserError
@@ -106,8 +107,16 @@ def sources(corpus: TranslationCorpus, batch: dict[str, np.ndarray], weighted: b
 
 
 def split_sources(corpus: TranslationCorpus, split: str) -> Counter[str]:
-    rows = getattr(corpus, split).rows
-    return Counter(text for number in range(len(rows)) for text in sources(corpus, {k: v[None] for k, v in rows[number].items()}))
+    table = getattr(corpus, split)
+    return Counter(sources(corpus, table.take(np.arange(len(table)), T)))
+
+
+def num_of_length(corpus: TranslationCorpus) -> dict[int, int]:
+    """The training examples of each length."""
+    found: Counter[int] = Counter()
+    for group in corpus.train.groups:
+        found[group.shapes["inputs"][0]] += group.count
+    return dict(found)
 
 
 @pytest.mark.parametrize("layout", ["packed", "bucketed"])
@@ -116,7 +125,7 @@ def test_keys_shapes_and_weights(corpora: dict[str, TranslationCorpus], layout: 
     ints = ["inputs", "inputs_position", "inputs_segmentation", "decoder_inputs", "targets", "targets_position"]
     shapes = set()
     steps = corpus.train_steps(B)
-    for batch in [*(steps[k] for k in range(30)), *corpus.validation_batches(B)]:
+    for batch in [*(steps[k] for k in range(200)), *corpus.validation_batches(B)]:
         assert {name: values.dtype for name, values in batch.items()} == {
             **dict.fromkeys([*ints, "targets_segmentation"], np.int32),
             "weights": np.float32,
@@ -140,14 +149,14 @@ def test_a_step_is_a_pure_function(corpora: dict[str, TranslationCorpus], make: 
     again = load(make(layout=layout))
     assert again.fingerprint == corpora[layout].fingerprint
     assert [digest(again.train_steps(B)[k]) for k in range(25)] == expected
-    other = replace(again, data=replace(again.data, seed=1)).train_steps(B)
+    other = dataclasses.replace(again, data=replace(again.data, seed=1)).train_steps(B)
     assert [digest(other[k]) for k in range(25)] != expected
     assert digest(steps[3_000_000]) != digest(steps[3_000_001])
 
 
 def test_packed_epochs_hold_every_pair_once_without_a_seam(corpora: dict[str, TranslationCorpus]) -> None:
     corpus = corpora["packed"]
-    num_rows = corpus.num_train_rows
+    num_rows = corpus.num_train_examples
     assert num_rows % B  # else an epoch would end with a step and prove less
     steps = corpus.train_steps(B)
     batches = [steps[k] for k in range(-(-2 * num_rows // B))]
@@ -162,7 +171,7 @@ def test_packed_epochs_hold_every_pair_once_without_a_seam(corpora: dict[str, Tr
 def test_bucketed_epochs_hold_pairs_once_and_leave_out_other_ones_each_time(corpora: dict[str, TranslationCorpus]) -> None:
     corpus = corpora["bucketed"]
     everything = split_sources(corpus, "train")
-    sizes = {length: len(numbers) for length, numbers in corpus.train.by_length.items()}
+    sizes = num_of_length(corpus)
     assert all(size >= B * T // length for length, size in sizes.items())
     per_epoch = sum(size // (B * T // length) for length, size in sizes.items())
     steps = corpus.train_steps(B)
@@ -188,7 +197,7 @@ def test_slices_of_processes_are_the_batch(corpora: dict[str, TranslationCorpus]
     for batches in (corpus.train_steps, corpus.validation_batches):
         whole = batches(size)
         parts = [
-            batches(size, rows=lambda count, n=number: slice(n * count // processes, (n + 1) * count // processes))
+            batches(size, lambda count, n=number: slice(n * count // processes, (n + 1) * count // processes))
             for number in range(processes)
         ]
         for k in range(min(len(whole), 12)):
@@ -210,7 +219,7 @@ def test_validation_counts_every_pair_once(corpora: dict[str, TranslationCorpus]
 
 def test_rows_too_few_for_a_batch_go_into_longer_ones(corpora: dict[str, TranslationCorpus]) -> None:
     corpus = corpora["bucketed"]
-    sizes = {length: len(numbers) for length, numbers in corpus.train.by_length.items()}
+    sizes = num_of_length(corpus)
     size = sizes[T // 8] // 8 + 1  # more than the shortest rows can fill
     lengths = {corpus.train_steps(size)[k]["inputs"].shape for k in range(40)}
     assert T // 8 not in {length for _, length in lengths}
@@ -219,11 +228,11 @@ def test_rows_too_few_for_a_batch_go_into_longer_ones(corpora: dict[str, Transla
     assert seen == set(split_sources(corpus, "train"))
     corpus.check_batch(size)
     with pytest.raises(UserError, match=r"longest training pairs of data\.source fill no batch of 64 tokens, and would never"):
-        corpus.check_batch(corpus.num_train_rows + 1)
+        corpus.check_batch(corpus.num_train_examples + 1)
 
 
 def test_one_batch_at_least(corpora: dict[str, TranslationCorpus]) -> None:
-    num_rows = corpora["packed"].num_train_rows
+    num_rows = corpora["packed"].num_train_examples
     corpora["packed"].check_batch(num_rows)
     with pytest.raises(UserError, match=rf"train\.batch_size = {num_rows + 1} is more than the {num_rows} training rows"):
         corpora["packed"].check_batch(num_rows + 1)
@@ -244,7 +253,7 @@ def test_splits_share_nothing_and_the_counts_say_what_is_in_them(corpora: dict[s
         assert 0 <= counts["source_padding_fraction"] < 0.2
     assert sum(summary[split][name] for split in ("train", "validation") for name in ("pairs", "too_long", "unlike")) == 900
     assert 0.05 < summary["validation"]["pairs"] / 900 < 0.15
-    targets = np.concatenate([corpus.train.rows[number]["targets"] for number in range(corpus.num_train_rows)])
+    targets = corpus.train.all()["targets"]
     assert corpus.unigram_entropy == pytest.approx(unigram_entropy(targets[targets > 0]))
     assert (targets == EOS_ID).sum() == summary["train"]["pairs"]
 
@@ -315,7 +324,7 @@ def prepared(make: Make, files: str, tmp_path: Path) -> Callable[[str], Path]:
         for split, part in (("train", pairs[:800]), ("validation", pairs[800:])):
             (folder / split).mkdir(parents=True)
             encoded, _ = encode_pairs(tokenizer, part, data)
-            groups = [rows for rows in rows_by_length(encoded, data).values() if len(rows["inputs"])]
+            groups = [examples for examples in examples_by_length(encoded, data).values() if len(examples["inputs"])]
             written = [
                 shards.write_shard(folder / split, number, [rows], shards.ZSTD, "job", {}) for number, rows in enumerate(groups)
             ]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
-from mhsh.data.translation.packing import EncodedPairs, EncodedSide, bucket_pairs, encode_pairs, pack_pairs, rows_by_length
+from mhsh.data.translation.packing import EncodedPairs, EncodedSide, bucket_pairs, encode_pairs, examples_by_length, pack_pairs
 from mhsh.data.translation.pairs import Pair
 from mhsh.data.translation.synthetic_pairs import training_pairs
 
@@ -109,7 +109,7 @@ def first_fit(pairs: Sentences, open_rows: int) -> list[Sentences]:
 @given(pairs=st.lists(st.tuples(sentence, sentence), max_size=60), open_rows=st.integers(2, 5))
 def test_packing_is_first_fit_and_loses_nothing(pairs: Sentences, open_rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mhsh.data.translation.packing._OPEN_ROWS", open_rows)
+        patch.setattr("mhsh.data.translation.packing._OPEN_EXAMPLES", open_rows)
         found = read_back(pack_pairs(encoded(pairs), T))
     assert found == first_fit(pairs, open_rows)
 
@@ -128,8 +128,8 @@ def test_buckets_are_the_shortest_that_hold_a_pair(pairs: Sentences) -> None:
 
 def test_layout_decides() -> None:
     pairs = encoded([([9, EOS_ID], [8, 7, EOS_ID]), ([EOS_ID], [EOS_ID])])
-    assert {length: len(rows["inputs"]) for length, rows in rows_by_length(pairs, DATA).items()} == {16: 1}
-    bucketed = rows_by_length(pairs, replace(DATA, layout="bucketed"))
+    assert {length: len(rows["inputs"]) for length, rows in examples_by_length(pairs, DATA).items()} == {16: 1}
+    bucketed = examples_by_length(pairs, replace(DATA, layout="bucketed"))
     assert {length: len(rows["inputs"]) for length, rows in bucketed.items()} == {2: 1, 4: 1, 8: 0, 16: 0}
 
 

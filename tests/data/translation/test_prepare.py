@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mhsh.data.shards import open_rows
+from mhsh.data.shards import StoredTable
 from mhsh.data.tokenizers.subword import load_subword
 from mhsh.data.translation.corpus import load_translation
 from mhsh.errors import UserError
@@ -38,12 +38,12 @@ def test_prepared_rows_are_those_of_the_source(tmp_path, text, layout, kind):
     if kind == "validation source":
         assert summary["in_both_splits"] > 0
     for split in ("train", "validation"):
-        a, b = getattr(here, split).rows, getattr(there, split).rows
-        assert len(a) == len(b) > 0
-        for index in range(len(a)):
-            assert set(a[index]) == set(b[index])
-            for name in a[index]:
-                np.testing.assert_array_equal(a[index][name], b[index][name])
+        a, b = getattr(here, split), getattr(there, split)
+        assert [group for group in a.groups if group.count] == b.groups
+        examples = [table.take(np.arange(len(a)), config.data.sequence_length) for table in (a, b)]
+        assert set(examples[0]) == set(examples[1])
+        for name, values in examples[0].items():
+            np.testing.assert_array_equal(values, examples[1][name])
     for step in (0, 7):
         for (name, a), b in zip(sorted(here.train_steps(4)[step].items()), sorted(there.train_steps(4)[step].items()), strict=True):
             assert name == b[0]
@@ -52,8 +52,9 @@ def test_prepared_rows_are_those_of_the_source(tmp_path, text, layout, kind):
 
 def pairs_in(rows: Any) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
     found: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+    examples = rows.take(np.arange(len(rows)), 64)
     for index in range(len(rows)):
-        row = rows[index]
+        row = {name: values[index] for name, values in examples.items()}
         for number in range(1, int(row["inputs_segmentation"].max()) + 1):
             source, target = (tuple(row[side][row[f"{side}_segmentation"] == number].tolist()) for side in ("inputs", "targets"))
             found[source, target] += 1
@@ -66,7 +67,7 @@ def test_many_shards_hold_the_pairs_of_one(tmp_path, text, layout):
     prepared(config, tmp_path / "one")
     prepared(config, tmp_path / "many", per_shard=20)
     for split in ("train", "validation"):
-        one, many = open_rows(tmp_path / "one" / split), open_rows(tmp_path / "many" / split)
+        one, many = StoredTable(tmp_path / "one" / split), StoredTable(tmp_path / "many" / split)
         assert len(one.shards) == 1 and len(many.shards) > 1
         assert pairs_in(one) == pairs_in(many)
         assert one.meta["unigram_entropy"] == many.meta["unigram_entropy"]

@@ -1,0 +1,109 @@
+"""Tables of examples, in memory or on disk: named arrays that share their first axis."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+Examples = dict[str, np.ndarray]  # arrays that share their first axis: one index of it is one example
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleGroup:
+    """Consecutive examples of a table whose arrays have the same shapes."""
+
+    count: int
+    shapes: dict[str, tuple[int, ...]]  # of one example
+
+
+class Table(abc.ABC):
+    """Examples by their number, counted from 0. Threads may share it."""
+
+    groups: Sequence[ExampleGroup]  # all examples, in the order of their numbers
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return sum(group.count for group in self.groups)
+
+    @abc.abstractmethod
+    def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
+        """The examples with these numbers, in this order.
+
+        Args:
+          length: the size of each array's second axis. Shorter examples are padded with zeros at
+            their end. None: the examples must have equal shapes.
+
+        Raises:
+          ValueError: `length` is None and the examples differ in their shapes.
+          UserError: a file of the table is damaged.
+        """
+
+    def all(self) -> Examples:
+        """All examples, which must have equal shapes."""
+        return self.take(np.arange(len(self)))
+
+
+class ArrayTable(Table):
+    """A table in memory, made of groups of examples with different shapes."""
+
+    def __init__(self, groups: Sequence[Examples]) -> None:
+        self._groups = groups
+        self.groups = [
+            ExampleGroup(num_examples(group), {name: values.shape[1:] for name, values in group.items()}) for group in groups
+        ]
+        self._ends = np.cumsum([group.count for group in self.groups])
+
+    def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
+        """As `Table.take`."""
+        group_of = self._ends.searchsorted(numbers, "right")
+        parts = []
+        for group in np.unique(group_of).tolist() or [0]:
+            chosen = np.flatnonzero(group_of == group)
+            inside = numbers[chosen] - (self._ends[group] - self.groups[group].count)
+            parts.append((chosen, {name: values[inside] for name, values in self._groups[group].items()}))
+        return put_together(parts, length)
+
+
+def num_examples(examples: Examples) -> int:
+    """The size of the first axis."""
+    return len(next(iter(examples.values())))
+
+
+def put_together(parts: Sequence[tuple[Int64[np.ndarray, " _"], Examples]], length: int | None) -> Examples:
+    """One array for each name: example i of a part becomes example `indices`[i] of the whole.
+
+    Args:
+      parts: indices and examples. The examples of one part have equal shapes.
+      length: as in `Table.take`.
+    """
+    (_, first), *others = parts
+    if length is None:
+        if others:
+            raise ValueError("the examples differ in their shapes and cannot be put together without a length")
+        return first
+    if not others and all(values.shape[1] == length for values in first.values()):
+        return first
+    count = sum(len(indices) for indices, _ in parts)
+    whole = {name: np.zeros((count, length, *values.shape[2:]), values.dtype) for name, values in first.items()}
+    for indices, part in parts:
+        for name, values in part.items():
+            whole[name][indices, : values.shape[1]] = values
+    return whole
+
+
+def fingerprint_of(vocabulary: Iterable[bytes], tables: Mapping[str, Examples]) -> str:
+    """SHA-256, in hex, over a vocabulary and the name, shape, dtype and bytes of every array."""
+    digest = hashlib.sha256()
+    for part in vocabulary:
+        digest.update(part)
+    for table, examples in tables.items():
+        for name in sorted(examples):
+            values = np.ascontiguousarray(examples[name])
+            digest.update(f"{table}/{name} {values.shape} {values.dtype.str}\n".encode())
+            digest.update(values.data)
+    return digest.hexdigest()

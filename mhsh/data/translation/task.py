@@ -1,0 +1,117 @@
+"""From sentence pairs to the packed or bucketed examples of translation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from etils import epath
+
+from mhsh.config.schema import TranslationDataConfig, to_dict
+from mhsh.data.entropy import entropy_of_counts
+from mhsh.data.shards import ZSTD
+from mhsh.data.splits import SPLITS
+from mhsh.data.tables import Examples, num_examples
+from mhsh.data.tasks import Item, Log, Task
+from mhsh.data.tokenizers.subword import SubwordTokenizer, load_fitting_subword, train_subword
+from mhsh.data.translation.packing import encode_pairs, examples_by_length
+from mhsh.data.translation.pairs import CleaningCounts, Pair, check_split, read_pairs, split_pairs, validation_pairs
+from mhsh.errors import UserError
+from mhsh.run_folder import TOKENIZER_FILE
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationTask(Task[SubwordTokenizer]):
+    """Sentence pairs, cleaned and split, as examples of both sides."""
+
+    items: ClassVar[str] = "pairs"
+    item_size: ClassVar[int] = 2
+    item_end: ClassVar[str] = "\n"
+    items_per_shard: ClassVar[int] = 20_000
+    vocab_file: ClassVar[str] = TOKENIZER_FILE
+    compression: ClassVar[str] = ZSTD  # seven arrays that repeat each other
+    new_counts = CleaningCounts
+
+    data: TranslationDataConfig
+
+    def job(self) -> dict[str, Any]:
+        """As `Task.job`. A given vocabulary counts by its content, not by its path."""
+        fields = to_dict(self.data)
+        if self.data.vocab_path:
+            fields["vocab_path"] = self.read_tokenizer(self.data.vocab_path).fingerprint
+        return {"model.vocab_size": self.model.vocab_size, **{f"data.{name}": value for name, value in fields.items()}}
+
+    def layout(self) -> dict[str, Any]:
+        """As `Task.layout`."""
+        return {"data.layout": self.data.layout, "data.sequence_length": self.data.sequence_length}
+
+    def streams(self) -> Sequence[Iterable[Item]]:
+        """The pairs of validation, where it has its own, and those of data.source."""
+        own = validation_pairs(self.data)
+        return [*([] if own is None else [own]), read_pairs(self.data.source)]
+
+    def split(self, streams: Sequence[Iterable[Item]], counts: CleaningCounts) -> Iterator[tuple[str, Item]]:
+        """See `pairs.split_pairs`."""
+        *own, pairs = cast(Sequence[Iterable[Pair]], streams)
+        sizes: Counter[str] = Counter()
+        for split, pair in split_pairs(pairs, own[0] if own else None, self.data, counts):
+            sizes[split] += 1
+            yield split, pair
+        check_split(sizes, self.data, counts)
+
+    def new_tokenizer(self, texts: Iterable[str], log: Log) -> SubwordTokenizer:
+        """The vocabulary of data.vocab_path, or one trained on `texts`, of both languages."""
+        if self.data.vocab_path:
+            return self.read_tokenizer(self.data.vocab_path)
+        log(f"learning a {self.data.tokenizer} vocabulary")
+        return train_subword(self.data.tokenizer, texts, self.model.vocab_size)
+
+    def read_tokenizer(self, path: epath.PathLike) -> SubwordTokenizer:
+        """As `Task.read_tokenizer`, from a tokenizer.json."""
+        return load_fitting_subword(epath.Path(path).expanduser(), self.data.tokenizer, self.model.vocab_size)
+
+    def encode(
+        self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer
+    ) -> tuple[dict[str, Examples], dict[str, Any]]:
+        """As `Task.encode`. The sums are those of EncodingCounts, `rows` (the examples), the
+        `positions` of either side, and `token_counts`: how often each id is a target.
+        """
+        encoded, counts = encode_pairs(tokenizer, [Pair(*item) for item in items], self.data)
+        groups = examples_by_length(encoded, self.data)
+        return {f"{split}/{length}": examples for length, examples in groups.items()}, dataclasses.asdict(counts) | {
+            "rows": sum(num_examples(examples) for examples in groups.values()),
+            "positions": sum(examples["inputs"].size for examples in groups.values()),
+            "token_counts": np.bincount(encoded.target.tokens, minlength=tokenizer.vocab_size),
+        }
+
+    def summarize(self, sums: Mapping[str, Any], split: str, tokenizer: SubwordTokenizer) -> tuple[dict[str, Any], float]:
+        """As `Task.summarize`. The entropy is that of the targets; the padding fractions, of the
+        positions, are added.
+        """
+        if not sums["pairs"]:
+            raise UserError(
+                f"data.source = {self.data.source!r} leaves no pair for {split}: {sums['too_long']} are longer than "
+                f"data.sequence_length = {self.data.sequence_length} and {sums['unlike']} differ by more than "
+                f"data.max_length_ratio = {self.data.max_length_ratio}; give more pairs, or change these, "
+                "data.validation_source or data.validation_fraction"
+            )
+        plain = {name: int(value) for name, value in sums.items() if name not in ("positions", "token_counts")}
+        plain |= {f"{side}_padding_fraction": 1 - plain[f"{side}_tokens"] / int(sums["positions"]) for side in ("source", "target")}
+        return plain, entropy_of_counts(sums["token_counts"])
+
+    def describe(self, counts: Mapping[str, Any]) -> Iterator[str]:
+        """As `Task.describe`."""
+        yield (
+            f"pairs read {counts['read']:,}: {counts['empty']:,} empty, {counts['duplicates']:,} duplicates, "
+            f"{counts['in_both_splits']:,} left to validation"
+        )
+        for split in SPLITS:
+            of = counts[split]
+            yield (
+                f"{split}: {of['pairs']:,} pairs ({of['too_long']:,} too long and {of['unlike']:,} too unlike left out), "
+                f"{of['source_tokens']:,} source and {of['target_tokens']:,} target tokens in {of['rows']:,} rows, "
+                f"{of['source_padding_fraction']:.1%} and {of['target_padding_fraction']:.1%} padding"
+            )
