@@ -49,6 +49,7 @@ MODEL = dict(
     compute_dtype="float32",
     residual_dtype="float32",
     kernels="auto",
+    attention_implementation="xla",
     remat_policy="none",
     scan_unroll=1,
 )

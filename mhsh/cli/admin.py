@@ -16,7 +16,7 @@ from mhsh.data.batches import prefetched
 from mhsh.data.load import load_corpus
 from mhsh.models.admin import read_omega
 from mhsh.models.build import build_model
-from mhsh.models.stack import SUBLAYERS, in_stack_order
+from mhsh.models.types import SUBLAYERS, in_stack_order
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import create_state

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from mhsh.config.schema import Config
 from mhsh.models.costs import forward_flops, parameter_counts, row_flops, step_flops
 from mhsh.models.residual import closed_form_omega
-from mhsh.models.stack import decoder_stack, encoder_stack
+from mhsh.models.types import decoder_stack, encoder_stack
 from mhsh.training.footprint import Footprint, footprint
 from mhsh.training.remat import with_policy
 from mhsh.training.sharding import check_divisibility, mesh_shape

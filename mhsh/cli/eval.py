@@ -6,6 +6,7 @@ import functools
 import json
 
 import jax
+from msgspec.structs import replace
 
 from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
@@ -27,7 +28,9 @@ def run(folder: str, step: int | None) -> int:
     checkpoints = Checkpoints.of_run(run_folder, config.train)
     step = checkpoints.existing_step(step)
     mesh = make_mesh(config)
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    # Only training uses cuDNN.
+    model = build_model(replace(config.model, attention_implementation="xla"))
+    optimizer = build_optimizer(config.optimizer, config.train)
     params = checkpoints.restore_params(step, abstract_state(config, model, optimizer, mesh).params)
 
     corpus = load_recorded_corpus(run_folder, config)

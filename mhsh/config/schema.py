@@ -123,10 +123,19 @@ class ModelConfig(Section, frozen=True):
     kernels: Annotated[
         Literal["auto", "plain", "fused"],
         _clock(
-            "of the encoder's sublayers: plain, fused where there is a fused one, or auto: fused on devices that gain by it",
+            "of the encoder's sublayers: plain; fused, on TPUs where there is a kernel; auto: plain until fused is measured faster",
             "kernels and rematerialisation",
             "named",
             before="plain",
+        ),
+    ]
+    attention_implementation: Annotated[
+        Literal["xla", "cudnn"],
+        _clock(
+            "of training: xla; cudnn, on NVIDIA GPUs with compute_dtype bfloat16 and no attention_dropout",
+            "kernels and rematerialisation",
+            "named",
+            before="xla",
         ),
     ]
     remat_policy: Annotated[

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-# (tokens [B,K], their position [], seen [B,K,T,K], cache) -> (logits [B,K,V], cache); see
+# (tokens [B,K], their position [], ancestry_mask [B,K,T,K], cache) -> (logits [B,K,V], cache); see
 # `beam_search`.
 Step = Callable[
     [Int32[Array, "B K"], Int32[Array, ""], Bool[Array, "B K T K"], Any],
@@ -36,7 +36,7 @@ class _Live(NamedTuple):
 
     tokens: Int32[Array, "B K T"]
     logprobs: Float32[Array, "B K"]  # -inf where there is no hypothesis: all of them, once a sentence is done
-    slots: Int32[Array, "B K T"]  # under which k each token was given to the step, and so where the cache holds it
+    beam_slots: Int32[Array, "B K T"]  # under which k each token was given to the step, and so where the cache holds it
 
 
 class _State(NamedTuple):
@@ -57,12 +57,12 @@ class _Candidates(NamedTuple):
 
 def beam_search(
     step: Step,
-    grow: Callable[[Any, int], Any],
+    extend_cache: Callable[[Any, int], Any],
     cache: Any,
     limits: Int32[Array, " B"],
     *,
     num_hypotheses: int,
-    stages: Sequence[int],
+    cache_buckets: Sequence[int],
     length_penalty: float,
     begin: int,
     end: int,
@@ -78,25 +78,25 @@ def beam_search(
     length_penalty, which is exact for length_penalty >= 0. Of equal candidates the one of the
     better parent and then of the lower token is taken.
 
-    The cache is never reordered: `step` is told instead what every hypothesis may read of it
-    ("cache indirection" in NVIDIA's FasterTransformer). `seen[b, k, t, j]` is True where hypothesis
-    k of sentence b descends from, or is, what was given to the step as hypothesis j at place t <=
-    position, T being what the cache has room for: it grows in `stages`, so that short sentences do
-    not read the room of long ones at every step. Every stage is a loop of its own in the compiled
-    program.
+    The cache is never reordered: a mask tells `step` what each hypothesis reads of it ("cache
+    indirection" in NVIDIA's FasterTransformer). `ancestry_mask[b, k, t, j]` is True where
+    hypothesis k of sentence b descends from, or is, what was given to the step as hypothesis j at
+    position t <= the current one. T is the length of the cache; it grows in `cache_buckets`, so
+    that short sentences do not read the room of long ones. The compiled program has a loop for each
+    bucket.
 
     Args:
       step: the model; it writes the given tokens into its cache, under k and at `position`, and
         returns the next ones' logits.
-      grow: the cache with room for so many places, what is in it kept.
+      extend_cache: returns the cache with room for so many positions, its contents kept.
       cache: a cache without room; any pytree.
       limits: the most tokens of every sentence; a hypothesis that has reached it is finished as it
         is, without an end mark. 0 leaves a sentence out.
-      stages: the places that the cache has room for, one after the other, rising; the last is the
-      largest limit there can be. begin, end: the marks' token ids; `forbidden` ids are never
-      produced (their probability is not shared out to the others).
+      cache_buckets: the lengths of the cache, in rising order; the last is the largest limit.
+      begin, end: the token ids of the marks.
+      forbidden: ids that are never produced; their probability is not given to the others.
     """
-    batch_size, beam, max_length = limits.shape[0], num_hypotheses, stages[-1]
+    batch_size, beam, max_length = limits.shape[0], num_hypotheses, cache_buckets[-1]
     blank = jnp.zeros((batch_size, beam, max_length), jnp.int32)
     exists = (jnp.arange(beam) == 0) & (limits > 0)[:, None]
     nothing = jnp.full((batch_size,), -jnp.inf, jnp.float32)
@@ -111,8 +111,8 @@ def beam_search(
 
     def advance(room: int, state: _State) -> _State:
         position = state.length
-        given, slots = _given(state.live, position, begin)
-        logits, new_cache = step(given, position, _seen(slots[:, :, :room], position), state.cache)
+        given, beam_slots = _given(state.live, position, begin)
+        logits, new_cache = step(given, position, _ancestry_mask(beam_slots[:, :, :room], position), state.cache)
         candidates = _extend(state.live.logprobs, logits, forbidden)
         length = position + 1
         tokens = _descend(state.live.tokens, candidates.parents).at[:, :, position].set(candidates.tokens)
@@ -128,7 +128,7 @@ def beam_search(
         live = _Live(
             _descend(tokens, kept),
             jnp.where(done[:, None], -jnp.inf, logprobs),
-            _descend(slots, jnp.take_along_axis(candidates.parents, kept, axis=1)),
+            _descend(beam_slots, jnp.take_along_axis(candidates.parents, kept, axis=1)),
         )
         return _State(length, live, best, num_finished, new_cache)
 
@@ -136,24 +136,22 @@ def beam_search(
         return (state.length < room) & jnp.any(state.live.logprobs > -jnp.inf)
 
     state = start
-    for room in stages:
-        state = state._replace(cache=grow(state.cache, room))
+    for room in cache_buckets:
+        state = state._replace(cache=extend_cache(state.cache, room))
         state = jax.lax.while_loop(functools.partial(goes_on, room), functools.partial(advance, room), state)
     return state.best
 
 
 def _given(live: _Live, position: Int32[Array, ""], begin: int) -> tuple[Int32[Array, "B K"], Int32[Array, "B K T"]]:
-    """The token that each hypothesis gives to the step at `position`, and its slots with that one
-    noted.
-    """
+    """The token that each hypothesis gives to the step at `position`, and its new `beam_slots`."""
     last = jax.lax.dynamic_index_in_dim(live.tokens, jnp.maximum(position - 1, 0), axis=2, keepdims=False)
-    slots = live.slots.at[:, :, position].set(jnp.arange(live.slots.shape[1]))
-    return jnp.where(position == 0, begin, last), slots
+    beam_slots = live.beam_slots.at[:, :, position].set(jnp.arange(live.beam_slots.shape[1]))
+    return jnp.where(position == 0, begin, last), beam_slots
 
 
-def _seen(slots: Int32[Array, "B K T"], position: Int32[Array, ""]) -> Bool[Array, "B K T K"]:
-    beam, max_length = slots.shape[1:]
-    return (slots[:, :, :, None] == jnp.arange(beam)) & (jnp.arange(max_length) <= position)[:, None]
+def _ancestry_mask(beam_slots: Int32[Array, "B K T"], position: Int32[Array, ""]) -> Bool[Array, "B K T K"]:
+    beam, max_length = beam_slots.shape[1:]
+    return (beam_slots[:, :, :, None] == jnp.arange(beam)) & (jnp.arange(max_length) <= position)[:, None]
 
 
 def _extend(logprobs: Float32[Array, "B K"], logits: Float32[Array, "B K V"], forbidden: Sequence[int]) -> _Candidates:

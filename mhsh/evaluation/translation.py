@@ -17,7 +17,8 @@ from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, SubwordTokenize
 from mhsh.data.translation.pairs import clean_text
 from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded, beam_search
-from mhsh.models.seq2seq import Seq2Seq, decode_step, decoding_params, empty_caches, encode, grown_caches
+from mhsh.models.decoding import decode_step, decoding_params, empty_caches, encode, extend_caches
+from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch
 
 # Sources are padded to this many tokens times a power of two: a program is compiled for each of
@@ -52,9 +53,10 @@ def length_limit(source_length: int, max_positions: int) -> int:
     return min(2 * source_length + 10, max_positions)
 
 
-def stages_to(max_length: int) -> list[int]:
-    """The room of the decoder's cache: a quarter and a half of it before the whole. A translation
-    is about as long as its source, and so ends about halfway to the limit.
+def cache_buckets(max_length: int) -> list[int]:
+    """The lengths of the decoder's cache, one after the other: a quarter, a half, the whole.
+
+    A translation is about as long as its source, and so ends about halfway to the limit.
     """
     return sorted({-(-max_length // 4), -(-max_length // 2), max_length})
 
@@ -167,12 +169,14 @@ def _decode_batch(
 ) -> Decoded:
     memory, weights = encode(model, params, batch), decoding_params(model.config, params)
     return beam_search(
-        lambda tokens, position, seen, caches: decode_step(model, weights, tokens, position, seen, caches, memory),
-        lambda caches, length: grown_caches(caches, num_hypotheses, length),
+        lambda tokens, position, ancestry_mask, caches: decode_step(
+            model, weights, tokens, position, ancestry_mask, caches, memory
+        ),
+        lambda caches, length: extend_caches(caches, num_hypotheses, length),
         empty_caches(model.config, limits.shape[0], num_hypotheses, 0),
         limits,
         num_hypotheses=num_hypotheses,
-        stages=stages_to(max_length),
+        cache_buckets=cache_buckets(max_length),
         length_penalty=length_penalty,
         begin=BOS_ID,
         end=EOS_ID,

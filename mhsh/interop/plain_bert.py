@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
-from mhsh.models.positions import sinusoids
+from mhsh.models.layers import sinusoids
 from mhsh.models.residual import deepnorm_constants
-from mhsh.models.stack import SUBLAYERS, encoder_stack
+from mhsh.models.types import SUBLAYERS, encoder_stack
 
 # What divides by less grows a million times and more: half precision, in which exported models are
 # run, could not hold it.

@@ -1,74 +1,87 @@
-"""The feed-forward sublayer and its join in one kernel: the F-wide hidden layer never leaves the
-chip.
+"""The feed-forward sublayer, its residual sum and LayerNorm in one kernel.
+
+The hidden layer [*,F] never leaves the chip.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Float32, Key
 
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import Seed, seed_of
-from mhsh.kernels.gpu import feed_forward as gpu
-from mhsh.kernels.residual_norm import Norm, joined, joined_backward, joined_plain, stacked, unstacked, vectors_of
-from mhsh.kernels.rows import MIB, Block, KernelTarget, Result, VmemBudget, add_to, only, over_rows, product
-from mhsh.kernels.settings import FeedForwardSettings, FeedForwardWeights
+from mhsh.kernels.residual_norm import (
+    NormParams,
+    read_vectors,
+    residual_norm,
+    residual_norm_backward,
+    stack_vectors,
+    unstack_vectors,
+)
+from mhsh.kernels.row_blocks import RowBlock, RowResult, accumulate, dot_f32, over_rows, zero_invalid_rows
+from mhsh.kernels.target import MIB, KernelTarget, VmemBudget
 
 
-def feed_forward_plain(
-    x: Float[Array, "B T D"], weights: FeedForwardWeights, norm: Norm, key: Key[Array, ""] | None, settings: FeedForwardSettings
-) -> Float[Array, "B T D"]:
-    """LN(omega * x + dropout(activation(x W1 + b1) W2 + b2)), the definition; without a key nothing
-    is dropped.
-    """
-    up, up_bias, down, down_bias = (each.astype(settings.dtype) for each in weights)
-    hidden = ACTIVATIONS[settings.activation](jnp.einsum("BTD,DF->BTF", x.astype(settings.dtype), up) + up_bias)
-    branch = jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias
-    return joined_plain(x, branch, norm, epsilon=settings.epsilon, rate=settings.rate, key=key)
+class FeedForwardWeights(NamedTuple):
+    """Two projections, D -> F -> D, fp32."""
+
+    up_kernel: Float32[Array, "D F"]
+    up_bias: Float32[Array, " F"]
+    down_kernel: Float32[Array, "F D"]
+    down_bias: Float32[Array, " D"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForwardSettings:
+    """The static arguments of the compiled sublayer."""
+
+    activation: str
+    rate: float  # of the dropout before the residual sum
+    epsilon: float  # of LayerNorm
+    dtype: Any  # of the factors of the matrix products; sums are fp32
 
 
 def feed_forward(
     x: Float[Array, "B T D"],
     weights: FeedForwardWeights,
-    norm: Norm,
+    norm: NormParams,
     key: Key[Array, ""] | None,
     settings: FeedForwardSettings,
-    place: KernelTarget,
+    target: KernelTarget,
 ) -> Float[Array, "B T D"]:
-    """`feed_forward_plain` in one kernel, with the same elements dropped for the same key, on any
-    mesh.
+    """LN(omega * x + dropout(activation(x W1 + b1) W2 + b2)), all [B,T,D], in one kernel.
 
-    Everything between two products is fp32. The backward pass is one kernel as well: it keeps `x`
-    and computes the rest again.
+    A key drops the same elements as in the plain sublayer, on any mesh; None drops nothing. All
+    between two products is fp32. The backward pass is one kernel too; it keeps `x` and recomputes
+    the rest.
     """
     settings = settings if key is not None else dataclasses.replace(settings, rate=0.0)
     seed = jnp.zeros((2,), jnp.uint32) if key is None else seed_of(key)
-    fused = gpu.feed_forward if place.target == "gpu" else _fused
-    return fused(x, weights, norm, seed, settings, place)
+    return _fused(x, weights, norm, seed, settings, target)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _fused(
     x: Float[Array, "B T D"],
     weights: FeedForwardWeights,
-    norm: Norm,
+    norm: NormParams,
     seed: Seed,
     settings: FeedForwardSettings,
-    place: KernelTarget,
+    target: KernelTarget,
 ) -> Float[Array, "B T D"]:
     num_inputs, num_hidden = weights.up_kernel.shape
     (y,), _ = over_rows(
         functools.partial(_forward_kernel, settings),
-        place,
+        target,
         seed,
         [x],
-        _whole(weights, norm, settings),
-        [Result(num_inputs, x.dtype)],
+        _replicated(weights, norm, settings),
+        [RowResult(num_inputs, x.dtype)],
         name="feed_forward",
         flops_per_row=4 * num_inputs * num_hidden,
         transcendentals_per_row=num_hidden + 1,
@@ -80,61 +93,61 @@ def _fused(
 def _forward(
     x: Float[Array, "B T D"],
     weights: FeedForwardWeights,
-    norm: Norm,
+    norm: NormParams,
     seed: Seed,
     settings: FeedForwardSettings,
-    place: KernelTarget,
-) -> tuple[Float[Array, "B T D"], tuple[Array, FeedForwardWeights, Norm, Seed]]:
-    return _fused(x, weights, norm, seed, settings, place), (x, weights, norm, seed)
+    target: KernelTarget,
+) -> tuple[Float[Array, "B T D"], tuple[Array, FeedForwardWeights, NormParams, Seed]]:
+    return _fused(x, weights, norm, seed, settings, target), (x, weights, norm, seed)
 
 
 def _backward(
     settings: FeedForwardSettings,
-    place: KernelTarget,
-    saved: tuple[Array, FeedForwardWeights, Norm, Seed],
-    gradient: Float[Array, "B T D"],
-) -> tuple[Float[Array, "B T D"], FeedForwardWeights, Norm, None]:
+    target: KernelTarget,
+    saved: tuple[Array, FeedForwardWeights, NormParams, Seed],
+    dy: Float[Array, "B T D"],
+) -> tuple[Float[Array, "B T D"], FeedForwardWeights, NormParams, None]:
     x, weights, norm, seed = saved
     num_inputs, num_hidden = weights.up_kernel.shape
     shapes = ((num_inputs, num_hidden), (1, num_hidden), (num_hidden, num_inputs), (4, num_inputs))
-    (by_x,), (by_up, by_up_bias, by_down, by_vectors) = over_rows(
+    (dx,), (dup, dup_bias, ddown, dvectors) = over_rows(
         functools.partial(_backward_kernel, settings),
-        place,
+        target,
         seed,
-        [x, gradient],
-        _whole(weights, norm, settings),
-        [Result(num_inputs, x.dtype)],
+        [x, dy],
+        _replicated(weights, norm, settings),
+        [RowResult(num_inputs, x.dtype)],
         [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
         name="feed_forward_backward",
         flops_per_row=12 * num_inputs * num_hidden,
         transcendentals_per_row=2 * num_hidden + 1,
         onchip=onchip(num_inputs, num_hidden, x.dtype, settings.dtype),
     )
-    by_norm, by_down_bias = unstacked(by_vectors)
-    return by_x, FeedForwardWeights(by_up, by_up_bias[0], by_down, by_down_bias), by_norm, None
+    dnorm, ddown_bias = unstack_vectors(dvectors)
+    return dx, FeedForwardWeights(dup, dup_bias[0], ddown, ddown_bias), dnorm, None
 
 
 _fused.defvjp(_forward, _backward)
 
 
 def onchip(num_inputs: int, num_hidden: int, residual_dtype: Any, dtype: Any) -> VmemBudget:
-    """What the backward pass takes, which is more than the forward pass does.
+    """What the backward pass needs, which is more than the forward pass does.
 
-    A row: x and both gradients, each one in use and one on its way, and the fp32 values in between.
-    Besides: the weights, their gradients, and a block's part of these.
+    For each row: x, dy and dx, each double-buffered, and the fp32 values between them. Besides: the
+    weights, their gradients, and a block's part of the gradients.
     """
     residual, factor = jnp.dtype(residual_dtype).itemsize, jnp.dtype(dtype).itemsize
     return VmemBudget(num_inputs * (6 * residual + 32) + num_hidden * 32, 2 * num_inputs * num_hidden * (factor + 8) + 4 * MIB)
 
 
-def _whole(weights: FeedForwardWeights, norm: Norm, settings: FeedForwardSettings) -> list[Array]:
+def _replicated(weights: FeedForwardWeights, norm: NormParams, settings: FeedForwardSettings) -> list[Array]:
     up, down = weights.up_kernel.astype(settings.dtype), weights.down_kernel.astype(settings.dtype)
-    return [up, weights.up_bias[None], down, stacked(norm, weights.down_bias)]
+    return [up, weights.up_bias[None], down, stack_vectors(norm, weights.down_bias)]
 
 
 def _forward_kernel(
     settings: FeedForwardSettings,
-    block: Block,
+    block: RowBlock,
     scalars: Any,
     x_ref: Any,
     up: Any,
@@ -144,49 +157,49 @@ def _forward_kernel(
     y_ref: Any,
 ) -> None:
     x = x_ref[...]
-    hidden = ACTIVATIONS[settings.activation](product("RD,DF->RF", x.astype(settings.dtype), up[...]) + up_bias[...])
-    branch = product("RF,FD->RD", hidden.astype(settings.dtype), down[...])
-    kept = block.kept(scalars, x.shape[1], settings.rate)
-    y = joined(x.astype(jnp.float32), branch, vectors_of(vectors), kept, epsilon=settings.epsilon, rate=settings.rate)
+    hidden = ACTIVATIONS[settings.activation](dot_f32("RD,DF->RF", x.astype(settings.dtype), up[...]) + up_bias[...])
+    branch = dot_f32("RF,FD->RD", hidden.astype(settings.dtype), down[...])
+    mask = block.keep_mask(scalars, x.shape[1], settings.rate)
+    y = residual_norm(x.astype(jnp.float32), branch, read_vectors(vectors), mask, epsilon=settings.epsilon, rate=settings.rate)
     y_ref[...] = y.astype(y_ref.dtype)
 
 
 def _backward_kernel(
     settings: FeedForwardSettings,
-    block: Block,
+    block: RowBlock,
     scalars: Any,
     x_ref: Any,
-    gradient_ref: Any,
+    dy_ref: Any,
     up: Any,
     up_bias: Any,
     down: Any,
     vectors: Any,
-    by_x: Any,
-    by_up: Any,
-    by_up_bias: Any,
-    by_down: Any,
-    by_vectors: Any,
+    dx: Any,
+    dup: Any,
+    dup_bias: Any,
+    ddown: Any,
+    dvectors: Any,
 ) -> None:
     valid, dtype = block.valid(), settings.dtype
-    x, gradient = only(x_ref[...], valid), only(gradient_ref[...], valid)
+    x, dy = zero_invalid_rows(x_ref[...], valid), zero_invalid_rows(dy_ref[...], valid)
     factor = x.astype(dtype)
-    activated, activation_backward = jax.vjp(ACTIVATIONS[settings.activation], product("RD,DF->RF", factor, up[...]) + up_bias[...])
+    activated, activation_backward = jax.vjp(ACTIVATIONS[settings.activation], dot_f32("RD,DF->RF", factor, up[...]) + up_bias[...])
     hidden = activated.astype(dtype)
-    branch = product("RF,FD->RD", hidden, down[...])
-    past, by_branch, block_vectors = joined_backward(
-        gradient.astype(jnp.float32),
+    branch = dot_f32("RF,FD->RD", hidden, down[...])
+    dx_skip, dbranch, block_dvectors = residual_norm_backward(
+        dy.astype(jnp.float32),
         x.astype(jnp.float32),
         branch,
-        vectors_of(vectors),
-        block.kept(scalars, x.shape[1], settings.rate),
+        read_vectors(vectors),
+        block.keep_mask(scalars, x.shape[1], settings.rate),
         epsilon=settings.epsilon,
         rate=settings.rate,
     )
-    by_out = by_branch.astype(dtype)
-    (by_sum,) = activation_backward(product("RD,FD->RF", by_out, down[...]))
-    by_hidden = by_sum.astype(dtype)
-    by_x[...] = (past + product("RF,DF->RD", by_hidden, up[...])).astype(by_x.dtype)
-    add_to(by_up, product("RD,RF->DF", factor, by_hidden))
-    add_to(by_up_bias, jnp.sum(by_sum, axis=0, keepdims=True))
-    add_to(by_down, product("RF,RD->FD", hidden, by_out))
-    add_to(by_vectors, block_vectors)
+    dout = dbranch.astype(dtype)
+    (dpreactivation,) = activation_backward(dot_f32("RD,FD->RF", dout, down[...]))
+    dhidden = dpreactivation.astype(dtype)
+    dx[...] = (dx_skip + dot_f32("RF,DF->RD", dhidden, up[...])).astype(dx.dtype)
+    accumulate(dup, dot_f32("RD,RF->DF", factor, dhidden))
+    accumulate(dup_bias, jnp.sum(dpreactivation, axis=0, keepdims=True))
+    accumulate(ddown, dot_f32("RF,RD->FD", hidden, dout))
+    accumulate(dvectors, block_dvectors)

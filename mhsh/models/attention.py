@@ -1,5 +1,6 @@
-"""Multi-head attention with an explicit head width, and the masks it reads. Single-head is N = 1:
-no branch anywhere.
+"""Multi-head attention with an explicit head width, and its masks.
+
+A single head is N = 1; no code treats it as a special case.
 """
 
 from __future__ import annotations
@@ -12,29 +13,31 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
+from mhsh.errors import UserError
 from mhsh.kernels.attention import MASK_VALUE, AttentionSettings, attend
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
-from mhsh.kernels.out_proj_residual_norm import JoinSettings, OutWeights, out_proj_residual_norm
-from mhsh.kernels.residual_norm import Norm
-from mhsh.kernels.rows import KernelTarget
-from mhsh.models.layers import bias_init, kernel_init
+from mhsh.kernels.fallback import fallback_reasons
+from mhsh.kernels.out_proj_residual_norm import OutProjSettings, OutWeights, out_proj_residual_norm
+from mhsh.kernels.residual_norm import NormParams
+from mhsh.kernels.target import current_platform, kernel_target
+from mhsh.models.layers import FusedSublayer, Sublayer, bias_init, kernel_init
+
+# The widest head that cuDNN's attention computes on any GPU.
+CUDNN_MAX_HEAD_DIM = 128
 
 
-class KVCache(NamedTuple):
-    """What may be looked at, projected and kept: a matrix a head, each as the products with it read
-    it fastest on a CPU.
-    """
+class AttentionContext(NamedTuple):
+    """Where self-attention looks: the mask, and the segments it was made of, for fused kernels."""
 
-    key: Float[Array, "... N H S"]
-    value: Float[Array, "... N S H"]
+    mask: Bool[Array, "B 1 T T"]
+    segment_ids: Int[Array, "B T"]
 
 
 class MultiHeadAttention(nn.Module):
-    """Sum over heads i of softmax(Q W_i^Q (K W_i^K)^T / sqrt(H)) V W_i^V W_i^O (arXiv 2106.09650,
-    eq. 1), then hidden dropout.
+    """sum_i softmax(Q W_i^Q (K W_i^K)^T / sqrt(H)) V W_i^V W_i^O (arXiv 2106.09650, eq. 1), then
+    hidden dropout.
 
-    Every contraction carries the heads N as a batch axis, so one head costs what it computes and
-    nothing else.
+    Every contraction has the heads N as a batch axis, so one head costs no more than it computes.
     """
 
     config: ModelConfig
@@ -52,39 +55,22 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], source: Float[Array, "B S D"], mask: Bool[Array, "B 1 T S"], dropout_key: DropoutKey
     ) -> Float[Array, "B T D"]:
-        """`x` asks, `source` answers (itself, for self-attention); `mask` is True where a query may
-        look.
+        """Queries come from `x`, keys and values from `source` (`x` itself in self-attention).
+
+        `mask` is True where a query attends to a key.
+
+        Raises:
+          UserError: cuDNN is asked for where it cannot run.
         """
-        return self._attend(x, self._key(source), self._value(source), mask, dropout_key)
+        key, value = self.project_key(source), self.project_value(source)
+        # Initialisation traces rows of any length, on any device.
+        if self.config.attention_implementation == "xla" or self.is_initializing():
+            return self.attend(x, key, value, mask, dropout_key)
+        _, out_key = subkeys(dropout_key, 2)
+        context = cudnn_attention(self._query(x), key, value, mask)
+        return dropout(self._out(context), self.config.hidden_dropout, out_key)
 
-    def project_kv(self, source: Float[Array, "B S D"]) -> KVCache:
-        """The keys and values of `source`, for `attend_cached`."""
-        return KVCache(jnp.einsum("BSNH->BNHS", self._key(source)), jnp.einsum("BSNH->BNSH", self._value(source)))
-
-    def attend_cached(self, x: Float[Array, "B T D"], memory: KVCache, mask: Bool[Array, "B 1 T S"]) -> Float[Array, "B T D"]:
-        """As `__call__` without dropout, with the `source` that `memory` was made of."""
-        key, value = jnp.einsum("BNHS->BSNH", memory.key), jnp.einsum("BNSH->BSNH", memory.value)
-        return self._attend(x, key, value, mask, None)
-
-    def step(
-        self, x: Float[Array, "B K D"], cache: KVCache, position: Int[Array, ""], seen: Bool[Array, "B K T K"]
-    ) -> tuple[Float[Array, "B K D"], KVCache]:
-        """Causal self-attention of one new position of K sequences a row, without dropout; returns
-        the cache with it in.
-
-        `cache` has room for S = T*K keys and values, those of the K sequences at one position side
-        by side. `seen[b, k, t, j]` is True where sequence k may look at what sequence j wrote at
-        position t: its own new ones included, as they are written before anything is read. In this
-        order, and without a reshape of the cache, XLA writes in place; else it copies the whole
-        cache.
-        """
-        new, place = self.project_kv(x), position * x.shape[1]
-        key = jax.lax.dynamic_update_slice_in_dim(cache.key, new.key, place, axis=3)
-        value = jax.lax.dynamic_update_slice_in_dim(cache.value, new.value, place, axis=2)
-        cache = KVCache(key, value)
-        return self.attend_cached(x, cache, seen.reshape(*seen.shape[:2], -1)[:, None]), cache
-
-    def _attend(
+    def attend(
         self,
         x: Float[Array, "B T D"],
         key: Float[Array, "B S N H"],
@@ -92,38 +78,46 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey,
     ) -> Float[Array, "B T D"]:
+        """As `__call__` with projected keys and values, always by XLA."""
         config = self.config
         probabilities_key, out_key = subkeys(dropout_key, 2)
         scores = jnp.einsum("BTNH,BSNH->BNTS", self._query(x), key).astype(jnp.float32)
         probabilities = self._softmax(jnp.where(mask, scores, MASK_VALUE))
         probabilities = dropout(probabilities, config.attention_dropout, probabilities_key)
-        # In this order of the factors: XLA's CPU backend takes three times as long for the other
-        # where T is small.
+        # With the factors in the other order XLA's CPU backend takes three times as long where T is
+        # small.
         out = self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities))
         return dropout(out, config.hidden_dropout, out_key)
 
-    def joined(
-        self, x: Float[Array, "B T D"], segmentation: Int[Array, "B T"], norm: Norm, dropout_key: DropoutKey, place: KernelTarget
+    def sublayer(self, context: AttentionContext, dropout_key: DropoutKey) -> tuple[Sublayer, FusedSublayer | None]:
+        """Self-attention in this context, and its fused form where there is one."""
+        fused = fallback_reasons(self.config, *context.segment_ids.shape)["attention"] is None
+        return (
+            lambda x: self(x, x, context.mask, dropout_key),
+            (lambda x, norm: self._fused(x, context.segment_ids, norm, dropout_key)) if fused else None,
+        )
+
+    def project_key(self, source: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
+        """The keys of `source`."""
+        return self._project(source, self.key_kernel, self.key_bias)
+
+    def project_value(self, source: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
+        """The values of `source`."""
+        return self._project(source, self.value_kernel, self.value_bias)
+
+    def _fused(
+        self, x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"], norm: NormParams, dropout_key: DropoutKey
     ) -> Float[Array, "B T D"]:
-        """Self-attention within segments and its join, LN(omega * x + f(x)), in two kernels after
-        the projections.
-        """
-        config = self.config
+        config, target = self.config, kernel_target()
         probabilities_key, out_key = subkeys(dropout_key, 2)
-        attending = AttentionSettings(config.num_heads, config.objective == "clm", config.attention_dropout)
-        projected = self._query(x), self._key(x), self._value(x)
-        context = attend(*projected, segmentation, segmentation, probabilities_key, attending, place)
-        joining = JoinSettings(config.hidden_dropout, config.layer_norm_epsilon, jnp.dtype(config.compute_dtype))
-        return out_proj_residual_norm(x, context, OutWeights(self.out_kernel, self.out_bias), norm, out_key, joining, place)
+        settings = AttentionSettings(config.num_heads, config.objective == "clm", config.attention_dropout)
+        projected = self._query(x), self.project_key(x), self.project_value(x)
+        context = attend(*projected, segment_ids, segment_ids, probabilities_key, settings, target)
+        out_settings = OutProjSettings(config.hidden_dropout, config.layer_norm_epsilon, jnp.dtype(config.compute_dtype))
+        return out_proj_residual_norm(x, context, OutWeights(self.out_kernel, self.out_bias), norm, out_key, out_settings, target)
 
     def _query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         return self._project(x, self.query_kernel, self.query_bias) * self.config.head_dim**-0.5
-
-    def _key(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
-        return self._project(x, self.key_kernel, self.key_bias)
-
-    def _value(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
-        return self._project(x, self.value_kernel, self.value_bias)
 
     def _softmax(self, scores: Float[Array, "*axes S"]) -> Float[Array, "*axes S"]:
         return jax.nn.softmax(scores, axis=-1).astype(self.config.compute_dtype)
@@ -145,8 +139,44 @@ class MultiHeadAttention(nn.Module):
         return jnp.einsum("BTD,DNH->BTNH", x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
 
 
+def cudnn_attention(
+    query: Float[Array, "B T N H"], key: Float[Array, "B S N H"], value: Float[Array, "B S N H"], mask: Bool[Array, "B 1 T S"]
+) -> Float[Array, "B T N H"]:
+    """softmax(query key^T) value for each head by cuDNN; `query` is already divided by sqrt(H).
+
+    Raises:
+      UserError: the devices are no NVIDIA GPUs, or a length is odd.
+    """
+    platform, _ = current_platform()
+    if platform != "gpu":
+        raise UserError(f"model.attention_implementation = cudnn needs an NVIDIA GPU, not {platform}; xla runs anywhere")
+    if query.shape[1] % 2 or key.shape[1] % 2:  # what cuDNN needs to train with a mask
+        lengths = f"{query.shape[1]} queries and {key.shape[1]} keys"
+        raise UserError(f"model.attention_implementation = cudnn needs an even data.sequence_length, not {lengths}")
+    return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=1.0, implementation="cudnn")
+
+
+def check_attention(config: ModelConfig) -> None:
+    """Checks that `model.attention_implementation` can compute the attention of this model.
+
+    Raises:
+      UserError: it cannot.
+    """
+    if config.attention_implementation == "xla":
+        return
+    if config.attention_dropout > 0.0:
+        allowed = f"model.attention_dropout = 0, not {config.attention_dropout}"
+    elif config.compute_dtype != "bfloat16":
+        allowed = f"model.compute_dtype = bfloat16, not {config.compute_dtype}"
+    elif config.head_dim % 8 or config.head_dim > CUDNN_MAX_HEAD_DIM:
+        allowed = f"a model.head_dim that is a multiple of 8 and at most {CUDNN_MAX_HEAD_DIM}, not {config.head_dim}"
+    else:
+        return
+    raise UserError(f"model.attention_implementation = cudnn needs {allowed}")
+
+
 def attention_mask(segmentation: Int[Array, "B T"], *, causal: bool) -> Bool[Array, "B 1 T T"]:
-    """True where query t may look at key s: same segment, not padding (segment 0), and s <= t if
+    """True where query t attends to key s: same segment, not padding (segment 0), and s <= t if
     causal.
     """
     mask = cross_attention_mask(segmentation, segmentation)
@@ -157,6 +187,6 @@ def attention_mask(segmentation: Int[Array, "B T"], *, causal: bool) -> Bool[Arr
 
 
 def cross_attention_mask(segmentation: Int[Array, "B T"], source_segmentation: Int[Array, "B S"]) -> Bool[Array, "B 1 T S"]:
-    """True where query t may look at key s: same segment, not padding (segment 0)."""
+    """True where query t attends to key s: same segment, not padding (segment 0)."""
     same_segment = segmentation[:, :, None] == source_segmentation[:, None, :]
     return (same_segment & (source_segmentation > 0)[:, None, :])[:, None]

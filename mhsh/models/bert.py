@@ -1,5 +1,5 @@
-"""BERT (Devlin et al. 2018) with the heads of its pre-training and fine-tuning; under a causal
-mask, a language model.
+"""BERT (Devlin et al. 2018) with its heads for pre-training and fine-tuning; with a causal mask, a
+language model.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from mhsh.config.schema import ModelConfig
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.attention import MASK_VALUE
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
-from mhsh.models.layers import LayerNorm, bias_init, embedding_init, kernel_init
-from mhsh.models.positions import position_table
+from mhsh.models.layers import LayerNorm, bias_init, embedding_init, kernel_init, position_table
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Encoder
 from mhsh.models.types import Batch, Outputs
 
 
 class Embeddings(nn.Module):
-    """Token, position and (where the model has them) token-type embeddings, summed, normalised,
-    dropped.
-    """
+    """The sum of token, position and token-type embeddings, then LayerNorm and dropout."""
 
     config: ModelConfig
 
@@ -32,7 +29,7 @@ class Embeddings(nn.Module):
         self.token = self.param("token", init, (config.vocab_size, config.embed_dim))
         self.position = position_table(self, "position", config)
         if config.num_token_types:
-            # As the position table: small and read by every device.
+            # Small, and read by every device, as the position table.
             small = embedding_init(config, ("positions", "embed"))
             self.token_type = self.param("token_type", small, (config.num_token_types, config.embed_dim))
         self.norm = LayerNorm(config, name="norm")
@@ -45,9 +42,7 @@ class Embeddings(nn.Module):
 
 
 class PredictionHead(nn.Module):
-    """Dense, activation, LayerNorm, then the transposed token embeddings and a bias: the tied
-    output of BERT.
-    """
+    """BERT's tied output: dense, activation, LayerNorm, transposed token embeddings, bias."""
 
     config: ModelConfig
 
@@ -65,7 +60,7 @@ class PredictionHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """Dense and tanh over the first token: what BERT says of a row as a whole."""
+    """Dense and tanh of the first token: BERT's features of a whole row."""
 
     config: ModelConfig
 
@@ -78,7 +73,7 @@ class Pooler(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A linear map on C classes, in fp32: of a row that was pooled, or of every token."""
+    """A linear map to C classes, in fp32, of pooled rows or of every token."""
 
     config: ModelConfig
     num_classes: int  # C
@@ -92,8 +87,9 @@ class Classifier(nn.Module):
 
 
 class Bert(nn.Module):
-    """Embeddings, encoder and heads. `residual` is the config's scheme, or AdminProfile in the
-    profiling pass.
+    """Embeddings, encoder and heads.
+
+    `residual` is the config's scheme, or AdminProfile in the profiling pass.
     """
 
     config: ModelConfig
@@ -101,10 +97,10 @@ class Bert(nn.Module):
 
     @nn.compact
     def __call__(self, batch: Batch, dropout_key: DropoutKey) -> Outputs:
-        """Batch: inputs, inputs_position, inputs_segmentation [B,T]; token_types [B,T] where the
-        model has types; targets_position [B,P] with the mlm objective, the only positions that are
-        projected on the vocabulary. Logits: [B,P,V] (mlm), [B,T,V] (clm), [B,C] (classification),
-        [B,2,T] (span: where the answer starts, and ends).
+        """Logits: [B,P,V] (mlm), [B,T,V] (clm), [B,C] (classification), [B,2,T] (span: start, end).
+
+        Batch: inputs, inputs_position, inputs_segmentation [B,T]; token_types [B,T] if the model
+        has types; for mlm targets_position [B,P], the only positions with logits.
         """
         config = self.config
         embeddings_key, encoder_key, pooled_key = subkeys(dropout_key, 3)
@@ -119,7 +115,7 @@ class Bert(nn.Module):
             return Outputs(Classifier(config, config.num_classes, name="classification")(features), None)
         if config.objective == "span":
             ends = jnp.einsum("BTE->BET", Classifier(config, 2, name="span")(hidden))
-            # The softmax of an end is over the row's positions, and padding is none of them.
+            # The softmax of a start or an end is over the positions that are not padding.
             return Outputs(jnp.where((segmentation > 0)[:, None], ends, MASK_VALUE), None)
         predicted = hidden
         if config.objective == "mlm":

@@ -1,4 +1,4 @@
-"""The model that a config asks for, and its forward pass."""
+"""The model of a config, and its forward pass."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from mhsh.config.schema import ModelConfig
 from mhsh.kernels.dropout import DropoutKey
+from mhsh.models.attention import check_attention
 from mhsh.models.bert import Bert
 from mhsh.models.residual import STRATEGIES
 from mhsh.models.seq2seq import Seq2Seq
@@ -18,10 +19,15 @@ MODELS: dict[str, type[Model]] = {"mlm": Bert, "clm": Bert, "classification": Be
 
 
 def build_model(config: ModelConfig) -> Model:
-    """The model of a config, with the residual strategy that `model.residual` names."""
+    """The model of a config, with the residual scheme `model.residual`.
+
+    Raises:
+      UserError: `model.attention_implementation` cannot compute its attention.
+    """
+    check_attention(config)
     return MODELS[config.objective](config, STRATEGIES[config.residual])
 
 
 def forward(model: Model, params: Any, batch: Batch, dropout_key: DropoutKey) -> Outputs:
-    """The model's outputs; without a key nothing is dropped."""
+    """The model's outputs; a key of None drops nothing."""
     return cast(Outputs, model.apply({"params": params}, batch, dropout_key))

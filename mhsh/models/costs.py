@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from mhsh.config.schema import Config, DataConfig, ModelConfig, rows_in_batch
 from mhsh.models.build import build_model
-from mhsh.models.stack import SUBLAYERS
+from mhsh.models.types import SUBLAYERS
 
 # Dense bf16 peak by jax's device_kind, FLOP/s, from the vendors' public data sheets. Where a kind
 # is absent, no MFU is shown.

@@ -1,14 +1,13 @@
-"""The parts every sublayer shares: initialisers with logical axis names, LayerNorm, dropout, and
-the feed-forward sublayer.
-"""
+"""Initialisers with logical axis names, position tables, LayerNorm, the feed-forward sublayer."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax.typing import Initializer
 from jaxtyping import Array, Float
@@ -16,19 +15,24 @@ from jaxtyping import Array, Float
 from mhsh.config.schema import ModelConfig
 from mhsh.kernels.activations import ACTIVATIONS
 from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
+from mhsh.kernels.fallback import fallback_reasons
 from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward
-from mhsh.kernels.residual_norm import Norm, normalised
-from mhsh.kernels.rows import KernelTarget
+from mhsh.kernels.residual_norm import NormParams, normalize
+from mhsh.kernels.target import kernel_target
+
+# A sublayer f with its dropout: x [B,T,D] -> f(x); and LN(omega * x + f(x)) in fused kernels.
+Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
+FusedSublayer = Callable[[Float[Array, "B T D"], NormParams], Float[Array, "B T D"]]
 
 BERT_STDDEV = 0.02
+LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
 
 
 def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain: float = 1.0) -> Initializer:
-    """The initialiser of a kernel whose first `num_inputs` axes are contracted and whose others are
-    produced.
+    """The initialiser of a kernel whose first `num_inputs` axes are contracted.
 
-    `bert`: normal of deviation 0.02 truncated at two deviations (Devlin et al. 2018). `xavier`:
-    uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), as fairseq's
+    `bert`: normal of deviation 0.02, truncated at two deviations (Devlin et al. 2018). `xavier`:
+    uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), as in fairseq's
     Transformer.
     """
     if config.init == "bert":
@@ -41,8 +45,8 @@ def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain
 
 
 def embedding_init(config: ModelConfig, names: Sequence[str]) -> Initializer:
-    """Embedding tables: as the kernels for `bert`; normal of deviation D^-1/2 for `xavier`, as
-    fairseq's.
+    """The initialiser of an embedding table: for `bert` as for kernels, for `xavier` normal of
+    deviation D^-1/2, as in fairseq's.
     """
     if config.init == "bert":
         init = truncated_normal(BERT_STDDEV)
@@ -52,9 +56,7 @@ def embedding_init(config: ModelConfig, names: Sequence[str]) -> Initializer:
 
 
 def truncated_normal(stddev: float) -> Initializer:
-    """A normal cut at two of its deviations and not rescaled afterwards: what BERT's
-    `initializer_range` means.
-    """
+    """A normal truncated at two deviations and not rescaled: BERT's `initializer_range`."""
     return nn.initializers.truncated_normal(stddev, lower=-2.0, upper=2.0)
 
 
@@ -63,10 +65,28 @@ def bias_init(names: Sequence[str]) -> Initializer:
     return nn.with_logical_partitioning(nn.initializers.zeros, tuple(names))
 
 
-class LayerNorm(nn.Module):
-    """LayerNorm (Ba et al. 2016) whose statistics are fp32 whatever comes in, and which returns the
-    residual stream's dtype.
+def position_table(module: nn.Module, name: str, config: ModelConfig) -> Float[Array, "T D"]:
+    """A vector for each of T = max_positions: the parameter `name` of `module`, or sinusoids."""
+    if config.positions == "sinusoidal":
+        return jnp.asarray(sinusoids(config.max_positions, config.embed_dim))
+    # Every device reads all positions: only the width is ever sharded.
+    init = embedding_init(config, ("positions", "embed"))
+    return module.param(name, init, (config.max_positions, config.embed_dim))
+
+
+def sinusoids(num_positions: int, width: int) -> Float[np.ndarray, "T D"]:
+    """sin(t / 10000^(2i/D)) and cos of the same for i = 0 ... D/2 - 1.
+
+    All sines come before all cosines; Vaswani et al. 2017, section 3.5, interleave them, which is
+    another order of the same columns.
     """
+    frequencies = LONGEST_WAVELENGTH ** (-np.arange(0, width, 2) / width)
+    angles = np.arange(num_positions)[:, None] * frequencies
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :width].astype(np.float32)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm (Ba et al. 2016) with fp32 statistics; returns the residual stream's dtype."""
 
     config: ModelConfig
 
@@ -76,40 +96,42 @@ class LayerNorm(nn.Module):
         self.bias = self.param("bias", bias_init(("embed",)), width)
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        normed = _normalised(x.astype(jnp.float32), self.config.layer_norm_epsilon)
+        normed = _normalized(x.astype(jnp.float32), self.config.layer_norm_epsilon)
         return (normed * self.scale + self.bias).astype(self.config.residual_dtype)
 
-    def with_omega(self, omega: Float[Array, " D"] | float) -> Norm:
-        """The parameters of LN(omega * x + f(x)), as the fused kernels take them."""
-        return Norm(jnp.broadcast_to(jnp.asarray(omega, jnp.float32), self.scale.shape), self.scale, self.bias)
+    def with_omega(self, omega: Float[Array, " D"] | float) -> NormParams:
+        """The parameters of LN(omega * x + f(x)) for a fused kernel."""
+        return NormParams(jnp.broadcast_to(jnp.asarray(omega, jnp.float32), self.scale.shape), self.scale, self.bias)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _normalised(x: Float[Array, "*rows D"], epsilon: float) -> Float[Array, "*rows D"]:
-    """Each row minus its mean, over its deviation. The backward pass is written out: of what JAX
-    would derive from the forward pass a CPU keeps and reads three arrays where one does.
+def _normalized(x: Float[Array, "*rows D"], epsilon: float) -> Float[Array, "*rows D"]:
+    """Each row minus its mean, divided by its deviation.
+
+    The backward pass is written out because a CPU would keep three arrays for the derived one.
     """
-    return _normalised_forward(x, epsilon)[0]
+    return _normalized_forward(x, epsilon)[0]
 
 
-def _normalised_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
-    normed, inverse = normalised(x, epsilon)
+def _normalized_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
+    normed, inverse = normalize(x, epsilon)
     return normed, (normed, inverse)
 
 
-def _normalised_backward(epsilon: float, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
+def _normalized_backward(epsilon: float, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
     del epsilon
     normed, inverse = saved
-    along = jnp.mean(gradient * normed, axis=-1, keepdims=True)
-    return (inverse * (gradient - jnp.mean(gradient, axis=-1, keepdims=True) - normed * along),)
+    projection = jnp.mean(gradient * normed, axis=-1, keepdims=True)
+    return (inverse * (gradient - jnp.mean(gradient, axis=-1, keepdims=True) - normed * projection),)
 
 
-_normalised.defvjp(_normalised_forward, _normalised_backward)
+_normalized.defvjp(_normalized_forward, _normalized_backward)
 
 
 class FeedForward(nn.Module):
-    """Two projections, an activation and dropout between: D -> F -> D (Vaswani et al. 2017, eq. 2),
-    then hidden dropout.
+    """Two projections with an activation between, D -> F -> D (Vaswani et al. 2017, eq. 2).
+
+    Dropout follows the activation (mlp_dropout) and the second projection (hidden_dropout).
     """
 
     config: ModelConfig
@@ -132,13 +154,17 @@ class FeedForward(nn.Module):
         hidden = dropout(hidden, config.mlp_dropout, hidden_key)
         return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_key)
 
-    def joined(self, x: Float[Array, "B T D"], norm: Norm, dropout_key: DropoutKey, place: KernelTarget) -> Float[Array, "B T D"]:
-        """The sublayer and its join, LN(omega * x + f(x)), in one kernel."""
+    def sublayer(self, shape: Sequence[int], dropout_key: DropoutKey) -> tuple[Sublayer, FusedSublayer | None]:
+        """This sublayer of a residual stream [B,T,D], and its fused form where there is one."""
+        fused = fallback_reasons(self.config, *shape[:2])["feed_forward"] is None
+        return lambda x: self(x, dropout_key), (lambda x, norm: self._fused(x, norm, dropout_key)) if fused else None
+
+    def _fused(self, x: Float[Array, "B T D"], norm: NormParams, dropout_key: DropoutKey) -> Float[Array, "B T D"]:
         config = self.config
         _, out_key = subkeys(dropout_key, 2)
         dtype = jnp.dtype(config.compute_dtype)
         settings = FeedForwardSettings(config.activation, config.hidden_dropout, config.layer_norm_epsilon, dtype)
-        return feed_forward(x, self._weights(), norm, out_key, settings, place)
+        return feed_forward(x, self._weights(), norm, out_key, settings, kernel_target())
 
     def _weights(self) -> FeedForwardWeights:
         return FeedForwardWeights(self.up_kernel, self.up_bias, self.down_kernel, self.down_bias)

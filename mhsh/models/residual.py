@@ -1,9 +1,8 @@
-"""How a sublayer joins the residual stream: one strategy a scheme, all called the same way."""
+"""The residual schemes: how the output of a sublayer is added to the residual stream."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -11,39 +10,33 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.kernels.residual_norm import Norm
-from mhsh.models.layers import LayerNorm
-from mhsh.models.stack import Stack
+from mhsh.models.layers import FusedSublayer, LayerNorm, Sublayer
+from mhsh.models.types import Stack
 
 
 class Profile(NamedTuple):
-    """What Admin's profiling pass carries from sublayer to sublayer."""
+    """What Admin's profiling pass hands from sublayer to sublayer."""
 
     omega: Float[Array, ""]  # of the next sublayer
-    real: Bool[Array, "B T"]  # False at padding, over which no variance is taken
+    real: Bool[Array, "B T"]  # False at padding, which no variance includes
 
 
 class Stream(NamedTuple):
-    """What one sublayer hands to the next: the residual stream, and the profile in a profiling
-    pass.
-    """
+    """What one sublayer hands to the next; the profile only in a profiling pass."""
 
     x: Float[Array, "B T D"]
     profile: Profile | None
 
 
-Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
-JoinedSublayer = Callable[[Float[Array, "B T D"], Norm], Float[Array, "B T D"]]  # LN(omega * x + f(x)) in fused kernels
-
-
 class Residual(nn.Module):
-    """A residual scheme: `__call__` joins one sublayer f, which includes its dropout, to the
-    stream. The schemes that normalise the sum may be given the sublayer fused with its join
-    (mhsh/kernels/supported.py), which they take instead.
+    """A residual scheme: `__call__` adds one sublayer f, which includes its dropout, to the stream.
+
+    A scheme that normalises the sum calls `fused` instead, where a kernel computes all of it
+    (mhsh/kernels/fallback.py).
     """
 
     config: ModelConfig
-    stack: Stack  # that the sublayer stands in
+    stack: Stack  # of the sublayer
     final_norm: ClassVar[bool] = False  # whether a LayerNorm follows the last layer
 
     @classmethod
@@ -65,7 +58,7 @@ class PostLN(Residual):
     def setup(self) -> None:
         self.norm = LayerNorm(self.config)
 
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
         if fused is not None:
             return Stream(fused(stream.x, self.norm.with_omega(1.0)), None)
         return Stream(self.norm(stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
@@ -77,7 +70,7 @@ class PreLN(Residual):
     final_norm: ClassVar[bool] = True
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
         assert fused is None, "this scheme has no fused form"
         return Stream(stream.x + sublayer(LayerNorm(self.config, name="norm")(stream.x)).astype(stream.x.dtype), None)
 
@@ -93,7 +86,7 @@ class Admin(Residual):
         self.omega = jnp.asarray(self.param("omega", init, (self.config.embed_dim,)))
         self.norm = LayerNorm(self.config)
 
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
         if fused is not None:
             return Stream(fused(stream.x, self.norm.with_omega(self.omega)), None)
         x = self.omega.astype(stream.x.dtype) * stream.x + sublayer(stream.x).astype(stream.x.dtype)
@@ -112,7 +105,7 @@ class DeepNorm(Residual):
     def setup(self) -> None:
         self.norm = LayerNorm(self.config)
 
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
         alpha, _ = deepnorm_constants(self.stack)
         if fused is not None:
             return Stream(fused(stream.x, self.norm.with_omega(alpha)), None)
@@ -125,7 +118,7 @@ class ReZero(Residual):
     """
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
         assert fused is None, "this scheme has no fused form"
         init = nn.with_logical_partitioning(nn.initializers.zeros, ())
         alpha = jnp.asarray(self.param("alpha", init, ()), stream.x.dtype)
@@ -133,12 +126,11 @@ class ReZero(Residual):
 
 
 class AdminProfile(Residual):
-    """Admin's profiling pass: the same sum, omega taken from what the sublayers before this one put
-    out.
+    """Admin's profiling pass: the same sum, with omega from the outputs of the sublayers before.
 
     omega_1 = 1, omega_{i+1}^2 = Var[omega_i x_{i-1}] + Var[f_i(x_{i-1})] (arXiv 2004.08249, section
-    4.2), variances over all real elements in fp32. Shares Admin's LayerNorm parameters; each omega
-    is sown in the collection `omega`.
+    4.2), with fp32 variances over all elements that are not padding. The LayerNorm parameters are
+    Admin's; each omega is sown in the collection `omega`.
     """
 
     @classmethod
@@ -146,8 +138,8 @@ class AdminProfile(Residual):
         return Stream(x, Profile(jnp.ones((), jnp.float32), real))
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: JoinedSublayer | None = None) -> Stream:
-        del fused  # what the sublayer puts out must be seen before it is joined
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
+        del fused  # the output of the sublayer is needed by itself
         profile = stream.profile
         assert profile is not None, "a profiling pass starts from AdminProfile.start"
         branch = sublayer(stream.x)
@@ -168,18 +160,20 @@ STRATEGIES: dict[str, type[Residual]] = {
 
 
 def closed_form_omega(admin_omega: str, num_sublayers: int) -> float:
-    """omega before any data is seen, n sublayers: `closed_log` sqrt((n+1)/ln(n+1) - 1), for an
-    output change of O(log n); `closed_one` sqrt(n), for O(1) (the two of the authors' admin-torch);
-    `profiled` 1, until the profiling pass sets it.
+    """omega of n sublayers without data, as in the authors' admin-torch.
+
+    `closed_log`: sqrt((n+1)/ln(n+1) - 1), for an output change of O(log n). `closed_one`: sqrt(n),
+    for O(1). `profiled`: 1, until the profiling pass sets it.
     """
     n = num_sublayers
     return {"closed_log": math.sqrt((n + 1) / math.log(n + 1) - 1), "closed_one": math.sqrt(n), "profiled": 1.0}[admin_omega]
 
 
 def deepnorm_constants(stack: Stack) -> tuple[float, float]:
-    """alpha and beta (arXiv 2203.00555, figure 2): an encoder alone (2N)^1/4, (8N)^-1/4; beside M
-    decoder layers
-    0.81 (N^4 M)^1/16, 0.87 (N^4 M)^-1/16; the decoder (3M)^1/4, (12M)^-1/4.
+    """alpha and beta (arXiv 2203.00555, figure 2).
+
+    An encoder alone: (2N)^1/4, (8N)^-1/4. An encoder before M decoder layers: 0.81 (N^4 M)^1/16,
+    0.87 (N^4 M)^-1/16. The decoder: (3M)^1/4, (12M)^-1/4.
     """
     if stack.decoder_layers:
         root = (stack.num_layers**4 * stack.decoder_layers) ** 0.0625
@@ -189,6 +183,6 @@ def deepnorm_constants(stack: Stack) -> tuple[float, float]:
 
 
 def real_variance(x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
-    """The variance of all elements of the real positions, in fp32."""
+    """The fp32 variance of all elements of `x` where `real` is True."""
     x = x.astype(jnp.float32)
     return jnp.var(x, where=jnp.broadcast_to(real[:, :, None], x.shape))

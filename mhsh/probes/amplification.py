@@ -14,12 +14,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
-from mhsh.kernels.residual_norm import normalised
+from mhsh.kernels.residual_norm import normalize
 from mhsh.models.admin import profile_omega, set_omega
 from mhsh.models.build import build_model
-from mhsh.models.stack import SUBLAYERS
 from mhsh.models.transformer import Encoder, EncoderLayer
-from mhsh.models.types import Batch
+from mhsh.models.types import SUBLAYERS, Batch
 from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
 
 # {sublayer of the encoder: {parameter: scale}}
@@ -161,5 +160,5 @@ def mean_square(one: Float[Array, "B T D"], other: Float[Array, "B T D"], real: 
     """The mean square, over all elements of the tokens, of the difference between the two
     normalised arrays.
     """
-    one, other = (normalised(each.astype(jnp.float32), 0.0)[0] for each in (one, other))
+    one, other = (normalize(each.astype(jnp.float32), 0.0)[0] for each in (one, other))
     return jnp.mean((one - other) ** 2, where=jnp.broadcast_to(real[:, :, None], one.shape))

@@ -16,8 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention, attention_mask, cross_attention_mask
-from mhsh.models.stack import in_stack_order
-from mhsh.models.types import Batch
+from mhsh.models.types import Batch, in_stack_order
 from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect
 
 # The sublayers that attend within one stack: only these can be rolled out.

@@ -15,9 +15,8 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model
 from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Residual
-from mhsh.models.stack import SUBLAYERS, in_stack_order
 from mhsh.models.transformer import Decoder, Encoder
-from mhsh.models.types import Batch
+from mhsh.models.types import SUBLAYERS, Batch, in_stack_order
 from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
 
 _STACKS: dict[type, str] = {Encoder: "encoder", Decoder: "decoder"}

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.stack import SUBLAYERS
-from mhsh.models.types import Batch
+from mhsh.models.types import SUBLAYERS, Batch
 
 
 def gradient_flow(config: ModelConfig, params: Any, batch: Batch) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def plain_model(config: ModelConfig) -> Model:
 
     It computes the same function of the same parameters.
     """
-    return build_model(replace(config, kernels="plain", remat_policy="none"))
+    return build_model(replace(config, kernels="plain", attention_implementation="xla", remat_policy="none"))
 
 
 def run_and_collect(model: Model, params: Any, batch: Batch, interceptor: Interceptor) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.stack import in_stack_order
 from mhsh.models.transformer import DecoderLayer, EncoderLayer
-from mhsh.models.types import Batch
+from mhsh.models.types import Batch, in_stack_order
 from mhsh.probes.interceptors import PROBE, non_padding, plain_model, run_and_collect
 
 # The layers of each stack. The scan over them is a derived class and does not count.

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.stack import SUBLAYERS
 from mhsh.models.transformer import group_sizes
+from mhsh.models.types import SUBLAYERS
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import axis_rules
 from mhsh.training.state import boxed_state, example_batch
@@ -59,7 +59,7 @@ def saved_activations(config: Config, rows: int) -> int:
 
     These are the residuals of `jax.vjp`; XLA may fuse some of them away.
     """
-    model = build_model(config.model)
+    model = build_model(replace(config.model, attention_implementation="xla"))
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), example_batch(config, 1), None))
     # With `groups`, layer parameters are read in another shape; that is not a copy.
     stacked = jax.tree.leaves([nn.unbox(boxed)["params"].get(stack, {}).get("layers", {}) for stack in SUBLAYERS])

@@ -16,7 +16,7 @@ from mhsh.config.schema import Config
 from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
-from mhsh.models.stack import SUBLAYERS
+from mhsh.models.types import SUBLAYERS
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoint import Checkpoints
 from mhsh.training.manifest import compare_manifests, flatten, manifest

@@ -15,8 +15,7 @@ from jax.sharding import Mesh
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.stack import in_stack_order
-from mhsh.models.types import Batch
+from mhsh.models.types import Batch, in_stack_order
 from mhsh.probes.gradient_flow import norm_by_layer
 from mhsh.training.sharding import axis_rules
 

@@ -10,7 +10,7 @@ import numpy as np
 from mhsh.data.batches import BATCH_ORDER_VERSION
 from mhsh.models.admin import read_omega
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
-from mhsh.models.stack import in_stack_order
+from mhsh.models.types import in_stack_order
 from mhsh.outcome import plateau_outcome, smoothed_final
 from mhsh.run_folder import vocab_file
 from mhsh.training.environment import environment

@@ -34,7 +34,8 @@ def load_for_inference(folder: RunFolder, config: Config, step: int | None, num_
     checkpoints = Checkpoints.of_run(folder, config.train)
     steps = newest_steps(checkpoints, num_averaged, step)
     config = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
-    model = build_model(config.model)
+    # Only training uses cuDNN.
+    model = build_model(replace(config.model, attention_implementation="xla"))
     # The parameters do not depend on the optimiser.
     abstract = abstract_state(config, model, optax.identity(), make_mesh(config, jax.devices()[:1])).params
     params = average(checkpoints, steps, abstract)

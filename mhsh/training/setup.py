@@ -24,7 +24,7 @@ from mhsh.data.batches import BATCH_ORDER_VERSION, BatchPart, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
-from mhsh.models import fusion
+from mhsh.kernels.fallback import fallback_reasons, format_fallbacks
 from mhsh.models.build import Model, build_model
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoint import Checkpoints
@@ -140,11 +140,11 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
 
 def _kernels(config: Config, mesh: Mesh) -> str:
     """Which sublayers are fused kernels and why the others are not; empty if none was asked for."""
-    if config.model.kernels == "plain":
+    if config.model.kernels != "fused":
         return ""
     with jax.set_mesh(mesh):
         rows = config.train.batch_size // config.train.accumulation_steps
-        return fusion.in_words(fusion.why_plain(config.model, rows, config.data.sequence_length))
+        return format_fallbacks(fallback_reasons(config.model, rows, config.data.sequence_length))
 
 
 def _all_compile(watchdog: Watchdog) -> Callable[[], AbstractContextManager[None]]:

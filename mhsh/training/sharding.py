@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mhsh.config.schema import Config, MeshConfig, ModelConfig
 from mhsh.errors import UserError
-from mhsh.models.fusion import BATCH_AXES
+from mhsh.kernels.target import BATCH_AXES
 
 MESH_AXES = ("data", "fsdp", "tensor")
 

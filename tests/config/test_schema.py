@@ -143,6 +143,7 @@ CHOICES = {
     "model.residual_dtype": "float32, bfloat16",
     "model.remat_policy": "auto, none, dots, dots_no_batch, full, groups",
     "model.kernels": "auto, plain, fused",
+    "model.attention_implementation": "xla, cudnn",
     "data.tokenizer": "wordpiece, bytes",
     "optimizer.name": "adamw, lamb, radam",
     "optimizer.schedule": "linear, constant, inverse_sqrt",

@@ -43,6 +43,7 @@ CONFIG = {
         residual_dtype="float32",
         remat_policy="none",
         kernels="auto",
+        attention_implementation="xla",
         scan_unroll=1,
     ),
     "data": dict(

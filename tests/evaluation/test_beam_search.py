@@ -41,34 +41,38 @@ class RandomModel:
         return sum(float(self.logprobs(sentence, tokens[:i])[token]) for i, token in enumerate(tokens))
 
 
-def step(tokens, position, seen, cache):
+def step(tokens, position, ancestry_mask, cache):
     """The model as a decoding step; its parameters are in the cache, so that models share what is
     compiled.
     """
     given, phases, weights, end_bias = cache
     weights = weights[: given.shape[2]]
     given = given.at[:, :, position].set(tokens)
-    history = jnp.einsum("BKTJ,BJT->BKT", seen, given)
+    history = jnp.einsum("BKTJ,BJT->BKT", ancestry_mask, given)
     turns = history[..., None] * weights * (jnp.arange(given.shape[2]) <= position)[:, None]
     logits = 2.0 * jnp.sin(phases[:, None] + turns.sum(axis=2)) + end_bias
     return logits.astype(jnp.float32), (given, *cache[1:])
 
 
-def grow(cache, length):
+def extend_cache(cache, length):
     given = cache[0]
     return (jnp.pad(given, ((0, 0), (0, 0), (0, length - given.shape[2]))), *cache[1:])
 
 
-@functools.partial(jax.jit, static_argnames=("beam", "alpha", "stages"))
-def compiled(cache: Any, limits: jax.Array, beam: int, alpha: float, stages: tuple[int, ...]) -> Decoded:
+@functools.partial(jax.jit, static_argnames=("beam", "alpha", "cache_buckets"))
+def compiled(cache: Any, limits: jax.Array, beam: int, alpha: float, cache_buckets: tuple[int, ...]) -> Decoded:
     marks: dict[str, Any] = {"begin": BEGIN, "end": END, "forbidden": FORBIDDEN}
-    return beam_search(step, grow, cache, limits, num_hypotheses=beam, stages=stages, length_penalty=alpha, **marks)
+    return beam_search(
+        step, extend_cache, cache, limits, num_hypotheses=beam, cache_buckets=cache_buckets, length_penalty=alpha, **marks
+    )
 
 
-def search(model: RandomModel, limits: list[int], beam: int, alpha: float, stages: tuple[int, ...] = (1, 2, LENGTH)) -> Decoded:
+def search(
+    model: RandomModel, limits: list[int], beam: int, alpha: float, cache_buckets: tuple[int, ...] = (1, 2, LENGTH)
+) -> Decoded:
     given = jnp.zeros((len(limits), beam, 0), jnp.int32)
     cache = (given, model.phases, model.weights, model.end_bias)
-    return jax.device_get(compiled(cache, jnp.asarray(limits, jnp.int32), beam, alpha, stages))
+    return jax.device_get(compiled(cache, jnp.asarray(limits, jnp.int32), beam, alpha, cache_buckets))
 
 
 def tokens_of(decoded: Decoded, sentence: int) -> History:
@@ -137,7 +141,9 @@ def test_a_small_beam_is_that_of_plain_python(beam, alpha):
 
 def test_the_stages_of_the_cache_change_nothing():
     model = RandomModel(3, 5, 9)
-    whole, *staged = (search(model, [4, 4, 3, 2, 1], 3, 0.6, stages) for stages in ((LENGTH,), (1, 2, LENGTH), (2, 3, LENGTH)))
+    whole, *staged = (
+        search(model, [4, 4, 3, 2, 1], 3, 0.6, cache_buckets) for cache_buckets in ((LENGTH,), (1, 2, LENGTH), (2, 3, LENGTH))
+    )
     for each in staged:
         jax.tree.map(np.testing.assert_array_equal, each, whole)
 
@@ -165,8 +171,8 @@ def test_a_sentence_with_limit_0_is_left_out():
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_of_equals_the_lower_token_is_taken(beam):
-    def step(tokens, position, seen, cache):
-        del position, seen
+    def step(tokens, position, ancestry_mask, cache):
+        del position, ancestry_mask
         return jnp.zeros((*tokens.shape, 7), jnp.float32).at[:, :, END].set(-1.0), cache
 
     decoded = beam_search(
@@ -175,7 +181,7 @@ def test_of_equals_the_lower_token_is_taken(beam):
         (),
         jnp.array([4, 2]),
         num_hypotheses=beam,
-        stages=[LENGTH],
+        cache_buckets=[LENGTH],
         length_penalty=1.0,
         begin=BEGIN,
         end=END,
@@ -189,8 +195,8 @@ def test_it_stops_as_soon_as_nothing_can_win():
     """The end mark is all but certain at once: one step for every sentence, whatever its limit."""
     calls = []
 
-    def step(tokens, position, seen, cache):
-        del seen
+    def step(tokens, position, ancestry_mask, cache):
+        del ancestry_mask
         jax.debug.callback(lambda place: calls.append(int(place)), position)
         return jnp.zeros((*tokens.shape, 7), jnp.float32).at[:, :, END].set(50.0), cache
 
@@ -200,7 +206,7 @@ def test_it_stops_as_soon_as_nothing_can_win():
         (),
         jnp.array([50, 20]),
         num_hypotheses=4,
-        stages=[13, 25, 50],
+        cache_buckets=[13, 25, 50],
         length_penalty=0.6,
         begin=BEGIN,
         end=END,

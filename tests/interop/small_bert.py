@@ -18,8 +18,7 @@ from mhsh.data.tokenizers.wordpiece import SPECIALS, WordPieceTokenizer
 from mhsh.models.admin import profile_omega
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
-from mhsh.models.stack import SUBLAYERS
-from mhsh.models.types import Outputs
+from mhsh.models.types import SUBLAYERS, Outputs
 from tests.conftest import load_fields
 
 GOLDEN = Path(__file__).parent / "golden"  # made by make_golden.py

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from mhsh.kernels.residual_norm import Norm
-from mhsh.kernels.rows import KernelTarget, Target
+from mhsh.kernels.dropout import dropout
+from mhsh.kernels.residual_norm import NormParams
+from mhsh.kernels.target import KernelTarget
 
-ALONE = KernelTarget(interpret=True)
-TARGETS = ("tpu", "gpu")  # whose kernels; here both are interpreted
+ONE_DEVICE = KernelTarget(interpret=True)
 ALLOWED = {"float32": 1e-5, "bfloat16": 1e-2}
 
 
-def alone(target: Target) -> KernelTarget:
-    """One device."""
-    return dataclasses.replace(ALONE, target=target)
-
-
-def place_of(data: int, fsdp: int, target: Target = "tpu") -> KernelTarget:
+def target_of(data: int, fsdp: int) -> KernelTarget:
     """data x fsdp simulated devices, the kernels interpreted."""
     devices = np.asarray(jax.devices()[: data * fsdp]).reshape(data, fsdp, 1)
     mesh = Mesh(devices, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
-    return KernelTarget(mesh, ("data", "fsdp"), interpret=True, target=target)
+    return KernelTarget(mesh, ("data", "fsdp"), interpret=True)
 
 
 def normals(seed: int):
@@ -38,9 +31,9 @@ def normals(seed: int):
     return lambda *shape, scale=1.0: jnp.asarray(scale * generator.standard_normal(shape), jnp.bfloat16).astype(jnp.float32)
 
 
-def norm_of(draw, width: int, omega: float) -> Norm:
-    """Parameters of a join, omega spread around `omega`."""
-    return Norm(omega + draw(width, scale=0.1), 1.0 + draw(width, scale=0.1), draw(width))
+def norm_of(draw, width: int, omega: float) -> NormParams:
+    """Parameters of LN(omega * x + f(x)), omega spread around `omega`."""
+    return NormParams(omega + draw(width, scale=0.1), 1.0 + draw(width, scale=0.1), draw(width))
 
 
 def relative_error(found, expected) -> float:
@@ -73,3 +66,11 @@ def largest_error(found, expected) -> float:
 def in_float32(tree):
     """A tree with its bf16 leaves widened."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+
+
+def plain_residual_norm(x, branch, norm, key, settings):
+    """LN(omega * x + dropout(branch)) in the dtype of `x`, from its definition."""
+    summed = (norm.omega.astype(x.dtype) * x + dropout(branch, settings.rate, key).astype(x.dtype)).astype(jnp.float32)
+    centred = summed - summed.mean(axis=-1, keepdims=True)
+    normed = centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + settings.epsilon)
+    return (normed * norm.scale + norm.bias).astype(x.dtype)

@@ -6,8 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from msgspec.structs import replace
 
+from mhsh.errors import UserError
+from mhsh.models import attention
 from mhsh.models.attention import MultiHeadAttention, attention_mask
+from mhsh.models.build import build_model, forward
 
 TOLERANCE = 1e-5
 
@@ -136,3 +142,91 @@ def test_masks_of_a_batch_are_each_rows_own():
     for row in range(2):
         np.testing.assert_array_equal(both[row : row + 1], attention_mask(segments[row : row + 1], causal=True))
     assert not np.array_equal(both[0], both[1])
+
+
+def cudnn_form(implementation):
+    """`jax.nn.dot_product_attention` as `cudnn_attention` calls it, by another implementation."""
+    dot_product_attention = jax.nn.dot_product_attention
+
+    def call(*arguments, **options):
+        assert options.pop("implementation") == "cudnn"
+        return dot_product_attention(*arguments, **options, implementation=implementation)
+
+    return call
+
+
+ON_A_GPU = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu"))
+
+
+@pytest.mark.parametrize("masked", ["padding", "causal"])
+def test_the_call_of_cudnn_computes_the_plain_attention(tiny, random_like, error, monkeypatch, masked):
+    """The same arguments through jax's XLA implementation, in value and gradients, in fp32."""
+    config = tiny(num_heads=2, head_dim=8)
+    mask = attention_mask(jnp.asarray(SEGMENTS), causal=masked == "causal")
+    x = jax.random.normal(jax.random.key(0), (2, 6, 12))
+    plain = MultiHeadAttention(config)
+    cudnn = MultiHeadAttention(replace(config, attention_implementation="cudnn"))
+    params = random_like(jax.eval_shape(lambda: plain.init(jax.random.key(1), x, x, mask, None))["params"])
+    real = jnp.asarray(SEGMENTS > 0)[:, :, None]
+
+    def values(module):
+        def weighted(params, x):
+            out = module.apply({"params": params}, x, x, mask, None)
+            return (out * jnp.cos(out) * real).sum(), out * real
+
+        return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
+
+    expected = values(plain)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", cudnn_form("xla"))
+    monkeypatch.setattr(attention, "current_platform", lambda: ("gpu", "NVIDIA H200"))
+    assert error(values(cudnn), expected) < TOLERANCE
+
+
+def test_cudnn_is_called_in_bf16_and_lowers_for_cuda(tiny, random_like, monkeypatch):
+    """As far as a machine without a GPU goes: jax's own checks, and the custom calls, forward and
+    backward.
+    """
+    stablehlo = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(stablehlo, "check_cudnn_version", lambda: 91000)
+    config = tiny(num_heads=2, head_dim=8, compute_dtype="bfloat16", attention_implementation="cudnn")
+    module, mask = MultiHeadAttention(config), attention_mask(jnp.asarray(SEGMENTS), causal=True)
+    x = jnp.zeros((2, 6, 12))
+
+    def loss(x):
+        variables = module.init(jax.random.key(0), x, x, mask, None)
+        return module.apply(variables, x, x, mask, None).astype(jnp.float32).sum()
+
+    with use_abstract_mesh(ON_A_GPU):
+        text = jax.jit(jax.grad(loss)).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaScaleBiasSoftmax" in text
+    assert "__cudnn$fmhaScaleBiasSoftmaxBackward" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(attention_dropout=0.1), "model.attention_dropout = 0, not 0.1"),
+        (dict(compute_dtype="float32"), "model.compute_dtype = bfloat16, not float32"),
+        (dict(head_dim=12), "a model.head_dim that is a multiple of 8 and at most 128, not 12"),
+    ],
+)
+def test_what_cudnn_does_not_compute_is_refused(tiny, fields, message):
+    config = tiny(**dict(compute_dtype="bfloat16", head_dim=8, attention_implementation="cudnn") | fields)
+    with pytest.raises(UserError) as refused:
+        build_model(config)
+    assert str(refused.value) == f"model.attention_implementation = cudnn needs {message}"
+
+
+def test_cudnn_needs_a_gpu_and_even_lengths(tiny, make_batch):
+    model = build_model(tiny(compute_dtype="bfloat16", head_dim=8, attention_implementation="cudnn"))
+
+    def refusal(length):
+        batch = make_batch([[1] * length])
+        params = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), batch, None))["params"])
+        with pytest.raises(UserError) as refused:
+            jax.eval_shape(lambda params: forward(model, params, batch, None), params)
+        return str(refused.value)
+
+    assert refusal(6) == "model.attention_implementation = cudnn needs an NVIDIA GPU, not cpu; xla runs anywhere"
+    with use_abstract_mesh(ON_A_GPU):
+        assert refusal(5).endswith("cudnn needs an even data.sequence_length, not 5 queries and 5 keys")

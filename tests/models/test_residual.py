@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from mhsh.config.schema import INITS, RESIDUALS
+from mhsh.models.attention import AttentionContext
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, deepnorm_constants, real_variance
-from mhsh.models.stack import Stack, decoder_stack, encoder_stack
-from mhsh.models.transformer import AttentionContext, Encoder, EncoderLayer
+from mhsh.models.transformer import Encoder, EncoderLayer
+from mhsh.models.types import Stack, decoder_stack, encoder_stack
 
 D = 12
 

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import RESIDUALS, regroup
 from mhsh.models.build import build_model, forward
+from mhsh.models.decoding import decode_step, decoding_params, empty_caches, encode
+from mhsh.models.layers import sinusoids
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.positions import sinusoids
-from mhsh.models.seq2seq import decode_step, decoding_params, empty_caches, encode
 from mhsh.training.sharding import AXIS_RULES
 
 TOLERANCE = 1e-5
@@ -224,8 +224,8 @@ def decoded(config, params, batch, length):
             own = (
                 jnp.eye(3, dtype=bool)[None, :, None] & (jnp.arange(length) <= position)[:, None]
             )  # every hypothesis what it wrote
-            seen = jnp.broadcast_to(own, (rows, 3, length, 3))
-            logits, caches = decode_step(model, weights, tokens[:, :, position], position, seen, caches, memory)
+            ancestry_mask = jnp.broadcast_to(own, (rows, 3, length, 3))
+            logits, caches = decode_step(model, weights, tokens[:, :, position], position, ancestry_mask, caches, memory)
             return caches, logits
 
         _, logits = jax.lax.scan(step, empty_caches(config, rows, 3, length), jnp.arange(length))

@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.config.schema import RESIDUALS
-from mhsh.models.attention import attention_mask
+from mhsh.models.attention import AttentionContext, attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.residual import STRATEGIES, Stream
-from mhsh.models.transformer import REMAT_POLICIES, AttentionContext, Encoder, EncoderLayer
+from mhsh.models.transformer import REMAT_POLICIES, Encoder, EncoderLayer
 
 OUTPUTS, GRADIENTS = 1e-6, 1e-5
 

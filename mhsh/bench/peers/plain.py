@@ -9,7 +9,7 @@ from torch import Tensor, nn  # pyrefly: ignore[missing-import]
 from torch.nn import functional  # pyrefly: ignore[missing-import]
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.positions import sinusoids
+from mhsh.models.layers import sinusoids
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,

@@ -11,10 +11,8 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from msgspec.structs import replace
 
-from mhsh.kernels.rows import KernelTarget
-from mhsh.models import fusion
+from mhsh.kernels.fallback import fallback_reasons, format_fallbacks
 from mhsh.models.build import build_model, forward
-from mhsh.models.fusion import fused_here, in_words, why_plain
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 
 SEGMENTS = [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 2, 3, 3, 0, 0]] * 2
@@ -43,31 +41,11 @@ def test_fused_is_plain(tiny, make_batch, random_params, error, residual, dropou
     plain = tiny(residual=residual, admin_omega="closed_log", **SHAPES, **dropout)
     fused = replace(plain, kernels="fused")
     batch, params, key = make_batch(SEGMENTS), random_params(plain), jax.random.key(3) if dropout else None
-    assert set(why_plain(fused, 8, 6).values()) == {None}
+    assert set(fallback_reasons(fused, 8, 6).values()) == {None}
     expected, expected_gradients = outputs_and_gradients(plain, params, batch, key)
     outputs, gradients = outputs_and_gradients(fused, params, batch, key)
     assert error(outputs, expected) < OUTPUTS
     assert error(gradients, expected_gradients) < GRADIENTS
-
-
-def test_fused_for_a_gpu_is_plain(tiny, make_batch, random_params, error, monkeypatch):
-    """The kernels that a GPU would run, interpreted."""
-    plain = tiny(residual="admin", admin_omega="closed_log", **SHAPES, **DROPOUT)
-    batch, params, key = make_batch(SEGMENTS), random_params(plain), jax.random.key(3)
-    expected, expected_gradients = outputs_and_gradients(plain, params, batch, key)
-    monkeypatch.setattr(fusion, "_place", lambda: KernelTarget(interpret=True, target="gpu"))
-    outputs, gradients = outputs_and_gradients(replace(plain, kernels="fused"), params, batch, key)
-    assert error(outputs, expected) < OUTPUTS
-    assert error(gradients, expected_gradients) < GRADIENTS
-
-
-def test_a_gpu_is_given_fused_kernels_only_when_asked(tiny):
-    device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
-    mesh = AbstractMesh((8, 1, 1), ("data", "fsdp", "tensor"), abstract_device=device)
-    with use_abstract_mesh(mesh):
-        assert in_words(why_plain(tiny(kernels="fused", **SHAPES), 8, 6)) == "kernels: attention fused, feed_forward fused"
-        assert fused_here(tiny(kernels="fused", **SHAPES), 8, 6).place == KernelTarget(mesh, ("data", "fsdp"), target="gpu")
-        assert "compiled and never measured" in (why_plain(tiny(kernels="auto", **SHAPES), 8, 6)["attention"] or "")
 
 
 def test_eight_devices_are_one(tiny, make_batch, random_params, error):
@@ -99,11 +77,11 @@ def test_a_language_model_fused_never_looks_ahead(tiny, random_params):
 
 def test_what_runs_plain_says_why(tiny):
     def said(num_rows=8, **fields):
-        return in_words(why_plain(tiny(**SHAPES | fields), num_rows, 6))
+        return format_fallbacks(fallback_reasons(tiny(**SHAPES | fields), num_rows, 6))
 
     assert said(kernels="fused") == "kernels: attention fused, feed_forward fused"
     assert said(kernels="plain").count("plain (model.kernels = plain)") == 2
-    assert said(kernels="auto").count("plain (model.kernels = auto fuses on TPUs, not on cpu)") == 2
+    assert said(kernels="auto").count("plain (model.kernels = auto)") == 2
     assert said(kernels="fused", residual="pre_ln").count("model.residual = pre_ln has no fused form") == 2
     wide = said(kernels="fused", mlp_dim=1 << 15, embed_dim=1024)
     assert wide.startswith("kernels: attention fused, feed_forward plain (model.mlp_dim = 32768 is too wide")
@@ -113,3 +91,12 @@ def test_what_runs_plain_says_why(tiny):
     mesh = jax.make_mesh((8, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
         assert said(kernels="fused", num_rows=9).count("9 rows do not divide over 8 devices") == 2
+
+
+@pytest.mark.parametrize(("platform", "kind"), [("tpu", "TPU v5 lite"), ("gpu", "NVIDIA H200")])
+def test_auto_is_plain_everywhere_and_a_gpu_has_no_kernels(tiny, platform, kind):
+    device = AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
+    with use_abstract_mesh(AbstractMesh((8, 1, 1), ("data", "fsdp", "tensor"), abstract_device=device)):
+        reasons = {kernels: fallback_reasons(tiny(kernels=kernels, **SHAPES), 8, 6) for kernels in ("auto", "fused")}
+    assert set(reasons["auto"].values()) == {"model.kernels = auto"}
+    assert set(reasons["fused"].values()) == {None if platform == "tpu" else "there are no fused kernels for gpu"}
