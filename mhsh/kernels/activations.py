@@ -11,26 +11,25 @@ from jax import Array
 
 
 def _keeping_input(activation: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """`activation`, whose backward pass keeps its argument alone and computes the derivative again:
-    JAX would keep three arrays of the hidden layer's size between the passes, and the few
-    operations cost no time that could be measured.
+    """`activation` with a backward pass that keeps only its argument and recomputes the derivative.
+
+    JAX would keep three arrays of the hidden layer's size; recomputing costs no measurable time.
     """
 
     @jax.custom_vjp
-    def kept(x: Array) -> Array:
+    def function(x: Array) -> Array:
         return activation(x)
 
     def backward(x: Array, gradient: Array) -> tuple[Array, ...]:
         return jax.vjp(activation, x)[1](gradient)
 
-    kept.defvjp(lambda x: (activation(x), x), backward)
-    return kept
+    function.defvjp(lambda x: (activation(x), x), backward)
+    return function
 
 
 ACTIVATIONS = {
-    # jax.nn.gelu writes it with erfc, which Pallas lowers for no accelerator and XLA's CPU backend
-    # takes apart into seven passes; PyTorch writes it with erf too. In fp32 the two differ by 3e-7
-    # at most.
+    # jax.nn.gelu uses erfc, which Pallas cannot lower and XLA's CPU backend expands into seven
+    # passes; PyTorch uses erf too. In fp32 the two differ by at most 3e-7.
     "gelu": _keeping_input(lambda x: 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))),
     "gelu_tanh": _keeping_input(functools.partial(jax.nn.gelu, approximate=True)),
     "relu": jax.nn.relu,

@@ -1,5 +1,6 @@
-"""Dropout whose mask is a hash of a key and an element's place: nothing is drawn, stored or sent,
-in plain code and in kernels.
+"""Dropout whose mask is a hash of a key and an element's position, for plain code and kernels.
+
+No mask is drawn, stored or communicated.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ DropoutKey = Key[Array, ""] | None  # None: nothing is dropped
 
 
 def dropout(x: Float[Array, "*rows C"], rate: float, key: DropoutKey) -> Float[Array, "*rows C"]:
-    """`x` with each element kept with probability 1 - `rate` and then divided by it (Srivastava et
-    al. 2014), or 0.
+    """`x` with each element divided by 1 - `rate` with that probability, or 0 (Srivastava et al.
+    2014). A key of None drops nothing.
 
-    Without a key nothing is dropped. The mask depends on the key and on the element's place in the
-    whole array: it is the same on every mesh. The backward pass makes it again, so that no mask is
-    kept between the two.
+    The mask depends on the key and on the element's position in the whole array, so it is the same
+    on every mesh. The backward pass recomputes it.
     """
     if key is None or rate == 0.0:
         return x
@@ -29,19 +29,17 @@ def dropout(x: Float[Array, "*rows C"], rate: float, key: DropoutKey) -> Float[A
 
 
 def subkeys(key: DropoutKey, count: int) -> tuple[DropoutKey, ...]:
-    """`count` keys made of one, or as many times none."""
+    """`count` keys from one, or as many times None."""
     return (None,) * count if key is None else tuple(jax.random.split(key, count))
 
 
 def layer_keys(key: DropoutKey, lengths: tuple[int, ...]) -> Key[Array, " ..."] | None:
-    """A key a layer, stacked on as many axes as there are lengths, the same however the layers are
-    grouped; or none.
-    """
+    """A key for each layer, stacked in the shape `lengths`, or None. Grouping changes no key."""
     return None if key is None else jax.random.split(key, math.prod(lengths)).reshape(lengths)
 
 
 def seed_of(key: Key[Array, ""]) -> Seed:
-    """The 64 random bits by which masks are told apart."""
+    """The 64 random bits of a mask."""
     return jax.random.bits(key, (2,), jnp.uint32)
 
 
@@ -53,27 +51,24 @@ def threshold(rate: float) -> int:
 def row_states(
     seed: Seed | tuple[Array, Array], rows: UInt32[Array, "*rows"]
 ) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
-    """64 bits for each row of an array, `rows` being the rows' numbers: what `keep` mixes with an
-    element's column.
-    """
+    """64 bits for each row, from the rows' numbers; `keep` mixes them with the columns."""
     return _mixed(_mixed(rows + seed[0]) ^ seed[1]), _mixed(_mixed(rows ^ seed[1]) + seed[0])
 
 
 def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: float) -> Array:
-    """Whether elements survive, by the states of their rows and the numbers of their columns, which
+    """Which elements are kept, from the states of their rows and the numbers of their columns,
     broadcast against each other.
 
-    One multiply-and-shift hash with 32 bits of state, as good as hashes of two multiplications get
-    (the constants are those of Chris Wellons's "lowbias32"), the row's second word added half-way,
-    so that rows are no shifted copies of each other. Plain uint32 arithmetic: it runs inside any
-    kernel, and XLA computes it in the loop that uses the mask.
+    A multiply-and-shift hash with 32 bits of state (the constants of Chris Wellons's "lowbias32").
+    The row's second word is added half-way, so that rows are not shifted copies of each other.
+    Plain uint32 arithmetic runs in any kernel, and XLA fuses it into the loop that uses the mask.
     """
     first, second = states
     return _mixed(first + columns * jnp.uint32(0x9E3779B9), second) >= jnp.uint32(threshold(rate))
 
 
 def _mixed(word: Array, added: Array | int = 0) -> Array:
-    """The hash; `added` goes in half-way."""
+    """The hash; `added` is added half-way."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
     word = ((word ^ (word >> 15)) + added) * jnp.uint32(0x846CA68B)
     return word ^ (word >> 16)
@@ -87,7 +82,7 @@ def _dropped(x: Float[Array, "*rows C"], seed: Seed, rate: float) -> Float[Array
         stride = math.prod(lead[axis + 1 :])
         rows = rows + jax.lax.broadcasted_iota(jnp.uint32, rows.shape, axis) * jnp.uint32(stride)
     columns = jax.lax.broadcasted_iota(jnp.uint32, (*(1 for _ in lead), num_columns), len(lead))
-    # In fp32: bf16 has no 1 / 0.9 nearer than 0.2 %.
+    # In fp32: bf16 has 1 / 0.9 only to 0.2 %.
     scaled = (x.astype(jnp.float32) * (2**32 / (2**32 - threshold(rate)))).astype(x.dtype)
     return jnp.where(keep(row_states(seed, rows), columns, rate), scaled, jnp.zeros((), x.dtype))
 

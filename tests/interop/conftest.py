@@ -1,17 +1,9 @@
-"""How the models of these tests are compiled."""
+"""Models of these tests are compiled once and run once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import jax
 import pytest
 
+from tests.compiling import least_optimized
 
-@pytest.fixture(scope="module", autouse=True)
-def compile_fast() -> Iterator[None]:
-    """These tests compile many programs and run each once."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+compile_fast = pytest.fixture(scope="module", autouse=True)(least_optimized)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import build_model
 from mhsh.models.costs import parameter_shapes
+from tests.compiling import least_optimized
 
 TINY = dict(
     vocab_size=48,
@@ -35,13 +36,7 @@ TINY = dict(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compile_fast() -> Iterator[None]:
-    """These tests compile hundreds of programs and run each once."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+compile_fast = pytest.fixture(scope="module", autouse=True)(least_optimized)
 
 
 @pytest.fixture(scope="session")
@@ -152,7 +147,8 @@ def random_like() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def random_params(random_like) -> Callable[..., Any]:
     """random_params(config): such parameters for a whole model."""
-    return lambda config, seed=1: random_like(parameter_shapes(config), seed)
+    shapes = functools.cache(parameter_shapes)
+    return lambda config, seed=1: random_like(shapes(config), seed)
 
 
 @pytest.fixture(scope="session")

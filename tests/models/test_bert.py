@@ -21,14 +21,14 @@ from mhsh.models.losses import compute_metrics
 from mhsh.models.residual import STRATEGIES
 from mhsh.models.transformer import Encoder
 from mhsh.training.sharding import AXIS_RULES
+from tests.compiling import compiled_forward
 
 SEGMENTS = [[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0]]
 
 
 def run(config, params, batch, dropout=None):
     """The outputs, compiled."""
-    model = build_model(config)
-    return jax.jit(lambda params, batch: forward(model, params, batch, dropout))(params, batch)
+    return compiled_forward(config)(params, batch, dropout)
 
 
 def test_projecting_the_masked_positions_is_projecting_all_and_choosing(tiny, make_batch, random_params, error):

@@ -4,6 +4,7 @@ decoding; the shared table.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -20,6 +21,7 @@ from mhsh.models.decoding import decode_step, decoding_params, empty_caches, enc
 from mhsh.models.layers import sinusoids
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.training.sharding import AXIS_RULES
+from tests.compiling import compiled_forward
 
 TOLERANCE = 1e-5
 
@@ -30,8 +32,7 @@ DROPOUT = dict(hidden_dropout=0.3, attention_dropout=0.3, mlp_dropout=0.3, embed
 
 def run(config, params, batch, dropout=None):
     """The logits, compiled."""
-    model = build_model(config)
-    return jax.jit(lambda params, batch: forward(model, params, batch, dropout).logits)(params, batch)
+    return compiled_forward(config)(params, batch, dropout).logits
 
 
 def batch_loss(outputs, batch):
@@ -80,28 +81,29 @@ def plain_stack(params, num_layers, sublayers, x, residual, alpha):
 
 
 def plain_logits(config, params, batch):
-    """The whole model as loops over rows, layers and heads; alphas of DeepNorm for two and three
-    layers.
+    """The whole model as loops over layers and heads, row by row; alphas of DeepNorm for two and
+    three layers.
     """
     table, scale = params["embeddings"], math.sqrt(config.embed_dim)
-    logits = []
-    for row in range(len(batch["inputs"])):
-        source, target = batch["inputs_segmentation"][row], batch["targets_segmentation"][row]
+
+    def row_logits(row):
+        source, target = row["inputs_segmentation"], row["targets_segmentation"]
         look_source = (source[:, None] == source[None]) & (source[None] > 0)
         look_across = (target[:, None] == source[None]) & (source[None] > 0)
         look_target = (target[:, None] == target[None]) & (target[None] > 0) & np.tri(len(target), dtype=bool)
-        x = scale * table["token"][batch["inputs"][row]] + table["source_position"][batch["inputs_position"][row]]
-        sublayers = [("attention", lambda p, x: attend(p, x, x, look_source)), ("feed_forward", feed)]  # noqa: B023
+        x = scale * table["token"][row["inputs"]] + table["source_position"][row["inputs_position"]]
+        sublayers = [("attention", lambda p, x: attend(p, x, x, look_source)), ("feed_forward", feed)]
         x = plain_stack(params["encoder"], 2, sublayers, x, config.residual, 0.81 * 48 ** (1 / 16))
-        y = scale * table["token"][batch["decoder_inputs"][row]] + table["target_position"][batch["targets_position"][row]]
+        y = scale * table["token"][row["decoder_inputs"]] + table["target_position"][row["targets_position"]]
         sublayers = [
-            ("self_attention", lambda p, y: attend(p, y, y, look_target)),  # noqa: B023
-            ("cross_attention", lambda p, y: attend(p, y, x, look_across)),  # noqa: B023
+            ("self_attention", lambda p, y: attend(p, y, y, look_target)),
+            ("cross_attention", lambda p, y: attend(p, y, x, look_across)),
             ("feed_forward", feed),
         ]
         y = plain_stack(params["decoder"], 3, sublayers, y, config.residual, 9**0.25)
-        logits.append(y @ table["token"].T)
-    return jnp.stack(logits)
+        return y @ table["token"].T
+
+    return jax.vmap(row_logits)(jax.tree.map(jnp.asarray, dict(batch)))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,13 @@ def test_equals_loops_over_layers_and_heads(tiny_seq2seq, make_pairs, random_par
     assert error(gradients, expected_gradients) < TOLERANCE
 
 
+@functools.cache
+def value_and_gradient(config):
+    """The loss of params and a batch and its gradient, under one dropout key, compiled."""
+    model = build_model(config)
+    return jax.jit(jax.value_and_grad(lambda params, batch: batch_loss(forward(model, params, batch, jax.random.key(5)), batch)))
+
+
 @pytest.mark.parametrize(
     "variant",
     [dict(scan_unroll=2), dict(remat_policy="full"), pytest.param(dict(remat_policy="dots_no_batch"), marks=pytest.mark.slow)],
@@ -136,13 +145,8 @@ def test_scan_equals_unrolled_equals_remat(tiny_seq2seq, make_pairs, random_para
     config, batch = tiny_seq2seq(residual="admin", **dropout), make_pairs(*PACKED)
     params = random_params(config)
 
-    def value_and_gradient(config):
-        model = build_model(config)
-        return jax.jit(jax.value_and_grad(lambda params: batch_loss(forward(model, params, batch, jax.random.key(5)), batch)))(
-            params
-        )
-
-    assert error(value_and_gradient(replace(config, **variant)), value_and_gradient(config)) < TOLERANCE
+    changed = value_and_gradient(replace(config, **variant))(params, batch)
+    assert error(changed, value_and_gradient(config)(params, batch)) < TOLERANCE
 
 
 def test_no_position_sees_the_future_or_another_pair(tiny_seq2seq, make_pairs, random_params):
@@ -189,8 +193,8 @@ def test_packed_rows_are_separate_rows_and_padding_changes_nothing(packed, error
     separate = run(config, params, apart)
     expected = jnp.concatenate([separate[0, :2], separate[1, :3], separate[2, :3]])
     assert error(jnp.concatenate([logits[0, :5], logits[1, :3]]), expected) < TOLERANCE
-    model = build_model(config)
-    losses = [float(batch_loss(forward(model, params, each, None), each)) for each in (batch, apart)]
+    outputs = compiled_forward(config)
+    losses = [float(batch_loss(outputs(params, each, None), each)) for each in (batch, apart)]
     assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE)
 
 
@@ -241,9 +245,10 @@ def test_cached_decoding_equals_the_whole_forward_pass(tiny_seq2seq, make_pairs,
     batch = make_pairs([[1] * 5, [1, 1, 0, 0, 0]], [[1] * 7, [1] * 7])
     params = random_params(config)
     logits, tokens = decoded(config, params, batch, 7)
+    rows = {key: np.repeat(values, 3, axis=0) for key, values in batch.items()}  # one for each hypothesis
+    whole = run(config, params, rows | {"decoder_inputs": tokens.reshape(6, 7)}).reshape(logits.shape)
     for hypothesis in range(3):
-        whole = run(config, params, batch | {"decoder_inputs": tokens[:, hypothesis]})
-        assert error(logits[:, hypothesis], whole) < TOLERANCE
+        assert error(logits[:, hypothesis], whole[:, hypothesis]) < TOLERANCE
     assert error(logits[:, 0], logits[:, 1]) > 1e-2
 
 
