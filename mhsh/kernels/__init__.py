@@ -1,1 +1,1 @@
-"""Fused kernels, each beside the plain form that defines it, and what both share."""
+"""Fused kernels in Pallas for TPUs, and what they share with plain code."""

@@ -1,4 +1,4 @@
-"""The cost and shape ledger: parameters by part and FLOPs, from the config alone."""
+"""Parameters and FLOPs of a model, from its config alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ PEAK_FLOPS = {
     "TPU v6 lite": 918e12,
 }
 
-# A training step is one forward pass and a backward pass of twice its cost; recomputation is not
-# useful work.
+# A backward pass costs twice a forward pass; recomputation is not counted.
 STEP_OVER_FORWARD = 3
 
 
@@ -51,9 +50,10 @@ class Flops(NamedTuple):
 
 
 def forward_flops(model: ModelConfig, length: int, predicted: int) -> Flops:
-    """FLOPs of one row of `length` tokens, of which `predicted` positions are projected on the
-    vocabulary; for translation, `length` source tokens and `predicted` target tokens. A causal mask
-    saves nothing: all scores are computed.
+    """FLOPs of one row of `length` tokens, with logits at `predicted` positions.
+
+    For translation: `length` source tokens and `predicted` target tokens. A causal mask saves
+    nothing, as all scores are computed.
     """
     if model.num_decoder_layers:
         return _seq2seq_flops(model, length, predicted)
@@ -90,12 +90,12 @@ def _seq2seq_flops(model: ModelConfig, source: int, target: int) -> Flops:
 
 
 def _projection(model: ModelConfig) -> int:
-    """Of one position between the residual stream and all heads."""
+    """Of one position, between the residual stream and all heads."""
     return 2 * model.embed_dim * model.num_heads * model.head_dim
 
 
 def _scores(model: ModelConfig) -> int:
-    """Of one query and one key: their product, and the value's share in the context."""
+    """Of one query and one key: their product, and the weighted value."""
     return 2 * 2 * model.num_heads * model.head_dim
 
 
@@ -105,8 +105,9 @@ def _feed_forward(model: ModelConfig) -> int:
 
 
 def row_flops(config: Config, length: int | None = None) -> Flops:
-    """Forward FLOPs of one training row; of `length` tokens (each side, in translation), or of
-    data.sequence_length.
+    """Forward FLOPs of one training row of `length` tokens (each side, in translation).
+
+    `length` defaults to data.sequence_length.
     """
     data = config.data
     length = length or data.sequence_length
@@ -115,10 +116,9 @@ def row_flops(config: Config, length: int | None = None) -> Flops:
 
 
 def step_flops(config: Config, length: int | None = None) -> int:
-    """FLOPs of one optimiser step over the global batch, forward and backward, without
-    recomputation.
+    """FLOPs of one optimiser step over the global batch, without recomputation.
 
-    Shorter rows are more in a batch by as much: see `rows_in_batch`.
+    A batch has more rows where they are shorter; see `rows_in_batch`.
     """
     return STEP_OVER_FORWARD * row_flops(config, length).total * rows_in_batch(config, length)
 
@@ -132,9 +132,11 @@ def parameter_shapes(model: ModelConfig) -> Any:
 
 
 def parameter_counts(model: ModelConfig) -> dict[str, int]:
-    """Parameters by part: `encoder` and `decoder` (weights, biases, LayerNorms), `omega` (Admin's,
-    counted apart), `embeddings` (the token table, also where it is the output matrix), `heads`
-    (prediction and next sentence), `total` (all, omega included).
+    """Parameters by part.
+
+    `encoder` and `decoder`: weights, biases and LayerNorms. `omega`: Admin's, of both.
+    `embeddings`: with the token table, also where it is the output matrix. `heads`: all others.
+    `total`: the sum.
     """
     params = parameter_shapes(model)
     stacks = {stack: params.get(stack, {}) for stack in SUBLAYERS}

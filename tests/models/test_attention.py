@@ -230,3 +230,25 @@ def test_cudnn_needs_a_gpu_and_even_lengths(tiny, make_batch):
     assert refusal(6) == "model.attention_implementation = cudnn needs an NVIDIA GPU, not cpu; xla runs anywhere"
     with use_abstract_mesh(ON_A_GPU):
         assert refusal(5).endswith("cudnn needs an even data.sequence_length, not 5 queries and 5 keys")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masked", ["padding", "causal"])
+def test_cudnn_on_a_gpu_is_the_plain_attention(tiny, random_like, error, masked):
+    """In value and gradients, bf16 both (JAX_PLATFORMS=cuda pytest -m gpu)."""
+    config = tiny(num_heads=2, head_dim=64, embed_dim=128, compute_dtype="bfloat16")
+    segments = jnp.asarray(np.repeat(SEGMENTS, 16, axis=1))
+    mask, x = attention_mask(segments, causal=masked == "causal"), jax.random.normal(jax.random.key(0), (2, 96, 128))
+    shapes = jax.eval_shape(lambda: MultiHeadAttention(config).init(jax.random.key(1), x, x, mask, None))["params"]
+    params = jax.tree.map(lambda leaf: 0.3 * leaf, random_like(shapes))
+
+    def values(implementation):
+        module = MultiHeadAttention(replace(config, attention_implementation=implementation))
+
+        def weighted(params, x):
+            out = module.apply({"params": params}, x, x, mask, None).astype(jnp.float32) * (segments > 0)[:, :, None]
+            return (out * jnp.cos(out)).sum(), out
+
+        return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
+
+    assert error(values("cudnn"), values("xla")) < 0.05
