@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from mhsh.models.transformer import group_sizes
 from mhsh.models.types import SUBLAYERS
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import axis_rules
-from mhsh.training.state import boxed_state, example_batch
+from mhsh.training.state import TrainState, boxed_state, example_batch
 
 
 class Footprint(NamedTuple):
@@ -39,8 +40,7 @@ def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
     """The footprint on a mesh of that shape (devices by axis). Activations are not divided by the
     `tensor` axis.
     """
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    boxed = boxed_state(config, model, optimizer)
+    boxed = _boxed_state(config)
     specs = nn.logical_to_mesh(nn.get_partition_spec(boxed), axis_rules(config.model))
 
     def bytes_of(tree: Any, spec_tree: Any) -> int:
@@ -54,15 +54,16 @@ def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
     return Footprint(parameters, parameters, moments, saved_activations(config, rows), recomputed_activations(config, rows))
 
 
+@functools.cache
 def saved_activations(config: Config, rows: int) -> int:
     """Bytes saved for the backward pass of `rows` rows, without parameters and inputs.
 
     These are the residuals of `jax.vjp`; XLA may fuse some of them away.
     """
     model = build_model(replace(config.model, attention_implementation="xla"))
-    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), example_batch(config, 1), None))
+    params = nn.unbox(_boxed_state(config).params)
     # With `groups`, layer parameters are read in another shape; that is not a copy.
-    stacked = jax.tree.leaves([nn.unbox(boxed)["params"].get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
+    stacked = jax.tree.leaves([params.get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
     views = {(*group_sizes(leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy == "groups"}
     saved = 0
 
@@ -79,7 +80,7 @@ def saved_activations(config: Config, rows: int) -> int:
         residuals = {id(leaf): leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in known and leaf.shape not in views}
         saved = sum(_bytes(leaf) for leaf in residuals.values())
 
-    jax.eval_shape(trace, nn.unbox(boxed)["params"], example_batch(config, rows), jax.eval_shape(lambda: jax.random.key(0)))
+    jax.eval_shape(trace, params, example_batch(config, rows), jax.eval_shape(lambda: jax.random.key(0)))
     return saved
 
 
@@ -100,6 +101,16 @@ def recomputed_activations(config: Config, rows: int) -> int:
 def _layers_like(model: ModelConfig, count: int) -> dict[str, int]:
     """The same stacks with `count` layers each."""
     return {"num_layers": count, "num_decoder_layers": count if model.num_decoder_layers else 0}
+
+
+def _boxed_state(config: Config) -> TrainState:
+    """The boxed state. It does not depend on the remat policy."""
+    return _cached_boxed_state(_with_model(config, remat_policy="none"))
+
+
+@functools.cache
+def _cached_boxed_state(config: Config) -> TrainState:
+    return boxed_state(config, build_model(config.model), build_optimizer(config.optimizer, config.train))
 
 
 def _with_model(config: Config, **fields: Any) -> Config:
