@@ -71,7 +71,7 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken
     process.communicate()
     again = subprocess.run(arguments, cwd=ROOT, env=environment(bucket), capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert "going on from the checkpoint of step" in again.stdout
+    assert "resuming from the checkpoint of step" in again.stdout
     local = tmp_path / "run"
     local.mkdir()
     for name in ("config.json", "run.json", "metrics.jsonl"):

@@ -1,4 +1,4 @@
-"""Runs of several processes: they equal the run of one, agree before they start, and stop
+"""Runs of several processes: they equal a run of one, are compared before they start, and stop
 together.
 """
 

@@ -1,6 +1,4 @@
-"""From a pre-trained run to a table: fine-tuned with two seeds, from its parameters and afresh,
-answered with, scored.
-"""
+"""A pre-trained run fine-tuned, with two seeds and without its parameters; predictions, scores."""
 
 from __future__ import annotations
 

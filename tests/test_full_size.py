@@ -1,5 +1,5 @@
-"""The full-width, full-depth models on real text: trained, saved and gone on with by another
-process. Slow: minutes and 9 GB.
+"""The full-size models on real text: trained, saved, and resumed by another process. Slow: minutes
+and 9 GB.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What goes wrong in a run: numbers that are not finite, checkpoints that are damaged, kills at any
-moment.
-"""
+"""What can go wrong in a run: non-finite numbers, damaged checkpoints, a full disk, kills."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from tests.runs import CONFIG, cut_back, final_state, mhsh, mhsh_here, rows_with
 
 
 def test_a_run_that_diverges_says_so(corpus, tmp_path):
-    """At a learning rate of 1e38 the second forward pass overflows; nothing of it reaches
-    parameters or checkpoints.
+    """At a learning rate of 1e38 the second forward pass overflows. Parameters and checkpoints stay
+    finite.
     """
     workdir = tmp_path / "diverging"
     overrides = ["--config.optimizer.learning_rate=1e38", "--config.model.residual=pre_ln", "--config.optimizer.warmup_steps=0"]
@@ -65,8 +63,7 @@ DAMAGES = {
 }
 
 
-# Whole runs are dear: every kind of damage to a file is also in
-# tests/training/test_file_manifest.py.
+# Whole runs are slow. Every kind of damage to a file is also in tests/training/test_manifest.py.
 IN_EVERY_RUN = ("a byte flipped", "a file deleted")
 
 
@@ -77,7 +74,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(unbroken, tmp_pat
     done = mhsh("train", f"--workdir={workdir}")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert f"{workdir}/checkpoints/60" in done.stdout and "set aside" in done.stdout
-    assert "going on from the checkpoint of step 30" in done.stdout
+    assert "resuming from the checkpoint of step 30" in done.stdout
     assert (workdir / "damaged_checkpoints" / "60").is_dir()
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
     for a, b in zip(final_state(workdir), final_state(unbroken), strict=True):
@@ -105,7 +102,7 @@ def test_a_full_disk_ends_the_run_with_the_checkpoints_before_it_whole(unbroken,
     assert all(find_damage(epath.Path(workdir / "checkpoints" / str(step))) is None for step in (30, 60))
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
     again = mhsh("train", *CONFIG, corpus, f"--workdir={workdir}")
-    assert again.returncode == 0 and "going on from the checkpoint of step 60" in again.stdout, again.stderr
+    assert again.returncode == 0 and "resuming from the checkpoint of step 60" in again.stdout, again.stderr
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
 
 

@@ -50,7 +50,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path, number):
     assert RunFolder(workdir).read_run()["status"] == "stopped"
     assert rows_without_timings(workdir)[-1]["step"] < 90
     again = mhsh(*arguments)
-    assert again.returncode == 0 and "going on from the checkpoint of step" in again.stdout, again.stderr
+    assert again.returncode == 0 and "resuming from the checkpoint of step" in again.stdout, again.stderr
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
     for a, b in zip(final_state(workdir), final_state(unbroken), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -43,7 +43,7 @@ def private_cache(folder: Path) -> Path:
     cache.mkdir(mode=0o700, exist_ok=True)
     found = cache.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UserError(f"{cache} is not a folder of yours alone, and what lies in it would be executed; remove it")
+        raise UserError(f"{cache} is not a folder of yours alone, and its content would be executed; remove it")
     return cache / machine()
 
 

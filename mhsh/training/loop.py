@@ -108,7 +108,7 @@ def _restore_or_create(setup: Setup, display: ProgressDisplay) -> tuple[TrainSta
         except DamagedCheckpoint as error:
             display.note(f"{error}; it is set aside as {checkpoints.set_aside(step)}")
         else:
-            display.note(f"going on from the checkpoint of step {step}")
+            display.note(f"resuming from the checkpoint of step {step}")
             # An imported checkpoint has no record yet.
             return state, step, setup.folder.read_run().get("started_from") if setup.folder.has_run_record() else None
     if steps:

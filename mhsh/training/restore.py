@@ -1,5 +1,5 @@
-"""Restoring what a run left: its parameters for inference, on one device whatever mesh they were
-trained on, possibly averaged over checkpoints; and the data it was trained on.
+"""A run restored for inference: its parameters on one device, possibly averaged over checkpoints,
+and its data.
 """
 
 from __future__ import annotations

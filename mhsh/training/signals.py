@@ -15,7 +15,7 @@ import jax
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# The environment variable with which google-auth, too, is told of another metadata server.
+# The environment variable that names another metadata server, as in google-auth.
 HOST_VARIABLE = "GCE_METADATA_HOST"
 POLL_SECONDS = 5.0  # the notice comes a minute or more ahead; 30 seconds ahead on a spot machine
 _TIMEOUT_SECONDS = 2.0

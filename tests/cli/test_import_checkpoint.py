@@ -228,7 +228,7 @@ def test_training_goes_on_from_a_checkpoint(tmp_path, golden):
 
     flags = mhsh("import", str(golden), *own, f"--out={tmp_path / 'run'}").split("\n  ")[1].split()
     assert json.loads(mhsh("eval", str(tmp_path / "run")))["step"] == 0
-    assert "going on from the checkpoint of step 0" in mhsh("train", *own, *flags, f"--workdir={tmp_path / 'run'}")
+    assert "resuming from the checkpoint of step 0" in mhsh("train", *own, *flags, f"--workdir={tmp_path / 'run'}")
     assert RunFolder(tmp_path / "run").newest_checkpoint() == 4
     assert "step 4" in mhsh("export", str(tmp_path / "run"), f"--out={tmp_path / 'again'}")
     before, after = (load_file(folder / "model.safetensors") for folder in (golden, tmp_path / "again"))

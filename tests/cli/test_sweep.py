@@ -160,7 +160,7 @@ def test_a_sweep_that_is_killed_and_one_that_is_stopped_go_on(corpus, tmp_path):
 
     stopped = subprocess.Popen(command(*arguments), **started)
     log = folder / "logs" / "seed-0.out"
-    while "going on from the checkpoint of step" not in log.read_text(encoding="utf-8"):
+    while "resuming from the checkpoint of step" not in log.read_text(encoding="utf-8"):
         assert stopped.poll() is None, stopped.communicate()
         time.sleep(0.05)
     steps = len(run.read_metrics().rows)

@@ -1,5 +1,5 @@
-"""The change of a stack's output: as two forward passes give it, of the second order in the noise,
-and as theory has it.
+"""The change of a stack's output: against two forward passes, quadratic in the noise, and as theory
+predicts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back is what went in, and what does not fit is named before anything is
+"""Checkpoints: a restored state equals the saved one, and a wrong model is named before anything is
 read.
 """
 

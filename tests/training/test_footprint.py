@@ -1,5 +1,5 @@
-"""The memory a step needs: parameters and optimiser by hand, divided as the mesh says; activations
-by policy and depth.
+"""The memory of a step: parameters and optimiser state counted by hand, divided by the mesh;
+activations by policy and depth.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def tiny(make_config):
 
 
 def parameter_bytes(fsdp=1, tensor=1, tensor_heads=None):
-    """fp32 bytes on one device: D lies on fsdp; N, F and V on tensor; the second D of a square
-    kernel is whole.
+    """fp32 bytes on one device: D is sharded over fsdp; N, F and V over tensor; the second D of a
+    square kernel is not sharded.
     """
     heads = N if tensor_heads is None else tensor_heads
     d, f, v, n = D // fsdp, F // tensor, V // tensor, heads // tensor

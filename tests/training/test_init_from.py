@@ -1,4 +1,4 @@
-"""Starting from another run: every array that both have is its, what only one has is named, and
+"""Starting from another run: arrays that both have are taken, those of only one are named, and
 other shapes are refused.
 """
 
@@ -41,8 +41,8 @@ def starting_from(config: Config, folder: Path, **changes: Any) -> Config:
 
 @pytest.fixture(scope="module")
 def pretrained(make_config, tmp_path_factory) -> tuple[Config, Path, Any]:
-    """A run's config, its folder, and the parameters of its checkpoint: nothing in them is as it
-    starts.
+    """A run's config, its folder, and the parameters of its checkpoint, all changed from the
+    start.
     """
     config = make_config("bert", "2l8h")
     folder = tmp_path_factory.mktemp("pretrained") / "run"
@@ -131,8 +131,8 @@ def steps_on(config: Config, state: TrainState, seeds: Sequence[int]) -> TrainSt
 
 
 def configs_of_phases(folder: Path, changes: dict[str, Any]) -> list[Config]:
-    """The whole, and its two phases as configs/bert.py makes them, on rows of one length; the
-    second starts from `folder`.
+    """The whole training and its two phases of configs/bert.py, on rows of one length. The second
+    starts from `folder`.
     """
     bert, configs = load_task("bert"), []
     for recipe in ((), *(bert.RECIPES[name] for name in ("phase1", "phase2"))):
@@ -152,7 +152,7 @@ def configs_of_phases(folder: Path, changes: dict[str, Any]) -> list[Config]:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_two_phases_on_rows_of_one_length_are_one_training(tmp_path, optimizer):
-    """Nine steps, and one that goes on with their moments and at their rate, against ten."""
+    """Nine steps, and one more with their moments and at their rate, equal ten."""
     settings = {"optimizer.name": optimizer, "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 3, "train.num_steps": 10}
     whole, first, second = configs_of_phases(tmp_path / "first", NO_DROPOUT | settings)
     assert (first.train.num_steps, second.train.num_steps) == (9, 1)

@@ -1,6 +1,4 @@
-"""The list of a checkpoint's files: whatever is done to a listed file is told, and nothing else
-is.
-"""
+"""The list of a checkpoint's files: any change of a listed file is found, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rematerialisation policy `auto` becomes, and that the leanest makes depth cheap."""
+"""Which rematerialisation policy `auto` becomes, and what each saves."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def test_a_named_policy_stands_and_auto_is_resolved_for_this_machine(make_config
 
 @pytest.mark.parametrize("variant", ["2l8h", "16l1h"])
 def test_the_compiled_step_needs_least_with_groups(make_config, variant):
-    """XLA's own count of temporaries, not ours: with 36 layers the policies must come out in the
-    order in which they are tried.
-    """
+    """By XLA's own count of temporaries, 36 layers need less with each policy that `auto` tries."""
 
     def temporaries(policy: str) -> int:
         config = make_config("bert", variant, **{"model.num_layers": 36, "model.remat_policy": policy, "train.batch_size": 16})

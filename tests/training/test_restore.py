@@ -1,4 +1,4 @@
-"""The average of checkpoints against numpy's, and what is said where there are too few."""
+"""The average of checkpoints against numpy's, and the error if there are too few."""
 
 from __future__ import annotations
 

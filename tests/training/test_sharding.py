@@ -1,4 +1,4 @@
-"""The table of axes: what lies where, and what cannot be divided."""
+"""The table of axes: what is sharded over what, and what cannot be divided."""
 
 from __future__ import annotations
 
