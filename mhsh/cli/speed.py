@@ -15,8 +15,8 @@ from mhsh.report.speed import page as speed_page
 from mhsh.report.speed import plots
 from mhsh.report.speed.comparison import Speed, read_speed
 from mhsh.report.speed.cost import Cost, costs
-from mhsh.report.speed.findings import MARK, to_csv
-from mhsh.report.speed.table import print_speed
+from mhsh.report.speed.findings import MARK
+from mhsh.report.speed.table import print_speed, to_csv
 
 
 def run(files: Sequence[str], out: str, runs: Sequence[str] | None = None, target: float | None = None) -> int:

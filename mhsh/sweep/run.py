@@ -1,6 +1,4 @@
-"""The cells of a sweep as processes: one after another or several at once, stopped together, each
-one's end written down.
-"""
+"""Training the cells of a sweep, each in its own process, one or several at a time."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ from mhsh.sweep.folder import CellState, PlannedCell, SweepFolder
 from mhsh.training.compile_cache import private_cache
 from mhsh.training.signals import StopSignals
 
-_PAUSE = 0.1  # seconds between two looks at the processes
-_DEVICE_MEMORY = 0.9  # of an accelerator's, shared out among the cells at once
+_POLL_SECONDS = 0.1
+_DEVICE_MEMORY = 0.9  # of an accelerator's memory, shared by the cells that run at once
 
 Tell = Callable[[PlannedCell, CellState, float], None]
 
@@ -30,57 +28,57 @@ Tell = Callable[[PlannedCell, CellState, float], None]
 class _Running:
     cell: PlannedCell
     process: subprocess.Popen[bytes]
-    place: int  # of `parallel`
+    slot: int  # 0 ... parallel - 1
     began: float
-    errors_before: int  # bytes of earlier processes in its error file
+    errors_before: int  # bytes that earlier processes wrote to its error file
 
 
 def run_cells(
     folder: SweepFolder, cells: Sequence[PlannedCell], parallel: int, begun: Callable[[PlannedCell], None], ended: Tell
 ) -> int | None:
-    """Trains the cells, `parallel` at a time, each in a process of its own (`mhsh train` on its run
-    folder).
+    """Trains the cells, `parallel` at a time, each by `mhsh train` on its run folder.
 
-    With several at once each has its share of this process's cores and of the accelerator's memory.
-    SIGINT and SIGTERM go on to the processes once, which save their state; no other cell is begun
-    then. A cell that another sweep is running is left to it.
+    Cells that run at once share this process's cores and the accelerator's memory. SIGINT and
+    SIGTERM are passed on once to the processes, which save their state; no further cell starts
+    then. A cell that another sweep is running is skipped.
 
     Args:
-      begun: called with each cell as its process starts.
-      ended: called with each cell as its process ends, what became of it, and its seconds.
+      begun: called with each cell when its process starts.
+      ended: called with each cell, its state and its seconds when its process ends.
 
     Returns:
-      the number of the signal that came, or None.
+      the number of the signal that stopped the sweep, or None.
     """
     waiting = collections.deque(cells)
     running: list[_Running] = []
-    places = list(range(parallel))
+    slots = list(range(parallel))
     environment = _environment(folder, parallel)
-    with StopSignals() as interruption, _none_left(running):
-        told = False
-        while running or (waiting and interruption.signal is None):
-            if interruption.signal is not None and not told:
-                told = True
-                _signal_all(running, interruption.signal)
-            while waiting and places and interruption.signal is None:
-                started = _start(folder, waiting.popleft(), places[0], parallel, environment, ended)
+    with StopSignals() as signals, _terminating(running):
+        signalled = False
+        while running or (waiting and signals.signal is None):
+            if signals.signal is not None and not signalled:
+                signalled = True
+                _signal_all(running, signals.signal)
+            while waiting and slots and signals.signal is None:
+                started = _start(folder, waiting.popleft(), slots[0], parallel, environment, ended)
                 if started is not None:
-                    places.pop(0)
+                    slots.pop(0)
                     running.append(started)
                     begun(started.cell)
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_SECONDS)
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
-                places.append(each.place)
+                slots.append(each.slot)
                 ended(each.cell, _note_end(folder, each), time.monotonic() - each.began)
-    return interruption.signal
+    return signals.signal
 
 
 def _start(
-    folder: SweepFolder, cell: PlannedCell, place: int, parallel: int, environment: Mapping[str, str], ended: Tell
+    folder: SweepFolder, cell: PlannedCell, slot: int, parallel: int, environment: Mapping[str, str], ended: Tell
 ) -> _Running | None:
-    """The cell's process; None where another sweep has it, or its run folder cannot be made (which
-    is then how it ended).
+    """Starts the cell's process.
+
+    None where another sweep runs it, or where its run folder cannot be made: then it has failed.
     """
     files = folder.begin(cell.name)
     if files is None:
@@ -95,9 +93,9 @@ def _start(
             errors.close()
             ended(cell, folder.state(cell.name), 0.0)
             return None
-        # A group of its own: a Ctrl-C at the terminal reaches the sweep alone, which hands it on
-        # once.
-        with _on_cores(_share_of_cores(place, parallel)):
+        # In a process group of its own: Ctrl-C at the terminal reaches only the sweep, which passes
+        # it on once.
+        with _on_cores(_share_of_cores(slot, parallel)):
             process = subprocess.Popen(
                 [sys.executable, "-m", "mhsh.cli.main", "train", f"--workdir={run_folder.path}"],
                 stdin=subprocess.DEVNULL,
@@ -106,7 +104,7 @@ def _start(
                 env=dict(environment),
                 process_group=0,
             )
-        return _Running(cell, process, place, time.monotonic(), errors.tell())
+        return _Running(cell, process, slot, time.monotonic(), errors.tell())
 
 
 def _note_end(folder: SweepFolder, each: _Running) -> CellState:
@@ -125,8 +123,8 @@ def _signal_all(running: Sequence[_Running], number: int) -> None:
 
 
 @contextlib.contextmanager
-def _none_left(running: list[_Running]) -> Iterator[None]:
-    """Whatever ends this, no process goes on behind the sweep's back."""
+def _terminating(running: list[_Running]) -> Iterator[None]:
+    """Terminates the processes that still run at the end of the `with`, however it ends."""
     try:
         yield
     finally:
@@ -136,32 +134,31 @@ def _none_left(running: list[_Running]) -> Iterator[None]:
 
 
 def _environment(folder: SweepFolder, parallel: int) -> dict[str, str]:
-    """What the processes find: cells of one shape share what XLA compiles, unless the user has a
-    cache for all of jax.
-    """
-    # Unbuffered: a log can be followed, and a killed process's last lines are in it.
+    """The processes' environment. Cells share the sweep's XLA cache if the user has set none."""
+    # Unbuffered, so that logs can be followed and hold the last lines of a killed process.
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if not environment.get("JAX_COMPILATION_CACHE_DIR"):
         environment["JAX_COMPILATION_CACHE_DIR"] = str(private_cache(folder.path))
     if parallel > 1:
-        # By default the first process would take most of an accelerator's memory.
+        # By default the first process takes most of an accelerator's memory.
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{_DEVICE_MEMORY / parallel:.3f}")
     return environment
 
 
-def _share_of_cores(place: int, parallel: int) -> set[int]:
-    """Every parallel-th core; where there are fewer cores than places, one that several share.
-    Empty: this system cannot tell.
+def _share_of_cores(slot: int, parallel: int) -> set[int]:
+    """Every parallel-th core, or a shared core where there are fewer cores than slots.
+
+    Empty for one slot, and where the system has no CPU affinity.
     """
     if parallel == 1 or not hasattr(os, "sched_getaffinity"):
         return set()
     cores = sorted(os.sched_getaffinity(0))
-    return set(cores[place::parallel]) or {cores[place % len(cores)]}
+    return set(cores[slot::parallel]) or {cores[slot % len(cores)]}
 
 
 @contextlib.contextmanager
 def _on_cores(cores: set[int]) -> Iterator[None]:
-    """What is started meanwhile runs on these cores alone; an empty set changes nothing."""
+    """Processes started in the `with` run only on these cores; an empty set changes nothing."""
     if not cores:
         yield
         return

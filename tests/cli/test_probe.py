@@ -1,13 +1,8 @@
-"""`mhsh probe` as it is run: on a trained run and on fresh models, a table, a JSON and pictures;
-mistakes in one line.
-"""
+"""Tests of `mhsh probe` on a trained run and on fresh models: a table, a JSON and pictures."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -20,10 +15,12 @@ from mhsh.cli.main import main
 from mhsh.training.restore import load_for_inference
 from tests.conftest import ROOT
 
-ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 TINY = [
     "--config=configs/bert.py:2l8h",
     "--config.model.vocab_size=512",
+    "--config.model.embed_dim=16",
+    "--config.model.head_dim=2",
+    "--config.model.mlp_dim=16",
     "--config.data.sequence_length=32",
     "--config.data.validation_fraction=0.2",
 ]
@@ -49,15 +46,9 @@ def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--config.train.eval_batches=1",
         f"--workdir={folder}",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "mhsh.cli.main", "train", *settings],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert main(["train", *settings]) == 0
     return folder
 
 

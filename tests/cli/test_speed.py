@@ -30,7 +30,7 @@ def test_all_files_from_the_command_line(measure: Measure, tmp_path: Path) -> No
     names = ["page.csv", "page.html", "page_lines.png", "page_lines.svg", "page_map.png", "page_map.svg"]
     assert sorted(path.name for path in out.parent.iterdir()) == names
     before = {path.name: path.read_bytes() for path in out.parent.iterdir()}
-    assert "at 2 of 6 settings, slower at 2, not told apart at 2" in " ".join(done.stdout.split())
+    assert "at 2 of 6 settings, slower at 2, with no significant difference at 2" in " ".join(done.stdout.split())
     assert run([arguments[1], arguments[2]], str(out)) == 0  # its own former files are replaced
     assert {path.name: path.read_bytes() for path in out.parent.iterdir()} == before
 

@@ -1,6 +1,4 @@
-"""Tests of `mhsh sweep`: the plan, and sweeps of real processes that finish, diverge, fail, are
-killed and go on.
-"""
+"""Tests of `mhsh sweep`: the plan, and cells in processes that finish, diverge, fail or stop."""
 
 from __future__ import annotations
 
@@ -41,6 +39,11 @@ CONFIG = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.txt"
@@ -51,10 +54,6 @@ def corpus(tmp_path: Path) -> Path:
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "mhsh.cli.main", "sweep", *CONFIG, *arguments]
-
-
-def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def states(folder: Path) -> list[str]:
@@ -105,27 +104,26 @@ def test_a_config_is_needed(capsys, tmp_path):
     assert "needs --config" in capsys.readouterr().err
 
 
-def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path):
+def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, capsys):
+    """The sweep runs in this process, its cells in theirs."""
     folder, missing = tmp_path / "s", tmp_path / "missing.txt"
-    axes = ["--axes", f"source=text:{corpus},text:{missing}", "lr=1e-3,1e38", f"--workdir={folder}"]
+    axes = ["sweep", *CONFIG, "--axes", f"source=text:{corpus},text:{missing}", "lr=1e-3,1e38", f"--workdir={folder}"]
     # One host's share: the first and the third cell.
-    first = sweep(*axes, "--cells=1/2")
-    assert first.returncode == 2, first.stderr
+    assert main([*axes, "--cells=1/2"]) == 2
     assert states(folder) == [FINISHED, WAITING, FAILED, WAITING]
-    assert "1 cells have failed; --retry tries them again" in first.stdout
+    assert "1 cells have failed; --retry tries them again" in capsys.readouterr().out
     there = SweepFolder(folder)
     names = [cell.name for cell in there.read_plan().cells]
     assert str(missing) in there.state(names[2]).reason
     html = (folder / "sweep.html").read_text(encoding="utf-8")
     assert "1 failed, 2 not run" in html and f"{names[2]} failed: exit status 2: mhsh: " in html
-    # The other host's, both of its cells at once; what failed is mended meanwhile.
+    # The other host's share, both cells at once. Meanwhile the missing file is written.
     missing.write_bytes(corpus.read_bytes())
     metrics = there.run_folder(names[0]).path / "metrics.jsonl"
     before = metrics.read_bytes()
-    second = sweep(*axes, "--parallel=2", "--cells=2/2")
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert states(folder) == [FINISHED, GAVE_UP, FAILED, GAVE_UP]  # a failed cell waits until it is asked for
-    assert sweep(*axes, "--retry").returncode == 0
+    assert main([*axes, "--parallel=2", "--cells=2/2"]) == 0
+    assert states(folder) == [FINISHED, GAVE_UP, FAILED, GAVE_UP]  # a failed cell is only tried again with --retry
+    assert main([*axes, "--retry"]) == 0
     assert states(folder) == [FINISHED, GAVE_UP, FINISHED, GAVE_UP]
     assert metrics.read_bytes() == before
     figures = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
@@ -138,7 +136,7 @@ def _children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def test_a_sweep_that_is_killed_and_one_that_is_stopped_go_on(corpus, tmp_path):
+def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     folder = tmp_path / "s"
     long = ["--config.train.num_steps=3000", "--config.train.checkpoint_interval=20"]
     arguments = [*long, f"--config.data.source=text:{corpus}", "--axes", "seed=0,1", f"--workdir={folder}"]
@@ -151,7 +149,7 @@ def test_a_sweep_that_is_killed_and_one_that_is_stopped_go_on(corpus, tmp_path):
     (child,) = _children(killed.pid)
     killed.kill()
     killed.communicate()
-    # Its cell goes on, and nobody else touches that.
+    # Its cell goes on, and no other sweep touches it.
     assert states(folder) == [RUNNING, WAITING]
     os.kill(child, signal.SIGKILL)
     while states(folder)[0] == RUNNING:

@@ -26,7 +26,7 @@ def picture(document: Document, kind: str) -> bytes:
     handles, labels = axes.get_legend_handles_labels()
     legend = figure.legend(handles, [""] * len(labels), loc="outside lower center", ncols=2, handlelength=4)
     for entry, label in zip(legend.get_texts(), labels, strict=True):
-        # Set afterwards and unparsed: a run's name may hold dollar signs.
+        # Set afterwards, so that dollar signs are not parsed as formulas.
         entry.set_parse_math(False)
         entry.set_text(textwrap.fill(label.removeprefix(" "), 60))
     return figure_bytes(figure, kind, AUTHOR)
@@ -35,7 +35,7 @@ def picture(document: Document, kind: str) -> bytes:
 def _line(axes: Axes, index: int, label: str, x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> None:
     style = curve_style(index)
     every = max(1, len(x) // 12)
-    # The space in front: matplotlib leaves labels that begin with an underscore out.
+    # The space in front: matplotlib ignores labels that begin with an underscore.
     axes.plot(
         x, y, color=style.color, linestyle=style.linestyle, marker=style.marker, markersize=5, markevery=every, label=f" {label}"
     )
@@ -49,7 +49,7 @@ def _finish(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def _stacks(document: Document, key: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Label and figures of every stack of every model."""
+    """Label and numbers of every stack of every model."""
     for model in document["models"]:
         found = model["result"] if key is None else model["result"][key]
         for stack, figures in found.items():
@@ -57,7 +57,7 @@ def _stacks(document: Document, key: str | None = None) -> Iterator[tuple[str, d
 
 
 def _in_depth_order(figures: dict[str, Any], names: Sequence[str]) -> np.ndarray:
-    """Of a list a sublayer, one list in the order of the stream."""
+    """One list in the order of the stream, from a list for each sublayer."""
     return np.stack([np.asarray(figures[name], float) for name in names], axis=1).reshape(-1)
 
 
@@ -80,7 +80,7 @@ def _dependency(figure: Figure, document: Document) -> None:
         "depth (1: the last sublayer)",
         "1: an equal share",
     )
-    _finish(grown, "what has been put there up to this depth", "depth (0: what entered the stack)", "share of the variance")
+    _finish(grown, "share added up to this depth", "depth (0: what entered the stack)", "share of the variance")
 
 
 def _gradients(figure: Figure, document: Document) -> None:
@@ -114,7 +114,7 @@ def _coverage(figure: Figure, document: Document) -> None:
             index += 1
     _finish(single, "one head, on average (thin: its layer's mean over heads)", "heads passed", "effective number of positions")
     _finish(
-        rolled, "attention rollout through the stack (dotted: what may be seen)", "heads passed", "effective number of positions"
+        rolled, "attention rollout through the stack (dotted: visible positions)", "heads passed", "effective number of positions"
     )
     for axes in (single, rolled):
         axes.set_ylim(bottom=0)

@@ -60,7 +60,7 @@ class ShapePair:
     device: str
     shallow: str
     deep: str  # the one with fewer heads a layer
-    ratios: Mapping[Setting, Interval]  # time of the shallow one over that of the deep one; above 1 the deep one is faster
+    ratios: Mapping[Setting, Interval]  # time of the shallow one over that of the deep one; above 1 the deep shape is faster
 
     @property
     def batches(self) -> list[int]:

@@ -1,6 +1,4 @@
-"""Device-hours to a target: the steps that a run took to reach a loss, times the step of that shape
-and batch in a bench file.
-"""
+"""Device-hours to a target loss: a run's steps to it, times the step time of a bench file."""
 
 from __future__ import annotations
 
@@ -23,15 +21,13 @@ from mhsh.report.speed.comparison import Measurement
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one run's way to the target costs on the device of one bench file, or why that is not
-    known.
-    """
+    """Device-hours of one run to the target on one benched device, or why they are not known."""
 
     run: str
     shape: str | None
     device: str | None
     steps: float | None
-    at_most: bool  # whether the target was reached before the first validation, whose step `steps` then is
+    at_most: bool  # whether `steps` is an upper bound: the target was reached before the first validation
     step: Interval | None  # seconds
     hours: Interval | None  # device-hours; the interval is that of the step's time alone
     remark: str | None  # fields in which run and bench differ
@@ -39,11 +35,9 @@ class Cost:
 
 
 def steps_to_target(steps: np.ndarray, losses: np.ndarray, target: float) -> tuple[float, bool] | None:
-    """The step at which the validation loss reaches `target`, by TARGET_RULE of
-    mhsh.report.compare.targets; None where it never does.
+    """The step at which the validation loss reaches `target`, by targets.TARGET_RULE, or None.
 
-    The flag is True where there is no finite loss before it to start the line from: the
-    evaluation's own step is then the most it can have been.
+    The flag is True where no finite loss comes before it: the step is then an upper bound.
     """
     step = crossing(steps, losses, target)
     if math.isnan(step):
@@ -53,9 +47,7 @@ def steps_to_target(steps: np.ndarray, losses: np.ndarray, target: float) -> tup
 
 
 def costs(runs: Sequence[Run], rows: Sequence[Measurement], target: float) -> list[Cost]:
-    """A cost for every run on every device that its shape and batch were measured on, and a refusal
-    for every other run.
-    """
+    """A Cost for every run and device with its shape and batch; a refusal for every other run."""
     benches = [row for row in rows if row.kind == "train" and row.result.implementation == "mhsh"]
     return [cost for run in runs for cost in _costs_of(run, benches, target)]
 

@@ -1,6 +1,4 @@
-"""Speed against shape in pictures: maps of which shape is faster, and lines of time, throughput and
-memory with their intervals.
-"""
+"""Pictures of speed: maps of which shape is faster; time, throughput and memory with intervals."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ from mhsh.report.render.figure_files import figure_bytes
 from mhsh.report.render.styles import curve_style
 from mhsh.report.speed.comparison import Measurement, Setting, ShapePair, Speed, crossings, verdict
 from mhsh.report.speed.cost import Cost
-from mhsh.report.speed.findings import HOW_TO_READ, MARK, kind_name, pair_title, times
+from mhsh.report.speed.findings import HOW_TO_READ, MARK, format_ratio, kind_name, pair_title
 
-# Pale enough for black numbers, and of different lightness than white for an eye without colour.
+# Pale enough for black numbers, and darker than white for readers who do not see colours.
 _SHALLOW, _DEEP = "#F0A36B", "#7FB4DC"
 _MAP_COLORS = LinearSegmentedColormap.from_list("speed", [_SHALLOW, "#FFFFFF", _DEEP])
 _SATURATED = math.log(2)  # a ratio of 2 either way has the full colour
@@ -33,8 +31,8 @@ _COLUMNS = 3  # of panels in one picture
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
-    """One shape in a panel of lines."""
+class PanelLine:
+    """The line of one shape in a panel."""
 
     shape: int  # its place among the report's shapes
     sizes: Sequence[int]
@@ -45,15 +43,15 @@ class Line:
 class Panel:
     """One quantity against the batch or the length."""
 
-    group: str  # its kind, and the length (or batch) that all of its lines have
+    group: str  # kind, device, and the length (or batch) of all its lines
     size_name: str  # batch or length
     quantity: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[PanelLine, ...]
 
 
 def panels(speed: Speed) -> list[Panel]:
-    """All panels of lines, those of one kind, device and length (or batch) beside each other."""
+    """All panels; those of one kind, device and length (or batch) follow each other."""
     found = []
     for kind, device in dict.fromkeys((row.kind, row.device) for row in speed.rows):
         measured = {shape: speed.first(kind, device, shape) for shape in speed.shapes}
@@ -89,13 +87,13 @@ def _lines(
     varied: int,
     kept: int,
     value: Callable[[Measurement], Interval | None],
-) -> tuple[Line, ...]:
+) -> tuple[PanelLine, ...]:
     lines = []
     for index, shape in enumerate(shapes):
         points = {s[varied]: value(row) for s, row in sorted(measured[shape].items()) if s[1 - varied] == kept}
         there = {size: interval for size, interval in points.items() if interval is not None}
         if there:
-            lines.append(Line(index, list(there), list(there.values())))
+            lines.append(PanelLine(index, list(there), list(there.values())))
     return tuple(lines)
 
 
@@ -138,20 +136,18 @@ def _draw_cell(axes: Axes, x: int, y: int, ratio: Interval, name: str) -> None:
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="///", edgecolor="#999999", linewidth=0))
     frame = dict(facecolor="#FFFFFF", edgecolor="none", pad=1.2, alpha=0.9) if unclear else None
     big = dict(ha="center", va="bottom", fontsize=11, fontweight="normal" if unclear else "bold", bbox=frame)
-    axes.text(x, y + 0.02, times(ratio.median), zorder=4, **big)
+    axes.text(x, y + 0.02, format_ratio(ratio.median), zorder=4, **big)
     small = dict(ha="center", va="top", fontsize=7.5, bbox=frame)
-    axes.text(x, y - 0.08, f"{times(ratio.low)} to {times(ratio.high)}", zorder=4, **small)
+    axes.text(x, y - 0.08, f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}", zorder=4, **small)
 
 
 def _draw_crossing(axes: Axes, pair: ShapePair, ratios: np.ndarray) -> None:
-    """The line of equal time, between the cells' middles, where the logarithm of the ratio is
-    linear.
-    """
+    """The line of equal time; between measured settings the logarithm of the ratio is linear."""
     style = dict(color="#000000", linewidth=2.5, zorder=3)
     halo = [patheffects.withStroke(linewidth=4.5, foreground="#FFFFFF")]
     if min(ratios.shape) > 1:
         if np.nanmin(ratios) < 0 < np.nanmax(ratios):
-            # Cells as wide as drawn: the line goes on to the edges of the outer ones.
+            # The line continues to the edges of the outer squares.
             places = [np.array([-0.5, *range(size), size - 0.5]) for size in ratios.shape]
             whole = np.ma.masked_invalid(np.pad(ratios, 1, mode="edge"))
             contour = axes.contour(places[1], places[0], whole, levels=[0.0], colors="#000000", linewidths=2.5, zorder=3)
@@ -184,14 +180,14 @@ def line_picture(chosen: Sequence[Panel], shapes: Sequence[str], kind: str) -> b
         [by_shape[str(index)] for index in drawn], [str(index) for index in drawn], loc="outside lower center", handlelength=4
     )
     for entry, index in zip(legend.get_texts(), drawn, strict=True):
-        # Set afterwards and unparsed: a label may hold dollar signs.
+        # Set afterwards, so that dollar signs are not parsed as formulas.
         entry.set_parse_math(False)
         entry.set_text(textwrap.fill(shapes[index], 60))
     return figure_bytes(figure, kind, MARK)
 
 
 def panel_picture(panel: Panel) -> bytes:
-    """One panel alone as an `svg`; the page names its group and has the legend."""
+    """One panel as an `svg`, without legend: the page has that."""
     figure, axes = _grid(1, 1, 4.6, 3.3)
     _draw_lines(axes[0], panel)
     _title(axes[0], panel.quantity)
@@ -201,7 +197,7 @@ def panel_picture(panel: Panel) -> bytes:
 def _draw_lines(axes: Axes, panel: Panel) -> None:
     for place, line in enumerate(panel.lines):
         style = curve_style(line.shape)
-        # Beside each other, so that one interval does not hide the other.
+        # Side by side, so that no interval hides another.
         shift = 1.02 ** (place - (len(panel.lines) - 1) / 2)
         middle = np.array([value.median for value in line.values])
         spread = [[v.median - v.low for v in line.values], [v.high - v.median for v in line.values]]
@@ -232,9 +228,7 @@ def _draw_lines(axes: Axes, panel: Panel) -> None:
 
 
 def cost_picture(costs: Sequence[Cost], target: float, kind: str) -> bytes:
-    """The device-hours of every run that has some, with the interval of the step's time; as a `png`
-    or an `svg`.
-    """
+    """Device-hours of the runs that have some, with intervals; as a `png` or an `svg`."""
     drawn = [(cost, cost.hours) for cost in costs if cost.hours is not None]
     figure = Figure(figsize=(6, 1.2 + 0.45 * len(drawn)), dpi=120, layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""The cells of a sweep, loaded for its report: what each came to, in numbers and in one word."""
+"""The cells of a sweep for its report: their numbers, and a verdict in one word."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mhsh.report.runs.summary import Summary, summarize
 from mhsh.sweep.axes import SEEDS, Axis, Value
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, CellState, PlannedCell, SweepFolder
 
-# What a cell is called. The other words are the states of a cell that has not ended: failed,
-# running, stopped, not run.
+# Verdicts, beside DIVERGED. A cell that has not ended has its state as verdict: failed, running,
+# stopped, not run.
 CONVERGED = "converged"
 PLATEAUED = "plateaued"
 UNKNOWN = "not known"
@@ -27,16 +27,14 @@ VERDICT_RULES = (
     "finite.",
     PLATEAU_RULE,
     SMOOTHING_RULE,
-    "A cell that failed ended for another reason, which is shown; it says nothing of its setting. One that is running, stopped or "
-    "not run has no verdict yet.",
+    "A cell that failed ended for another reason, which is shown; it says nothing about its setting. One that is running, stopped "
+    "or not run has no verdict yet.",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class SweptCell:
-    """One cell: as planned, what has become of it, and its numbers (None where it has not logged
-    anything).
-    """
+    """One cell: its plan, its state, and its numbers (None where it has logged nothing)."""
 
     plan: PlannedCell
     state: CellState
@@ -44,9 +42,7 @@ class SweptCell:
 
     @property
     def verdict(self) -> str:
-        """CONVERGED, PLATEAUED, DIVERGED or UNKNOWN by VERDICT_RULES where the cell has ended; else
-        its state.
-        """
+        """CONVERGED, PLATEAUED, DIVERGED or UNKNOWN by VERDICT_RULES; its state before its end."""
         if self.state.kind == GAVE_UP:
             return DIVERGED
         if self.state.kind != FINISHED:
@@ -61,9 +57,7 @@ class SweptCell:
 
     @property
     def final_loss(self) -> float | None:
-        """The validation loss after the last step; None where that step was not reached, or the
-        loss is not finite.
-        """
+        """The validation loss after the last step; None if not reached or not finite."""
         point = self.summary.final_validation if self.summary and self.state.kind == FINISHED else None
         return point.loss if point and math.isfinite(point.loss) else None
 
@@ -73,13 +67,13 @@ class SweptCell:
         return tuple(value for path, value in self.plan.settings.items() if path in SEEDS)
 
     def without(self, *paths: str) -> Mapping[str, Value]:
-        """Its settings but for the seeds and those axes."""
+        """Its settings without the seeds and those axes."""
         return {path: value for path, value in self.plan.settings.items() if path not in (*SEEDS, *paths)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A sweep as its report sees it."""
+    """A sweep with the results of its cells."""
 
     axes: tuple[Axis, ...]
     cells: tuple[SweptCell, ...]  # in the plan's order

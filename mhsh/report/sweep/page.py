@@ -1,23 +1,21 @@
-"""sweep.html: one static file without scripts, in which every string from a run or a plan is
-escaped.
-"""
+"""sweep.html: one file without scripts that opens without a network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 from mhsh.report.compare.run_columns import COLUMNS
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE
 from mhsh.report.render.format import format_list
+from mhsh.report.render.html import render_page
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.sanitize import sanitize
-from mhsh.report.render.static_page import SCROLLING, bullets, picture, section, static_page, table
+from mhsh.report.render.table import Table
 from mhsh.report.sweep.cells import VERDICT_RULES, Sweep, SweptCell
-from mhsh.report.sweep.quality import QUALITY_RULE, Point, Quality, claims, difference_in_words, in_words
-from mhsh.report.sweep.stability_map import LETTERS, SQUARE_RULE, Grid, Square
+from mhsh.report.sweep.quality import QUALITY_RULE, Quality, QualityPoint, claims, format_difference, format_quality
+from mhsh.report.sweep.stability_map import LETTERS, SQUARE_RULE, Grid
 
-# Of the columns that runs have in `mhsh compare`; the first ones here are the settings.
+# Columns of runs as in `mhsh compare`; here the settings come before them.
 _COLUMNS = (
     "shape",
     "validation loss, final",
@@ -29,22 +27,34 @@ _COLUMNS = (
 )
 
 
-def render(sweep: Sweep, found: Sequence[Quality], grids: Sequence[Grid], pictures: Mapping[str, bytes]) -> bytes:
+def render(sweep: Sweep, qualities: Sequence[Quality], grids: Sequence[Grid], pictures: Mapping[str, bytes]) -> bytes:
     """The page as UTF-8. `pictures` are PNGs of quality by axis path."""
-    parts = (
-        bullets([_counts(sweep), *(claim for quality in found for claim in claims(quality)), *(grid.summary() for grid in grids)]),
-        *(_quality_section(quality, pictures[quality.axis.path]) for quality in found),
-        _map_section(grids) if grids else "",
-        _cells_section(sweep),
-        section("Problems", bullets(sweep.problems, "problems")) if sweep.problems else "",
-        section("Rules", bullets([*VERDICT_RULES, *_rules(found, grids)], "small")),
+    shown = {square.verdict for grid in grids for square in grid.squares.values()}
+    return render_page(
+        "sweep/page.html",
+        title=f"Sweep over {format_list([sanitize(axis.name) for axis in sweep.axes])}",
+        author=MARK,
+        style_sheets=("render/page.css", "sweep/page.css"),
+        claims=[
+            _counts(sweep),
+            *(claim for quality in qualities for claim in claims(quality)),
+            *(grid.summary() for grid in grids),
+        ],
+        qualities=[
+            {"axis": sanitize(quality.axis.name), "png": pictures[quality.axis.path], "table": _quality_table(quality)}
+            for quality in qualities
+        ],
+        grids=grids,
+        letters=LETTERS,
+        shown_letters={verdict: letter for verdict, letter in LETTERS.items() if verdict in shown},
+        cells=_cells_table(sweep),
+        problems=sweep.problems,
+        rules=[
+            *VERDICT_RULES,
+            *([SQUARE_RULE] if grids else []),
+            *([QUALITY_RULE, INTERVAL_RULE, DIFFERENCE_RULE] if qualities else []),
+        ],
     )
-    title = f"Sweep over {format_list([sanitize(axis.name) for axis in sweep.axes])}"
-    return static_page(title, MARK, ("render/page.css", "sweep/page.css"), parts)
-
-
-def _rules(found: Sequence[Quality], grids: Sequence[Grid]) -> list[str]:
-    return [SQUARE_RULE] * bool(grids) + [QUALITY_RULE, INTERVAL_RULE, DIFFERENCE_RULE] * bool(found)
 
 
 def _counts(sweep: Sweep) -> str:
@@ -52,87 +62,33 @@ def _counts(sweep: Sweep) -> str:
     return f"{len(sweep.cells)} cells: {', '.join(counted)}"
 
 
-def _quality_section(quality: Quality, png: bytes) -> str:
+def _quality_table(quality: Quality) -> Table:
     name = sanitize(quality.axis.name)
-    several = bool(quality.lines[0].label)
-    headings = [
-        *["setting"] * several,
-        name,
-        "final validation loss",
-        f"against {name} = {quality.axis.values[0]}",
-        "not in the mean",
+    columns = ["setting", name, "final validation loss", f"against {name} = {quality.axis.values[0]}", "not in the mean"]
+    rows = [
+        [line.label, str(point.value), format_quality(point), _difference(point, quality), "; ".join(point.missing)]
+        for line in quality.lines
+        for point in line.points
     ]
-    rows = []
-    for line in quality.lines:
-        for point in line.points:
-            cells = [
-                *[line.label] * several,
-                str(point.value),
-                in_words(point),
-                _difference(point, quality),
-                "; ".join(point.missing),
-            ]
-            rows.append(cells)
-    text = f"Final validation loss against {name}; its numbers are in the table below"
-    content = f"{picture(png, 'image/png', text)}\n{table(headings, rows, f'Quality against {name}')}"
-    return section(f"Quality against {name}", content)
+    first = 0 if quality.lines[0].label else 1  # no other axes: no settings
+    return Table(columns[first:], [row[first:] for row in rows])
 
 
-def _difference(point: Point, quality: Quality) -> str:
+def _difference(point: QualityPoint, quality: Quality) -> str:
     if point.against_first is None:
         return "the first value" if point.value == quality.axis.values[0] else ""
-    return difference_in_words(point.against_first)
+    return format_difference(point.against_first)
 
 
-def _map_section(grids: Sequence[Grid]) -> str:
-    shown = {square.verdict for grid in grids for square in grid.squares.values()}
-    legend = "".join(
-        f'<li><span class="key {_square_class(verdict)}"><span class="plate letter">{letter}</span></span>{escape(verdict)}</li>'
-        for verdict, letter in LETTERS.items()
-        if verdict in shown
-    )
-    maps = "\n".join(map(_grid, grids))
-    return section(
-        "Stability map: learning rate against depth", f'<ul class="legend">{legend}</ul>\n<div class="maps">{maps}</div>'
-    )
-
-
-def _grid(grid: Grid) -> str:
-    headings = "".join(f'<th scope="col">{rate:g}</th>' for rate in grid.learning_rates)
-    rows = []
-    for depth in reversed(grid.depths):  # the deepest on top, as in the picture
-        squares = "".join(_square(grid.squares.get((rate, depth))) for rate in grid.learning_rates)
-        rows.append(f'<tr><th scope="row">{depth} layers</th>{squares}</tr>')
-    title = escape(grid.title)
-    return (
-        f'<div class="scroll" {SCROLLING} aria-label="{title}"><table class="map"><caption>{title}</caption>'
-        f'<thead><tr><th scope="col">learning rate</th>{headings}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
-
-
-def _square(square: Square | None) -> str:
-    if square is None:
-        return "<td></td>"
-    words = "<br>".join(escape(text) for text in (square.verdict, square.figure, square.share) if text)
-    plate = f'<span class="plate"><span class="letter">{LETTERS[square.verdict]}</span> {words}</span>'
-    return f'<td class="{_square_class(square.verdict)}">{plate}</td>'
-
-
-def _square_class(verdict: str) -> str:
-    return f"square-{verdict.replace(' ', '-')}"
-
-
-def _cells_section(sweep: Sweep) -> str:
-    headings = [*(sanitize(axis.name) for axis in sweep.axes), "verdict", *_COLUMNS]
-    rows = [_cell_texts(cell) for cell in sweep.cells]
-    note = '<p class="small">Losses are in nats per predicted token. Device time is training time without compilation.</p>'
-    return section("All cells", table(headings, rows, "All cells") + note)
+def _cells_table(sweep: Sweep) -> Table:
+    columns = [*(sanitize(axis.name) for axis in sweep.axes), "verdict", *_COLUMNS]
+    return Table(columns, [_cell_texts(cell) for cell in sweep.cells])
 
 
 def _cell_texts(cell: SweptCell) -> list[str]:
     columns = dict(COLUMNS)
     reason = f": {sanitize(cell.state.reason)}" if cell.state.reason else ""
     model = cell.plan.config.model
-    figures = [columns[name](cell.summary) if cell.summary else "" for name in _COLUMNS[1:]]
+    numbers = [columns[name](cell.summary) if cell.summary else "" for name in _COLUMNS[1:]]
     settings = [sanitize(str(value)) for value in cell.plan.settings.values()]
-    return [*settings, cell.verdict + reason, f"{model.num_layers}L x {model.num_heads}H", *figures]
+    return [*settings, cell.verdict + reason, f"{model.num_layers}L x {model.num_heads}H", *numbers]

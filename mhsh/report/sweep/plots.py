@@ -1,6 +1,4 @@
-"""A sweep's pictures for papers, PNG and SVG by matplotlib: quality against an axis, and the
-stability map.
-"""
+"""A sweep's pictures as PNG and SVG: quality against an axis, and the stability map."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ _SQUARES = {CONVERGED: ("#BFE5D6", ""), PLATEAUED: ("#F7DDA0", "//"), DIVERGED: 
 
 
 def quality_picture(quality: Quality, kind: str) -> bytes:
-    """The mean final validation loss with 95 % intervals against the axis, a line a setting of the
-    others, as a `png` or an `svg`; each seed is a dash.
+    """Mean final validation loss with 95 % intervals against the axis, as a `png` or an `svg`.
+
+    There is a line for each setting of the other axes, and a dash for each seed.
     """
     figure = Figure(figsize=(7.5, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
@@ -48,7 +47,7 @@ def quality_picture(quality: Quality, kind: str) -> bytes:
     if quality.lines[0].label:
         legend = figure.legend(loc="outside lower center", ncols=2, handlelength=4)
         for text, line in zip(legend.get_texts(), quality.lines, strict=True):
-            # Set afterwards and unparsed: a setting may hold dollar signs.
+            # Set afterwards, so that dollar signs are not parsed as formulas.
             text.set_parse_math(False)
             text.set_text(textwrap.fill(line.label, 60))
     axes.set_xlabel(quality.axis.name)

@@ -1,6 +1,4 @@
-"""Quality against an axis of a sweep: the mean final validation loss over seeds at each value, with
-intervals and differences.
-"""
+"""Quality against an axis of a sweep: mean final validation losses, intervals and differences."""
 
 from __future__ import annotations
 
@@ -14,29 +12,29 @@ from mhsh.sweep.axes import SEEDS, Axis, Value
 
 QUALITY_RULE = (
     "Quality is the validation loss after the last step, its mean over the seeds that reached it with a finite loss; where some "
-    "did not, it is told of how many the mean is, and a mean over the survivors flatters. Differences are against the axis's first "
-    "value, each looked at by itself: of many intervals some leave out zero by chance."
+    "did not, the number of seeds is given, and the mean over the others is too good. Differences are against the axis's first "
+    "value, each by itself: of many intervals, some exclude zero by chance."
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class QualityPoint:
     """One value of the axis on one line."""
 
     value: int | float
     quality: Estimate | None  # nats per predicted token; None where no seed reached the end
-    losses: tuple[float, ...]  # what that is the mean of
-    against_first: Estimate | None  # its difference to the first value of the axis; None there, or where either has no quality
+    losses: tuple[float, ...]  # the losses that it is the mean of
+    against_first: Estimate | None  # difference to the first value; None for that itself, and where either has no quality
     planned: int  # cells, a seed each
-    missing: tuple[str, ...]  # what became of those that are not in the mean
+    missing: tuple[str, ...]  # the verdicts of those that are not in the mean
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class QualityLine:
     """All values of the axis at one setting of the other axes."""
 
     label: str  # printable; empty where there is no other axis
-    points: tuple[Point, ...]  # in the axis's order
+    points: tuple[QualityPoint, ...]  # in the axis's order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,22 +42,18 @@ class Quality:
     """Quality against one axis."""
 
     axis: Axis
-    lines: tuple[Line, ...]
+    lines: tuple[QualityLine, ...]
 
 
 def qualities(sweep: Sweep, but: Sequence[str] = ()) -> tuple[Quality, ...]:
-    """Quality against each axis of numbers that has two values or more, seeds and the paths in
-    `but` left out.
-    """
+    """Quality against each numeric axis of several values, without seeds and the paths in `but`."""
     return tuple(
         _quality(sweep, axis) for axis in sweep.axes if axis.path not in (*SEEDS, *but) and len(axis.values) > 1 and _numeric(axis)
     )
 
 
 def claims(quality: Quality) -> list[str]:
-    """A line's words each: where the loss is lowest, and how each value compares with the first
-    one, and how sure that is.
-    """
+    """A sentence for each line: the lowest loss, and how each value compares with the first."""
     sentences = []
     for line in quality.lines:
         reached = [point for point in line.points if point.quality is not None]
@@ -67,16 +61,16 @@ def claims(quality: Quality) -> list[str]:
             continue
         best = min(reached, key=lambda point: point.quality.mean if point.quality else 0.0)
         where = f"{line.label}: " if line.label else ""
-        said = f"{where}lowest final validation loss at {quality.axis.name} = {best.value}: {in_words(best)}"
+        said = f"{where}lowest final validation loss at {quality.axis.name} = {best.value}: {format_quality(best)}"
         compared = [(point.value, point.against_first) for point in reached if point.against_first is not None]
-        against = [f"{value} is at {difference_in_words(estimated)}" for value, estimated in compared]
+        against = [f"{value} is at {format_difference(estimated)}" for value, estimated in compared]
         if against:
             said += f". Against {quality.axis.name} = {quality.axis.values[0]}: {'; '.join(against)}"
         sentences.append(said)
     return sentences
 
 
-def in_words(point: Point) -> str:
+def format_quality(point: QualityPoint) -> str:
     """`2.512 (95 % interval 2.498 to 2.526, 3 seeds)`."""
     if point.quality is None:
         return "no seed reached the end"
@@ -85,12 +79,12 @@ def in_words(point: Point) -> str:
     return f"{format_loss(point.quality.mean)} ({interval}{got})"
 
 
-def difference_in_words(estimated: Estimate) -> str:
+def format_difference(estimated: Estimate) -> str:
     """`-0.012 (-0.020 to -0.004), lower`."""
     if not estimated.has_interval:
-        return f"{estimated.mean:+.3f} (too few seeds to tell how sure)"
-    told = ("lower" if estimated.mean < 0 else "higher") if estimated.excludes_zero else "not told apart"
-    return f"{estimated.mean:+.3f} ({estimated.low:+.3f} to {estimated.high:+.3f}), {told}"
+        return f"{estimated.mean:+.3f} (too few seeds for an interval)"
+    words = ("lower" if estimated.mean < 0 else "higher") if estimated.excludes_zero else "no significant difference"
+    return f"{estimated.mean:+.3f} ({estimated.low:+.3f} to {estimated.high:+.3f}), {words}"
 
 
 def _seeds(number: int) -> str:
@@ -106,11 +100,11 @@ def _quality(sweep: Sweep, axis: Axis) -> Quality:
     for cell in sweep.cells:
         by_value = lines.setdefault(setting_words(cell.without(axis.path)), {value: [] for value in axis.values})
         by_value[cell.plan.settings[axis.path]].append(cell)
-    return Quality(axis, tuple(Line(label, _points(by_value)) for label, by_value in lines.items()))
+    return Quality(axis, tuple(QualityLine(label, _points(by_value)) for label, by_value in lines.items()))
 
 
-def _points(by_value: Mapping[Value, Sequence[SweptCell]]) -> tuple[Point, ...]:
-    places: dict[tuple[Value, ...], int] = {}  # a seed's number, whatever and however many its axes are
+def _points(by_value: Mapping[Value, Sequence[SweptCell]]) -> tuple[QualityPoint, ...]:
+    places: dict[tuple[Value, ...], int] = {}  # a number for each combination of seeds
     losses: list[dict[int, float]] = []
     for cells in by_value.values():
         placed = {places.setdefault(cell.seeds, len(places)): cell.final_loss for cell in cells}
@@ -125,5 +119,5 @@ def _points(by_value: Mapping[Value, Sequence[SweptCell]]) -> tuple[Point, ...]:
         )
         against = difference(reached, losses[0]) if index and reached and losses[0] else None
         losses_here = tuple(reached.values())
-        points.append(Point(value, estimate(losses_here) if reached else None, losses_here, against, len(cells), missing))
+        points.append(QualityPoint(value, estimate(losses_here) if reached else None, losses_here, against, len(cells), missing))
     return tuple(points)

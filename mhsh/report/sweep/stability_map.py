@@ -1,6 +1,4 @@
-"""The stability map of a sweep: learning rate against depth, a grid a residual scheme, each square
-by a written rule.
-"""
+"""The stability map of a sweep: learning rate against depth, a grid for each residual scheme."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from mhsh.report.sweep.cells import CONVERGED, PLATEAUED, UNKNOWN, Sweep, SweptC
 from mhsh.sweep.axes import DEPTH, HEADS_PER_LAYER, LEARNING_RATE, SCHEME, scheme_of
 from mhsh.sweep.folder import FAILED, RUNNING, STOPPED, WAITING
 
-# From the one that a square of several seeds shows first to the one it shows last, each with its
-# letter.
+# Verdicts and their letters. A square shows the first verdict that one of its seeds has.
 LETTERS = {
     DIVERGED: "D",
     PLATEAUED: "P",
@@ -30,8 +27,8 @@ LETTERS = {
 
 SQUARE_RULE = (
     "A square stands for one learning rate, depth and scheme over all its seeds. It shows the worst verdict among the seeds that "
-    "have ended (diverged before plateaued before converged), and of how many; only where none has ended does it show failed, "
-    "stopped, running or not run. Its figure is the mean of the final validation losses that are finite."
+    "have ended (diverged before plateaued before converged), and how many have it; where none has ended, it shows failed, "
+    "stopped, running or not run. Its number is the mean of the final validation losses that are finite."
 )
 
 
@@ -46,7 +43,7 @@ class Square:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The squares of one scheme (and of one value of whatever other axes there are)."""
+    """The squares of one scheme and one setting of all other axes."""
 
     title: str
     learning_rates: tuple[float, ...]  # the columns, ascending
@@ -61,18 +58,14 @@ class Grid:
 
 
 def map_axes(sweep: Sweep) -> tuple[str, str] | None:
-    """The paths of the map's axes, learning rate and depth; None where the sweep has no two values
-    of each.
-    """
+    """The paths of the map's axes, learning rate and depth; None without two values of each."""
     several = [axis.path for axis in sweep.axes if len(axis.values) > 1]
     depth = next((path for path in (DEPTH, HEADS_PER_LAYER) if path in several), None)
     return (LEARNING_RATE, depth) if depth and LEARNING_RATE in several else None
 
 
 def stability_map(sweep: Sweep) -> tuple[Grid, ...]:
-    """A grid for every scheme and setting of the other axes, in the plan's order; none where
-    `map_axes` finds no axes.
-    """
+    """A grid for every scheme and setting of the other axes; empty without `map_axes`."""
     axes = map_axes(sweep)
     if axes is None:
         return ()

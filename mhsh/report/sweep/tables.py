@@ -1,4 +1,4 @@
-"""A sweep's numbers as files: a row a cell as CSV, and everything that its page shows as JSON."""
+"""A sweep as CSV (a row a cell) and as JSON (everything that its page shows)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,19 @@ from mhsh.report.sweep.stability_map import SQUARE_RULE, Grid
 
 
 def as_csv(sweep: Sweep) -> bytes:
-    """A row a cell: its name and settings, what became of it, and its figures; what is not recorded
-    stays empty.
-    """
+    """A row a cell: its name, settings, state and numbers; empty where not recorded."""
     rows = [_row(cell) for cell in sweep.cells]
     return to_csv(Table(list(rows[0]), [list(row.values()) for row in rows]))
 
 
-def as_json(sweep: Sweep, found: Sequence[Quality], grids: Sequence[Grid]) -> bytes:
-    """The cells, quality against each axis, the squares of the map, and the rules; what is not
-    finite or not there is null.
-    """
+def as_json(sweep: Sweep, qualities: Sequence[Quality], grids: Sequence[Grid]) -> bytes:
+    """All that the page shows; null for what is missing or not finite."""
     fields = {
         "axes": {axis.path: list(axis.values) for axis in sweep.axes},
         "rules": [*VERDICT_RULES, QUALITY_RULE, SQUARE_RULE],
         "cells": [_row(cell) for cell in sweep.cells],
         "quality": [
-            {"axis": quality.axis.path, "lines": [dataclasses.asdict(line) for line in quality.lines]} for quality in found
+            {"axis": quality.axis.path, "lines": [dataclasses.asdict(line) for line in quality.lines]} for quality in qualities
         ],
         "stability_map": [
             {
@@ -51,9 +47,9 @@ def as_json(sweep: Sweep, found: Sequence[Quality], grids: Sequence[Grid]) -> by
 
 
 def _row(cell: SweptCell) -> dict[str, Any]:
-    found = cell.summary
+    summary = cell.summary
     model = cell.plan.config.model
-    final, best = (found.final_validation, found.best_validation) if found else (None, None)
+    final, best = (summary.final_validation, summary.best_validation) if summary else (None, None)
     return {
         "cell": cell.plan.name,
         **cell.plan.settings,
@@ -65,11 +61,11 @@ def _row(cell: SweptCell) -> dict[str, Any]:
         "final_validation_loss": final.loss if final else None,
         "best_validation_loss": best.loss if best else None,
         "best_validation_step": best.step if best else None,
-        "final_training_loss": found.final_train if found else None,
-        "steps": found.last_step if found else None,
-        "tokens": found.tokens if found else None,
-        "flops": found.flops if found else None,
-        "device_seconds": found.seconds if found else None,
+        "final_training_loss": summary.final_train if summary else None,
+        "steps": summary.last_step if summary else None,
+        "tokens": summary.tokens if summary else None,
+        "flops": summary.flops if summary else None,
+        "device_seconds": summary.seconds if summary else None,
         "planned_parameters": cell.plan.cost.get("parameters"),
         "planned_tokens": cell.plan.cost.get("tokens"),
         "planned_flops": cell.plan.cost.get("flops"),

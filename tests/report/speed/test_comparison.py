@@ -17,7 +17,8 @@ from mhsh.bench.intervals import Interval
 from mhsh.config.schema import Config
 from mhsh.report.speed import plots as plots
 from mhsh.report.speed.comparison import Crossing, Speed, crossings, read_speed, verdict
-from mhsh.report.speed.findings import finding, headline, to_csv, turning_points
+from mhsh.report.speed.findings import finding, headline, turning_points
+from mhsh.report.speed.table import to_csv
 from tests.report.speed_files import RATIOS, Spread, bench, candidate, two_shapes, write
 
 Shapes = dict[str, Config]
@@ -52,7 +53,7 @@ def test_crossings_by_hand(speed: Speed) -> None:
     # from 2 to 1/2 over four times the batch: half way in logarithms is twice the batch
     (at_32,) = crossings({batch: ratio for (batch, length), ratio in ratios.items() if length == 32})
     assert dataclasses.replace(at_32, at=round(at_32.at, 9)) == Crossing(2.0, False, 1, 4)
-    # from 5/4 to 4/5; the cell at 4 is not told apart, so that only 1 and 16 are certain
+    # from 5/4 to 4/5; 4 has no significant difference, so that only 1 and 16 are certain
     (at_128,) = crossings({batch: ratio for (batch, length), ratio in ratios.items() if length == 128})
     assert dataclasses.replace(at_128, at=round(at_128.at, 9)) == Crossing(8.0, False, 1, 16)
 
@@ -74,14 +75,14 @@ def test_where_lines_cross(ratios: dict[int, float], expected: list[tuple[float,
 
 def test_findings_in_words(speed: Speed) -> None:
     assert finding(speed.pairs[0]) == (
-        "Inference: 16L1H admin is faster than 2L8H admin at 2 of 6 settings, slower at 2, not told apart at 2"
+        "Inference: 16L1H admin is faster than 2L8H admin at 2 of 6 settings, slower at 2, with no significant difference at 2"
     )
     assert headline(speed) == finding(speed.pairs[0])
     assert turning_points(speed.pairs[0]) == [
         "At length 32, 2L8H admin overtakes 16L1H admin at batch 2 "
-        "(told apart: 16L1H admin up to batch 1 and 2L8H admin from batch 4 on).",
+        "(significant: 16L1H admin up to batch 1 and 2L8H admin from batch 4 on).",
         "At length 128, 2L8H admin overtakes 16L1H admin at batch 8 "
-        "(told apart: 16L1H admin up to batch 1 and 2L8H admin from batch 16 on).",
+        "(significant: 16L1H admin up to batch 1 and 2L8H admin from batch 16 on).",
     ]
 
 
@@ -151,7 +152,7 @@ def drawn(svg: bytes, name: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path or "")]
 
 
-def test_the_map_hatches_what_is_not_told_apart(speed: Speed) -> None:
+def test_the_map_hatches_what_is_not_significant(speed: Speed) -> None:
     svg = plots.map_picture(speed.pairs, "svg")
     assert len(re.findall(rb"fill: url\(#h", svg)) == 2
     assert drawn(svg, "crossing")

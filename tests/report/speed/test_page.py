@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_what_it_says(page: bytes) -> None:
     text = page.decode()
     for words in (
         "<h1>Speed in inference and training: 16L1H admin against 2L8H admin</h1>",
-        "Training: 16L1H admin is faster than 2L8H admin at 2 of 6 settings, slower at 2, not told apart at 2.",
+        "Training: 16L1H admin is faster than 2L8H admin at 2 of 6 settings, slower at 2, with no significant difference at 2.",
         "At length 32, 2L8H admin overtakes 16L1H admin at batch 2 ",
         "did not reach 2: its lowest validation loss is 2.900",
         "with a probability of 95.0% or more",
@@ -75,7 +76,7 @@ def test_the_policy_lets_its_own_style_pass_and_no_script(page: bytes) -> None:
     styles = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
     assert match and len(styles) == 1
     hashed = base64.b64encode(hashlib.sha256(styles[0].encode()).digest()).decode()
-    policy = match.group(1).replace("&#x27;", "'")
+    policy = html.unescape(match.group(1))
     assert policy == f"default-src 'none'; style-src 'sha256-{hashed}'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
