@@ -34,6 +34,7 @@ def profiled(tiny, make_batch, fresh):
     return config, params, batch, profile_under(config)(params, batch)
 
 
+@functools.cache
 def profile_under(config):
     """params, batch -> omega [L, 2] of the encoder, the only stack."""
     profile = jax.jit(functools.partial(profile_omega, config))
