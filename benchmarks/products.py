@@ -1,12 +1,11 @@
-"""The matrix products of one training step, alone: by XLA and by PyTorch, in turns.
+"""Times the matrix products of one training step by XLA and by PyTorch, in turns.
 
   python benchmarks/products.py --config=configs/bert.py:144l1h --config.train.batch_size=4
   --config.model.compute_dtype=float32
 
-What they take one after the other, by the library that XLA calls on this machine, stands beside
-what a whole step takes. A step may join products (query, key and value) or run two at once, which
-is not measured here. Needs the parity extra. Prints a Markdown
-table: milliseconds of one such product, medians, and their sum over the step.
+Their sum, one after the other, can be compared with the time of a whole step. A step may join
+products (query, key and value) or run two at once, which is not measured here. Needs the parity
+extra. Prints a Markdown table: the median time of each product, and the sum over the step.
 """
 
 from __future__ import annotations
@@ -67,9 +66,7 @@ def main() -> None:
 
 
 def products_of(config: Config) -> Iterator[Product]:
-    """Those of the layers of an encoder and of its masked-token output, forward and both
-    gradients.
-    """
+    """Those of the encoder's layers and of the masked-token output, forward and both gradients."""
     model, data = config.model, config.data
     length, batch = data.sequence_length, config.train.batch_size
     tokens, predicted = batch * length, batch * data.max_predictions
@@ -90,7 +87,7 @@ def products_of(config: Config) -> Iterator[Product]:
 
 
 def shapes(product: Product) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of both factors as they lie in memory."""
+    """Shapes of both factors in memory."""
     left, right = (product.rows, product.inner), (product.inner, product.columns)
     first, second = (left[::-1] if product.transposed == "tn" else left), (right[::-1] if product.transposed == "nt" else right)
     return ((product.batch, *first), (product.batch, *second)) if product.batch > 1 else (first, second)

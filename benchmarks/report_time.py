@@ -1,5 +1,4 @@
-"""How long `mhsh compare` takes to open many long runs: whole commands, from a cold process to the
-written files.
+"""Times `mhsh compare` on many long runs, from the start of the process to the written files.
 
   python benchmarks/report_time.py RUN... [--runs=20] [--rows=100000] [--rounds=5]
 
@@ -65,7 +64,7 @@ def write_run(folder: Path, models: list[Path], number: int, rows: int) -> Path:
 
 
 def row_at(step: int, last: dict[str, Any], noise: random.Random) -> dict[str, Any]:
-    """`last` as it would stand at another step."""
+    """The row `last` moved to another step."""
     share = step / last["step"]
     axes = {"tokens": round(last["tokens"] * share), "flops": last["flops"] * share, "seconds": last["seconds"] * share}
     return last | axes | {"step": step, "loss": 2 + 5 / math.sqrt(step) + 0.05 * noise.random()}

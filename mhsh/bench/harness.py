@@ -1,4 +1,4 @@
-"""Timing candidates in turns, A B A B: whatever else slows the machine down meets them all alike.
+"""Timing candidates in turns, A B A B, so that what slows down the machine affects all alike.
 
 A turn begins with a repetition that is not counted, so that what the others left in caches and
 memory is not charged to the candidate.
@@ -34,7 +34,7 @@ class Candidate:
     """Work that can be repeated, and what is known of it beside its time."""
 
     name: str  # config, against, or a peer: torch-eager
-    label: str  # the same for people
+    label: str  # for readers
     run: Callable[[int], None]  # so many repetitions; returns when the results are there
     work: int  # of one repetition: tokens, or programs (compile)
     baseline: str | None  # the candidate that its time is divided by

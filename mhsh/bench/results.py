@@ -27,7 +27,7 @@ class CandidateResult(Struct, kw_only=True):
     """One candidate in one setting."""
 
     name: str  # config, against, or a peer: torch-eager
-    label: str  # the same for people
+    label: str  # for readers
     baseline: str | None  # the candidate that its ratios are to; null for the first
     config: str  # whose shape and batch it has: config or against
     implementation: str  # mhsh, or the peer

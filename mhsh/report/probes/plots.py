@@ -1,4 +1,4 @@
-"""The pictures of `mhsh probe`, drawn from its JSON alone."""
+"""The pictures of `mhsh probe`, drawn from its JSON."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def _stacks(document: Document, key: str | None = None) -> Iterator[tuple[str, d
     """Label and numbers of every stack of every model."""
     for model in document["models"]:
         found = model["result"] if key is None else model["result"][key]
-        for stack, figures in found.items():
-            yield f"{model['name']}, {stack}" if len(found) > 1 else model["name"], figures
+        for stack, values in found.items():
+            yield f"{model['name']}, {stack}" if len(found) > 1 else model["name"], values
 
 
-def _in_depth_order(figures: dict[str, Any], names: Sequence[str]) -> np.ndarray:
+def _in_depth_order(values: dict[str, Any], names: Sequence[str]) -> np.ndarray:
     """One list in the order of the stream, from a list for each sublayer."""
-    return np.stack([np.asarray(figures[name], float) for name in names], axis=1).reshape(-1)
+    return np.stack([np.asarray(values[name], float) for name in names], axis=1).reshape(-1)
 
 
 def _depth(count: int) -> np.ndarray:
@@ -67,13 +67,11 @@ def _depth(count: int) -> np.ndarray:
 
 def _dependency(figure: Figure, document: Document) -> None:
     shares, grown = figure.subplots(1, 2)
-    for index, (label, figures) in enumerate(_stacks(document)):
-        names = [name for name in figures if name not in ("input", "biases")]
-        each = _in_depth_order(figures, names)
+    for index, (label, values) in enumerate(_stacks(document)):
+        names = [name for name in values if name not in ("input", "biases")]
+        each = _in_depth_order(values, names)
         _line(shares, index, label, _depth(len(each)), each * len(each))
-        _line(
-            grown, index, label, np.concatenate([[0], _depth(len(each))]), figures["input"] + np.concatenate([[0], each.cumsum()])
-        )
+        _line(grown, index, label, np.concatenate([[0], _depth(len(each))]), values["input"] + np.concatenate([[0], each.cumsum()]))
     _finish(
         shares,
         "share of the final residual stream, times the number of sublayers",
@@ -85,12 +83,12 @@ def _dependency(figure: Figure, document: Document) -> None:
 
 def _gradients(figure: Figure, document: Document) -> None:
     layers, parts = figure.subplots(1, 2)
-    for index, (label, figures) in enumerate(_stacks(document, "stacks")):
-        _line(layers, index, label, _depth(len(figures["layer"])), figures["layer"])
-        names = [name for name in figures if name not in ("layer", "joins")]
+    for index, (label, values) in enumerate(_stacks(document, "stacks")):
+        _line(layers, index, label, _depth(len(values["layer"])), values["layer"])
+        names = [name for name in values if name not in ("layer", "joins")]
         for name, alpha in zip(names, (1.0, 0.6, 0.3), strict=False):
             style = curve_style(index)
-            parts.plot(_depth(len(figures[name])), figures[name], color=style.color, linestyle=style.linestyle, alpha=alpha)
+            parts.plot(_depth(len(values[name])), values[name], color=style.color, linestyle=style.linestyle, alpha=alpha)
     _finish(layers, "gradient of the loss, norm in each layer", "depth (1: the last layer)", "norm")
     _finish(parts, "its sublayers (in the order of the stream: full, paler, palest)", "depth (1: the last layer)", "norm")
     for axes in (layers, parts):
@@ -101,16 +99,16 @@ def _coverage(figure: Figure, document: Document) -> None:
     single, rolled = figure.subplots(1, 2)
     index = 0
     for label, sublayers in _stacks(document):
-        for name, figures in sublayers.items():
+        for name, values in sublayers.items():
             full = f"{label}, {name}" if len(sublayers) > 1 else label
-            heads = np.asarray(figures["heads"], float)
+            heads = np.asarray(values["heads"], float)
             passed = np.arange(1, len(heads) + 1) * heads.shape[1]
             _line(single, index, full, passed, heads.mean(axis=1))
             if heads.shape[1] > 1:
-                single.plot(passed, figures["layers"], color=curve_style(index).color, linewidth=0.8)
-            if "rollout" in figures:
-                _line(rolled, index, full, passed, figures["rollout"])
-                rolled.axhline(figures["visible"], color="#7F7F7F", linestyle=":", linewidth=1.2)
+                single.plot(passed, values["layers"], color=curve_style(index).color, linewidth=0.8)
+            if "rollout" in values:
+                _line(rolled, index, full, passed, values["rollout"])
+                rolled.axhline(values["visible"], color="#7F7F7F", linestyle=":", linewidth=1.2)
             index += 1
     _finish(single, "one head, on average (thin: its layer's mean over heads)", "heads passed", "effective number of positions")
     _finish(
@@ -123,8 +121,8 @@ def _coverage(figure: Figure, document: Document) -> None:
 def _similarity(figure: Figure, document: Document) -> None:
     panels = figure.subplots(1, 2)
     for axes, key, title in zip(panels, ("cka", "cosine"), ("linear CKA", "cosine of a token, mean"), strict=True):
-        for index, (label, figures) in enumerate(_stacks(document)):
-            _line(axes, index, label, _depth(len(figures[key])), figures[key])
+        for index, (label, values) in enumerate(_stacks(document)):
+            _line(axes, index, label, _depth(len(values[key])), values[key])
         _finish(axes, f"residual stream before and after a layer: {title}", "depth (1: the last layer)", "1: the same")
 
 

@@ -24,7 +24,7 @@ class BenchFile:
     results: BenchResults
 
     def device_of(self, candidate: CandidateResult) -> str:
-        """The device in words (sanitize), with how many where there are several."""
+        """The device's name, sanitized, with the number of devices if there are several."""
         environment = self.results.environment
         device = environment["devices"]["kind"]
         if environment["devices"]["platform"] == "cpu":  # its kind is just "cpu"
@@ -38,10 +38,10 @@ class Measurement:
 
     file: str
     kind: str
-    device: str  # in words; of several, how many
+    device: str  # its name, with the number of devices if there are several
     batch: int
     length: int
-    shape: str  # sanitize; the same for the same model in every file, and different from every other model's
+    shape: str  # sanitized; the same for the same model in every file, and different from every other model's
     baseline: str | None  # the shape that result.time_ratio is to
     result: CandidateResult
     config: Mapping[str, Any]

@@ -37,7 +37,7 @@ class Square:
     """One square of a grid."""
 
     verdict: str  # a key of LETTERS
-    figure: str  # the loss in words; empty where no seed has ended
+    figure: str  # the formatted loss; empty where no seed has ended
     share: str  # `2 of 3 seeds` where the seeds disagree or some have not ended, else empty
 
 
