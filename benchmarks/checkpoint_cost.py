@@ -60,7 +60,7 @@ def timed(options: argparse.Namespace, interval: int) -> float:
     """Seconds from the first logged row of a run to its end."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) / "run"
-        command = [sys.executable, "-m", "mhsh.cli.main", "train", f"--config={options.config}", f"--workdir={workdir}"]
+        command = [sys.executable, "-m", "mhsh", "train", f"--config={options.config}", f"--workdir={workdir}"]
         command += [f"--config.train.num_steps={options.steps}", f"--config.train.checkpoint_interval={interval}"]
         command += ["--config.train.eval_interval=0", "--config.train.eval_batches=1"]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:

@@ -1,11 +1,12 @@
-"""The one exception that is meant for people: a mistake the user can mend."""
+"""The one exception for users: an error that they can correct."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """What is wrong, where, and what to do, in one line. `mhsh` prints it without a traceback and
-    exits with status 2.
+    """Says in one line what is wrong, where, and what to do.
+
+    `mhsh` prints it without a traceback and exits with status 2.
     """
 
     def __init__(self, message: str) -> None:

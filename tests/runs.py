@@ -41,7 +41,7 @@ CONFIG = [
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "mhsh.cli.main", *arguments]
+    return [sys.executable, "-m", "mhsh", *arguments]
 
 
 def mhsh(*arguments: str) -> subprocess.CompletedProcess[str]:

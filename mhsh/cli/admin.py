@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
+from collections.abc import Sequence
 
-import jax
 import numpy as np
 from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
+from mhsh.cli.flags import add_configs
 from mhsh.config.schema import Config
-from mhsh.data.batches import prefetched
-from mhsh.data.load import load_corpus
-from mhsh.models.admin import read_omega
-from mhsh.models.build import build_model
-from mhsh.models.types import SUBLAYERS, in_stack_order
-from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import make_mesh, process_rows, put_batch
-from mhsh.training.state import create_state
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    add_configs(parser, "config")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
 
 def run(config: Config, as_json: bool) -> int:
     """Profiles a fresh model of the config, whatever its residual scheme says, and prints omega in
     depth order.
     """
+    import jax
+
+    from mhsh.data.batches import prefetched
+    from mhsh.data.load import load_corpus
+    from mhsh.models.admin import read_omega
+    from mhsh.models.build import build_model
+    from mhsh.models.types import SUBLAYERS, in_stack_order
+    from mhsh.training.optimizer import build_optimizer
+    from mhsh.training.sharding import make_mesh, process_rows, put_batch
+    from mhsh.training.state import create_state
+
     config = replace(config, model=replace(config.model, residual="admin", admin_omega="profiled"))
     mesh = make_mesh(config)
     corpus = load_corpus(config, None)
@@ -43,12 +54,12 @@ def run(config: Config, as_json: bool) -> int:
         print(json.dumps(named))
     else:
         for stack, each in omega.items():
-            _print_table(stack, each)
+            _print_table(stack, SUBLAYERS[stack], each)
     return 0
 
 
-def _print_table(stack: str, omega: np.ndarray) -> None:
-    names = [name.replace("_", "-") for name in SUBLAYERS[stack]]
+def _print_table(stack: str, sublayers: Sequence[str], omega: np.ndarray) -> None:
+    names = [name.replace("_", "-") for name in sublayers]
     table = Table("layer", *names, title=f"omega of Admin's profiling pass, {stack}")
     for layer, figures in enumerate(omega, 1):
         table.add_row(str(layer), *(f"{figure:.4f}" for figure in figures))

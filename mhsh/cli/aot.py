@@ -1,9 +1,8 @@
-"""mhsh aot: what the training step needs and exchanges on a TPU slice, told by the compiler without
-one.
-"""
+"""mhsh aot: memory and communication of the training step on a TPU slice, without access to it."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from typing import Any
@@ -12,19 +11,31 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
+from mhsh.cli.flags import add_configs
 from mhsh.config.schema import Config
-from mhsh.planning.aot import GIB, largest_batch, measure, parse_topology
 from mhsh.planning.hlo import KINDS
-from mhsh.training.sharding import check_divisibility, mesh_shape
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    add_configs(parser, "config")
+    parser.add_argument("--topology", required=True, metavar="KIND:LAYOUT", help="v5e:4x4, v4:2x2x1, v5p:2x2x2, v6e:4x4 or local:8")
+    parser.add_argument("--num-slices", type=int, default=1, metavar="N", help="slices of that layout (default: 1)")
+    parser.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device (default: the public figure)")
+    parser.add_argument("--search", action="store_true", help="find the largest train.batch_size that fits")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
 
 def run(config: Config, topology: str, num_slices: int, hbm: float | None, search: bool, as_json: bool) -> int:
-    """Compiles the step for `topology` and prints what the compiler says; with `search`, for the
-    largest batch that fits.
+    """Compiles the step for `topology` and prints the report; with `search`, of the largest batch
+    that fits.
 
-    `hbm` is the memory of a device in GiB, instead of the public figure. The exit status is 0 also
-    where the step does not fit.
+    `hbm` is the memory of a device in GiB, instead of the public figure. The exit status is 0 even
+    if the step does not fit.
     """
+    from mhsh.planning.aot import GIB, largest_batch, measure, parse_topology
+    from mhsh.training.sharding import check_divisibility, mesh_shape
+
     where = parse_topology(topology, num_slices)
     hbm_bytes = round(hbm * GIB) if hbm else None
     shape = mesh_shape(config.mesh, where.num_devices)
@@ -94,7 +105,7 @@ def _print_memory(memory: dict[str, int]) -> None:
     labels = {
         "argument": "arguments: state and batch",
         "output": "outputs: new state and figures",
-        "alias": "  of these in the old state's place",
+        "alias": "  of these in the place of the old state",
         "temp": "temporaries",
         "generated_code": "program",
         "total": "all at once",

@@ -1,21 +1,16 @@
-"""mhsh bench: how fast, beside what, and how near to what the device can do."""
+"""mhsh bench: speed, beside other implementations and the limits of the device."""
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from mhsh.bench import decode, inference, mhsh_steps
-from mhsh.bench.compile import compile_step
-from mhsh.bench.harness import Schedule
-from mhsh.bench.input import PEERS as INPUT_PEERS
-from mhsh.bench.input import input_batches
-from mhsh.bench.peers import build
 from mhsh.bench.results import BenchResults, write
 from mhsh.bench.table import markdown
-from mhsh.bench.train import train
+from mhsh.cli.flags import add_command, add_configs
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import check_new_file
@@ -24,10 +19,47 @@ Options = dict[str, Any]
 _COUNTS = ("rounds", "repetitions", "seconds", "batches", "sentences", "source_tokens", "steps", "file_sentences")
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    train = _add_kind(kinds, "train", "one optimiser step", rounds=7)
+    inference = _add_kind(kinds, "inference", "the forward pass, over a grid of shapes", rounds=7)
+    inference.add_argument("--batch", default="1,4,16,64", metavar="B,...", help="rows (default: 1,4,16,64)")
+    inference.add_argument("--length", metavar="T,...", help="tokens of a row (default: 32, 128, 512, as far as positions reach)")
+    for command, seconds in ((train, 1.0), (inference, 0.2)):
+        command.add_argument("--seconds", type=float, default=seconds, metavar="S", help=f"of a turn (default: {seconds:g})")
+        command.add_argument("--repetitions", type=int, metavar="N", help="in a turn (default: as many as take --seconds)")
+        _add_peers(command, "torch-eager, torch-compile, torch-compile-layers")
+    _add_kind(kinds, "compile", "tracing and compiling the training step", rounds=5)
+    pipeline = _add_kind(kinds, "input", "masked batches from a config's rows", rounds=5)
+    pipeline.add_argument("--batches", type=int, default=500, metavar="N", help="of a turn (default: 500)")
+    _add_peers(pipeline, "collator, collator-of-ids, loader")
+    decode = _add_kind(kinds, "decode", "beam search of a translation model", rounds=5)
+    decode.add_argument("--sentences", type=int, default=32, metavar="N", help="of one batch of equal lengths (default: 32)")
+    decode.add_argument("--source-tokens", type=int, default=25, metavar="N", help="of each of them (default: 25)")
+    decode.add_argument("--steps", type=int, default=30, metavar="N", help="target tokens of each of them (default: 30)")
+    decode.add_argument("--file-sentences", type=int, default=256, metavar="N", help="of a file of mixed lengths (default: 256)")
+    _add_peers(decode, "marian, marian-sorted")
+
+
+def _add_kind(kinds: Any, name: str, help_text: str, rounds: int) -> argparse.ArgumentParser:
+    command = add_command(kinds, name, help_text)
+    add_configs(command, *(["config"] if name == "input" else ["config", "against"]))
+    command.add_argument("--rounds", type=int, default=rounds, metavar="N", help=f"turns that count (default: {rounds})")
+    command.add_argument("--out", metavar="FILE", help="a new file for the JSON with all times (default: the table alone)")
+    return command
+
+
+def _add_peers(command: argparse.ArgumentParser, names: str) -> None:
+    command.add_argument("--peer", metavar="NAME,...", help=f"{names} (the extra `parity`)")
+
+
 def run(kind: str, config: Config, against: Config | None = None, out: str | None = None, **options: Any) -> int:
     """Measures, prints the table, and writes the JSON to `out` where it is given. After Ctrl-C 130,
     with nothing written.
     """
+    from mhsh.bench import mhsh_steps
+
     check_new_file(out)
     for name in _COUNTS:
         if options.get(name) is not None and options[name] <= 0:
@@ -51,26 +83,43 @@ def _note(text: str) -> None:
 
 
 def _train(configs: dict[str, Config], options: Options) -> BenchResults:
+    from mhsh.bench.harness import Schedule
+    from mhsh.bench.peers import build
+    from mhsh.bench.train import train
+
     schedule = Schedule(options["rounds"], options["repetitions"], options["seconds"], each=False)
     return train(configs, build.chosen(options["peer"], build.TORCH_PEERS), schedule, _note)
 
 
 def _inference(configs: dict[str, Config], options: Options) -> BenchResults:
+    from mhsh.bench import inference
+    from mhsh.bench.harness import Schedule
+    from mhsh.bench.peers import build
+
     schedule = Schedule(options["rounds"], options["repetitions"], options["seconds"], each=True)
     settings = inference.grid(configs, options["batch"], options["length"])
     return inference.inference(configs, build.chosen(options["peer"], build.TORCH_PEERS), settings, schedule, _note)
 
 
 def _compile(configs: dict[str, Config], options: Options) -> BenchResults:
+    from mhsh.bench.compile import compile_step
+
     return compile_step(configs, options["rounds"], _note)
 
 
 def _input(configs: dict[str, Config], options: Options) -> BenchResults:
-    chosen = build.chosen(options.pop("peer"), INPUT_PEERS)
+    from mhsh.bench import mhsh_steps
+    from mhsh.bench.input import PEERS, input_batches
+    from mhsh.bench.peers import build
+
+    chosen = build.chosen(options.pop("peer"), PEERS)
     return input_batches(configs[mhsh_steps.CONFIG], chosen, note=_note, **options)
 
 
 def _decode(configs: dict[str, Config], options: Options) -> BenchResults:
+    from mhsh.bench import decode
+    from mhsh.bench.peers import build
+
     chosen = build.chosen(options.pop("peer"), decode.PEERS)
     return decode.decode(configs, chosen, note=_note, **options)
 

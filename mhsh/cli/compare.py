@@ -4,6 +4,7 @@ curves.svg and the numbers as CSV.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,16 @@ from pathlib import Path
 from mhsh.errors import UserError
 from mhsh.report.render import outputs
 from mhsh.report.runs.loading import load_runs, loading
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("folders", nargs="+", metavar="RUN")
+    parser.add_argument("--out", metavar="FILE", help="the page (default: report.html)")
+    parser.add_argument("--target", type=float, metavar="LOSS", help="the loss to reach (default: the worst final loss)")
+    parser.add_argument("--baseline", metavar="RUN", help="the run, or group of runs, to set against (default: the first)")
+    parser.add_argument("--watch", action="store_true", help="serve the page on this machine and refresh it while runs train")
+    parser.add_argument("--port", type=int, metavar="N", help="where --watch serves it (default: any free port)")
 
 
 def run(

@@ -40,7 +40,7 @@ def _resolved(name: str) -> dict[str, Any]:
     """The fields of a config. One for fine-tuning lacks what `mhsh finetune` takes from the
     pre-trained run.
     """
-    from mhsh.cli.config_flags import take_fields
+    from mhsh.cli.flags import take_fields
     from mhsh.config.resolve import from_dict
     from mhsh.config.schema import ModelConfig, to_dict
 

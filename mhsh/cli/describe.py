@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.table import Column, Table
 
+from mhsh.cli.flags import add_configs
 from mhsh.config.schema import Config
-from mhsh.models.costs import forward_flops, parameter_counts, row_flops, step_flops
-from mhsh.models.residual import closed_form_omega
-from mhsh.models.types import decoder_stack, encoder_stack
-from mhsh.training.footprint import Footprint, footprint
-from mhsh.training.remat import with_policy
-from mhsh.training.sharding import check_divisibility, mesh_shape
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    add_configs(parser, "config", "against")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
 
 def run(config: Config, against: Config | None, as_json: bool) -> int:
@@ -32,6 +33,13 @@ def run(config: Config, against: Config | None, as_json: bool) -> int:
 
 def ledger(config: Config) -> dict[str, Any]:
     """Every figure of one config, by name. Bytes are per device, FLOPs of matrix products."""
+    from mhsh.models.costs import forward_flops, parameter_counts, row_flops, step_flops
+    from mhsh.models.residual import closed_form_omega
+    from mhsh.models.types import decoder_stack, encoder_stack
+    from mhsh.training.footprint import footprint
+    from mhsh.training.remat import with_policy
+    from mhsh.training.sharding import check_divisibility, mesh_shape
+
     model, data, train = config.model, config.data, config.train
     shape = mesh_shape(config.mesh, _num_devices(config))
     check_divisibility(config, shape)
@@ -77,6 +85,8 @@ def _num_devices(config: Config) -> int:
     """The devices of a fully named mesh, which need not be here; those that are here, where one
     axis is left open.
     """
+    import jax
+
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     return jax.device_count() if -1 in sizes else sizes[0] * sizes[1] * sizes[2]
 
@@ -114,7 +124,7 @@ def _print_table(ledgers: list[dict[str, Any]]) -> None:
         ("one step, forward and backward", "count", "flops_step"),
         ("MEMORY PER DEVICE", "section", "mesh"),
         ("remat policy", "text", "remat_policy"),
-        *((name, "bytes", ("bytes_per_device", name)) for name in (*Footprint._fields, "total")),
+        *((name, "bytes", ("bytes_per_device", name)) for name in ledgers[0]["bytes_per_device"]),
         ("OMEGA, closed form", "section", ""),
         *((f"{stack}, output change O(log n)", "number", ("omega_closed", f"{stack} closed_log")) for stack in stacks),
         *((f"{stack}, output change O(1)", "number", ("omega_closed", f"{stack} closed_one")) for stack in stacks),

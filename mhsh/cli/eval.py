@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 
-import jax
 from msgspec.structs import replace
 
-from mhsh.models.build import build_model
+from mhsh.cli.flags import add_step
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.optimizer import build_optimizer
-from mhsh.training.restore import load_recorded_corpus
-from mhsh.training.sharding import make_mesh, process_rows
-from mhsh.training.state import abstract_state
-from mhsh.training.validation import Decoding, Validator
 
-# The decoding of the authors' recipe for translation (see configs/translation.py).
-DECODING = Decoding(num_sentences=None, num_hypotheses=4, length_penalty=0.6)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("folder", metavar="RUN")
+    add_step(parser)
 
 
 def run(folder: str, step: int | None) -> int:
     """Prints one JSON object: step, rows, and each figure over all validation rows."""
+    import jax
+
+    from mhsh.models.build import build_model
+    from mhsh.training.checkpoint import Checkpoints
+    from mhsh.training.optimizer import build_optimizer
+    from mhsh.training.restore import load_recorded_corpus
+    from mhsh.training.sharding import make_mesh, process_rows
+    from mhsh.training.state import abstract_state
+    from mhsh.training.validation import Decoding, Validator
+
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
     checkpoints = Checkpoints.of_run(run_folder, config.train)
@@ -35,7 +42,9 @@ def run(folder: str, step: int | None) -> int:
 
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)
-    validator = Validator(config, model, mesh, corpus, functools.partial(process_rows, mesh), params, DECODING)
+    # The decoding of the authors' recipe for translation (see configs/translation.py).
+    decoding = Decoding(num_sentences=None, num_hypotheses=4, length_penalty=0.6)
+    validator = Validator(config, model, mesh, corpus, functools.partial(process_rows, mesh), params, decoding)
     values = validator(params)
     if jax.process_index() == 0:
         figures = {name.removeprefix("target_"): value for name, value in values.items()}

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+
+from mhsh.cli.flags import add_step
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, TranslationDataConfig
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.data.tokenizers.wordpiece import load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import check_new_folder, new_folder
 from mhsh.interop.bert_config import architecture_of
-from mhsh.interop.export_bert import export_bert
-from mhsh.interop.plain_bert import check_exportable
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
-from mhsh.training.restore import load_for_inference
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("folder", metavar="RUN")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where it goes, new")
+    add_step(parser)
 
 
 def run(folder: str, out: str, step: int | None) -> int:
@@ -22,6 +29,10 @@ def run(folder: str, out: str, step: int | None) -> int:
       UserError: the run is of a model that no BERT computes, has no such checkpoint, or no
         WordPiece vocabulary; `out` is not new.
     """
+    from mhsh.interop.export_bert import export_bert
+    from mhsh.interop.plain_bert import check_exportable
+    from mhsh.training.restore import load_for_inference
+
     check_new_folder(out)
     run_folder = RunFolder(folder)
     config = run_folder.read_config()

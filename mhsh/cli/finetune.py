@@ -1,12 +1,11 @@
-"""mhsh finetune: a pre-trained run's model on a task, once for every seed, and the table of what
-came out.
+"""mhsh finetune: a pre-trained run's model on a task, once for every seed, and a table of the
+results.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
-import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +14,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from mhsh.cli.exit_status import interrupted
+from mhsh.cli.flags import add_config_fields
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
-from mhsh.training.loop import train
 
 SUMMARY_FILE = "summary.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    # The config is complete only together with the run's fields.
+    add_config_fields(parser, fields="config")
+    parser.add_argument("folder", metavar="RUN", help="the pre-trained run")
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="where a run folder a seed goes")
+    parser.add_argument("--seeds", default="0", metavar="K,...", help="of heads, dropout (default: 0)")
+    parser.add_argument("--fresh", action="store_true", help="take RUN's shape and vocabulary, not its parameters")
 
 
 def run(folder: str, fields: dict[str, Any] | None, workdir: str, seeds: str, fresh: bool) -> int:
@@ -38,6 +48,8 @@ def run(folder: str, fields: dict[str, Any] | None, workdir: str, seeds: str, fr
     Raises:
       UserError: the run cannot be fine-tuned, or whatever is wrong with the config or its data.
     """
+    from mhsh.training.loop import train
+
     if fields is None:
         raise UserError("mhsh finetune needs --config=FILE.py:VARIANT, for example --config=configs/glue.py:cola")
     configs = {seed: fine_tuning_config(RunFolder(folder), fields, seed, fresh) for seed in _numbers(seeds)}
@@ -46,8 +58,7 @@ def run(folder: str, fields: dict[str, Any] | None, workdir: str, seeds: str, fr
         run_folder = RunFolder.open_for_training(Path(workdir) / f"seed-{seed}", config)
         stopped_by = train(config, run_folder)
         if stopped_by is not None:
-            print(f"stopped by signal {stopped_by}, state saved; the same command goes on from here")
-            return os.EX_TEMPFAIL if stopped_by == signal.SIGTERM else 128 + stopped_by
+            return interrupted(stopped_by)
         figures[seed] = _last_validation(run_folder)
     summary = summarise(figures)
     path = Path(workdir) / SUMMARY_FILE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import shlex
@@ -9,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from msgspec.structs import replace
 
+from mhsh.cli.flags import add_config_fields, add_configs
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
 from mhsh.data.fine_tuning.glue import find_task
@@ -21,21 +22,28 @@ from mhsh.errors import UserError
 from mhsh.files import check_new_folder, new_folder
 from mhsh.interop.import_bert import ImportedBert, import_bert
 from mhsh.interop.vocabulary import read_vocabulary
-from mhsh.models.build import build_model
-from mhsh.models.costs import parameter_counts
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
-from mhsh.training.checkpoint import Checkpoints, flatten
-from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import make_mesh
-from mhsh.training.state import TrainState, create_state
 
-# What was imported, beside config.json: the checkpoint's files with their SHA-256, and what was not
-# taken from it.
+# Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
 RECORD_FILE = "imported.json"
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    add_config_fields(parser, task_fields="task")
+    add_configs(parser, "config")
+    parser.epilog = f"{parser.epilog}\n--task=configs/glue.py:cola (or squad.py) over it, for a checkpoint that was fine-tuned"
+    parser.add_argument("source", metavar="SRC", help="a folder with config.json and safetensors, or the .safetensors file in it")
+    parser.add_argument("--out", required=True, metavar="RUN", help="the run folder, new")
+    parser.add_argument(
+        "--fresh-heads",
+        action="store_true",
+        help="take the body alone (embeddings, encoder, pooler); put the config's heads on it, fresh",
+    )
+
+
 def run(config: Config, task_fields: dict[str, Any] | None, source: str, out: str, fresh_heads: bool) -> int:
-    """Reads the checkpoint `source`, writes the run folder `out`, and prints what became of it.
+    """Reads the checkpoint `source`, writes the run folder `out`, and prints a summary.
 
     Args:
       task_fields: of a config for fine-tuning, which go before those of `config`.
@@ -116,6 +124,14 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
     """The state at step 0: as training would create it, with the parameters of the checkpoint in
     their places.
     """
+    import jax
+
+    from mhsh.models.build import build_model
+    from mhsh.training.checkpoint import Checkpoints
+    from mhsh.training.optimizer import build_optimizer
+    from mhsh.training.sharding import make_mesh
+    from mhsh.training.state import TrainState, create_state
+
     single = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     mesh = make_mesh(single, jax.devices()[:1])
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
@@ -128,11 +144,15 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
 
 def _merged(created: Any, imported: ImportedBert) -> Any:
     """The created parameters, all but those of `imported.fresh` replaced."""
+    import jax
+
+    from mhsh.training.checkpoint import flatten
+
     given = flatten(imported.params)
     expected = {name.replace("/", ".") for name in imported.fresh}
     assert given.keys() ^ expected == flatten(created).keys() and not given.keys() & expected, "a parameter is not accounted for"
 
-    def leaf(path: Any, value: jax.Array) -> Any:
+    def leaf(path: Any, value: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         if name in expected:
             return value
@@ -158,6 +178,8 @@ def _record(source: str, imported: ImportedBert) -> dict[str, Any]:
 
 
 def _print(config: Config, resolved: Config, imported: ImportedBert, source: str, out: str) -> None:
+    from mhsh.models.costs import parameter_counts
+
     model = resolved.model
     print(
         f"{out}: {imported.architecture} of {source}, {model.num_layers} layers x {model.num_heads} heads of {model.head_dim}, "

@@ -1,27 +1,21 @@
-"""Runs a command: the imports that it takes and no others, and the only place where an error
+"""Runs a command with the imports that it needs and no others. The only place where an error
 becomes an exit status.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from mhsh.cli.exit_status import USAGE_ERROR
 from mhsh.cli.huge_pages import restart_with_huge_pages
 from mhsh.cli.parser import build_parser
 from mhsh.errors import UserError
 
-USAGE_ERROR = 2
-
-# What the parser sets for this module and not for the command.
-_OURS = ("command", "config_flags", "needs_config")
-
-# What takes a fresh gigabyte in every step.
+# These commands allocate a fresh gigabyte in every step.
 COMPUTING = ("train", "finetune", "quickstart", "eval", "bench", "probe")
 
 
@@ -33,8 +27,8 @@ def start() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit status: 0 well, 2 a mistake named in one line, 128 + n stopped by
-    signal n.
+    """Runs one command and returns its exit status: 0 success, 2 usage or input error, 75 stopped
+    by SIGTERM with the state saved, 128 + n stopped by signal n.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -44,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except BrokenPipeError:
-        # Whoever read our output has gone; what is still buffered must not fail once more on the
-        # way out.
+        # The reader of our output has gone. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -57,36 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = build_parser()
+    parser = build_parser(arguments[0] if arguments else None)
     options, rest = parser.parse_known_args(arguments)
-    if not options.command:
+    values = vars(options)
+    command = values.pop("command")
+    if not command:
         parser.print_help()
         return USAGE_ERROR
-    values: dict[str, Any] = {key: value for key, value in vars(options).items() if key not in _OURS}
-    partial_flags = values.pop("partial_flags", {})
-    if partial_flags or options.config_flags or options.command == "quickstart":
-        # Not for all: what reads configs takes a tenth of a second to import.
-        from mhsh.cli.config_flags import quickstart_configs, take_config, take_fields
-
-        if options.command == "quickstart":
-            values["configs"], rest = quickstart_configs(rest)
-        for name, parameter in partial_flags.items():
-            values[parameter], rest = take_fields(name, rest)
-        for name in options.config_flags:
-            values[name], rest = take_config(name, rest)
-    if options.needs_config and "config" in options.config_flags and values["config"] is None:
-        raise UserError(f"mhsh {options.command} needs --config=FILE.py:VARIANT, for example --config=configs/bert.py:2l8h")
+    run = values.pop("run")
+    for name, (take, flag) in values.pop("takers", {}).items():
+        values[name], rest = take(flag, rest)
     if rest:
-        raise UserError(f"{rest[0]} is not an argument of mhsh {options.command}; see mhsh {options.command} --help")
-    # One import a command: `mhsh compare` must not wait for jax.
-    module = "_".join([values.pop("module", options.command), values.pop("task", "")]).rstrip("_")
-    return importlib.import_module(f"mhsh.cli.{module}").run(**values)
+        raise UserError(f"{rest[0]} is not an argument of mhsh {command}; see mhsh {command} --help")
+    return run(**values)
 
 
 def _fail(message: str) -> int:
     print(f"mhsh: {message}", file=sys.stderr)
     return USAGE_ERROR
-
-
-if __name__ == "__main__":
-    sys.exit(start())

@@ -1,33 +1,36 @@
-"""mhsh predict: a fine-tuned model's answers to examples of its task, in the form in which the task
-takes them.
-"""
+"""mhsh predict: a fine-tuned model's answers to examples of its task, in the task's own form."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from mhsh.cli.flags import add_step
 from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
-from mhsh.data.batches import prefetched
-from mhsh.data.fine_tuning.classification import encode_examples
-from mhsh.data.fine_tuning.corpus import batches_in_order, load_vocabulary
 from mhsh.data.fine_tuning.glue import find_task, read_glue, write_submission
-from mhsh.data.fine_tuning.spans import encode_questions
 from mhsh.data.fine_tuning.squad import read_squad
 from mhsh.data.tables import Examples
 from mhsh.errors import UserError
-from mhsh.evaluation.answers import Answers, find_answers
 from mhsh.evaluation.glue import predicted_labels
 from mhsh.files import write_new
-from mhsh.models.build import Model, forward
 from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.restore import load_for_inference
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("folder", metavar="RUN")
+    parser.add_argument("--input", dest="source", required=True, metavar="FILE", help="GLUE's TSV or SQuAD's JSON, plain or .gz")
+    parser.add_argument("--output", required=True, metavar="FILE", help="a new file: GLUE's TSV, or JSON of answers by id")
+    add_step(parser)
+    parser.add_argument(
+        "--null-threshold", type=float, default=0.0, metavar="X", help="SQuAD 2.0: how much better no answer must be (default: 0)"
+    )
+    parser.add_argument("--details", metavar="FILE", help="SQuAD: a new file for the n-best answers and what X is compared with")
 
 
 def run(folder: str, source: str, output: str, step: int | None, null_threshold: float, details: str | None) -> int:
@@ -38,10 +41,10 @@ def run(folder: str, source: str, output: str, step: int | None, null_threshold:
 
     Args:
       step: the checkpoint (None: the newest).
-      null_threshold: SQuAD 2.0's: no answer wherever it scores higher than the best one by more
-        than this.
-      details: SQuAD's: where the n-best answers and the differences go that null_threshold is held
-        against (None: nowhere).
+      null_threshold: of SQuAD 2.0: no answer is given where it scores higher than the best one by
+        more than this.
+      details: of SQuAD: a file for the n-best answers and the differences that null_threshold is
+        compared with (None: not written).
 
     Raises:
       UserError: the run is of another kind, the file is not the task's, or `output` or `details`
@@ -70,6 +73,10 @@ def run(folder: str, source: str, output: str, step: int | None, null_threshold:
 def _classify(
     folder: RunFolder, config: Config, data: ClassificationDataConfig, source: str, output: str, step: int | None
 ) -> None:
+    from mhsh.data.fine_tuning.classification import encode_examples
+    from mhsh.data.fine_tuning.corpus import load_vocabulary
+    from mhsh.training.restore import load_for_inference
+
     task = find_task(data.task)
     examples = read_glue(task, source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
@@ -89,6 +96,11 @@ def _answer(
     null_threshold: float,
     details: str | None,
 ) -> None:
+    from mhsh.data.fine_tuning.corpus import load_vocabulary
+    from mhsh.data.fine_tuning.spans import encode_questions
+    from mhsh.evaluation.answers import find_answers
+    from mhsh.training.restore import load_for_inference
+
     squad = read_squad(source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
     rows, windows = encode_questions(squad.questions, tokenizer, config.model, data)
@@ -102,7 +114,7 @@ def _answer(
         _write_object(details, {name: _details(each) for name, each in zip(ids, answers, strict=True)})
 
 
-def _details(answers: Answers) -> dict[str, Any]:
+def _details(answers: Any) -> dict[str, Any]:
     scores = np.array([candidate.score for candidate in answers.candidates])
     shares = np.exp(scores - scores.max()) if scores.size else scores
     return {
@@ -114,8 +126,15 @@ def _details(answers: Answers) -> dict[str, Any]:
     }
 
 
-def _logits(model: Model, params: Any, examples: Examples, batch_size: int) -> Float[np.ndarray, "examples ..."]:
+def _logits(model: Any, params: Any, examples: Examples, batch_size: int) -> Float[np.ndarray, "examples ..."]:
     """The logits of every example, without dropout."""
+    import jax
+    import jax.numpy as jnp
+
+    from mhsh.data.batches import prefetched
+    from mhsh.data.fine_tuning.corpus import batches_in_order
+    from mhsh.models.build import forward
+
     # A batch needs targets, but they are unknown here and the loss is not used.
     examples = examples | {"targets": np.zeros(len(examples["inputs"]), np.int32)}
     batches = batches_in_order(examples, batch_size)

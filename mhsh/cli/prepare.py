@@ -1,15 +1,18 @@
-"""mhsh prepare: a config's sentence pairs or documents as packed rows on disk, for data.source =
-arrayrecord:DIR.
+"""mhsh prepare: sentence pairs or documents as packed rows on disk, for
+data.source=arrayrecord:DIR.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mhsh.cli.flags import add_configs
 from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
 from mhsh.data.prepare import prepare
@@ -19,6 +22,18 @@ from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
 
 _SECONDS_BETWEEN_LINES = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    add_configs(parser, "config")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where the rows go")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--runner", default="local", metavar="NAME", help="local (default) or beam")
+    parser.add_argument("--beam-options", default="", metavar="OPTIONS", help="Beam's pipeline options, in one string")
+    parser.add_argument(
+        "--per-shard", type=int, metavar="N", help="sentence pairs (default: 20000) or documents (default: 1000) in a shard"
+    )
 
 
 def run(config: Config, out: str, workers: int, runner: str, beam_options: str, per_shard: int | None) -> int:

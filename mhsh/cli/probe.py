@@ -1,51 +1,33 @@
-"""mhsh probe: what the layers of a model do, on one batch: a table, a JSON with all figures, and a
-picture of them.
-"""
+"""mhsh probe: what the layers of a model do on one batch, as a table, a JSON and a picture."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from msgspec.structs import replace
-from rich.console import Console
-from rich.table import Table
 
+from mhsh.cli.flags import add_command, add_config_fields, add_step
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
-from mhsh.data.corpus import Corpus
-from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.files import check_new_file, write_new
-from mhsh.models.build import build_model
-from mhsh.models.types import Batch
-from mhsh.probes.amplification import SCHEMES, fresh_amplification, layer_amplification, plain_deviations
-from mhsh.probes.coverage import coverage
-from mhsh.probes.dependency import dependency
-from mhsh.probes.gradient_flow import gradient_flow
 from mhsh.probes.growth import growth, mean_interval
-from mhsh.probes.similarity import similarity
 from mhsh.report.probes.plots import picture
+from mhsh.report.probes.table import print_table
 from mhsh.report.render.outputs import write as write_bytes
 from mhsh.run_folder import RunFolder
-from mhsh.training.environment import environment
-from mhsh.training.restore import load_for_inference, load_recorded_corpus
-from mhsh.training.sharding import make_mesh
-from mhsh.training.state import create_state
 
 FORMAT = 1  # of the JSON
 PICTURES = ("png", "svg")
 _SEED = 0  # of the noise
-_WIDTH = 120  # of a table, at least
 
 
 class Source(NamedTuple):
@@ -55,7 +37,38 @@ class Source(NamedTuple):
     step: int | None  # of the checkpoint; None: a fresh model
     config: Config
     params: Any
-    batch: Batch
+    batch: Mapping[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    _add_kind(kinds, "dependency", "the share that each sublayer has in the final residual stream")
+    amplification = _add_kind(kinds, "amplification", "how much the output changes with the weights, against depth")
+    _add_kind(kinds, "gradients", "the gradient's norm in every layer and sublayer")
+    _add_kind(kinds, "coverage", "how many positions a token draws on: in a head, in a layer, through the stack")
+    _add_kind(kinds, "similarity", "how alike the residual stream is before and after each layer")
+    depths = "6,12,24,48,96,192,384"
+    schemes = "post_ln, pre_ln, admin_profiled, admin_closed_log, admin_closed_one, deepnorm, rezero"
+    amplification.add_argument("--depths", default=depths, metavar="L,...", help=f"layers, with --config (default: {depths})")
+    amplification.add_argument("--schemes", metavar="NAME,...", help=f"with --config: some of {schemes} (default: all)")
+    amplification.add_argument("--draws", type=int, default=8, metavar="K", help="changes that are averaged (default: 8)")
+    amplification.add_argument(
+        "--noise", type=float, default=0.001, metavar="X", help="their deviation over that of a fresh weight (default: 0.001)"
+    )
+
+
+def _add_kind(kinds: Any, name: str, help_text: str) -> argparse.ArgumentParser:
+    command = add_command(kinds, name, help_text)
+    add_config_fields(command, config_fields="config", against_fields="against")  # neither is needed where a run is given
+    command.epilog = (
+        "--config=FILE.py:VARIANT instead of RUN: a fresh model; --against=... beside it\noverrides: --config.SECTION.FIELD=VALUE"
+    )
+    command.add_argument("folders", nargs="*", metavar="RUN", help="trained runs, side by side")
+    add_step(command)
+    command.add_argument("--rows", type=int, default=8, metavar="B", help="of the batch that is looked at (default: 8)")
+    command.add_argument("--out", metavar="FILE", help="a new file for the JSON, pictures beside it (default: probe-KIND.json)")
+    return command
 
 
 def run(
@@ -72,14 +85,15 @@ def run(
     configs; prints a table, and writes `out` and the pictures beside it.
 
     Args:
-      kind: a name in `_PROBES`, or amplification, whose `options` are depths, schemes, draws and
-        noise.
+      kind: the probe. Amplification has the `options` depths, schemes, draws and noise.
       rows: of the batch, which is the first that training draws at this size.
 
     Raises:
       UserError: neither runs nor a config are given, or both; a run has no such checkpoint; a file
         is there already.
     """
+    from mhsh.training.environment import environment
+
     configs = {name: from_dict(fields) for name, fields in (("config", config_fields), ("against", against_fields)) if fields}
     _check(folders, configs, rows, step, options)
     out = out or f"probe-{kind}.json"
@@ -93,13 +107,12 @@ def run(
         found: dict[str, Any] = {"config": to_dict(configs["config"]), "schemes": _fresh_schemes(configs["config"], rows, options)}
     else:
         sources = (_of_run(folder, step, rows) for folder in folders) if folders else _fresh_sources(configs, rows)
-        probe = _PROBES.get(kind) or (lambda source: _layer_changes(source, options))
-        found = {"models": [_entry(source, probe(source)) for source in sources]}
+        found = {"models": [_entry(source, _probe(kind, source, options)) for source in sources]}
     document = {"format": FORMAT, "kind": kind, "environment": environment(), "settings": settings, **found}
     write_new(out, json.dumps(document, indent=1) + "\n")
     for suffix, path in drawn.items():
         write_bytes(path, picture(document, suffix))
-    _TABLES[kind](document)
+    print_table(document)
     return 0
 
 
@@ -123,6 +136,8 @@ def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: 
 
 
 def _of_run(folder: str, step: int | None, rows: int) -> Source:
+    from mhsh.training.restore import load_for_inference, load_recorded_corpus
+
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
     _, params = load_for_inference(run_folder, config, step, 1)
@@ -132,6 +147,9 @@ def _of_run(folder: str, step: int | None, rows: int) -> Source:
 
 
 def _check_finite(folder: str, params: Any) -> None:
+    import jax
+    import jax.numpy as jnp
+
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not bool(jnp.isfinite(leaf).all()):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -144,6 +162,14 @@ def _fresh_sources(configs: dict[str, Config], rows: int) -> list[Source]:
 
 def _fresh(name: str, config: Config, rows: int) -> Source:
     """The model as training starts it, but that Admin's omega is profiled on the probe's batch."""
+    import jax
+    import optax
+
+    from mhsh.data.load import load_corpus
+    from mhsh.models.build import build_model
+    from mhsh.training.sharding import make_mesh
+    from mhsh.training.state import create_state
+
     batch = _batch(load_corpus(config, None), rows)
     here = _here(config, rows)
     state = create_state(here, build_model(config.model), optax.identity(), make_mesh(here, jax.devices()[:1]), batch)
@@ -156,9 +182,9 @@ def _here(config: Config, rows: int) -> Config:
     return replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
 
 
-def _batch(corpus: Corpus, rows: int) -> Batch:
-    if corpus.num_train_examples < rows:
-        raise UserError(f"--rows={rows} is more than the {corpus.num_train_examples} training rows of data.source; lower --rows")
+def _batch(corpus: Any, rows: int) -> Mapping[str, Any]:
+    if corpus.num_train_rows < rows:
+        raise UserError(f"--rows={rows} is more than the {corpus.num_train_rows} training rows of data.source; lower --rows")
     first = corpus.train_steps(rows)[0]
     assert first is not None
     return first
@@ -178,6 +204,9 @@ def _fresh_schemes(config: Config, rows: int, options: dict[str, Any]) -> list[d
     """Every scheme on stacks of every depth, with the growth of the change with the number of
     sublayers.
     """
+    from mhsh.data.load import load_corpus
+    from mhsh.probes.amplification import SCHEMES, fresh_amplification, plain_deviations
+
     depths = _whole_numbers("--depths", options["depths"])
     chosen = [name.strip() for name in options["schemes"].split(",")] if options["schemes"] else list(SCHEMES)
     for name in chosen:
@@ -219,6 +248,8 @@ def _finite(value: float) -> float | None:
 
 
 def _layer_changes(source: Source, options: dict[str, Any]) -> dict[str, Any]:
+    from mhsh.probes.amplification import layer_amplification, plain_deviations
+
     model = source.config.model
     scales = plain_deviations(model, source.batch)
     changes = layer_amplification(
@@ -243,118 +274,14 @@ def _whole_numbers(flag: str, text: str) -> list[int]:
     return numbers
 
 
-_PROBES: dict[str, Callable[[Source], dict[str, Any]]] = {
-    "dependency": lambda source: dependency(source.config.model, source.params, source.batch),
-    "gradients": lambda source: gradient_flow(source.config.model, source.params, source.batch),
-    "coverage": lambda source: coverage(source.config.model, source.params, source.batch),
-    "similarity": lambda source: similarity(source.config.model, source.params, source.batch),
-}
+def _probe(kind: str, source: Source, options: dict[str, Any]) -> dict[str, Any]:
+    """What the probe `kind` finds in a model."""
+    if kind == "amplification":
+        return _layer_changes(source, options)
+    from mhsh.probes.coverage import coverage
+    from mhsh.probes.dependency import dependency
+    from mhsh.probes.gradient_flow import gradient_flow
+    from mhsh.probes.similarity import similarity
 
-
-def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    table = Table(*columns, title=title, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row))
-    # Wide enough for figures in one line each, also where the output goes to a file.
-    Console(markup=False, width=max(_WIDTH, Console().width)).print(table)
-
-
-def _dependency_table(document: dict[str, Any]) -> None:
-    rows = [
-        [model["name"], stack, figures["input"], *(sum(figures[name]) for name in names), figures["biases"], _half(figures, names)]
-        for model in document["models"]
-        for stack, figures in model["result"].items()
-        for names in [[name for name in figures if name not in ("input", "biases")]]
-    ]
-    width = max(len(row) for row in rows)
-    parts = ["attention", "feed-forward"] if width == 7 else ["sublayers", "in", "order"]
-    rows = [row[:3] + row[3:-2] + [""] * (width - len(row)) + row[-2:] for row in rows]
-    _print("shares of the final residual stream", ["model", "stack", "input", *parts, "biases", "second half of the layers"], rows)
-
-
-def _half(figures: dict[str, Any], names: Sequence[str]) -> float:
-    return sum(sum(figures[name][len(figures[name]) // 2 :]) for name in names)
-
-
-def _gradients_table(document: dict[str, Any]) -> None:
-    rows = [
-        [
-            model["name"],
-            stack,
-            model["result"]["loss"],
-            figures["layer"][0],
-            figures["layer"][-1],
-            max(figures["layer"]),
-            min(figures["layer"]),
-        ]
-        for model in document["models"]
-        for stack, figures in model["result"]["stacks"].items()
-    ]
-    _print("gradient norms of the layers", ["model", "stack", "loss", "first", "last", "largest", "smallest"], rows)
-
-
-def _coverage_table(document: dict[str, Any]) -> None:
-    rows = [
-        [
-            model["name"],
-            f"{stack} {name}",
-            str(sum(len(heads) for heads in figures["heads"])),
-            figures["visible"],
-            float(np.mean(figures["heads"])),
-            float(np.mean(figures["layers"])),
-            figures["rollout"][-1] if "rollout" in figures else "",
-            figures["rollout_without_residual"][-1] if "rollout" in figures else "",
-        ]
-        for model in document["models"]
-        for stack, sublayers in model["result"].items()
-        for name, figures in sublayers.items()
-    ]
-    columns = ["model", "sublayer", "heads", "may see", "a head", "a layer", "whole stack", "whole stack, no residual"]
-    _print("effective number of positions that a token draws on", columns, rows)
-
-
-def _similarity_table(document: dict[str, Any]) -> None:
-    rows = [
-        [model["name"], stack, *(f(figures[key]) for key in ("cka", "cosine") for f in (np.mean, min))]
-        for model in document["models"]
-        for stack, figures in model["result"].items()
-    ]
-    columns = ["model", "stack", "CKA, mean", "CKA, least", "cosine, mean", "cosine, least"]
-    _print("the residual stream before and after a layer", columns, rows)
-
-
-def _amplification_table(document: dict[str, Any]) -> None:
-    if "schemes" in document:
-        rows = [
-            [
-                each["scheme"],
-                each["theory"],
-                *_growth_cells(each["growth"]),
-                each["points"][0]["mean"] or 0.0,
-                each["points"][-1]["mean"] or 0.0,
-            ]
-            for each in document["schemes"]
-        ]
-        ends = [f"{point['layers']} layers" for point in (document["schemes"][0]["points"][i] for i in (0, -1))]
-        _print("E|f(w) - f(w + delta)|^2, fresh", ["scheme", "theory", "exponent", "95 %", "best law", *ends], rows)
-        return
-    rows = [
-        [model["name"], *_growth_cells(model["result"]["growth"]), model["result"]["means"][-1] or math.nan]
-        for model in document["models"]
-    ]
-    _print("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "95 %", "best law", "at the end"], rows)
-
-
-def _growth_cells(fitted: dict[str, Any] | None) -> list[str]:
-    if fitted is None:
-        return ["", "", ""]
-    return [f"{fitted['exponent']:.2f}", f"{fitted['low']:.2f} to {fitted['high']:.2f}", fitted["law"]]
-
-
-_TABLES: dict[str, Callable[[dict[str, Any]], None]] = {
-    "dependency": _dependency_table,
-    "amplification": _amplification_table,
-    "gradients": _gradients_table,
-    "coverage": _coverage_table,
-    "similarity": _similarity_table,
-}
+    probes = {"dependency": dependency, "gradients": gradient_flow, "coverage": coverage, "similarity": similarity}
+    return probes[kind](source.config.model, source.params, source.batch)

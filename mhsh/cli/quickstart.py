@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
 from mhsh.cli import compare, train
+from mhsh.cli.flags import take_config
 from mhsh.config.schema import Config
+
+VARIANTS = ("6l8h_post_ln", "48l1h_post_ln", "48l1h_admin", "48l1h_pre_ln")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.set_defaults(takers={"configs": (_take_configs, "config")})
+    parser.add_argument("--workdir", default="runs/quickstart", metavar="DIR", help="where the runs go")
 
 
 def run(configs: Mapping[str, Config], workdir: str) -> int:
@@ -22,3 +32,15 @@ def run(configs: Mapping[str, Config], workdir: str) -> int:
             return status
         folders.append(str(folder))
     return compare.run(folders, str(Path(workdir) / "report.html"))
+
+
+def _take_configs(flag: str, arguments: list[str]) -> tuple[dict[str, Config], list[str]]:
+    """The configs by variant and the arguments left; overrides go to all of them."""
+    path = Path(__file__).resolve().parents[2] / "configs" / "quickstart.py"
+    configs: dict[str, Config] = {}
+    rest = arguments
+    for variant in VARIANTS:
+        config, rest = take_config(flag, [f"--{flag}={path}:{variant}", *arguments])
+        assert config is not None
+        configs[variant] = config
+    return configs, rest

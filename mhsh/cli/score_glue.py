@@ -4,6 +4,7 @@ labels.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 
@@ -12,6 +13,14 @@ import numpy as np
 from mhsh.data.fine_tuning.glue import find_task, read_glue, read_submission
 from mhsh.errors import UserError
 from mhsh.evaluation.glue import score_glue
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    names = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli"
+    parser.add_argument("--task", dest="glue_task", required=True, metavar="T", help=names)
+    parser.add_argument("--labels", required=True, metavar="FILE", help="the task's original TSV with labels, plain or .gz")
+    parser.add_argument("--predictions", required=True, metavar="FILE", help="index<TAB>prediction, as one hands them in to GLUE")
 
 
 def run(glue_task: str, labels: str, predictions: str) -> int:

@@ -4,10 +4,18 @@ data.
 
 from __future__ import annotations
 
+import argparse
 import json
 
 from mhsh.data.fine_tuning.squad import read_no_answer_probabilities, read_predictions, read_squad
 from mhsh.evaluation.squad import score_squad
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("--data", required=True, metavar="FILE", help="SQuAD's JSON with answers, plain or .gz")
+    parser.add_argument("--predictions", required=True, metavar="FILE", help="JSON: the answer of each question's id")
+    parser.add_argument("--na-probabilities", metavar="FILE", help="JSON: each id's no-answer probability (2.0 only)")
 
 
 def run(data: str, predictions: str, na_probabilities: str | None) -> int:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
 from mhsh.evaluation.bleu import TranslationScores, score_translations
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("--hypotheses", required=True, metavar="FILE", help="a translation a line, plain or .gz")
+    parser.add_argument("--references", required=True, metavar="FILE", help="the references, line by line")
+    parser.add_argument("--lowercase", action="store_true", help="compare without case")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
 
 def run(hypotheses: str, references: str, lowercase: bool, as_json: bool) -> int:

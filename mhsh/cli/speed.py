@@ -4,6 +4,7 @@ with all digits.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,14 @@ from mhsh.report.speed.comparison import Speed, read_speed
 from mhsh.report.speed.cost import Cost, costs
 from mhsh.report.speed.findings import MARK
 from mhsh.report.speed.table import print_speed, to_csv
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="--out of mhsh bench inference or mhsh bench train")
+    parser.add_argument("--out", default="speed.html", metavar="FILE", help="the page (default: speed.html)")
+    parser.add_argument("--runs", nargs="+", metavar="RUN", help="runs whose device-hours to --target are asked for")
+    parser.add_argument("--target", type=float, metavar="LOSS", help="validation loss, nats a predicted token")
 
 
 def run(files: Sequence[str], out: str, runs: Sequence[str] | None = None, target: float | None = None) -> int:

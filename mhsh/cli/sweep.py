@@ -1,30 +1,46 @@
-"""mhsh sweep: a config at every combination of some fields' values: the plan and its cost, the
-runs, the report.
-"""
+"""mhsh sweep: a config at every combination of some fields' values: plan, runs and report."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
-import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from mhsh import text
 from mhsh.cli import sweep_report
+from mhsh.cli.exit_status import interrupted
+from mhsh.cli.flags import add_config_fields
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.planning.run_cost import run_cost
 from mhsh.report.render.sanitize import sanitize
 from mhsh.sweep.axes import Axis, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
-from mhsh.sweep.run import run_cells
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    # An axis names fields as the config file has them, before heads are regrouped.
+    add_config_fields(parser, fields="config")
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="the sweep's folder; the same command resumes it")
+    parser.add_argument(
+        "--axes",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="a field and its values: heads_per_layer=8,4,2,1 seed=0,1,2 lr=1e-3,3e-3 scheme=post_ln,admin model.num_layers=6,18",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and what it costs, and stop")
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells at once, the cores shared out (default: 1)")
+    parser.add_argument("--cells", default="1/1", metavar="I/N", help="every N-th cell from the I-th on: this host's share")
+    parser.add_argument("--retry", action="store_true", help="try failed cells again")
 
 
 def run(
@@ -46,6 +62,10 @@ def run(
     Raises:
       UserError: an axis or a cell is wrong, or the folder holds something else.
     """
+    import jax
+
+    from mhsh.sweep.run import run_cells
+
     if fields is None:
         raise UserError("mhsh sweep needs --config=FILE.py:VARIANT, for example --config=configs/quickstart.py:6l8h_post_ln")
     if parallel < 1:
@@ -70,8 +90,7 @@ def run(
     stopped_by = run_cells(folder, due, parallel, _say_begun, _say_ended)
     sweep_report.run(workdir)
     if stopped_by is not None:
-        print(f"stopped by signal {stopped_by}, states saved; the same command goes on from here")
-        return os.EX_TEMPFAIL if stopped_by == signal.SIGTERM else 128 + stopped_by
+        return interrupted(stopped_by)
     states = Counter(folder.state(cell.name).kind for cell in share)
     if states[FAILED]:
         print(f"{states[FAILED]} cells have failed; --retry tries them again")
@@ -81,6 +100,8 @@ def run(
 
 def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
     """Every cell with its cost. Raises UserError naming the cell that is wrong."""
+    from mhsh.planning.costs import run_cost
+
     cells = [PlannedCell(cell.name, cell.settings, cell.config, run_cost(cell.config)._asdict()) for cell in cells_of(axes, fields)]
     return Plan(tuple(axes), tuple(cells))
 

@@ -1,7 +1,8 @@
-"""mhsh sweep-report: what a sweep has found so far, written into its folder; never imports jax."""
+"""mhsh sweep-report: the results of a sweep so far, written into its folder. Never imports jax."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from mhsh.report.render import outputs
@@ -11,6 +12,11 @@ from mhsh.report.sweep.quality import claims, qualities
 from mhsh.report.sweep.stability_map import map_axes, stability_map
 
 KINDS = ("png", "svg")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("folder", metavar="DIR", help="the sweep's folder")
 
 
 def run(folder: str) -> int:

@@ -1,17 +1,26 @@
-"""mhsh train: a config into a run folder, or on with the run that is there."""
+"""mhsh train: trains a config into a run folder, or resumes the run that is there."""
 
 from __future__ import annotations
 
-import os
-import signal
+import argparse
 
-import jax
-
+from mhsh.cli.exit_status import interrupted
+from mhsh.cli.flags import add_configs
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
-from mhsh.training.cluster import join
-from mhsh.training.loop import train
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    # Without a config, the run folder's own is taken.
+    add_configs(parser, "config", required=False)
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="the run folder")
+    cluster = parser.add_argument_group("several processes (one command on each)")
+    cluster.add_argument("--distributed", action="store_true", help="join the processes that JAX finds: TPU VMs, GKE, Slurm")
+    cluster.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; with the next two")
+    cluster.add_argument("--num-processes", type=int, metavar="N")
+    cluster.add_argument("--process-id", type=int, metavar="I")
 
 
 def run(
@@ -22,27 +31,30 @@ def run(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> int:
-    """Trains and says where the results lie. After SIGTERM with the state saved 75 (EX_TEMPFAIL):
-    requeue the same command; after Ctrl-C 130.
+    """Trains and prints where the results are. The status is 75 after SIGTERM and 130 after Ctrl-C;
+    the same command then resumes.
 
     Args:
-      config: None takes the one that the run folder holds.
+      config: None: the one in the run folder.
 
     Raises:
-      UserError: there is no config, or whatever is wrong with it, its data or the folder.
+      UserError: there is no config, or it, its data or the folder cannot be used.
     """
+    import jax
+
+    from mhsh.training.cluster import join
+    from mhsh.training.loop import train
+
     if config is None:
         config = _config_in(workdir)
     if distributed or coordinator is not None:
         join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
-    # One process makes the folder; the others find it made when the processes have agreed on the
-    # config.
+    # Process 0 makes the folder; the others use it after all have agreed on the config.
     folder = RunFolder.open_for_training(workdir, config) if jax.process_index() == 0 else RunFolder(workdir)
     stopped_by = train(config, folder)
     if stopped_by is not None:
-        print(f"stopped by signal {stopped_by}, state saved; the same command goes on from here")
-        return os.EX_TEMPFAIL if stopped_by == signal.SIGTERM else 128 + stopped_by
-    print(f"done: {workdir} (mhsh compare {workdir} ... puts it beside others)")
+        return interrupted(stopped_by)
+    print(f"done: {workdir} (compare it with others: mhsh compare {workdir} ...)")
     return 0
 
 

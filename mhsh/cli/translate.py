@@ -4,19 +4,33 @@ standard output.
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 from pathlib import Path
 
+from mhsh.cli.flags import add_step
 from mhsh.config.schema import Config
 from mhsh.data.text_files import read_lines
 from mhsh.data.tokenizers.subword import SubwordTokenizer, load_subword
 from mhsh.errors import UserError
-from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.files import write_new
-from mhsh.models.seq2seq import Seq2Seq
 from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.restore import load_for_inference
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("folder", metavar="RUN")
+    parser.add_argument("--input", dest="source", metavar="FILE", help="UTF-8, plain or .gz (default: standard input)")
+    parser.add_argument("--output", metavar="FILE", help="a new file (default: standard output)")
+    parser.add_argument("--beam", type=int, default=4, metavar="K", help="hypotheses a sentence (default: 4)")
+    parser.add_argument("--length-penalty", type=float, default=0.6, metavar="A", help="score / length ** A (default: 0.6)")
+    add_step(parser)
+    parser.add_argument(
+        "--average", dest="num_averaged", type=int, default=1, metavar="N", help="average the last N checkpoints (default: 1)"
+    )
+    parser.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="source tokens at once (default: 4096)")
+    parser.add_argument("--overlong", default="error", metavar="WHAT", help="lines that are too long: error (default) or cut")
 
 
 def run(
@@ -42,6 +56,10 @@ def run(
       UserError: a value is impossible, the run is of another kind or its vocabulary does not match,
         a line is not UTF-8 or too long, or `output` exists.
     """
+    from mhsh.evaluation.translation import model_decoder, translate_lines
+    from mhsh.models.seq2seq import Seq2Seq
+    from mhsh.training.restore import load_for_inference
+
     _check_values(beam, length_penalty, batch_tokens)
     _check_new(output)
     run_folder = RunFolder(folder)

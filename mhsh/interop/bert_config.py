@@ -12,7 +12,6 @@ from typing import Any
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.files import read_object
-from mhsh.models.layers import BERT_STDDEV
 
 CONFIG_FILE = "config.json"
 # The objective that each trains; a BertModel has no head.
@@ -45,7 +44,7 @@ class BertConfig:
     """What a config.json says."""
 
     architecture: str | None  # a key of ARCHITECTURES; None: it does not say
-    fields: Mapping[str, Any]  # of ModelConfig: all that do not hang on the heads
+    fields: Mapping[str, Any]  # of ModelConfig, without those that depend on the heads
     labels: tuple[str, ...]  # of the classes, by number
     problem_type: str | None  # of a classification, where it says
     is_tied: bool  # the output matrix is the token table
@@ -103,6 +102,8 @@ def bert_config(model: ModelConfig, pad_id: int, labels: Sequence[str]) -> dict[
       pad_id: of [PAD].
       labels: the names of the classes by number; empty: LABEL_0, LABEL_1, ...
     """
+    from mhsh.models.layers import BERT_STDDEV  # not above: it imports jax
+
     there: dict[str, Any] = {
         "architectures": [architecture_of(model)],
         "model_type": "bert",

@@ -1,5 +1,5 @@
-"""A Hugging Face BERT checkpoint as a model section and parameters: every tensor is accounted for,
-none is believed unchecked.
+"""A Hugging Face BERT checkpoint as a model section and parameters. Every tensor is checked and
+accounted for.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ImportedBert:
 
 
 class _Heads(NamedTuple):
-    """The fields of the model section that hang on the heads."""
+    """The fields of the model section that depend on the heads."""
 
     objective: str
     next_sentence: bool

@@ -1,5 +1,5 @@
-"""The real training step compiled for a slice that is not here: its memory, collectives and FLOPs,
-told by the compiler.
+"""The training step compiled for a TPU slice without access to it: the compiler's memory,
+collectives and FLOPs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from mhsh.training.step import compile_train_step
 
 GIB = 2**30
 
-# The TPUs that can be compiled for, and what the compiler must be told: a device is a whole chip,
-# both cores of a v4 or v5p.
+# The TPUs that can be compiled for, with the compiler's options. A device is a whole chip: both
+# cores of a v4 or v5p.
 _COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     "v4": {"chip_config_name": "megacore"},
     "v5e": {},
@@ -49,8 +49,8 @@ _COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Which devices a step is compiled for: `v5e:4x4`, more than one slice of it, or `local:8`
-    (simulated on the CPU).
+    """The devices of a compilation: `v5e:4x4`, several slices of it, or `local:8` (simulated on the
+    CPU).
     """
 
     name: str
@@ -76,7 +76,7 @@ class Topology:
 
 
 def parse_topology(name: str, num_slices: int = 1) -> Topology:
-    """`name` checked as far as it can be without asking the compiler.
+    """The topology of that name, checked as far as possible without the compiler.
 
     Raises:
       UserError: an unknown kind or layout, or slices where there are none.
@@ -93,11 +93,11 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
 
 
 def devices_of(topology: Topology) -> Sequence[Any]:
-    """The devices to compile for. `local:N` needs a process that simulates N of them, as that of
-    `measure` does.
+    """The devices to compile for. `local:N` needs a process with N simulated devices, as `measure`
+    starts.
 
     Raises:
-      UserError: libtpu is missing, or knows no such slice.
+      UserError: libtpu is missing, or does not know the slice.
     """
     if topology.kind == "local":
         devices = jax.devices("cpu")
@@ -129,19 +129,19 @@ def require_libtpu() -> None:
 
 
 def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = None) -> dict[str, Any]:
-    """Compiles the training step of `config` for `topology` in this process and reads everything
-    off it; no array is made.
+    """Compiles the training step of `config` for `topology` in this process, without making any
+    array, and reads the figures from the compiled program.
 
     Args:
-      config: its batch, mesh and dtypes are the ones compiled.
-      topology: where to.
+      config: with the batch, mesh and dtypes to compile.
+      topology: the devices to compile for.
       hbm_bytes: memory of one device, instead of the public figure.
 
     Returns:
-      A dictionary for JSON: all bytes are those of one device, all counts those of one step. `fits`
-      is None where the memory of a device is not known; where the compiler itself ran out of
-      memory, `needed_bytes` is what it asked for and what needs a compiled program is absent.
-      `compile_seconds` takes in tracing and lowering.
+      A dictionary for JSON. Bytes are per device, counts per step. `fits` is None where the memory
+      of a device is not known. Where the compiler ran out of memory, `needed_bytes` is what it
+      asked for, and what needs a compiled program is absent. `compile_seconds` includes tracing
+      and lowering.
 
     Raises:
       UserError: the mesh does not make the devices, the model or the batch does not divide, or
@@ -151,7 +151,7 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
     mesh = make_mesh(config, devices)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
     if config.model.remat_policy == "auto":
-        # Where the memory is not known: the policy that asks for least.
+        # Where the memory is not known: the policy that needs least.
         policy = choose_remat(config, dict(mesh.shape), hbm_bytes, CANDIDATES).policy if hbm_bytes else CANDIDATES[-1]
         config = with_policy(config, policy)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
@@ -195,8 +195,8 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
 
 
 def overflow(message: str) -> dict[str, Any]:
-    """What the compiler says when a step does not fit: `needed_bytes` is what it had counted by
-    then, at least.
+    """The compiler's message when a step does not fit. `needed_bytes` is a lower bound: what it had
+    counted by then.
 
     Raises:
       UserError: the compiler failed for another reason.
@@ -209,8 +209,8 @@ def overflow(message: str) -> dict[str, Any]:
 
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes on one device by use; `total` is what must be there at once: arguments, outputs that
-    are not arguments given up, temporaries and the program.
+    """Bytes on one device by use. `total` is what is needed at once: arguments, outputs that do not
+    reuse an argument, temporaries and the program.
     """
     stats: Any = compiled.memory_analysis()
     names = ("argument", "output", "alias", "temp", "generated_code")
@@ -228,14 +228,14 @@ def _version(name: str) -> str | None:
 
 
 def measure(config: Config, topology: Topology, hbm_bytes: int | None = None) -> dict[str, Any]:
-    """`compile_report` in a process of its own, so that jax starts with the right devices and a
-    compiler that dies says so.
+    """`compile_report` in a process of its own: jax starts with the right devices, and a crash of
+    the compiler becomes an error.
 
-    Adds `warnings`: the partitioner's complaints of involuntary rematerialisation (arrays gathered
+    Adds `warnings`: the partitioner's warnings of involuntary rematerialisation (arrays gathered
     whole to change their layout).
 
     Raises:
-      UserError: as `compile_report`, and where the compiler died.
+      UserError: as `compile_report`, and where the compiler crashed.
     """
     if topology.kind != "local":
         require_libtpu()
@@ -243,10 +243,10 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None) ->
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # compile_seconds are of a compilation
-        "TF_CPP_MIN_LOG_LEVEL": "1",  # the partitioner's complaints are warnings, here and in the TPU compiler
+        "TF_CPP_MIN_LOG_LEVEL": "1",  # the partitioner's warnings, here and in the TPU compiler
         "TPU_STDERR_LOG_LEVEL": "0",
-        "TPU_SKIP_MDS_QUERY": "1",  # this is no machine of Google's that could be asked what it is
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # the compiler holds no TPU; two compilations may run side by side
+        "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server outside of Google's machines
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # no TPU is held; two compilations may run at once
         "PYTHONPATH": os.pathsep.join([str(Path(mhsh.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     done = subprocess.run(
@@ -270,7 +270,7 @@ def _death(status: int, stderr: str) -> str:
     versions = f"libtpu {_version('libtpu')}, jaxlib {_version('jaxlib')}"
     if status > 0:
         last = " ".join(stderr.splitlines()[-1:])[:300]
-        return f"the compiling process failed ({versions}; where the two do not understand each other, try another libtpu): {last}"
+        return f"the compiling process failed ({versions}; if the two are incompatible, try another libtpu): {last}"
     known = [line.strip()[:160] for line in stderr.splitlines() if "STACK OVERFLOW" in line or "Check failed" in line]
     return (
         f"the compiler ({versions}) was ended by {signal.Signals(-status).name} ({(known + ['it said nothing'])[0]}); "
@@ -281,12 +281,12 @@ def _death(status: int, stderr: str) -> str:
 def largest_batch(
     config: Config, measure_batch: Callable[[Config], dict[str, Any]], unit: int, max_tries: int = 14
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """The report of the largest `train.batch_size` that fits (None: not even the smallest) and all
-    reports in order of trying.
+    """The report of the largest `train.batch_size` that fits (None: not even the smallest), and all
+    reports in the order of the tries.
 
-    From the config's own batch, rounded to a multiple of `unit` (the rows that one row a device and
-    micro-batch makes), by doubling or halving, then bisection until the next try would gain less
-    than a sixteenth; at most `max_tries` compilations.
+    The search starts from the config's batch, rounded to a multiple of `unit` (one row a device and
+    micro-batch). It doubles or halves, then bisects until the next try would gain less than a
+    sixteenth, with at most `max_tries` compilations.
 
     Raises:
       UserError: the memory of a device is not known.

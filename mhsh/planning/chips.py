@@ -1,6 +1,4 @@
-"""Public figures of accelerators: what a chip computes, holds and sends, each with the page that
-says it.
-"""
+"""Public figures of accelerators (compute, memory and network of a chip), each with its source."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ class Chip:
     """One device as jax sees it (both cores of a v4 or v5p chip taken together). Bytes per second
     are of one direction.
 
-    A domain is what a fast network joins: a TPU slice, whose chips have links to their neighbours
-    along each axis of a mesh or torus, or the GPUs at one NVLink switch. Several domains are joined
-    by a slower network.
+    A domain is a group of devices on one fast network: a TPU slice, whose chips are linked to their
+    neighbours along each axis of a mesh or torus, or the GPUs at one NVLink switch. A slower
+    network connects several domains.
     """
 
-    device_kind: str  # jax's name for it, the key of the ledger's PEAK_FLOPS
+    device_kind: str  # jax's name for it, the key of PEAK_FLOPS
     hbm_bytes: int
     hbm_bandwidth: float
     dimensions: int  # of a TPU slice; 0: a switch, every device one hop from every other
@@ -37,7 +35,7 @@ class Chip:
         return PEAK_FLOPS[self.device_kind]
 
 
-# Latencies are no chip maker's figures:
+# The latencies are not from the chips' makers:
 # TPU, a hop: "typically around 1us" (Austin et al., How to Scale Your Model,
 # jax-ml.github.io/scaling-book/sharding).
 # TPU, between slices: no public figure was found; 20 us a hop is this project's assumption.

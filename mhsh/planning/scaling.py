@@ -260,8 +260,8 @@ class Family:
         """`reports`: of `mhsh aot --json`, of one fsdp size.
 
         Raises:
-          UserError: a report is of another config, of several slices, did not fit, or cannot be
-            told apart by mesh axis.
+          UserError: a report is of another config or of several slices, did not fit, or has mesh
+            axes of equal size.
         """
         for report in reports:
             _check(config, report)
@@ -309,15 +309,17 @@ def _check(config: Config, report: dict[str, Any]) -> None:
     if "collectives" not in report:
         raise UserError(f"{name} has no program: the step did not fit")
     if report["num_slices"] != 1 or mesh["tensor"] != 1:
-        raise UserError(f"{name}: give a report of one slice and of tensor 1; what lies between slices is reckoned from that")
+        raise UserError(f"{name}: give a report of one slice and of tensor 1; the traffic between slices is computed from that")
     if mesh["data"] == mesh["fsdp"] > 1:
-        raise UserError(f"{name}: data and fsdp of one size cannot be told apart; compile a mesh where they differ")
+        raise UserError(
+            f"{name}: data and fsdp have the same size, so their collectives cannot be separated; compile a mesh where they differ"
+        )
     told = report["flops"]["ledger"] * report["num_devices"] / report["batch_size"]
     here = step_flops(config) / config.train.batch_size
     if not math.isclose(told, here, rel_tol=1e-6):
         raise UserError(f"{name} is of another config: {told:.6g} FLOPs a row there, {here:.6g} in --config")
     if config.train.accumulation_steps != 1:
-        raise UserError("train.accumulation_steps: the prediction is for steps of one part; compile and predict with 1")
+        raise UserError("train.accumulation_steps: the prediction is for steps without accumulation; compile and predict with 1")
 
 
 def _by_axis(report: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:

@@ -97,7 +97,7 @@ def _start(
         # it on once.
         with _on_cores(_share_of_cores(slot, parallel)):
             process = subprocess.Popen(
-                [sys.executable, "-m", "mhsh.cli.main", "train", f"--workdir={run_folder.path}"],
+                [sys.executable, "-m", "mhsh", "train", f"--workdir={run_folder.path}"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,

@@ -104,7 +104,7 @@ def test_decoding(tmp_path):
 def test_compiling_in_a_process_of_its_own(tmp_path):
     """So that its cold caches are not those of the other tests."""
     out = tmp_path / "compile.json"
-    command = [sys.executable, "-m", "mhsh.cli.main", "bench", "compile", *tiny("config", "bert.py:2l8h"), "--rounds=1"]
+    command = [sys.executable, "-m", "mhsh", "bench", "compile", *tiny("config", "bert.py:2l8h"), "--rounds=1"]
     done = subprocess.run([*command, f"--out={out}"], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (only,) = candidates(json.loads(out.read_text()))
@@ -162,7 +162,7 @@ def test_what_no_peer_can_do(capsys, overrides, message):
 
 def test_ctrl_c_leaves_a_line_and_no_file(tmp_path):
     out = tmp_path / "train.json"
-    command = [sys.executable, "-m", "mhsh.cli.main", "bench", "train", *tiny("config", "bert.py:2l8h")]
+    command = [sys.executable, "-m", "mhsh", "bench", "train", *tiny("config", "bert.py:2l8h")]
     command += ["--rounds=1000000", f"--out={out}"]
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None and process.stdout is not None

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mhsh.cli.config_flags import take_config
+from mhsh.cli.flags import take_config
 from mhsh.cli.main import main
 from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
@@ -222,7 +222,7 @@ def test_training_goes_on_from_a_checkpoint(tmp_path, golden):
     ]
 
     def mhsh(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "mhsh.cli.main", *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-m", "mhsh", *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

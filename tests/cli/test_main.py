@@ -5,16 +5,17 @@ damaged.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mhsh.cli.config_flags import take_config
+from mhsh.cli.flags import take_config
 from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
+from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import ROOT
 
 TINY = "--config=configs/bert.py:2l8h"
@@ -109,14 +110,15 @@ def test_eval_of_what_is_no_run(capsys, tmp_path):
     assert "holds no run: config.json is missing" in fails(capsys, "eval", str(tmp_path))
 
 
-def test_a_full_disk_is_one_line(capsys, tmp_path, corpus):
+def test_a_full_disk_is_one_line(capsys, tmp_path, corpus, monkeypatch):
     """/dev/full is a disk without room: the first write of run.json fails as it would there."""
     workdir = tmp_path / "run"
     arguments = ["train", TINY, corpus, f"--workdir={workdir}", "--config.data.validation_fraction=0.2"]
     config, _ = take_config("config", arguments[1:])
     assert config is not None
     RunFolder.open_for_training(workdir, config)
-    (workdir / f".run.json.{os.getpid()}").symlink_to("/dev/full")
+    (workdir / ".run.json.half.tmp").symlink_to("/dev/full")
+    monkeypatch.setattr("mhsh.files.uuid.uuid4", lambda: SimpleNamespace(hex="half"))
     assert "the disk is full" in fails(capsys, *arguments)
     assert not (workdir / "run.json").exists()
 
@@ -150,5 +152,16 @@ def test_admin_prints_omega(capsys, corpus):
 
 
 def test_compare_starts_without_jax():
-    code = "import sys; from mhsh.cli.main import main; main(['compare', '/nowhere']); sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0
+    assert "/nowhere is no folder" in mhsh_without_jax("compare", "/nowhere").stderr
+
+
+def test_no_file_of_a_command_imports_jax():
+    code = (
+        "import sys; from mhsh.cli.parser import COMMANDS, build_parser, command_module\n"
+        "build_parser(None).format_help()\n"
+        "light = {'rich', 'numpy', 'etils', 'ml_collections', 'mhsh.cli.train'}.isdisjoint(sys.modules)\n"
+        "for name in COMMANDS: build_parser(name)\n"
+        "print(light, {'jax', 'flax', 'optax', 'orbax', 'grain', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "True set()\n", done.stdout + done.stderr

@@ -53,7 +53,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "mhsh.cli.main", "sweep", *CONFIG, *arguments]
+    return [sys.executable, "-m", "mhsh", "sweep", *CONFIG, *arguments]
 
 
 def states(folder: Path) -> list[str]:
@@ -168,7 +168,7 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     stopped.send_signal(signal.SIGINT)
     out, err = stopped.communicate()
     assert stopped.returncode == 130, err
-    assert "stopped by signal 2, states saved" in out and (folder / "sweep.html").exists()
+    assert "Interrupted; state saved" in out and (folder / "sweep.html").exists()
     assert states(folder) == [STOPPED, WAITING]
     assert run.read_run()["status"] == "stopped"
     saved = run.newest_checkpoint()

@@ -98,7 +98,7 @@ def test_an_older_step_and_an_average(trained, tmp_path):
 
 def test_as_a_process_between_pipes(trained):
     overlong = " ".join(["der"] * MAX_POSITIONS)
-    command = [sys.executable, "-m", "mhsh.cli.main", "translate", trained, "--beam=3", "--overlong=cut", "--batch-tokens=64"]
+    command = [sys.executable, "-m", "mhsh", "translate", trained, "--beam=3", "--overlong=cut", "--batch-tokens=64"]
     given = "\n".join([*LINES, overlong]).encode()  # no end to the last line
     environment = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "LC_ALL": "C", "PYTHONUTF8": "0"}
     done = subprocess.run(command, cwd=ROOT, input=given, capture_output=True, env=environment, check=False)

@@ -78,7 +78,7 @@ def test_every_truncation_is_refused(tmp_path):
         (tmp_path / "cut.safetensors").write_bytes(whole[:length])
         refusal(tmp_path / "cut.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(whole + b"\0")
-    assert "its header describes" in refusal(tmp_path / "cut.safetensors")
+    assert "file not fully covered" in refusal(tmp_path / "cut.safetensors")
 
 
 def test_no_damage_to_the_header_is_a_traceback(tmp_path):
@@ -107,25 +107,25 @@ def test_no_damage_to_the_header_is_a_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [
-        ({"a": entry(offsets=(0, 4))}, b"\0" * 4, "has 8 bytes, its data_offsets [0, 4] give 4"),
-        ({"a": entry(), "b": entry(offsets=(4, 12))}, b"\0" * 12, "the tensor b begins at byte"),
-        ({"a": entry(), "b": entry(offsets=(12, 20))}, b"\0" * 20, "the tensor b begins at byte"),
-        ({"a": entry(offsets=(8, 16))}, b"\0" * 16, "the tensor a begins at byte"),
-        ({"a": entry(offsets=(8, 0))}, b"", "give -8"),
-        ({"a": entry(offsets=(-8, 0))}, b"\0" * 8, "data_offsets [-8, 0]"),
-        ({"a": entry(shape=(-2,))}, b"\0" * 8, "has shape [-2]"),
-        ({"a": entry(shape=(2.0,))}, b"\0" * 8, "has shape [2.0]"),
-        ({"a": entry(shape=(True, 2))}, b"\0" * 8, "has shape [True, 2]"),
-        ({"a": entry(shape=(2**62, 2**62), offsets=(0, 8))}, b"\0" * 8, "its data_offsets [0, 8] give 8"),
-        ({"a": entry(dtype="F8_E4M3")}, b"\0" * 8, "the tensor a is 'F8_E4M3'; mhsh reads F32, F16, BF16"),
-        ({"a": entry(dtype=["F32"])}, b"\0" * 8, "the tensor a is ['F32']"),
-        ({"a": {"dtype": "F32", "shape": [2]}}, b"\0" * 8, "has no dtype, shape and data_offsets"),
-        ({"a": [1]}, b"", "has no dtype, shape and data_offsets"),
-        (b"[]", b"", "it is not a JSON object"),
-        (b"{", b"", "is damaged"),
-        (b"\xff\xfe", b"", "'utf-8' codec can't decode"),
-        (b"[" * 100_000, b"", "is damaged"),
-        (b'{"a": 1, "a": 2}', b"", "'a' appears twice in one object"),
+        ({"a": entry(offsets=(0, 4))}, b"\0" * 4, "invalid shape, data type, or offset for tensor"),
+        ({"a": entry(), "b": entry(offsets=(4, 12))}, b"\0" * 12, "invalid offset for tensor `b`"),
+        ({"a": entry(), "b": entry(offsets=(12, 20))}, b"\0" * 20, "invalid offset for tensor `b`"),
+        ({"a": entry(offsets=(8, 16))}, b"\0" * 16, "invalid offset for tensor `a`"),
+        ({"a": entry(offsets=(8, 0))}, b"", "invalid offset for tensor `a`"),
+        ({"a": entry(offsets=(-8, 0))}, b"\0" * 8, "invalid value: integer `-8`"),
+        ({"a": entry(shape=(-2,))}, b"\0" * 8, "invalid value: integer `-2`"),
+        ({"a": entry(shape=(2.0,))}, b"\0" * 8, "invalid type: floating point"),
+        ({"a": entry(shape=(True, 2))}, b"\0" * 8, "invalid type: boolean"),
+        ({"a": entry(shape=(2**62, 2**62), offsets=(0, 8))}, b"\0" * 8, "overflow"),
+        ({"a": entry(dtype="F9")}, b"\0" * 8, "unknown variant"),
+        ({"a": entry(dtype=["F32"])}, b"\0" * 8, "invalid type: sequence"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, b"\0" * 8, "missing field `data_offsets`"),
+        ({"a": [1]}, b"", "invalid type"),
+        (b"[]", b"", "invalid type: sequence"),
+        (b"{", b"", "EOF while parsing"),
+        (b"\xff\xfe", b"", "invalid UTF-8"),
+        (b"[" * 100_000, b"", "is cut short or damaged"),
+        (b'{"a": 1, "a": 2}', b"", "is cut short or damaged"),
     ],
 )
 def test_headers_that_lie(tmp_path, header, data, message):
@@ -134,9 +134,9 @@ def test_headers_that_lie(tmp_path, header, data, message):
 
 def test_a_header_longer_than_the_file(tmp_path):
     path = tmp_path / "model.safetensors"
-    for length in (2**63, 200_000_000, 17):
+    for length, message in ((2**63, "header too large"), (200_000_000, "header too large"), (17, "invalid header length")):
         path.write_bytes(struct.pack("<Q", length) + b"{}" * 8)
-        assert f"its header would have {length} bytes, the file has 24" in refusal(path)
+        assert message in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +153,13 @@ def test_tensors_that_are_not_read(tmp_path, values, message):
     file = SafetensorsFile(tmp_path / "x.safetensors")
     with pytest.raises(UserError, match=message):
         file.read("x")
+
+
+def test_tensors_that_numpy_cannot_hold(tmp_path):
+    path = file_with(
+        tmp_path / "x.safetensors", {"f8": entry("F8_E4M3", (8,)), "empty": entry("F32", (2**62, 0), (8, 8))}, b"\0" * 8
+    )
+    file = SafetensorsFile(path)
+    for name, message in (("f8", "the tensor f8 is F8_E4M3; mhsh reads F32, F16, BF16"), ("empty", "empty cannot be read")):
+        with pytest.raises(UserError, match=message):
+            file.read(name)

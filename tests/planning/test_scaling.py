@@ -5,6 +5,7 @@ against bigger compiled programs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -154,11 +155,12 @@ def config(make_config):
 
 @pytest.fixture(scope="module")
 def report_of(make_config):
-    """report_of(data, fsdp, rows a device): the step compiled for that many simulated devices."""
+    """report_of(data, fsdp): the step compiled for a mesh, two rows a simulated device."""
 
-    def make(data, fsdp, rows=2, **overrides):
-        mesh = {"mesh.data": data, "mesh.fsdp": fsdp, "train.batch_size": rows * data * fsdp, "model.remat_policy": "full"}
-        return compile_report(make_config("bert", "2l8h", **mesh | overrides), Topology(f"local:{data * fsdp}"))
+    @functools.cache
+    def make(data, fsdp):
+        mesh = {"mesh.data": data, "mesh.fsdp": fsdp, "train.batch_size": 2 * data * fsdp, "model.remat_policy": "full"}
+        return compile_report(make_config("bert", "2l8h", **mesh), Topology(f"local:{data * fsdp}"))
 
     return make
 
@@ -166,6 +168,11 @@ def report_of(make_config):
 @pytest.fixture(scope="module")
 def family(config, report_of):
     return Family(config, [report_of(2, 1), report_of(4, 1)])
+
+
+def with_mesh(report, data, fsdp):
+    """The report as if of another mesh, on which nothing is sent."""
+    return report | {"mesh": {"data": data, "fsdp": fsdp, "tensor": 1}, "collectives": []}
 
 
 def in_bytes(family, batch):
@@ -176,7 +183,7 @@ def test_two_and_four_devices_foretell_eight(config, report_of, family):
     assert in_bytes(family, 16) == pytest.approx(in_bytes(Family(config, [report_of(8, 1)]), 16), rel=1e-3)
 
 
-def test_two_axes_are_told_apart(config, report_of):
+def test_two_axes_are_separated(config, report_of):
     report = report_of(2, 4)
     family = Family(config, [report])
     assert {one.axis for one in family.traffic(16)} == {"data", "fsdp", "all"}
@@ -213,7 +220,7 @@ def test_the_bounds_hold_the_parts(config, family, kind, doublings, rows, effici
 
 def test_which_meshes_a_family_speaks_for(config, report_of, family):
     assert [family.knows(devices) for devices in (1, 2, 3, 1024)] == [False, True, True, True]
-    mixed, alone = Family(config, [report_of(2, 4)]), Family(config, [report_of(1, 4)])
+    mixed, alone = Family(config, [report_of(2, 4)]), Family(config, [with_mesh(report_of(2, 1), 1, 4)])
     assert [mixed.knows(devices) for devices in (4, 6, 8, 1024)] == [False, False, True, True]
     assert [alone.knows(devices) for devices in (4, 8)] == [True, False]
 
@@ -224,13 +231,13 @@ def test_reports_that_cannot_be_used(config, make_config, report_of):
         Family(make_config("bert", "4l4h", **{"data.sequence_length": 32}), [good])
     with pytest.raises(UserError, match="same batch"):
         Family(config, [good, good])
-    with pytest.raises(UserError, match="cannot be told apart"):
-        Family(config, [report_of(2, 2)])
+    with pytest.raises(UserError, match="cannot be separated"):
+        Family(config, [with_mesh(good, 2, 2)])
     with pytest.raises(UserError, match="one slice"):
         Family(config, [good | {"num_slices": 2}])
     with pytest.raises(UserError, match="did not fit"):
         Family(config, [{name: value for name, value in good.items() if name != "collectives"}])
-    with pytest.raises(UserError, match="steps of one part"):
+    with pytest.raises(UserError, match="steps without accumulation"):
         Family(replace(config, train=replace(config.train, accumulation_steps=2)), [good])
     odd = good | {"collectives": [{**good["collectives"][0], "group": 5}]}
     with pytest.raises(UserError, match="groups of 5 devices"):

@@ -214,7 +214,7 @@ def watching() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
 
     def start(*arguments: str | Path) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mhsh.cli.main", "compare", "--watch", *map(str, arguments)],
+            [sys.executable, "-m", "mhsh", "compare", "--watch", *map(str, arguments)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What a whole training run costs on paper: its size, its tokens and its FLOPs."""
+"""What a training run will cost: its parameters, tokens and FLOPs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class RunCost(NamedTuple):
     """The figures of one run of train.num_steps steps."""
 
     parameters: int  # all of them, omega included
-    tokens: int  # places in its training rows; padding is among them
+    tokens: int  # positions in its training rows, padding included
     flops: int  # forward and backward, without recomputation and validation
 
 
 def run_cost(config: Config) -> RunCost:
-    """The cost of one run of `config`, from the ledger."""
+    """The cost of one run of `config`, computed from the config alone."""
     steps = config.train.num_steps
     return RunCost(
         parameters=_parameters(config.model),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mhsh.planning.run_cost import run_cost
+from mhsh.planning.costs import run_cost
 
 
 def test_a_run_by_hand(make_config):

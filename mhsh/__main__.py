@@ -1,0 +1,8 @@
+"""`python -m mhsh` is the command `mhsh`."""
+
+import sys
+
+from mhsh.cli.main import start
+
+if __name__ == "__main__":
+    sys.exit(start())

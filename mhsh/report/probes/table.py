@@ -1,0 +1,127 @@
+"""The table of a probe in the terminal, out of its JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+_WIDTH = 120  # of a table, at least
+
+
+def print_table(document: dict[str, Any]) -> None:
+    """Prints what `mhsh probe` found."""
+    _PRINTERS[document["kind"]](document)
+
+
+def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    table = Table(*columns, title=title, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row))
+    # Wide enough for figures in one line each, also where the output goes to a file.
+    Console(markup=False, width=max(_WIDTH, Console().width)).print(table)
+
+
+def _dependency_table(document: dict[str, Any]) -> None:
+    rows = [
+        [model["name"], stack, figures["input"], *(sum(figures[name]) for name in names), figures["biases"], _half(figures, names)]
+        for model in document["models"]
+        for stack, figures in model["result"].items()
+        for names in [[name for name in figures if name not in ("input", "biases")]]
+    ]
+    width = max(len(row) for row in rows)
+    parts = ["attention", "feed-forward"] if width == 7 else ["sublayers", "in", "order"]
+    rows = [row[:3] + row[3:-2] + [""] * (width - len(row)) + row[-2:] for row in rows]
+    _print("shares of the final residual stream", ["model", "stack", "input", *parts, "biases", "second half of the layers"], rows)
+
+
+def _half(figures: dict[str, Any], names: Sequence[str]) -> float:
+    return sum(sum(figures[name][len(figures[name]) // 2 :]) for name in names)
+
+
+def _gradients_table(document: dict[str, Any]) -> None:
+    rows = [
+        [
+            model["name"],
+            stack,
+            model["result"]["loss"],
+            figures["layer"][0],
+            figures["layer"][-1],
+            max(figures["layer"]),
+            min(figures["layer"]),
+        ]
+        for model in document["models"]
+        for stack, figures in model["result"]["stacks"].items()
+    ]
+    _print("gradient norms of the layers", ["model", "stack", "loss", "first", "last", "largest", "smallest"], rows)
+
+
+def _coverage_table(document: dict[str, Any]) -> None:
+    rows = [
+        [
+            model["name"],
+            f"{stack} {name}",
+            str(sum(len(heads) for heads in figures["heads"])),
+            figures["visible"],
+            float(np.mean(figures["heads"])),
+            float(np.mean(figures["layers"])),
+            figures["rollout"][-1] if "rollout" in figures else "",
+            figures["rollout_without_residual"][-1] if "rollout" in figures else "",
+        ]
+        for model in document["models"]
+        for stack, sublayers in model["result"].items()
+        for name, figures in sublayers.items()
+    ]
+    columns = ["model", "sublayer", "heads", "may see", "a head", "a layer", "whole stack", "whole stack, no residual"]
+    _print("effective number of positions that a token draws on", columns, rows)
+
+
+def _similarity_table(document: dict[str, Any]) -> None:
+    rows = [
+        [model["name"], stack, *(f(figures[key]) for key in ("cka", "cosine") for f in (np.mean, min))]
+        for model in document["models"]
+        for stack, figures in model["result"].items()
+    ]
+    columns = ["model", "stack", "CKA, mean", "CKA, least", "cosine, mean", "cosine, least"]
+    _print("the residual stream before and after a layer", columns, rows)
+
+
+def _amplification_table(document: dict[str, Any]) -> None:
+    if "schemes" in document:
+        rows = [
+            [
+                each["scheme"],
+                each["theory"],
+                *_growth_cells(each["growth"]),
+                each["points"][0]["mean"] or 0.0,
+                each["points"][-1]["mean"] or 0.0,
+            ]
+            for each in document["schemes"]
+        ]
+        ends = [f"{point['layers']} layers" for point in (document["schemes"][0]["points"][i] for i in (0, -1))]
+        _print("E|f(w) - f(w + delta)|^2, fresh", ["scheme", "theory", "exponent", "95 %", "best law", *ends], rows)
+        return
+    rows = [
+        [model["name"], *_growth_cells(model["result"]["growth"]), model["result"]["means"][-1] or math.nan]
+        for model in document["models"]
+    ]
+    _print("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "95 %", "best law", "at the end"], rows)
+
+
+def _growth_cells(fitted: dict[str, Any] | None) -> list[str]:
+    if fitted is None:
+        return ["", "", ""]
+    return [f"{fitted['exponent']:.2f}", f"{fitted['low']:.2f} to {fitted['high']:.2f}", fitted["law"]]
+
+
+_PRINTERS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "dependency": _dependency_table,
+    "amplification": _amplification_table,
+    "gradients": _gradients_table,
+    "coverage": _coverage_table,
+    "similarity": _similarity_table,
+}
