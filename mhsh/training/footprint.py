@@ -104,8 +104,8 @@ def _layers_like(model: ModelConfig, count: int) -> dict[str, int]:
 
 
 def _boxed_state(config: Config) -> TrainState:
-    """The boxed state. It does not depend on the remat policy."""
-    return _cached_boxed_state(_with_model(config, remat_policy="none"))
+    """The boxed state. Neither the remat policy nor the attention implementation matters."""
+    return _cached_boxed_state(_with_model(config, remat_policy="none", attention_implementation="xla"))
 
 
 @functools.cache
