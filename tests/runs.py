@@ -50,8 +50,8 @@ def mhsh(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def mhsh_here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in this process, on one of its eight devices: nothing is imported again, and
-    one device compiles faster.
+    """Runs a command in this process, on one of its eight devices: nothing is imported again. For
+    commands that trace no model: here every shape is checked, which makes tracing slower.
     """
     out, err, devices = io.StringIO(), io.StringIO(), jax.devices
     with (

@@ -24,7 +24,7 @@ def test_a_run_that_diverges_says_so(corpus, tmp_path):
     """
     workdir = tmp_path / "diverging"
     overrides = ["--config.optimizer.learning_rate=1e38", "--config.model.residual=pre_ln", "--config.optimizer.warmup_steps=0"]
-    done = mhsh_here("train", *CONFIG, corpus, *overrides, "--config.train.max_skipped_steps=5", f"--workdir={workdir}")
+    done = mhsh("train", *CONFIG, corpus, *overrides, "--config.train.max_skipped_steps=5", f"--workdir={workdir}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "diverged: 5 updates in a row were not finite" in done.stderr
     record = RunFolder(workdir).read_run()

@@ -13,7 +13,7 @@ import pytest
 
 from mhsh.run_folder import RunFolder
 from tests.conftest import ROOT
-from tests.runs import TIMINGS, mhsh_here
+from tests.runs import TIMINGS, mhsh, mhsh_here
 
 FIXTURES = ROOT / "tests" / "fixtures" / "runs_of_38414e5"
 RELATIVE_TOLERANCE = 1e-5  # another jax, or another processor, may round differently
@@ -31,7 +31,7 @@ def figures(row: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", ["pretraining", "translation"])
 def test_eval_prints_the_same_figures(name, tmp_path):
-    done = mhsh_here("eval", str(copied(name, tmp_path)))
+    done = mhsh("eval", str(copied(name, tmp_path)))
     assert done.returncode == 0, done.stderr
     expected = json.loads((FIXTURES / f"{name}_eval.json").read_text())
     assert json.loads(done.stdout) == pytest.approx(expected, rel=RELATIVE_TOLERANCE)
@@ -52,7 +52,7 @@ def test_export_writes_a_bert(tmp_path):
 def test_pretraining_is_resumed_as_the_old_code_resumes_it(tmp_path):
     workdir = copied("pretraining", tmp_path)
     begun = (workdir / "metrics.jsonl").read_text()
-    assert mhsh_here("train", f"--workdir={workdir}").returncode == 0
+    assert mhsh("train", f"--workdir={workdir}").returncode == 0
     assert (workdir / "metrics.jsonl").read_text().startswith(begun)
     rows = RunFolder(workdir).read_metrics().rows[begun.count("\n") :]
     expected = [json.loads(line) for line in (FIXTURES / "pretraining_continued.jsonl").read_text().splitlines()]

@@ -80,7 +80,7 @@ def test_a_finished_run_is_left_alone(unbroken, corpus):
 
 
 def test_eval_gives_what_training_logged(unbroken):
-    done = mhsh_here("eval", str(unbroken))
+    done = mhsh("eval", str(unbroken))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     config = RunFolder(unbroken).read_config()
@@ -109,7 +109,7 @@ def test_damaged_metrics_before_the_checkpoint_stop_a_resume(unbroken, tmp_path)
     whole = (workdir / "metrics.jsonl").read_bytes()
     truncated = b"\n".join(whole.split(b"\n")[:5])[:-9]
     (workdir / "metrics.jsonl").write_bytes(truncated)
-    done = mhsh_here("train", f"--workdir={workdir}")
+    done = mhsh("train", f"--workdir={workdir}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "metrics.jsonl is cut short in line 5" in done.stderr
     assert (workdir / "metrics.jsonl").read_bytes() == truncated

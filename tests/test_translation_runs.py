@@ -38,7 +38,7 @@ def arguments(layout: str) -> list[str]:
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The layout, and the folder of an unbroken run."""
     workdir = tmp_path_factory.mktemp("runs") / request.param
-    done = mhsh_here(*arguments(request.param), f"--workdir={workdir}")
+    done = mhsh(*arguments(request.param), f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr
     return request.param, workdir
 
@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
 
 def test_eval_gives_the_loss_that_training_logged(run):
     _, workdir = run
-    done = mhsh_here("eval", str(workdir))
+    done = mhsh("eval", str(workdir))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["step"] == 24
@@ -84,7 +84,7 @@ def test_translate_gives_a_line_for_a_line(run, tmp_path):
     _, workdir = run
     source = tmp_path / "source.en"
     source.write_text("seven\n\nnine hundred and twelve\nthe third of March nineteen eighty-seven\n", encoding="utf-8")
-    done = mhsh_here("translate", str(workdir), f"--input={source}", f"--output={tmp_path / 'out.de'}", "--average=3", "--beam=2")
+    done = mhsh("translate", str(workdir), f"--input={source}", f"--output={tmp_path / 'out.de'}", "--average=3", "--beam=2")
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "out.de").read_text(encoding="utf-8").split("\n")
     assert len(lines) == 5 and lines[1] == "" and lines[4] == ""
