@@ -64,7 +64,7 @@ class Task(abc.ABC, Generic[TaskTokenizer]):
 
     @property
     def min_items(self) -> int:
-        """The fewest items that a chunk may have; the last one takes from the one before it."""
+        """The fewest items of a chunk. Fewer at the end of a split go into the chunk before."""
         return 1
 
     @abc.abstractmethod

@@ -1,6 +1,4 @@
-"""Where sentence pairs come from, and what is done to them before anything is learnt: `read_pairs`,
-`clean`, `split_pairs`.
-"""
+"""Sentence pairs before they are encoded: read, cleaned, and split into training and validation."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ from mhsh.data.text_files import matching_files, text_lines
 from mhsh.data.translation import synthetic_pairs
 from mhsh.errors import UserError
 
-# Control characters (category Cc) that are not white space: they are no text. The others are
-# blanks, and become one.
+# Control characters (category Cc) that are not white space; they are removed. The others become a
+# space.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if not chr(code).isspace()}
 
 
@@ -34,27 +32,28 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass
 class CleaningCounts:
-    """What `clean` and `split_pairs` saw and left out of data.source, counted as they go."""
+    """What `clean` and `split_pairs` read and left out of data.source."""
 
     read: int = 0
-    empty: int = 0  # pairs with nothing on either side
-    duplicates: int = 0  # pairs equal to one before, on both sides
-    in_both_splits: int = 0  # pairs left out of training, as validation has them
+    empty: int = 0  # pairs with an empty side
+    duplicates: int = 0  # pairs equal to an earlier one, on both sides
+    in_both_splits: int = 0  # pairs of validation, left out of training
 
 
 def read_pairs(source: str) -> Iterator[Pair]:
-    """The pairs of a source as they stand there, in a fixed order, read as they are asked for.
+    """The pairs of a source, unchanged, in a fixed order, read on demand.
 
-    Sources: numbers, numbers:COUNT: COUNT (100,000) training pairs of English and German number
-      words; see mhsh/data/translation/synthetic_pairs.py. text:SOURCE_GLOB,TARGET_GLOB: plain, .gz
-      and .xz files, UTF-8, a sentence a line, lines ended by "\\n" only. The files of
-        either glob are taken in sorted order, the first with the first, and so on; line n
+    Sources:
+      numbers, numbers:COUNT: COUNT (100,000) training pairs of English and German number words; see
+        synthetic_pairs.py.
+      text:SOURCE_GLOB,TARGET_GLOB: plain, .gz and .xz files, UTF-8, one sentence a line, lines
+        ended by "\\n" only. The files of both globs are sorted and paired in this order; line n
         translates line n.
       tfds:NAME: a translation data set that TFDS has prepared, such as tfds:wmt14_translate/de-en.
 
     Raises:
       UserError: no such source, or files that do not exist, do not pair, are damaged or are not
-        UTF-8. What is wrong in the middle of a file is found when the reading gets there.
+        UTF-8. An error inside a file is raised when the reading gets there.
     """
     kind, _, rest = source.partition(":")
     if kind == "numbers":
@@ -72,10 +71,10 @@ def read_pairs(source: str) -> Iterator[Pair]:
 
 
 def validation_pairs(data: TranslationDataConfig) -> Iterator[Pair] | None:
-    """The pairs that validation has of its own: data.validation_source, or the held-out numbers of
-    `numbers`.
+    """The pairs of data.validation_source, or the held-out numbers of `numbers`.
 
-    None: there are none, and data.validation_fraction of those of data.source is held out.
+    None: validation has no pairs of its own, and data.validation_fraction of data.source is held
+    out.
     """
     if data.validation_source:
         return read_pairs(data.validation_source)
@@ -85,11 +84,10 @@ def validation_pairs(data: TranslationDataConfig) -> Iterator[Pair] | None:
 
 
 def clean(pairs: Iterable[Pair], counts: CleaningCounts) -> Iterator[Pair]:
-    """The pairs with `clean_text` on both sides, without those that are empty on a side or were
-    there before.
+    """The pairs with both sides cleaned, without those with an empty side and repeated ones.
 
     Args:
-      counts: is added to, pair by pair.
+      counts: is added to with every pair.
     """
     seen: set[bytes] = set()
     for pair in pairs:
@@ -107,32 +105,33 @@ def clean(pairs: Iterable[Pair], counts: CleaningCounts) -> Iterator[Pair]:
 
 
 def clean_text(text: str) -> str:
-    """Without control characters, in Unicode's composed form (NFC), and with one space for every
-    run of white space.
+    """The text without control characters, in Unicode's composed form (NFC), and with one space for
+    every run of white space.
 
-    What it gives it leaves as it is, and a tokenizer of mhsh gives it back exactly.
+    Cleaning a clean text changes nothing. Encoding and decoding it with a tokenizer of mhsh gives
+    it back exactly.
     """
     return " ".join(unicodedata.normalize("NFC", text.translate(_CONTROLS)).split())
 
 
 def pair_digest(pair: Pair) -> bytes:
-    """16 bytes that stand for the pair where equal pairs are looked for."""
+    """16 bytes that are equal for equal pairs."""
     return hashlib.blake2b(f"{pair.source}\n{pair.target}".encode(), digest_size=16).digest()
 
 
 def split_pairs(
     pairs: Iterable[Pair], own: Iterable[Pair] | None, data: TranslationDataConfig, counts: CleaningCounts
 ) -> Iterator[tuple[str, Pair]]:
-    """The split of every pair that is left, and the pair, cleaned: those of validation first where
-    it has its own.
+    """The split of every pair that is kept, and the cleaned pair.
 
-    Then no pair of theirs is left in training. Otherwise pairs are held out by their source
-    sentence (see `splits.is_held_out`), so that translations of one sentence stay together.
+    Where validation has pairs of its own, they come first and are left out of training. Otherwise
+    pairs are held out by their source sentence (see `splits.is_held_out`), so that translations of
+    one sentence stay together.
 
     Args:
-      pairs: those of data.source, as `read_pairs` gives them.
-      own: `validation_pairs`.
-      counts: is added to, pair by pair.
+      pairs: those of data.source, from `read_pairs`.
+      own: those of `validation_pairs`.
+      counts: is added to with every pair of data.source.
     """
     held_out: set[bytes] = set()
     for pair in clean(own or (), CleaningCounts()):
@@ -149,7 +148,7 @@ def split_pairs(
 
 
 def check_split(sizes: Mapping[str, int], data: TranslationDataConfig, counts: CleaningCounts) -> None:
-    """Raises UserError where a split has no pairs; `sizes` has those of each."""
+    """Raises UserError where a split has no pairs; `sizes` has the number of each."""
     for split in SPLITS:
         if sizes[split]:
             continue

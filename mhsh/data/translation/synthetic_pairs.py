@@ -1,14 +1,15 @@
-"""The source `numbers`: numbers and dates in English and German words, made by num2words; no
-download, and never at an end.
+"""The source `numbers`: numbers and dates in English and German words, made by num2words without a
+download.
 
-Some numbers are held out: no training pair names one, as a cardinal, an ordinal, a year or in a
-date. The words they are made of occur in training all the same, so that whoever has learnt to read
-and write numbers can translate them.
+Some numbers are held out: no training pair has one, as a cardinal, an ordinal, a year or in a date.
+Training has all the words of their names, so a model that has learnt to read and write numbers can
+translate them.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,10 +22,10 @@ HELD_OUT_PAIRS = 1_000
 
 _MOST = 999_999
 _YEARS = range(1000, 2850)
-# Held out are the runs of _RUN numbers whose place among all runs is _HELD_OUT_PLACE modulo _EVERY:
-# 350 to 399, 1300 to 1349, 2250 to 2299, ... 999750 to 999799, one number in 19. A thousand has 20
-# runs, so no two neighbouring thousands lack the same.
-_RUN, _EVERY, _HELD_OUT_PLACE = 50, 19, 7
+# Held out are the runs of _RUN numbers whose index is _HELD_OUT_RUN modulo _EVERY: 350 to 399, 1300
+# to 1349, 2250 to 2299, ... 999750 to 999799, one number in 19. A thousand has 20 runs, so
+# neighbouring thousands lack different ones.
+_RUN, _EVERY, _HELD_OUT_RUN = 50, 19, 7
 
 _MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 # Not the calendar module's names, which are those of the process's locale.
@@ -38,63 +39,59 @@ _BLOCK = 4096
 
 
 def held_out(number: int) -> bool:
-    """Whether no training pair names this number in any form."""
-    return number // _RUN % _EVERY == _HELD_OUT_PLACE
+    """Whether no training pair has this number in any form."""
+    return number // _RUN % _EVERY == _HELD_OUT_RUN
 
 
 def training_pairs(count: int) -> Iterator[tuple[str, str]]:
-    """The pairs 0 to count - 1, English and German; pair k is the same for every count, and names
-    no held-out number.
+    """The pairs 0 to count - 1, English and German, without held-out numbers. Pair k is the same
+    for every count.
     """
-    for start in range(0, count, _BLOCK):
-        yield from _pairs(start // _BLOCK, from_held_out=False)[: count - start]
+    blocks = (_pairs(block, from_held_out=False) for block in itertools.count())
+    return itertools.islice(itertools.chain.from_iterable(blocks), count)
 
 
 def held_out_pairs() -> list[tuple[str, str]]:
-    """1,000 different pairs, English and German, of held-out numbers alone, in the forms and shares
-    of the training pairs.
+    """1,000 different pairs, English and German, of held-out numbers alone. Their forms have the
+    shares of the training pairs.
     """
     found: dict[tuple[str, str], None] = {}
-    block = 0
-    while len(found) < HELD_OUT_PAIRS:
-        found |= dict.fromkeys(_pairs(block, from_held_out=True))
-        block += 1
-    return list(found)[:HELD_OUT_PAIRS]
+    for pair in itertools.chain.from_iterable(_pairs(block, from_held_out=True) for block in itertools.count()):
+        found[pair] = None
+        if len(found) == HELD_OUT_PAIRS:
+            break
+    return list(found)
 
 
-def _pairs(block: int, from_held_out: bool) -> list[tuple[str, str]]:
-    """The pairs of one block, by random numbers that depend on its number alone."""
+def _pairs(block: int, from_held_out: bool) -> Iterator[tuple[str, str]]:
+    """The pairs of one block. Its random numbers depend on its index alone."""
     rng = np.random.default_rng((NUMBERS, from_held_out, block))
     forms = rng.choice(len(_FORMS), _BLOCK, p=_FORM_SHARES)
-    # Half of the numbers are uniform to the end of the scale, half in their number of digits, so
-    # that short ones are learnt too.
+    # Half of the numbers are uniform up to the highest one, half in their number of digits, so that
+    # training has short ones too.
     highest = np.where(rng.random(_BLOCK) < 0.5, _MOST + 1, 10 ** rng.integers(1, 7, _BLOCK))
     fractions, days = rng.random(_BLOCK), rng.integers(0, 365, _BLOCK)
-    pairs = []
     for form, high, fraction, day in zip(forms.tolist(), highest.tolist(), fractions.tolist(), days.tolist(), strict=True):
         numbers = _YEARS if _FORMS[form] in ("year", "date") else range(1 if _FORMS[form] == "ordinal" else 0, high)
         number = _on_side(numbers[int(fraction * len(numbers))], from_held_out)
-        pairs.append((_english(_FORMS[form], number, day), _german(_FORMS[form], number, day)))
-    return pairs
+        yield _english(_FORMS[form], number, day), _german(_FORMS[form], number, day)
 
 
 def _on_side(number: int, from_held_out: bool) -> int:
-    """The number itself where it is on the side asked for, else one that is: in the same cycle of
-    runs, in the same place.
+    """The number itself where it is on that side. Otherwise the one at the same index of a run that
+    is.
     """
     if held_out(number) == from_held_out:
         return number
-    cycle, place = divmod(number, _RUN * _EVERY)
+    cycle, index = divmod(number, _RUN * _EVERY)
     if from_held_out:
-        return cycle * _RUN * _EVERY + _HELD_OUT_PLACE * _RUN + place % _RUN
+        return cycle * _RUN * _EVERY + _HELD_OUT_RUN * _RUN + index % _RUN
     return number - _RUN
 
 
 @functools.cache
 def _spoken(number: int, language: str, form: str = "cardinal") -> str:
-    """num2words itself, which is slow: everything else is put together from a few thousand of its
-    answers.
-    """
+    """num2words, which is slow. All names are put together from a few thousand of its results."""
     return num2words(number, lang=language, to=form)
 
 
@@ -123,7 +120,7 @@ def _german(form: str, number: int, day: int) -> str:
     thousands, rest = divmod(number, 1000)
     if thousands < 2:
         return article + _spoken(number, "de", form)
-    # What follows the thousands is said as after one thousand: "hundertste" alone, but
+    # What follows the thousands has the form it has after one thousand: "hundertste" alone, but
     # "eintausendeinhundertste".
     if rest:
         return article + _spoken(thousands, "de") + _spoken(1000 + rest, "de", form).removeprefix("ein")
