@@ -1,6 +1,4 @@
-"""From plain fields to a Config: every name, type, value and combination is checked, and every
-error names its field.
-"""
+"""From plain fields to a Config: all names, types, values and combinations are checked."""
 
 from __future__ import annotations
 
@@ -30,13 +28,13 @@ from mhsh.errors import UserError
 
 
 def from_saved(fields: Mapping[str, Any]) -> Config:
-    """As `from_dict`, of a run's config.json, which an older version may have written."""
+    """As `from_dict`, of a config.json that an older version may have written."""
     return from_dict(with_added_fields(fields))
 
 
 def with_added_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain fields of a config, those that were added since it was written with their value of
-    then.
+    """The plain fields of a config; those that were added since it was written have the value
+    that runs had before.
     """
     complete = dict(fields)
     model = complete.get("model")
@@ -109,7 +107,7 @@ def _checked_type(path: str, value: Any, kind: type) -> Any:
 
 
 def _check_together(config: Config) -> None:
-    """What single fields cannot tell: combinations that could not train."""
+    """Refuses combinations of fields that could not train."""
     model, data, optimizer, train, mesh = config.model, config.data, config.optimizer, config.train, config.mesh
     problems = (
         (

@@ -1,6 +1,4 @@
-"""From a config and the axes of a sweep to its cells: every combination of the values, each a
-whole, validated config.
-"""
+"""From a config and the axes of a sweep to its cells: one valid config for each combination."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ DEPTH = "model.num_layers"
 LEARNING_RATE = "optimizer.learning_rate"
 SEEDS = ("train.seed", "data.seed")
 
-# Short names that are no field's own, or that two sections have.
+# Short names that no field has, or that two sections have.
 _SHORT = {"seed": "train.seed", "lr": LEARNING_RATE, "depth": DEPTH}
 
 # The axis that sets two fields: a residual scheme, and for Admin how omega starts.
@@ -178,9 +176,7 @@ def _axis_names(axes: Sequence[Axis]) -> dict[str, str]:
 
 
 def _folder_part(value: Value) -> str:
-    """The value in a folder's name; one with other signs than these, or a long one, is told apart
-    by a checksum.
-    """
+    """The value in a folder's name. A checksum follows one that had to be cut or changed."""
     text = str(value)
     plain = re.sub(r"[^A-Za-z0-9._+-]", "-", text)[:_LONGEST_PART]
     return text if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -1,12 +1,12 @@
-"""What a sweep leaves behind and how it is read back: plan.json, a run folder a cell, what each
-process said and how it ended.
+"""The folder of a sweep: what a sweep writes, and how it is read.
 
-    plan.json               the axes and every cell: settings, config, cost runs/CELL/
-    the cell's run folder logs/CELL.out, .err     what its processes printed; the lock on .err tells
-    whether one is running ends/CELL.json          how its last process ended
+    plan.json               the axes and every cell: settings, config, cost
+    runs/CELL/              the cell's run folder
+    logs/CELL.out, .err     what its processes printed; .err is locked while one is running
+    ends/CELL.json          how its last process ended
 
-Several hosts may share the folder, each with cells of its own: no file is written by two of them,
-but for equal plans. Nothing here imports jax.
+Several hosts may share the folder, each with cells of its own. They write the same plan; no other
+file is written by two hosts. Nothing here imports jax.
 """
 
 from __future__ import annotations
@@ -74,12 +74,14 @@ class SweepFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises UserError where `path` lies in a bucket."""
         if is_remote(path):
-            raise UserError(f"cannot sweep into {path}: its cells are told apart by locks, which buckets lack; give a local folder")
+            raise UserError(
+                f"cannot sweep into {path}: running cells are found by file locks, which buckets lack; give a local folder"
+            )
         self.path = Path(path)
 
     def open_for(self, plan: Plan) -> None:
-        """Makes the folder for `plan`, or opens it where it holds a part of that very plan, and
-        writes the plan.
+        """Makes the folder for `plan`, or opens it where it holds a part of that plan; writes the
+        plan.
 
         Raises:
           UserError: the folder holds another sweep, or something that is no sweep, or cannot be
@@ -88,7 +90,7 @@ class SweepFolder:
         if (self.path / "plan.json").exists():
             self._check_holds_part_of(plan)
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UserError(f"{self.path} is there and holds no sweep; choose another --workdir")
+            raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")
         try:
             for name in ("runs", "logs", "ends"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
@@ -165,7 +167,7 @@ class SweepFolder:
         except UserError as error:
             return CellState(FAILED, str(error))
         if end is not None and end.get("exit_status") not in RESUMABLE:
-            return CellState(FAILED, f"exit status {end.get('exit_status')}: {end.get('reason') or 'it said nothing'}")
+            return CellState(FAILED, f"exit status {end.get('exit_status')}: {end.get('reason') or 'no message'}")
         return CellState(STOPPED if folder.has_begun() else WAITING)
 
     def _end_path(self, name: str) -> Path:
@@ -189,7 +191,7 @@ class SweepFolder:
         for cell in self.read_plan().cells:
             if cell.name not in wanted:
                 raise UserError(
-                    f"{self.path} holds another sweep, whose cell {cell.name} is none of these; a sweep can grow, not shrink: "
+                    f"{self.path} holds another sweep, whose cell {cell.name} is not in this one; a sweep can grow, not shrink: "
                     "choose another --workdir, or name all of its axes and values"
                 )
             if wanted[cell.name] != cell.config:

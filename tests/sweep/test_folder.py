@@ -55,8 +55,8 @@ def test_a_sweep_grows_and_keeps_what_it_has(folder):
 @pytest.mark.parametrize(
     ("axes", "optimizer", "message"),
     [
-        (["seed=0"], {}, "another sweep, whose cell seed-1 is none of these"),
-        (["seed=0,1", "lr=1e-3"], {}, "another sweep, whose cell seed-0 is none of these"),
+        (["seed=0"], {}, "another sweep, whose cell seed-1 is not in this one"),
+        (["seed=0,1", "lr=1e-3"], {}, "another sweep, whose cell seed-0 is not in this one"),
         (["seed=0,1"], {"beta2": 0.9}, "optimizer.beta2 is 0.98 there, 0.9 here"),
     ],
 )

@@ -1,0 +1,170 @@
+"""The files in configs/."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from mhsh.cli.finetune import fine_tuning_config
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import to_dict
+from mhsh.data.fine_tuning.glue import find_task
+from mhsh.errors import UserError
+from mhsh.models.costs import step_flops
+from mhsh.run_folder import RunFolder
+from mhsh.training.optimizer import learning_rate
+from tests.conftest import load_task
+
+ROOT = Path(__file__).resolve().parents[2]
+TASKS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "base")
+
+
+# Their configs are whole with the model of a pre-trained run only.
+FINE_TUNING = ("glue", "squad")
+EVERY_VARIANT = [(task, variant) for task in TASKS if task not in FINE_TUNING for variant in load_task(task).VARIANTS]
+EVERY_FINE_TUNING = [(task, variant) for task in FINE_TUNING for variant in load_task(task).VARIANTS]
+
+
+def test_there_are_configs():
+    assert {"bert", "quickstart"} <= set(TASKS)
+    assert {"12l12h", "144l1h", "24l16h", "384l1h", "2l8h", "16l1h"} <= set(load_task("bert").VARIANTS)
+
+
+@pytest.mark.parametrize(("task", "variant"), EVERY_VARIANT)
+def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
+    fields = load_task(task).get_config(variant)
+    assert fields.is_locked
+    config = from_dict(fields.to_dict())
+    # A sweep's base has no shape of its own to be named for.
+    named = re.search(f"(^|_){config.model.num_layers}l{config.model.num_heads}h", variant)
+    assert named or variant in ("small", "tiny") or task == "evidence"
+    again = from_dict(json.loads(json.dumps(to_dict(config))))
+    assert again == config
+    assert "heads_per_layer" not in to_dict(config)["model"]
+
+
+@pytest.mark.parametrize(("variant", "length"), [("24l16h", 128), ("384l1h", 128), ("8l1h", 32)])
+@pytest.mark.parametrize("prefix", ["phase", "lamb"])
+def test_two_phases_are_one_training_at_one_falling_rate(variant, length, prefix):
+    module = load_task("bert")
+    first, second = module.get_config(f"{variant}-{prefix}1"), module.get_config(f"{variant}-{prefix}2")
+    with pytest.raises(UserError, match=r"train.keep_moments = True needs the run .* --config.train.start_from=DIR"):
+        from_dict(second.to_dict())
+    second.train.start_from = "runs/first"
+    one, two = from_dict(first.to_dict()), from_dict(second.to_dict())
+    assert (one.data.sequence_length, two.data.sequence_length) == (length, 4 * length)
+    assert two.data.max_predictions == 4 * one.data.max_predictions and two.model.max_positions >= 4 * length
+    assert one.train.num_steps == 9 * two.train.num_steps or prefix == "lamb"
+    # The whole, as a config without phases has it: linear from 0 to the peak, and to 0 one step
+    # after the last.
+    whole = from_dict(module.get_config(variant).to_dict())
+    if prefix == "lamb":
+        whole = replace(whole, optimizer=one.optimizer, train=replace(one.train, num_steps=15_625))
+        whole = replace(whole, optimizer=replace(whole.optimizer, end_learning_rate=0.0))
+    steps = one.train.num_steps + two.train.num_steps
+    assert whole.train.num_steps == steps
+    rate, rate_one, rate_two = (learning_rate(each.optimizer, each.train) for each in (whole, one, two))
+    rounding = 1e-7 * whole.optimizer.learning_rate  # the schedules are sums in float32
+    for step in (0, 10, steps // 2, one.train.num_steps - 1):
+        assert float(rate_one(step)) == pytest.approx(float(rate(step)), abs=rounding)
+    for step in (one.train.num_steps, (one.train.num_steps + steps) // 2, steps - 1):
+        assert float(rate_two(step - one.train.num_steps)) == pytest.approx(float(rate(step)), abs=rounding)
+
+
+def test_a_day_is_the_same_day_for_both_shapes():
+    shallow, deep = (from_dict(load_task("bert").get_config(f"{variant}-day").to_dict()) for variant in ("12l12h", "144l1h"))
+    assert (shallow.data, shallow.optimizer, shallow.train) == (deep.data, deep.optimizer, deep.train)
+    # What the comment beside the recipe says of it.
+    assert shallow.train.num_steps * step_flops(shallow) == pytest.approx(1.2e19, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "message"),
+    [
+        ("glue", {"model.num_classes": 0}, "^model.num_classes = 0; allowed with model.objective = 'classification': 1 or more$"),
+        ("squad", {"model.num_classes": 2}, "^model.num_classes = 2; allowed with model.objective = 'span': 0$"),
+        ("glue", {"train.eval_batches": 3}, "^train.eval_batches = 3; allowed with model.objective = 'classification': 0, all"),
+        ("squad", {"train.label_smoothing": 0.1}, "^train.label_smoothing = 0.1; allowed with model.objective = 'span': 0$"),
+        (
+            "squad",
+            {"data.stride": 400},
+            "^data.stride = 400; allowed with .*: up to 317, or some of the context would",
+        ),
+        ("squad", {"data.stride": 0}, "^data.stride = 0; allowed: 1 or more$"),
+    ],
+)
+def test_what_no_fine_tuning_can_be(task, overrides, message, tmp_path):
+    run = RunFolder.open_for_training(tmp_path / "run", from_dict(load_task("bert").get_config("12l12h").to_dict()))
+    fields = load_task(task).get_config().to_dict()
+    for name, value in overrides.items():
+        section, field = name.split(".")
+        fields[section][field] = value
+    with pytest.raises(UserError, match=message):
+        fine_tuning_config(run, fields, seed=0, fresh=True)
+
+
+@pytest.mark.parametrize(("task", "variant"), EVERY_FINE_TUNING)
+def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, tmp_path):
+    there = from_dict(load_task("bert").get_config("12l12h").to_dict())
+    run = RunFolder.open_for_training(tmp_path / "run", there)
+    fields = load_task(task).get_config(variant)
+    assert fields.is_locked
+    config = fine_tuning_config(run, fields.to_dict(), seed=3, fresh=False)
+    assert (config.train.seed, config.train.start_from) == (3, str(tmp_path / "run"))
+    assert config.data.vocab_path == str(tmp_path / "run" / "vocab.txt")
+    head = dict(objective=config.model.objective, num_classes=config.model.num_classes, next_sentence=False)
+    assert config.model == replace(there.model, **head)
+    assert fine_tuning_config(run, fields.to_dict(), seed=3, fresh=True).train.start_from == ""
+    if task == "glue":
+        assert (
+            config.model.num_classes == find_task(variant).num_classes == len(find_task(variant).label_names) or variant == "stsb"
+        )
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_unknown_variant_is_refused_with_those_there_are(task):
+    module = load_task(task)
+    for unknown in ("1l1h1x", f"{next(iter(module.VARIANTS))}-phase3"):
+        with pytest.raises(UserError, match=f"no variant '{unknown}'; there are {', '.join(module.VARIANTS)}"):
+            module.get_config(unknown)
+    assert module.get_config().to_dict() == module.get_config(next(iter(module.VARIANTS))).to_dict()
+
+
+def regrouped_fields(task: str, variant: str) -> dict[str, Any]:
+    """A variant's fields without the four that regrouping changes."""
+    fields = to_dict(from_dict(load_task(task).get_config(variant).to_dict()))
+    for name in ("num_layers", "num_decoder_layers", "num_heads", "mlp_dim"):
+        del fields["model"][name]
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("task", "size"),
+    [
+        ("bert", "base"),
+        ("bert", "large"),
+        ("bert", "tiny"),
+        ("translation", "base"),
+        ("translation", "small"),
+        ("translation", "tiny"),
+    ],
+)
+def test_configs_of_one_size_share_every_hyper_parameter(task, size):
+    variants = [variant for variant, (of_size, _) in load_task(task).VARIANTS.items() if of_size == size]
+    first, *others = (regrouped_fields(task, variant) for variant in variants)
+    assert len(others) >= 2
+    for other in others:
+        assert other == first
+
+
+def test_the_quickstart_varies_the_grouping_and_the_residual_alone():
+    first, *others = (regrouped_fields("quickstart", variant) for variant in load_task("quickstart").VARIANTS)
+    residuals = {fields["model"].pop("residual") for fields in (first, *others)}
+    assert residuals == {"post_ln", "admin", "pre_ln"}
+    for other in others:
+        assert other == first

@@ -1,0 +1,179 @@
+"""What configs are refused, and how they say so."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import regroup
+from mhsh.errors import UserError
+from tests.conftest import load_task
+
+FIELDS = load_task("bert").get_config("2l8h").to_dict()
+BERT = from_dict(FIELDS)
+
+
+def overridden(overrides: dict[str, Any], fields: dict[str, Any] = FIELDS) -> dict[str, Any]:
+    """The tiny BERT's fields (or others) with some replaced, added, or (`...`) taken out."""
+    fields = copy.deepcopy(fields)
+    for name, value in overrides.items():
+        *sections, field = name.split(".")
+        where = fields[sections[0]] if sections else fields
+        if value is ...:
+            del where[field]
+        else:
+            where[field] = value
+    return fields
+
+
+def test_heads_per_layer_regroups_on_the_way_in():
+    assert from_dict(overridden({"model.heads_per_layer": 2})).model == regroup(BERT.model, 2)
+    for keep in (0, 8, ...):
+        assert from_dict(overridden({"model.heads_per_layer": keep})) == BERT
+
+
+COUNTS = [
+    *(f"model.{name}" for name in ("vocab_size", "max_positions", "num_layers", "num_heads", "head_dim", "embed_dim", "mlp_dim")),
+    *("model.scan_unroll", "data.sequence_length"),
+    *(f"train.{name}" for name in ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints")),
+]
+NOT_NEGATIVE = [
+    *("model.num_token_types", "model.num_decoder_layers", "data.max_predictions", "data.seed", "optimizer.warmup_steps"),
+    *(f"train.{name}" for name in ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every")),
+]
+CHOICES = {
+    "model.objective": "mlm, clm, translation, classification, span",
+    "model.positions": "learned, sinusoidal",
+    "model.activation": "gelu, gelu_tanh, relu",
+    "model.residual": "post_ln, pre_ln, admin, deepnorm, rezero",
+    "model.admin_omega": "profiled, closed_log, closed_one",
+    "model.init": "bert, xavier",
+    "model.compute_dtype": "float32, bfloat16",
+    "model.residual_dtype": "float32, bfloat16",
+    "model.remat_policy": "auto, none, dots, dots_no_batch, full, groups",
+    "model.kernels": "auto, plain, fused",
+    "model.attention_implementation": "xla, cudnn",
+    "data.tokenizer": "wordpiece, bytes",
+    "optimizer.name": "adamw, lamb, radam",
+    "optimizer.schedule": "linear, constant, inverse_sqrt",
+}
+FRACTIONS = [
+    *("model.hidden_dropout", "model.attention_dropout", "model.mlp_dropout", "model.embedding_dropout"),
+    "train.label_smoothing",
+    *("data.mask_fraction", "data.validation_fraction", "optimizer.beta1", "optimizer.beta2"),
+]
+POSITIVE = ["model.layer_norm_epsilon", "optimizer.learning_rate", "optimizer.epsilon"]
+
+# (overrides, what the message must match)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(({name: 0}, f"^{name} = 0; allowed: 1 or more$") for name in COUNTS),
+    *(({name: -1}, f"^{name} = -1; allowed: 0 or more$") for name in NOT_NEGATIVE),
+    *(({name: -0.5}, f"^{name} = -0.5; allowed: 0 or more$") for name in ("optimizer.weight_decay", "optimizer.clip_norm")),
+    *(({name: 0.0}, f"^{name} = 0.0; allowed: more than 0$") for name in POSITIVE),
+    *(({name: "other"}, f"^{name} = 'other'; allowed: {allowed}$") for name, allowed in CHOICES.items()),
+    *(({name: 1.0}, f"^{name} = 1.0; allowed: from 0 to less than 1$") for name in FRACTIONS),
+    *(({name: -0.1}, f"^{name} = -0.1; allowed: from 0 to less than 1$") for name in FRACTIONS),
+    *(({f"mesh.{axis}": 0}, f"^mesh.{axis} = 0; allowed: 1 or more, or -1 for the rest$") for axis in ("data", "fsdp", "tensor")),
+    ({"mesh.tensor": -2}, "^mesh.tensor = -2; allowed: 1 or more, or -1"),
+    ({"mesh.fsdp": -1}, "'data': -1, 'fsdp': -1, 'tensor': 1}: only one axis can be -1"),
+    ({"data.sequence_length": 65}, "^data.sequence_length = 65 is longer than model.max_positions = 64; "),
+    ({"train.accumulation_steps": 3}, "^train.batch_size = 8 is not divisible by train.accumulation_steps = 3$"),
+    ({"optimizer.warmup_steps": 41}, "^optimizer.warmup_steps = 41 is more than train.num_steps = 40$"),
+    ({"model.objective": "clm"}, "^model.next_sentence = True needs model.objective = 'mlm'"),
+    ({"model.num_token_types": 1}, "^model.next_sentence = True needs model.num_token_types of 2 or more, not 1$"),
+    ({"data.tokenizer": "bytes", "data.whole_word_masking": True}, "^data.whole_word_masking = True needs data.tokenizer = 'word"),
+    ({"data.max_predictions": 0}, "^data.max_predictions = 0; allowed with model.objective = 'mlm': 1 to .*= 64$"),
+    ({"data.max_predictions": 65}, "^data.max_predictions = 65; allowed with model.objective = 'mlm': 1 to .*= 64$"),
+    ({"data.mask_fraction": 0.0}, "^data.mask_fraction = 0.0; allowed with model.objective = 'mlm': more than 0$"),
+    ({"model.heads_per_layer": 3}, "^model.heads_per_layer = 3 does not divide model.num_heads = 8; allowed: 1, 2, 4, 8$"),
+    ({"model.heads_per_layer": 1, "model.mlp_dim": 100}, "width 100 x 1 is not divisible by model.num_heads = 8"),
+    ({"model.num_decoder_layers": 2}, "^model.num_decoder_layers = 2; allowed with model.objective = 'mlm': 0$"),
+    (
+        {"optimizer.schedule": "inverse_sqrt", "optimizer.warmup_steps": 0},
+        "^optimizer.schedule = 'inverse_sqrt' falls from the end",
+    ),
+    # Names.
+    ({"model.num_layer": 3}, "^model.num_layer = 3 is not a field of the config; did you mean model.num_layers\\?$"),
+    ({"model.head_per_layer": 3}, "^model.head_per_layer = 3 is not a field .*; did you mean model.heads_per_layer\\?$"),
+    ({"train.qqq": 1}, "^train.qqq = 1 is not a field of the config; allowed: seed, start_from, keep_moments, num_steps, "),
+    ({"optimiser": {}}, "^optimiser = {} is not a field of the config; did you mean optimizer\\?$"),
+    ({"train.seed": ...}, "^train.seed is missing from the config; it has no default$"),
+    ({"mesh": ...}, "^mesh is missing from the config; it has no default$"),
+    ({"mesh": 3}, "^mesh = 3 is not a section; allowed: data, fsdp, tensor$"),
+    # Types.
+    ({"train.num_steps": True}, "^train.num_steps = True is of type bool; allowed: int$"),
+    ({"train.num_steps": 3.0}, "^train.num_steps = 3.0 is of type float; allowed: int$"),
+    ({"train.num_steps": "3"}, "^train.num_steps = '3' is of type str; allowed: int$"),
+    ({"train.num_steps": None}, "^train.num_steps = None is of type NoneType; allowed: int$"),
+    ({"model.heads_per_layer": "2"}, "^model.heads_per_layer = '2' is of type str; allowed: int$"),
+    ({"optimizer.learning_rate": True}, "^optimizer.learning_rate = True is of type bool; allowed: float$"),
+    ({"optimizer.learning_rate": "1e-3"}, "^optimizer.learning_rate = '1e-3' is of type str; allowed: float$"),
+    ({"optimizer.learning_rate": math.nan}, "^optimizer.learning_rate = nan is not a finite number$"),
+    ({"optimizer.learning_rate": math.inf}, "^optimizer.learning_rate = inf is not a finite number$"),
+    ({"optimizer.weight_decay": -math.inf}, "^optimizer.weight_decay = -inf is not a finite number$"),
+    ({"model.next_sentence": 1}, "^model.next_sentence = 1 is of type int; allowed: bool$"),
+    ({"model.objective": ["mlm"]}, r"^model.objective = \['mlm'\] is of type list; allowed: str$"),
+    ({"data.source": 5}, "^data.source = 5 is of type int; allowed: str$"),
+]
+
+
+TRANSLATION_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model.num_decoder_layers": 0}, "^model.num_decoder_layers = 0; allowed with model.objective = 'translation': 1 or more$"),
+    ({"model.num_token_types": 2}, "^model.num_token_types = 2; allowed with model.objective = 'translation': 0$"),
+    ({"model.next_sentence": True}, "^model.next_sentence = True needs model.objective = 'mlm'; 'translation' sees no"),
+    ({"data.tokenizer": "wordpiece"}, "^data.tokenizer = 'wordpiece'; allowed: bpe, unigram$"),
+    ({"data.layout": "loose"}, "^data.layout = 'loose'; allowed: packed, bucketed$"),
+    (
+        {"data.layout": "bucketed", "data.sequence_length": 60},
+        "^data.sequence_length = 60 with data.layout = 'bucketed' must be div",
+    ),
+    ({"data.max_length_ratio": 0.9}, "^data.max_length_ratio = 0.9; allowed: 1 or more$"),
+    ({"data.max_predictions": 3}, "^data.max_predictions = 3 is not a field of the config; allowed: source, validation_source, "),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"), TRANSLATION_REFUSED, ids=[str(overrides) for overrides, _ in TRANSLATION_REFUSED]
+)
+def test_a_translation_config_has_refusals_of_its_own(overrides, message):
+    with pytest.raises(UserError, match=message):
+        from_dict(overridden(overrides, load_task("translation").get_config("tiny").to_dict()))
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[str(overrides) for overrides, _ in REFUSED])
+def test_refusals_name_the_field_the_value_and_what_is_allowed(overrides, message):
+    with pytest.raises(UserError, match=message) as caught:
+        from_dict(overridden(overrides))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *({name: 1} for name in ("model.vocab_size", "model.num_layers", "train.batch_size", "model.mlp_dim")),
+        *({name: 0} for name in NOT_NEGATIVE if name not in ("model.num_token_types", "data.max_predictions")),
+        *({name: 0.0} for name in FRACTIONS if name != "data.mask_fraction"),
+        {"data.sequence_length": 64, "data.max_predictions": 64},
+        {"optimizer.warmup_steps": 40},
+        {"model.next_sentence": False, "model.num_token_types": 0},
+        {"model.next_sentence": False, "model.objective": "clm", "data.max_predictions": 0, "data.mask_fraction": 0.0},
+        {"mesh.data": 2, "mesh.fsdp": -1},
+    ],
+    ids=str,
+)
+def test_the_edges_of_what_is_allowed(overrides):
+    overrides = {"model.heads_per_layer": 0} | overrides
+    config = from_dict(overridden(overrides))
+    for name, value in overrides.items():
+        section, field = name.split(".")
+        assert field == "heads_per_layer" or getattr(getattr(config, section), field) == value
+
+
+def test_a_whole_number_may_stand_for_a_float_and_becomes_one():
+    config = from_dict(overridden({"optimizer.clip_norm": 1, "model.hidden_dropout": 0}))
+    assert type(config.optimizer.clip_norm) is float and type(config.model.hidden_dropout) is float
+    assert config.optimizer.clip_norm == 1.0
