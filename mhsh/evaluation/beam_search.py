@@ -1,6 +1,4 @@
-"""Beam search over an abstract decoding step, jittable; with one hypothesis it is greedy
-decoding.
-"""
+"""Jittable beam search over any decoding step; with one hypothesis it is greedy decoding."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float32, Int32
 
 # (tokens [B,K], their position [], ancestry_mask [B,K,T,K], cache) -> (logits [B,K,V], cache); see
@@ -20,22 +19,22 @@ Step = Callable[
 ]
 
 
-_CHUNK = 128  # continuations of which only the best is looked at, unless it is among the best of all
+_CHUNK = 128  # of the vocabulary; `_extend` ranks chunks first
 
 
 class Decoded(NamedTuple):
     """The best hypothesis of every sentence."""
 
-    tokens: Int32[Array, "B T"]  # the end mark included, where it was reached; 0 behind
-    lengths: Int32[Array, " B"]  # of the tokens, the end mark included; 0 where nothing was decoded
-    scores: Float32[Array, " B"]  # log-probability / length ** length_penalty; -inf where nothing was decoded
+    tokens: Int32[Array, "B T"]  # with the end mark if it was reached, then 0
+    lengths: Int32[Array, " B"]  # of the tokens, with the end mark; 0 if nothing was decoded
+    scores: Float32[Array, " B"]  # log-probability / length ** length_penalty; -inf if nothing was decoded
 
 
 class _Live(NamedTuple):
     """The K unfinished hypotheses of every sentence, best first; all have the same length."""
 
     tokens: Int32[Array, "B K T"]
-    logprobs: Float32[Array, "B K"]  # -inf where there is no hypothesis: all of them, once a sentence is done
+    logprobs: Float32[Array, "B K"]  # -inf for no hypothesis; all are -inf when a sentence is done
     beam_slots: Int32[Array, "B K T"]  # under which k each token was given to the step, and so where the cache holds it
 
 
@@ -48,7 +47,7 @@ class _State(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Live hypotheses made longer by one token, best first; C = 2 K."""
+    """Live hypotheses extended by one token, best first; C = 2 K."""
 
     parents: Int32[Array, "B C"]
     tokens: Int32[Array, "B C"]
@@ -63,7 +62,7 @@ def beam_search(
     *,
     num_hypotheses: int,
     cache_buckets: Sequence[int],
-    length_penalty: float,
+    length_penalty: ArrayLike,
     begin: int,
     end: int,
     forbidden: Sequence[int],
@@ -155,23 +154,23 @@ def _ancestry_mask(beam_slots: Int32[Array, "B K T"], position: Int32[Array, ""]
 
 
 def _extend(logprobs: Float32[Array, "B K"], logits: Float32[Array, "B K V"], forbidden: Sequence[int]) -> _Candidates:
-    """The 2 K best of all K V continuations, by value and then by place.
+    """The 2 K best of all K V continuations, by value and then by index.
 
-    They can only be in the 2 K chunks of the vocabulary whose largest are the largest, and looking
-    for a maximum is far cheaper than sorting, or than writing K V sums: what a hypothesis has so
-    far is added to the chunks' maxima, and to the chunks chosen.
+    They are in the 2 K chunks of the vocabulary with the largest maxima. Finding maxima is much
+    cheaper than sorting, or than writing K V sums: the log-probability so far is added only to the
+    maxima of chunks, and to the chosen chunks.
     """
     batch_size, beam, vocab_size = logits.shape
     allowed = jnp.ones((vocab_size,), bool).at[jnp.asarray(forbidden, jnp.int32)].set(False)
     before = (logprobs - jax.nn.logsumexp(logits, axis=-1))[:, :, None]
     count, padding = 2 * beam, -vocab_size % _CHUNK
-    # At most `padding` of a chunk are no tokens.
+    # The last chunk is padded with -inf.
     following = jnp.pad(jnp.where(allowed, logits, -jnp.inf), ((0, 0), (0, 0), (0, padding)), constant_values=-jnp.inf)
     chunks = following.reshape(batch_size, -1, _CHUNK)
     per_hypothesis = chunks.shape[1] // beam
     largest = before + chunks.max(axis=2).reshape(batch_size, beam, per_hypothesis)
     _, chosen = jax.lax.top_k(largest.reshape(batch_size, -1), min(count, chunks.shape[1]))
-    chosen = jnp.sort(chosen, axis=1)  # so that equals keep their order
+    chosen = jnp.sort(chosen, axis=1)  # so that equal candidates keep their order
     near = jnp.take_along_axis(chunks, chosen[:, :, None], axis=1)
     near += jnp.take_along_axis(before, (chosen // per_hypothesis)[:, :, None], axis=1)
     best, places = jax.lax.top_k(near.reshape(batch_size, -1), count)
@@ -184,10 +183,15 @@ def _descend(histories: Int32[Array, "B K T"], parents: Int32[Array, "B C"]) -> 
 
 
 def _better(
-    best: Decoded, tokens: Int32[Array, "B C T"], logprobs: Float32[Array, "B C"], length: Int32[Array, ""], length_penalty: float
+    best: Decoded,
+    tokens: Int32[Array, "B C T"],
+    logprobs: Float32[Array, "B C"],
+    length: Int32[Array, ""],
+    length_penalty: ArrayLike,
 ) -> Decoded:
-    """The best so far, or the best of those that finish at `length` (-inf: it does not); the
-    shorter of equals.
+    """The best so far, or the best of those that finish at `length` (-inf: does not finish).
+
+    Of two equal scores the shorter hypothesis wins.
     """
     first = jnp.argmax(logprobs, axis=1)
     score = jnp.take_along_axis(logprobs, first[:, None], axis=1)[:, 0] / length.astype(jnp.float32) ** length_penalty

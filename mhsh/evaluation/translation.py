@@ -1,6 +1,4 @@
-"""Lines to lines: tokens, batches of sentences of like length, beam search, text again, in the
-order of the lines.
-"""
+"""Translates lines: tokens, batches of sentences of similar length, beam search, text."""
 
 from __future__ import annotations
 
@@ -21,18 +19,16 @@ from mhsh.models.decoding import decode_step, decoding_params, empty_caches, enc
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch
 
-# Sources are padded to this many tokens times a power of two: a program is compiled for each of
-# these lengths that occurs.
+# Sources are padded to this many tokens times a power of two; each length is compiled once.
 _SHORTEST = 8
 
-# (the source side of a batch, the most tokens of every row, the largest limit there can be) -> what
-# was found
+# (the source side of a batch, the limit of tokens of every row, the largest limit) -> hypotheses
 Decoder = Callable[[Batch, Int32[np.ndarray, " B"], int], Decoded]
 
 
 @dataclasses.dataclass(frozen=True)
 class Translated:
-    """A translation a line, and how many lines were cut before they were translated."""
+    """One translation per line, and the number of lines that were cut before translation."""
 
     lines: list[str]
     num_cut: int
@@ -40,16 +36,14 @@ class Translated:
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-    """What is translated of a line."""
+    """The tokens of a line that has text."""
 
-    line: int  # its place among the lines, from 0
+    line: int  # its index, from 0
     tokens: Int32[np.ndarray, " n"]  # the end mark included
 
 
 def length_limit(source_length: int, max_positions: int) -> int:
-    """The most tokens that a sentence of so many is translated to, end mark included: 2 n + 10, as
-    far as positions reach.
-    """
+    """The most tokens of a translation, end mark included: 2 n + 10, at most `max_positions`."""
     return min(2 * source_length + 10, max_positions)
 
 
@@ -64,9 +58,7 @@ def cache_buckets(max_length: int) -> list[int]:
 def model_decoder(
     model: Seq2Seq, params: Any, *, num_hypotheses: int, length_penalty: float, forbidden: tuple[int, ...] = (PAD_ID, BOS_ID)
 ) -> Decoder:
-    """Beam search with a model, compiled for each shape that comes; `forbidden` tokens are never
-    produced.
-    """
+    """Beam search with a model, compiled once per shape; `forbidden` tokens are never produced."""
     return lambda batch, limits, max_length: jax.device_get(
         _decode(model, num_hypotheses, length_penalty, forbidden, max_length, params, batch, jnp.asarray(limits))
     )
@@ -81,15 +73,13 @@ def translate_lines(
     batch_tokens: int,
     cut_overlong: bool,
 ) -> Translated:
-    """A line for every line, in their order; a line without text gives an empty one.
+    """One translation per line, in order; a line without text gives an empty line.
 
     Args:
-      decode: as `model_decoder` makes it.
-      max_positions: the longest sentence that the model reads or writes, in tokens, end mark
-        included.
-      batch_tokens: source tokens decoded at once, padding included; a longer sentence is a batch of
-        its own.
-      cut_overlong: longer sentences lose their end, instead of being an error.
+      decode: from `model_decoder`.
+      max_positions: the longest sentence that the model reads or writes, in tokens with end mark.
+      batch_tokens: source tokens per batch, with padding; a longer sentence is a batch of its own.
+      cut_overlong: cut longer sentences instead of raising an error.
 
     Raises:
       UserError: a line is too long, or the model's probabilities are not finite.
@@ -124,14 +114,15 @@ def translate_lines(
 def sentence_batches(
     sentences: Sequence[Sentence], max_positions: int, batch_tokens: int
 ) -> Iterator[tuple[Sequence[Sentence], int, int]]:
-    """(the sentences, the batch's rows, its length), longest first; all batches of a length have
-    the same number of rows.
+    """(sentences, number of rows, length) of every batch, longest first.
+
+    All batches of one length have the same number of rows.
     """
     by_length: dict[int, list[Sentence]] = {}
     for sentence in sorted(sentences, key=lambda sentence: -len(sentence.tokens)):
         by_length.setdefault(_padded_length(len(sentence.tokens), max_positions), []).append(sentence)
     for length, members in by_length.items():
-        # A few sentences alone must not wait for a whole batch of padding.
+        # A few sentences are not padded to a whole batch.
         rows = min(max(1, batch_tokens // length), 1 << (len(members) - 1).bit_length())
         for start in range(0, len(members), rows):
             yield members[start : start + rows], rows, length
@@ -142,9 +133,7 @@ def _padded_length(length: int, max_positions: int) -> int:
 
 
 def source_batch(members: Sequence[Sentence], rows: int, length: int) -> dict[str, np.ndarray]:
-    """The source side of a batch: the sentences, then rows of padding up to `rows`, all of `length`
-    places.
-    """
+    """The source side of a batch [rows, length]: the sentences, then rows of padding."""
     tokens = np.full((rows, length), PAD_ID, np.int32)
     segmentation = np.zeros((rows, length), np.int32)
     for row, sentence in enumerate(members):

@@ -49,11 +49,9 @@ def small_model() -> Seq2Seq:
 
 @functools.cache
 def random_params(seed: int) -> Any:
-    """Parameters as they are initialised, the kernels eight times as large: the output then hangs
-    on the input.
-    """
+    """Initial parameters, kernels eight times as large: the output then depends on the input."""
     row = np.zeros((1, 4), np.int32)
     source = {"inputs": row, "inputs_position": row, "inputs_segmentation": row}
     batch = source | {"decoder_inputs": row, "targets_position": row, "targets_segmentation": row}
-    params = nn.unbox(small_model().init(jax.random.key(seed), batch, None))["params"]
+    params = nn.unbox(jax.jit(small_model().init)(jax.random.key(seed), batch, None))["params"]
     return jax.tree_util.tree_map_with_path(lambda path, leaf: 8 * leaf if "kernel" in jax.tree_util.keystr(path) else leaf, params)

@@ -18,11 +18,13 @@ from mhsh.evaluation.beam_search import Decoded, _extend, beam_search
 
 BEGIN, END, FORBIDDEN = 2, 3, (0, 2)
 LENGTH = 4  # T
+# Most tests have as many sentences and tokens as these, so that they share what is compiled.
+VOCAB_SIZE, LIMITS = 9, [4, 2, 4, 3, 4, 4, 1, 4]
 History = tuple[int, ...]
 
 
 class RandomModel:
-    """Logits that hang on every token of the history, on its order and on the sentence; the cache
+    """Logits that depend on every token of the history, its order and the sentence; the cache
     holds what the step was given.
     """
 
@@ -59,8 +61,8 @@ def extend_cache(cache, length):
     return (jnp.pad(given, ((0, 0), (0, 0), (0, length - given.shape[2]))), *cache[1:])
 
 
-@functools.partial(jax.jit, static_argnames=("beam", "alpha", "cache_buckets"))
-def compiled(cache: Any, limits: jax.Array, beam: int, alpha: float, cache_buckets: tuple[int, ...]) -> Decoded:
+@functools.partial(jax.jit, static_argnames=("beam", "cache_buckets"))
+def compiled(cache: Any, limits: jax.Array, beam: int, alpha: jax.Array, cache_buckets: tuple[int, ...]) -> Decoded:
     marks: dict[str, Any] = {"begin": BEGIN, "end": END, "forbidden": FORBIDDEN}
     return beam_search(
         step, extend_cache, cache, limits, num_hypotheses=beam, cache_buckets=cache_buckets, length_penalty=alpha, **marks
@@ -72,7 +74,7 @@ def search(
 ) -> Decoded:
     given = jnp.zeros((len(limits), beam, 0), jnp.int32)
     cache = (given, model.phases, model.weights, model.end_bias)
-    return jax.device_get(compiled(cache, jnp.asarray(limits, jnp.int32), beam, alpha, cache_buckets))
+    return jax.device_get(compiled(cache, jnp.asarray(limits, jnp.int32), beam, jnp.float32(alpha), cache_buckets))
 
 
 def tokens_of(decoded: Decoded, sentence: int) -> History:
@@ -124,13 +126,12 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_sequences(alpha):
 @pytest.mark.parametrize("beam", [1, 2, 3])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
 def test_a_small_beam_is_that_of_plain_python(beam, alpha):
-    vocab_size, limits = 9, [4, 2, 4, 3, 4, 4, 1, 4]
     lengths = set()
     for seed, end_bias in ((3, -1.0), (4, 0.0), (5, 1.5)):
-        model = RandomModel(seed, len(limits), vocab_size, end_bias)
-        decoded = search(model, limits, beam, alpha)
-        for sentence, limit in enumerate(limits):
-            expected = plain_beam_search(model, sentence, limit, beam, alpha, vocab_size)
+        model = RandomModel(seed, len(LIMITS), VOCAB_SIZE, end_bias)
+        decoded = search(model, LIMITS, beam, alpha)
+        for sentence, limit in enumerate(LIMITS):
+            expected = plain_beam_search(model, sentence, limit, beam, alpha, VOCAB_SIZE)
             assert tokens_of(decoded, sentence) == expected
             assert math.isclose(
                 float(decoded.scores[sentence]), model.logprob(sentence, expected) / len(expected) ** alpha, rel_tol=1e-5
@@ -140,19 +141,16 @@ def test_a_small_beam_is_that_of_plain_python(beam, alpha):
 
 
 def test_the_stages_of_the_cache_change_nothing():
-    model = RandomModel(3, 5, 9)
-    whole, *staged = (
-        search(model, [4, 4, 3, 2, 1], 3, 0.6, cache_buckets) for cache_buckets in ((LENGTH,), (1, 2, LENGTH), (2, 3, LENGTH))
-    )
+    model = RandomModel(3, len(LIMITS), VOCAB_SIZE)
+    whole, *staged = (search(model, LIMITS, 3, 0.6, cache_buckets) for cache_buckets in ((LENGTH,), (1, 2, LENGTH), (2, 3, LENGTH)))
     for each in staged:
         jax.tree.map(np.testing.assert_array_equal, each, whole)
 
 
 def test_a_beam_of_one_is_greedy():
-    vocab_size, limits = 9, [4, 4, 3, 2, 4]
-    model = RandomModel(6, len(limits), vocab_size)
-    decoded = search(model, limits, beam=1, alpha=0.6)
-    for sentence, limit in enumerate(limits):
+    model = RandomModel(6, len(LIMITS), VOCAB_SIZE)
+    decoded = search(model, LIMITS, beam=1, alpha=0.6)
+    for sentence, limit in enumerate(LIMITS):
         tokens: History = ()
         while len(tokens) < limit and END not in tokens:
             logprobs = model.logprobs(sentence, tokens)
@@ -162,11 +160,11 @@ def test_a_beam_of_one_is_greedy():
 
 
 def test_a_sentence_with_limit_0_is_left_out():
-    model = RandomModel(7, 3, 6)
-    decoded = search(model, [0, 4, 0], beam=2, alpha=1.0)
+    model = RandomModel(7, len(LIMITS), VOCAB_SIZE)
+    decoded = search(model, [0, 4, 0, 4, 4, 4, 4, 4], beam=2, alpha=1.0)
     assert decoded.lengths[[0, 2]].tolist() == [0, 0]
     assert decoded.scores[[0, 2]].tolist() == [-np.inf, -np.inf]
-    assert decoded.lengths[1] > 0
+    assert (decoded.lengths[[1, 3, 4, 5, 6, 7]] > 0).all()
 
 
 @pytest.mark.parametrize("beam", [1, 3])
