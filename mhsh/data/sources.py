@@ -1,6 +1,4 @@
-"""Where text comes from: `documents(source)` reads the documents of `stdlib`, `text:GLOB` or
-`tfds:NAME`, one after the other.
-"""
+"""Reads documents of text from `stdlib`, `text:GLOB` or `tfds:NAME`."""
 
 from __future__ import annotations
 
@@ -17,10 +15,9 @@ from mhsh.data import tfds
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.errors import UserError
 
-# Folders of the standard library that hold tests, other people's packages, or (pydoc_data) the
-# topics read as such.
+# Folders of the standard library with tests, other packages, or (pydoc_data) the manual itself.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "ensurepip"})
-# A line that starts like this stands for itself: list items, prompts, quoted output, directives.
+# Lines that are never joined to the line before: list items, prompts, quoted output, directives.
 _OWN_LINE = re.compile(r"(?:[-*+|>#@]|\.\. |\.\.\.|\d+[.)] |:\w+)")
 _RULER = re.compile(r"[^\w\s]*")
 # str.strip() without an argument would also strip U+0085 and its like, which are text to us: only
@@ -29,22 +26,22 @@ _BLANKS = " \t\r\v\f"
 
 
 def documents(source: str) -> Iterator[str]:
-    """The documents of a source, in a fixed order, read as they are asked for; each is a string of
-    paragraphs, one a line.
+    """The documents of a source, in a fixed order, read lazily.
 
-    Paragraphs have `"\\n"` between them, no blanks around them, and are not empty.
+    A document is a string with one paragraph per line; paragraphs are stripped and not empty.
 
-    Sources: stdlib: the running Python's own reference manual and the docstrings of its standard
-      library, about 2 MB of English.
-        Its files are parsed, never imported. The text is that of the Python version, so two
-        versions give two data sets.
+    Sources:
+      stdlib: the reference manual of the running Python and the docstrings of its standard library,
+        about 2 MB of English. Files are parsed, never imported. Each Python version has its own
+        text.
       text:GLOB: plain, .gz and .xz files in sorted order, UTF-8, lines ended by "\\n" only. A blank
-      line ends a document. tfds:NAME: the feature "text" of a data set that TFDS has prepared, such
-      as tfds:wikipedia/20230601.en; a document a record.
+        line ends a document.
+      tfds:NAME: the feature "text" of a data set that TFDS has prepared, such as
+        tfds:wikipedia/20230601.en; each record is a document.
 
     Raises:
-      UserError: no such source; a glob without files; files that hold no text, are not UTF-8, or
-        are damaged. What is wrong in the middle of a file is found when the reading gets there.
+      UserError: there is no such source, the glob matches no files, or files have no text, are not
+        UTF-8 or are damaged. Errors inside a file are raised when the reading gets there.
     """
     kind, _, rest = source.partition(":")
     if source == "stdlib":
@@ -60,7 +57,7 @@ def documents(source: str) -> Iterator[str]:
 
 
 def _manual_topics() -> Iterator[str]:
-    """The reference manual as `help()` shows it: a document a topic."""
+    """The reference manual as `help()` shows it; each topic is a document."""
     try:
         topics = importlib.import_module("pydoc_data.topics").topics  # a module of one literal dictionary
     except ImportError as error:
@@ -70,9 +67,7 @@ def _manual_topics() -> Iterator[str]:
 
 
 def _module_docstrings(folder: Path) -> Iterator[str]:
-    """A document for every module below `folder` that has docstrings: all of them, in the order of
-    the file.
-    """
+    """A document for every module below `folder` that has docstrings, in the order of the file."""
     found = False
     for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
         if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1]):

@@ -1,6 +1,4 @@
-"""Text files, plain or packed: found by a glob, opened by their suffix, read line by line, and what
-is said of bad ones.
-"""
+"""Text files, plain, .gz or .xz: found by a glob, read line by line, with one-line errors."""
 
 from __future__ import annotations
 
@@ -18,8 +16,10 @@ from mhsh.errors import UserError
 
 
 def matching_files(pattern: str, whose: str) -> list[Path]:
-    """The files that a glob matches, sorted; `whose` is the setting that holds the glob, as an
-    error shows it.
+    """The files that a glob matches, sorted.
+
+    Args:
+      whose: the setting that holds the glob, for the error.
 
     Raises:
       UserError: there are none.
@@ -37,8 +37,7 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a plain, .gz or .xz file, to be read inside the `with`.
 
     Raises:
-      UserError: the file is missing, unreadable or damaged, also where that shows inside the
-        `with`.
+      UserError: the file is missing, unreadable or damaged, even if found inside the `with`.
     """
     try:
         if path.suffix == ".gz":
@@ -57,23 +56,21 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a plain, .gz or .xz file, read as they are asked for.
+    """The lines of a plain, .gz or .xz file, read lazily.
 
-    Only "\n" ends a line, and is no part of it; a byte order mark at the start of the text is none
-    either.
+    Only "\n" ends a line. Line ends and a byte order mark at the start are left out.
 
     Raises:
-      UserError: the file cannot be read, or a line (which is named) is not UTF-8.
+      UserError: the file cannot be read, or a line is not UTF-8 (the error has its number).
     """
     with unpacked(path) as file:
         yield from _decoded(file, str(path))
 
 
 def read_lines(path: str | None) -> list[str]:
-    """All lines of a plain, .gz or .xz file, or of standard input where `path` is None, as
-    `text_lines` gives them.
+    """All lines of a plain, .gz or .xz file, or of standard input if `path` is None.
 
-    A carriage return at the end of a line is left out.
+    Like `text_lines`, but without a carriage return at the end of a line.
     """
     lines = _decoded(sys.stdin.buffer, "standard input") if path is None else text_lines(Path(path))
     return [line.removesuffix("\r") for line in lines]

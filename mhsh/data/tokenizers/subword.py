@@ -1,6 +1,4 @@
-"""One vocabulary for both languages: byte-level BPE or unigram pieces, learnt or loaded, and exact
-both ways.
-"""
+"""Byte-level BPE or unigram, trained or loaded: one vocabulary for both languages."""
 
 from __future__ import annotations
 
@@ -21,26 +19,24 @@ from mhsh.errors import UserError
 PAD, UNK, BOS, EOS = SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 
-# Every byte of UTF-8 under the printable character that stands for it, so that no text has an
-# unknown part.
+# A printable character for each of the 256 bytes, so that nothing is unknown.
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-# Pairs of pieces that occur once are no pieces of a language.
+# BPE does not merge pairs that occur only once.
 _LEAST_FREQUENCY = 2
-# What the library's unigram trainer sets between the scores of characters that it never saw.
+# The difference that the unigram trainer sets between scores of characters it never saw.
 _UNSEEN_STEP = 1e-4
 
 
 class SubwordTokenizer:
-    """A vocabulary of V pieces, the first four special: padding, unknown (which never occurs),
-    begin and end.
+    """Maps text to ids of a vocabulary of V pieces.
 
-    Pieces are strings of bytes inside words; a word carries the space before it, also at the start
-    of the text. So a text without white space at its ends comes back from its ids as it was,
-    whatever characters it is of.
+    The first four are special: padding, unknown (never used), begin and end. The others are strings
+    of bytes inside words, and each word includes the space before it, also at the start of a text.
+    So any text without white space at its ends is decoded exactly.
     """
 
     def __init__(self, model: models.BPE | models.Unigram) -> None:
-        # No special is registered with the library: it would then find "[EOS]" inside running text.
+        # Special tokens are not registered: the library would then find "[EOS]" inside a text.
         self._encoder = tokenizers.Tokenizer(model)
         self._encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
         self._encoder.decoder = decoders.ByteLevel()
@@ -57,38 +53,33 @@ class SubwordTokenizer:
         return hashlib.sha256(self._encoder.to_str().encode("utf-8")).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
-        """The ids of each text, no specials; computed on all cores unless
-        TOKENIZERS_PARALLELISM=false.
+        """The ids of each text, without special tokens.
+
+        Computed on all cores unless TOKENIZERS_PARALLELISM=false.
         """
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, " n"]) -> str:
-        """The text of ids, specials left out; bytes that are no UTF-8 (a character cut in two) show
-        as U+FFFD.
-        """
+        """The text of ids without special tokens; invalid UTF-8 becomes U+FFFD."""
         pieces = [int(number) for number in ids if number >= len(SPECIALS)]
         return self._encoder.decode(pieces, skip_special_tokens=False).removeprefix(" ")
 
     def save(self, path: epath.PathLike) -> None:
-        """Writes the JSON of the tokenizers library, which `load_subword` and that library
-        read.
-        """
+        """Writes a tokenizer.json, which `load_subword` and the library `tokenizers` read."""
         epath.Path(path).write_bytes(self._encoder.to_str(pretty=True).encode("utf-8") + b"\n")
 
 
 def train_subword(kind: str, texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
-    """A vocabulary of at most `vocab_size` pieces learnt from the sentences of both languages.
+    """Trains a vocabulary of at most `vocab_size` pieces on the sentences of both languages.
 
-    The same texts give the same vocabulary in every process. For BPE the library sees to that, once
-    the bytes are given to it (Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2). For
-    unigram (Kudo, arXiv 1804.10959) it sums in the order of a hash table that changes from process
-    to process: the pieces it keeps are the same, their scores differ in the last bits, and
-    characters that it never saw are scored in that order; so scores are rounded, and those
-    characters made equal, here.
+    BPE: Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2. Unigram: Kudo, arXiv 1804.10959.
+    The same texts give the same vocabulary in every process. The unigram trainer of `tokenizers`
+    sums in a random order, so the last bits of its scores differ, and so do the scores of
+    characters it never saw: scores are rounded here, and those characters share one score.
 
     Raises:
-      UserError: `vocab_size` has no room for a piece beside the specials and the bytes.
+      UserError: `vocab_size` has no room for more than the special tokens and the bytes.
     """
     least = len(SPECIALS) + len(_ALPHABET) + 1
     if vocab_size < least:
@@ -117,7 +108,7 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
     """The tokenizer that `SubwordTokenizer.save` wrote.
 
     Raises:
-      UserError: the file is missing, damaged, or no vocabulary of this kind.
+      UserError: the file is missing or damaged, or has another kind of vocabulary.
     """
     try:
         text = epath.Path(path).read_bytes().decode("utf-8")
@@ -151,9 +142,7 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
 
 
 def _settled(vocab: Sequence[Sequence[Any]]) -> list[tuple[str, float]]:
-    """The pieces of a trained unigram vocabulary with rounded scores, in their order: specials,
-    then the likelier first.
-    """
+    """A unigram vocabulary with rounded scores: special tokens, then likelier pieces first."""
     scores = {piece: round(score, 4) for piece, score in vocab if piece not in SPECIALS}
     lowest = min(scores.values())
     for character in _ALPHABET:
@@ -164,11 +153,11 @@ def _settled(vocab: Sequence[Sequence[Any]]) -> list[tuple[str, float]]:
 
 
 def load_fitting_subword(path: epath.PathLike, kind: str, vocab_size: int) -> SubwordTokenizer:
-    """The vocabulary of a file.
+    """The tokenizer of a file.
 
     Raises:
-      UserError: it is not of that kind (data.tokenizer), or has more than `vocab_size`
-        (model.vocab_size) tokens.
+      UserError: as in `load_subword`, or it is not of `kind` (data.tokenizer), or has more than
+        `vocab_size` (model.vocab_size) tokens.
     """
     tokenizer = load_subword(path)
     if tokenizer.kind != kind:

@@ -1,6 +1,4 @@
-"""Text to token ids and back: WordPiece (trained, or loaded from a vocab.txt) and plain UTF-8
-bytes.
-"""
+"""Tokenizers for encoders and language models: WordPiece (trained or loaded) and UTF-8 bytes."""
 
 from __future__ import annotations
 
@@ -20,16 +18,15 @@ PAD, UNK, CLS, SEP, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MAS
 _CONTINUATION = "##"
 # Words of more characters are [UNK], as in BERT's tokenization.py.
 _LONGEST_WORD = 100
-# BERT's trainer keeps the 1,000 most frequent characters; a small vocabulary must leave most of its
-# room to words.
+# Like BERT's trainer; small vocabularies keep fewer, to leave room for words.
 _MOST_CHARACTERS = 1000
 
 
 class Tokenizer(abc.ABC):
-    """A vocabulary of V tokens with the five specials, and the mapping of text to ids."""
+    """Maps text to ids of a vocabulary of V tokens, which has the five special tokens."""
 
     def __init__(self, vocab: Sequence[str], rules: str) -> None:
-        """`rules` names all that decides how text becomes ids beside the vocabulary."""
+        """`rules` names everything but the vocabulary that decides how text becomes ids."""
         self._rules = rules
         self.vocab: tuple[str, ...] = tuple(vocab)  # the token of every id
         ids = {token: number for number, token in enumerate(self.vocab)}
@@ -47,7 +44,7 @@ class Tokenizer(abc.ABC):
 
     @property
     def is_special(self) -> Bool[np.ndarray, " V"]:
-        """True for the five specials, by id."""
+        """True for the five special tokens, by id."""
         special = np.zeros(self.vocab_size, bool)
         special[[self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id]] = True
         return special
@@ -55,28 +52,26 @@ class Tokenizer(abc.ABC):
     @property
     @abc.abstractmethod
     def is_continuation(self) -> Bool[np.ndarray, " V"]:
-        """True for tokens that go on the word of the token before them, by id."""
+        """True for tokens that continue the word of the previous token, by id."""
 
     @abc.abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
-        """The ids of each text, without specials around them; a special's name inside a text is
-        text like any other.
-        """
+        """The ids of each text, without special tokens; "[SEP]" in a text is ordinary text."""
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text of ids; specials are shown by name."""
+        """The text of ids; special tokens are shown by name."""
 
     def save(self, path: epath.PathLike) -> None:
-        """Writes the vocabulary as a vocab.txt: UTF-8, a token a line, the line's number (from 0)
-        being the id.
-        """
+        """Writes a vocab.txt: UTF-8, one token per line, in the order of ids."""
         epath.Path(path).write_bytes("".join(token + "\n" for token in self.vocab).encode("utf-8"))
 
 
 class WordPieceTokenizer(Tokenizer):
-    """WordPiece as published with BERT: words from white space and punctuation, then the longest
-    known pieces, left to right.
+    """WordPiece as published with BERT.
+
+    White space and punctuation separate words; each word becomes its longest known pieces, from
+    left to right.
 
     Source: Devlin et al., arXiv 1810.04805, section 3, and the tokenization.py released with it.
     """
@@ -103,14 +98,12 @@ class WordPieceTokenizer(Tokenizer):
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def encode_with_spans(self, texts: Sequence[str]) -> list[tuple[Int32[np.ndarray, " n"], Int32[np.ndarray, "n 2"]]]:
-        """The ids of each text, and of every token the characters start to stop - 1 of the text
-        that it stands for.
-        """
+        """The ids of each text, and the span of each token: characters start to stop - 1."""
         encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [(np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2)) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The tokens, a space between words; spaces of the original text are not known any more."""
+        """The words with single spaces between them: the original spaces are not known."""
         return " ".join(self.vocab[number] for number in ids).replace(" " + _CONTINUATION, "")
 
 
@@ -122,7 +115,7 @@ class ByteTokenizer(Tokenizer):
 
     @property
     def is_continuation(self) -> Bool[np.ndarray, " V"]:
-        """False everywhere: bytes know no words."""
+        """False everywhere: bytes do not form words."""
         return np.zeros(self.vocab_size, bool)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
@@ -130,23 +123,22 @@ class ByteTokenizer(Tokenizer):
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32) + len(SPECIALS) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text again; bytes that are no UTF-8 (a character cut in two) show as U+FFFD."""
+        """The text; invalid UTF-8, such as half a character, becomes U+FFFD."""
         first_byte = len(SPECIALS)
         parts = (bytes([number - first_byte]) if number >= first_byte else self.vocab[number].encode() for number in ids)
         return b"".join(parts).decode("utf-8", errors="replace")
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> WordPieceTokenizer:
-    """A WordPiece vocabulary of at most `vocab_size` tokens learnt from `texts`; the same texts
-    give the same vocabulary.
+    """Trains a WordPiece vocabulary of at most `vocab_size` tokens; equal texts give equal results.
 
-    The library's trainer merges the most frequent pairs. It numbers the single characters in an
-    order that changes from process to process, and pairs of equal count are merged by number; so
-    the characters are numbered here, and handed to it as given. Order of the result: specials,
-    characters, ## characters, then pieces as they were merged.
+    The trainer of `tokenizers` merges the most frequent pairs, and equally frequent ones by the
+    numbers of their characters. Its own numbers change from process to process, so the characters
+    are numbered here. The order of the result: special tokens, characters, ## characters, then
+    pieces in the order of merging.
 
     Args:
-      texts: gone through twice, one by one; memory grows with their different words only.
+      texts: iterated over twice; memory grows only with the number of different words.
 
     Raises:
       UserError: `vocab_size` has no room for the characters alone.
@@ -180,8 +172,8 @@ def load_wordpiece(path: epath.PathLike, lowercase: bool) -> WordPieceTokenizer:
     """The tokenizer of a vocab.txt, such as those published with BERT.
 
     Raises:
-      UserError: the file is missing, not UTF-8 or empty, has an empty line, a token twice, or lacks
-        a special.
+      UserError: the file cannot be read or is not UTF-8, has an empty line or a token twice, or
+        lacks a special token.
     """
     tokens = read_vocab(path)
     seen: dict[str, int] = {}
@@ -200,7 +192,7 @@ def load_wordpiece(path: epath.PathLike, lowercase: bool) -> WordPieceTokenizer:
 
 
 def read_vocab(path: epath.PathLike) -> list[str]:
-    """The lines of a vocab.txt, by id. Raises UserError where it cannot be read."""
+    """The tokens of a vocab.txt, by id. Raises UserError if it cannot be read."""
     try:
         lines = epath.Path(path).read_bytes().decode("utf-8").split("\n")
     except FileNotFoundError:
@@ -217,7 +209,7 @@ def read_vocab(path: epath.PathLike) -> list[str]:
 
 
 def _encoder(model: models.WordPiece, lowercase: bool) -> tokenizers.Tokenizer:
-    # No special is registered with the library: it would then find "[SEP]" inside running text.
+    # Special tokens are not registered: the library would then find "[SEP]" inside a text.
     encoder = tokenizers.Tokenizer(model)
     encoder.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
@@ -227,8 +219,9 @@ def _encoder(model: models.WordPiece, lowercase: bool) -> tokenizers.Tokenizer:
 
 
 def _frequent_characters(texts: Iterable[str], limit: int, lowercase: bool) -> list[str]:
-    """The most frequent characters after normalisation, at most `limit`, sorted; of equally
-    frequent ones the lower code point.
+    """The `limit` most frequent characters after normalisation, sorted.
+
+    Of equally frequent characters, those with lower code points are kept.
     """
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     counts = np.zeros(0x110000, np.int64)
