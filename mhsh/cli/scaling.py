@@ -90,7 +90,10 @@ def _counts(devices: str) -> list[int]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    report = read_object(name)
+    try:
+        report = read_object(name)
+    except UserError as error:
+        raise UserError(f"--report={name}: {error}; give what mhsh aot --json prints") from error
     if not report.keys() >= _NEEDED:
         raise UserError(f"--report={name} is not what mhsh aot --json prints")
     return report

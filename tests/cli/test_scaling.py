@@ -107,4 +107,4 @@ def test_mistakes_are_one_line(capsys, reports, arguments, message):
 def test_a_file_that_is_no_report(capsys, tmp_path):
     (tmp_path / "other.json").write_text("[1]")
     assert main(["scaling", TINY, f"--report={tmp_path / 'other.json'}", "--chip=v5p"]) == 2
-    assert "is not what mhsh aot --json prints" in capsys.readouterr().err
+    assert "it is not a JSON object; fetch or write it again; give what mhsh aot --json prints" in capsys.readouterr().err
