@@ -10,7 +10,8 @@ from typing import Any
 
 from mhsh.bench.results import BenchResults, write
 from mhsh.bench.table import markdown
-from mhsh.cli.flags import add_command, add_configs
+from mhsh.cli.flags import add_configs
+from mhsh.cli.parser import add_command
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import check_new_file

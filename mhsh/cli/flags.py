@@ -1,5 +1,5 @@
-"""Flags that several commands have: configs (`--NAME=FILE.py:VARIANT` and `--NAME.FIELD=VALUE`),
-and commands of commands.
+"""Flags that several commands have: configs (`--NAME=FILE.py:VARIANT` and `--NAME.FIELD=VALUE`)
+and `--step`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,6 @@ def add_config_fields(parser: argparse.ArgumentParser, **parameters: str) -> Non
 def add_step(parser: argparse.ArgumentParser) -> None:
     """`--step`, of a run's checkpoints."""
     parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
-
-
-def add_command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
-    """One more parser among the `commands` of another; its help is printed as it is written."""
-    return commands.add_parser(
-        name,
-        help=help_text,
-        description=help_text,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 def take_config(name: str, arguments: list[str]) -> tuple[Config | None, list[str]]:

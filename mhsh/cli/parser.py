@@ -7,9 +7,9 @@ from __future__ import annotations
 import argparse
 import importlib
 from types import ModuleType
+from typing import Any
 
 from mhsh import __version__
-from mhsh.cli.flags import add_command
 
 # In the order of `mhsh --help`, which prints them without importing a command.
 COMMANDS = {
@@ -49,6 +49,17 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
             command.set_defaults(run=module.run)
             module.add_arguments(command)
     return parser
+
+
+def add_command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
+    """One more parser among the `commands` of another; its help is printed as it is written."""
+    return commands.add_parser(
+        name,
+        help=help_text,
+        description=help_text,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def command_module(name: str) -> ModuleType:

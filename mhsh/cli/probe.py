@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from mhsh.cli.flags import add_command, add_config_fields, add_step
+from mhsh.cli.flags import add_config_fields, add_step
+from mhsh.cli.parser import add_command
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
 from mhsh.errors import UserError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mhsh.cli import score_glue, score_squad, score_translation
-from mhsh.cli.flags import add_command
+from mhsh.cli.parser import add_command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
