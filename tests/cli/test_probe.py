@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.cli import probe
 from mhsh.cli.main import main
+from mhsh.training import restore
 from mhsh.training.restore import load_for_inference
 from tests.conftest import ROOT
 from tests.runs import mhsh
@@ -158,7 +158,7 @@ def test_a_run_whose_parameters_are_lost(run, tmp_path, capsys, monkeypatch):
         model, params = load_for_inference(*given)
         return model, params | {"prediction": jax.tree.map(lambda leaf: leaf * np.nan, params["prediction"])}
 
-    monkeypatch.setattr(probe, "load_for_inference", poisoned)
+    monkeypatch.setattr(restore, "load_for_inference", poisoned)
     assert main(["probe", "gradients", str(run), f"--out={tmp_path}/a.json"]) == 2
     assert "prediction/bias is not finite at this checkpoint; probe an earlier one" in capsys.readouterr().err
 
