@@ -1,6 +1,4 @@
-"""Means over seeds and how sure they are: Student-t intervals of a mean, and of the difference of
-two means.
-"""
+"""Means over seeds with Student-t intervals, and the differences of two means."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from scipy.special import stdtrit
 CONFIDENCE = 0.95
 
 INTERVAL_RULE = (
-    "An interval is the 95 % confidence interval of a mean over seeds, by Student's t with n - 1 degrees of freedom; it holds what "
-    "another seed would change, and nothing else. One seed has no interval."
+    "An interval is the 95 % confidence interval of a mean over seeds, by Student's t with n - 1 degrees of freedom. It covers "
+    "what another seed would change, and nothing else. One seed has no interval."
 )
 DIFFERENCE_RULE = (
-    "A difference against the baseline is paired where both groups have the same seeds: the interval is that of the mean of the "
-    "differences seed by seed. Else it is Welch's, which needs two seeds in each group. Two groups are told apart only where the "
-    "interval leaves out zero; intervals are not widened for the number of groups."
+    "A difference to the baseline is paired if both groups have the same seeds: its interval is that of the mean of the "
+    "differences seed by seed. Else it is Welch's, which needs two seeds in each group. A difference is significant only if its "
+    "interval excludes zero. Intervals are not widened for the number of groups."
 )
 
 
@@ -29,7 +27,7 @@ class Estimate:
     """A mean over seeds with its 95 % interval, both in the unit of the values."""
 
     mean: float
-    low: float  # nan where there is no interval
+    low: float  # nan if there is no interval
     high: float
     seeds: int  # how many values the mean is of
 
@@ -45,9 +43,7 @@ class Estimate:
 
 
 def mean_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, low and high over axis 0 (the seeds) by INTERVAL_RULE; a nan anywhere in a column makes
-    that column nan.
-    """
+    """Mean, low and high over axis 0 (the seeds) by INTERVAL_RULE. A column with a nan is nan."""
     seeds = len(values)
     mean = values.mean(axis=0)
     if seeds < 2:

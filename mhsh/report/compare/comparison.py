@@ -1,6 +1,4 @@
-"""Everything one report says, computed once from the loaded runs; the table, the page and the
-pictures only show it.
-"""
+"""The content of a report, computed once. The table, the page and the pictures only show it."""
 
 from __future__ import annotations
 
@@ -10,10 +8,10 @@ from collections.abc import Sequence
 
 from mhsh.errors import UserError
 from mhsh.files import absolute
-from mhsh.report.compare.fairness import LedgerRow, config_differences, ledger, marks, verdict
+from mhsh.report.compare.fairness import Condition, config_differences, find_conditions, marks, verdict
 from mhsh.report.compare.groups import Group, group_runs
 from mhsh.report.compare.headline import Headline, write_headline
-from mhsh.report.compare.targets import Standing, measure
+from mhsh.report.compare.results import Results, measure_groups
 from mhsh.report.render.format import format_list
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.downsample import most_points
@@ -28,10 +26,10 @@ class Comparison:
     runs: tuple[Run, ...]
     summaries: tuple[Summary, ...]  # one for each run
     groups: tuple[Group, ...]  # by GROUP_RULE, in the order of their first runs
-    standing: Standing  # what the groups came to, and against the baseline
+    results: Results  # of every group, and its differences to the baseline
     headline: Headline
-    differences: tuple[LedgerRow, ...]  # config fields that differ between groups
-    ledger: tuple[LedgerRow, ...]  # every condition, equal or not; differences that matter first
+    config_differences: tuple[Condition, ...]  # config fields that differ between groups
+    conditions: tuple[Condition, ...]  # every condition, equal or not; differences that matter first
     marks: tuple[str, ...]  # differences that matter, a sentence each, to stand beside the curves
     problems: tuple[str, ...]  # one line each: folders that could not be opened, then damage in those that could
 
@@ -55,37 +53,35 @@ class Comparison:
 
 
 def compare(loaded: Loaded, target: float | None = None, baseline: str | None = None) -> Comparison:
-    """Puts the runs into groups, measures them against `baseline` (a run's or group's name; None:
-    the first group), and words it.
+    """Groups the runs and compares them with `baseline`: the name of a run or group, or None for
+    the first group.
 
     Raises:
       UserError: no run or group is called `baseline`, or the target is no finite loss.
     """
     runs, summaries, groups = loaded.runs, tuple(summarize(run) for run in loaded.runs), group_runs(loaded.runs)
     if target is not None and not math.isfinite(target):
-        raise UserError(f"--target {target} is no loss; give nats per predicted token, such as 2.5")
-    standing = measure(runs, groups, target, _place(runs, groups, baseline))
-    rows = ledger(runs, groups)
-    ranked = [groups[place] for place in sorted(standing.ranked)]
-    fair = verdict(rows if len(ranked) == len(groups) else ledger(runs, ranked))
+        raise UserError(f"--target {target} is not a finite loss; give nats per predicted token, such as 2.5")
+    results = measure_groups(runs, groups, target, _baseline_index(runs, groups, baseline))
+    conditions = find_conditions(runs, groups)
+    ranked = [groups[place] for place in sorted(results.ranked)]
+    fair = verdict(conditions if len(ranked) == len(groups) else find_conditions(runs, ranked))
     differences = config_differences(runs, groups)
     return Comparison(
         runs=runs,
         summaries=summaries,
         groups=groups,
-        standing=standing,
-        headline=write_headline(runs, summaries, groups, standing, differences, fair),
-        differences=differences,
-        ledger=rows,
-        marks=marks(rows),
+        results=results,
+        headline=write_headline(runs, summaries, groups, results, differences, fair),
+        config_differences=differences,
+        conditions=conditions,
+        marks=marks(conditions),
         problems=loaded.refused + tuple(problem for run in runs for problem in run.problems),
     )
 
 
-def _place(runs: Sequence[Run], groups: Sequence[Group], baseline: str | None) -> int:
-    """Where the baseline's group is; a group's own name counts before a run's, a run's before its
-    folder's.
-    """
+def _baseline_index(runs: Sequence[Run], groups: Sequence[Group], baseline: str | None) -> int:
+    """The index of the baseline's group. Names of groups come first, then of runs, then folders."""
     if baseline is None:
         return 0
     names = (
@@ -97,4 +93,4 @@ def _place(runs: Sequence[Run], groups: Sequence[Group], baseline: str | None) -
         if wanted in kind:
             return kind[wanted]
     known = format_list(list(dict.fromkeys([*names[0], *names[1]]))) if groups else "none"
-    raise UserError(f"--baseline {sanitize(baseline)} is no run of this comparison; allowed: {known}")
+    raise UserError(f"--baseline {sanitize(baseline)} is not a run of this comparison; allowed: {known}")

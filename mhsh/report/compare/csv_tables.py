@@ -1,6 +1,4 @@
-"""curves.csv and groups.csv: the numbers of a report for other programs, a value a line, and
-nothing a spreadsheet would run.
-"""
+"""curves.csv and groups.csv: the numbers of a report for other programs."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from mhsh.report.compare.comparison import Comparison
-from mhsh.report.compare.targets import Score
+from mhsh.report.compare.results import Score
 from mhsh.report.render.csv_file import to_csv
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.table import Table
@@ -25,17 +23,14 @@ GROUP_COLUMNS = (
 
 
 def curves_table(comparison: Comparison) -> bytes:
-    """Every curve of every run, thinned as the page draws it: a line a row. An empty cell is a
-    value that is not finite.
-    """
+    """A line a row of every curve, thinned as on the page. Cells are empty where not finite."""
     return _table(CURVE_COLUMNS, _curve_rows(comparison))
 
 
 def groups_table(comparison: Comparison) -> bytes:
-    """Every measure of every group with its interval, and the difference to the baseline: a line a
-    measure and axis.
+    """A line a measure and axis of every group, with intervals and the difference to the baseline.
 
-    `mean` is empty where not every run has a value; `known` says how many of the `runs` have.
+    `mean` is empty unless every run has a value; `known` of the `runs` have one.
     """
     return _table(GROUP_COLUMNS, _group_rows(comparison))
 
@@ -54,29 +49,29 @@ def _curve_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
 
 
 def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
-    standing = comparison.standing
-    baseline = comparison.groups[standing.baseline].name if comparison.groups else ""
-    for group, scores in zip(comparison.groups, standing.scores, strict=True):
-        measures: list[tuple[str, str, Score]] = [(standing.measure, "", scores.final), ("best loss", "", scores.best)]
+    results = comparison.results
+    baseline = comparison.groups[results.baseline].name if comparison.groups else ""
+    for group, scores in zip(comparison.groups, results.scores, strict=True):
+        measures: list[tuple[str, str, Score]] = [(results.measure, "", scores.final), ("best loss", "", scores.best)]
         measures += [("mean loss", axis, score) for axis, score in scores.mean_loss.items()]
-        measures += [(f"reached loss {standing.target}", axis, score) for axis, score in scores.reach.items()]
+        measures += [(f"reached loss {results.target}", axis, score) for axis, score in scores.cost_to_target.items()]
         seeds = " ".join(map(str, group.seeds))
         for name, axis, score in measures:
             estimates = []
-            for estimate in (score.estimate, score.against):
+            for estimate in (score.estimate, score.difference):
                 estimates.append(_numbers((estimate.mean, estimate.low, estimate.high) if estimate else (math.nan,) * 3))
-            paired = ("yes" if score.paired else "no") if score.against else ""
+            paired = ("yes" if score.paired else "no") if score.difference else ""
             counts = (len(score.each), score.known)
             yield (group.name, seeds, name, axis, *estimates[0], *counts, *estimates[1], paired, baseline)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
-    # The last column, always empty, is the mark by which a later report knows what it may replace.
+    # The last heading is the mark of files that a later report may replace. Its cells are empty.
     return to_csv(Table([*columns, MARK], ([*row, ""] for row in rows)))
 
 
 def _numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
-    """None, an empty cell, for what is not finite."""
+    """Numbers, and None (an empty cell) where not finite."""
     numbers = np.asarray(values, dtype=np.float64)
     cells = numbers.astype(object)
     cells[~np.isfinite(numbers)] = None

@@ -1,6 +1,4 @@
-"""What was equal between the groups and what was not: the ledger of conditions, which differences
-matter, and the verdict.
-"""
+"""The conditions of a comparison: which are equal, which differences matter, and the verdict."""
 
 from __future__ import annotations
 
@@ -27,35 +25,35 @@ from mhsh.report.runs.loading import Run
 PARAMETER_MARGIN = 0.02  # by which the largest count may exceed the smallest
 
 FAIRNESS_RULE = (
-    "A comparison of losses is fair if nothing but the models differs: a difference matters in the data or their order, the data "
-    "seed (split, order, masking), how they are cut into rows and batches, what is validated, the tokens seen, any field of the "
-    "optimizer or its schedule, label smoothing, where training started, dropout, or precision; and in parameters, whole or of the "
-    "encoder or decoder, decayed or not, where the largest count exceeds the smallest by more than "
-    f"{100 * PARAMETER_MARGIN:.0f} %. Other differences are named. Other hardware, code or kernels leave losses comparable, not "
-    "device seconds. Training seeds may differ from run to run; where two groups have other ones, their difference is not paired."
+    "Losses are comparable if only the models differ. These differences matter: the data, their order and the data seed (split, "
+    "order, masking), how data are cut into rows and batches, what is validated, the tokens seen, any field of the optimizer or "
+    "schedule, label smoothing, the start of training, dropout, precision; and the number of parameters (all, of the encoder or "
+    "decoder, or with weight decay) if the largest exceeds the smallest by more than "
+    f"{100 * PARAMETER_MARGIN:.0f} %. Other differences are listed. With other hardware, code or kernels losses are comparable; "
+    "device seconds are not. Training seeds may differ between runs; groups with different seeds have no paired difference."
 )
 
 
-class Weight(enum.Enum):
-    """What a difference in a row of the ledger does."""
+class Effect(enum.Enum):
+    """The effect of a difference in a condition."""
 
-    LOSS = "losses are not at equal conditions"
-    PARAMETERS = "losses are not at equal conditions, beyond PARAMETER_MARGIN"
+    LOSS = "losses are not comparable"
+    PARAMETERS = "losses are not comparable beyond PARAMETER_MARGIN"
     CLOCK = "device seconds are not comparable"
-    NAMED = "nothing by itself"
+    NONE = "none"
 
 
 @dataclasses.dataclass(frozen=True)
-class LedgerRow:
+class Condition:
     """One thing that could make a comparison unfair, with its value in every group."""
 
-    what: str
-    values: tuple[str, ...]  # in the order of the groups; where the runs of a group differ, each value once
+    name: str
+    values: tuple[str, ...]  # by group; if the runs of a group differ, each value once
     equal: bool | None  # None: what is recorded is equal, but it is not recorded for every run
-    matters: bool  # losses are not comparable: it differs, and FAIRNESS_RULE counts it
+    matters: bool  # it differs, and losses are therefore not comparable, by FAIRNESS_RULE
     clock: bool  # it differs, and device seconds are therefore not comparable
-    needed: bool  # a difference in it could matter
-    counts: tuple[float | None, ...] = ()  # where numbers of parameters matter: that of each group; None: not recorded
+    could_matter: bool  # a difference in it would matter
+    counts: tuple[float | None, ...] = ()  # the number of parameters of each group, if it matters; None: not recorded
 
 
 # Rows whose values are more than the config's own fields; of the others a row is all of its fields.
@@ -73,90 +71,87 @@ NOT_COUNTED = (
 )
 
 
-def config_differences(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...]:
+def config_differences(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[Condition, ...]:
     """Every config field in which at least two groups differ, named as in
     `--config.model.num_layers`.
     """
     flat = [flatten(run.config) for run in runs]
     fields = dict.fromkeys(field for each in flat for field in each)
-    rows = [_row(groups, field, [each.get(field) for each in flat], Weight.NAMED) for field in fields]
+    rows = [_row(groups, field, [each.get(field) for each in flat], Effect.NONE) for field in fields]
     return tuple(row for row in rows if row.equal is False)
 
 
-def ledger(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[LedgerRow, ...]:
-    """Every condition, equal or not, by FAIRNESS_RULE: those of the losses first, then those of the
-    clock.
+def find_conditions(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[Condition, ...]:
+    """Every condition of FAIRNESS_RULE. Differences that matter come first, then those that affect
+    device seconds.
     """
 
-    def row(what: str, value: Callable[[Run], Any], weight: Weight) -> LedgerRow:
-        return _row(groups, what, [value(run) for run in runs], weight)
+    def row(what: str, value: Callable[[Run], Any], effect: Effect) -> Condition:
+        return _row(groups, what, [value(run) for run in runs], effect)
 
-    def record(what: str, *keys: str, weight: Weight = Weight.NAMED) -> LedgerRow:
-        return row(what, lambda run: run.recorded(*keys), weight)
+    def record(what: str, *keys: str, effect: Effect = Effect.NONE) -> Condition:
+        return row(what, lambda run: run.recorded(*keys), effect)
 
     counted = [
-        record(f"{format_recorded(part)} parameters", "parameters", part, weight=_part_weight(part))
+        record(f"{format_recorded(part)} parameters", "parameters", part, effect=_part_effect(part))
         for part in _keys_of(runs, "parameters")
     ]
     rows_of_data, *settings = (
-        _row(groups, what, [_settings(run.config, what) for run in runs], _settings_weight(what))
+        _row(groups, what, [_settings(run.config, what) for run in runs], _settings_effect(what))
         for what in get_args(ConfigRow)
         if what not in _OWN_ROWS
     )
     versions = [
-        record(f"version of {format_recorded(name)}", "versions", name, weight=Weight.CLOCK) for name in _keys_of(runs, "versions")
+        record(f"version of {format_recorded(name)}", "versions", name, effect=Effect.CLOCK) for name in _keys_of(runs, "versions")
     ]
     rows = [
-        record("data fingerprint", "data", "fingerprint", weight=Weight.LOSS),
-        _row(groups, "data order (batches at equal steps)", _orders(runs), Weight.LOSS),
-        row("data seed (split, order, masking)", lambda run: run.config.data.seed, Weight.LOSS),
+        record("data fingerprint", "data", "fingerprint", effect=Effect.LOSS),
+        _row(groups, "data order (batches at equal steps)", _orders(runs), Effect.LOSS),
+        row("data seed (split, order, masking)", lambda run: run.config.data.seed, Effect.LOSS),
         rows_of_data,
-        row("tokens seen", _tokens, Weight.LOSS),
+        row("tokens seen", _tokens, Effect.LOSS),
         record("unigram entropy of the data, nats per token", "data", "unigram_entropy"),
         *counted,
-        record("weight-decayed parameters", "weight_decayed_parameters", weight=Weight.PARAMETERS),
+        record("weight-decayed parameters", "weight_decayed_parameters", effect=Effect.PARAMETERS),
         record("forward FLOPs a token", "flops_per_token_forward"),
         *settings,
-        row("start", _start, Weight.LOSS),
-        row("training seed", lambda run: run.config.train.seed, Weight.NAMED),
-        record("code revision", "git_revision", weight=Weight.CLOCK),
-        record("devices", "devices", weight=Weight.CLOCK),
-        record("mesh", "mesh", weight=Weight.CLOCK),
+        row("start", _start, Effect.LOSS),
+        row("training seed", lambda run: run.config.train.seed, Effect.NONE),
+        record("code revision", "git_revision", effect=Effect.CLOCK),
+        record("devices", "devices", effect=Effect.CLOCK),
+        record("mesh", "mesh", effect=Effect.CLOCK),
         *versions,
     ]
     return tuple(sorted(rows, key=lambda row: (not row.matters, not row.clock)))
 
 
-def verdict(rows: Sequence[LedgerRow]) -> str:
-    """Whether the losses were compared fairly, in one sentence."""
-    unfair = [row.what for row in rows if row.matters and not row.counts]
-    excesses = {row.what: excess(row.counts) for row in rows if row.counts}
+def verdict(rows: Sequence[Condition]) -> str:
+    """Whether losses are comparable, in one sentence."""
+    unfair = [row.name for row in rows if row.matters and not row.counts]
+    excesses = {row.name: excess(row.counts) for row in rows if row.counts}
     if excesses:
         most = max(excesses, key=lambda what: excesses[what])
         allowed = format_percent(PARAMETER_MARGIN)
         unfair.append(f"sizes ({most}: up to {format_percent(excesses[most])} more, and {allowed} is allowed)")
     if unfair:
-        return f"Not fair: different {format_list(unfair)}."
-    unknown = [row.what for row in rows if row.needed and row.equal is None]
-    clock = " Device seconds are not comparable: see the ledger." if any(row.clock for row in rows) else ""
+        return f"Not comparable: different {', '.join(unfair)}."
+    unknown = [row.name for row in rows if row.could_matter and row.equal is None]
+    clock = " Device seconds are not comparable: see the conditions of the comparison." if any(row.clock for row in rows) else ""
     if unknown:
-        return f"Fair as far as is recorded, but not every run recorded {format_list(unknown)}.{clock}"
-    return (
-        f"Fair: nothing that matters differs but the models, and their parameters by at most {100 * PARAMETER_MARGIN:.0f} %.{clock}"
-    )
+        return f"Comparable as far as recorded, but not every run recorded {format_list(unknown)}.{clock}"
+    margin = f"{100 * PARAMETER_MARGIN:.0f} %"
+    return f"Comparable: of what matters, only the models differ, and their parameter counts by at most {margin}.{clock}"
 
 
-def marks(rows: Sequence[LedgerRow]) -> tuple[str, ...]:
-    """A sentence for each difference that matters, and one for those of the clock: what must stand
-    beside the curves.
-    """
-    unfair = [f"Not equal: {row.what}: {' against '.join(dict.fromkeys(row.values))}." for row in rows if row.matters]
-    clock = [row.what for row in rows if row.clock]
+def marks(rows: Sequence[Condition]) -> tuple[str, ...]:
+    """Sentences to show beside the curves: one a difference that matters, and one for the clock."""
+    unfair = [f"Not equal: {row.name}: {' against '.join(dict.fromkeys(row.values))}." for row in rows if row.matters]
+    clock = [row.name for row in rows if row.clock]
     return (*unfair, *([f"Device seconds are not comparable: different {format_list(clock)}."] if clock else []))
 
 
 def excess(counts: Iterable[float | None]) -> float:
-    """By which share the largest of these numbers of parameters exceeds the smallest."""
+    """The share by which the largest of these counts exceeds the smallest."""
     known = [count for count in counts if count is not None]
     if not known:
         return 0.0
@@ -164,9 +159,7 @@ def excess(counts: Iterable[float | None]) -> float:
 
 
 def same_data(runs: Sequence[Run]) -> bool | None:
-    """Whether the data fingerprints are equal; None where one is not recorded and the others do not
-    differ.
-    """
+    """Whether the data fingerprints are equal; None if one is missing and the others are equal."""
     prints = [run.recorded("data", "fingerprint") for run in runs]
     if len({format_recorded(each) for each in prints if each is not None}) > 1:
         return False
@@ -174,11 +167,10 @@ def same_data(runs: Sequence[Run]) -> bool | None:
 
 
 def different_tasks(runs: Sequence[Run]) -> str | None:
-    """Why the losses of these runs are not in one unit, or None where they are.
+    """Why the losses of these runs are not in one unit, or None if they are.
 
-    The rule: the objective, the tokenizer and its vocabulary decide what a token is and what is
-    predicted. Vocabularies are compared by content where every run kept its own, else by the
-    config's path and size.
+    Objective, tokenizer and vocabulary must be equal. Vocabularies are compared by content if every
+    run kept its own, else by path and size in the config.
     """
     wordpiece = [run for run in runs if run.config.data.tokenizer == "wordpiece"]
     if all(run.vocabulary is not None for run in wordpiece):
@@ -193,27 +185,27 @@ def different_tasks(runs: Sequence[Run]) -> str | None:
     return next((f"{what} differs" for what, values in tasks if len(values) > 1), None)
 
 
-def _row(groups: Sequence[Group], what: str, values: Sequence[Any], weight: Weight) -> LedgerRow:
+def _row(groups: Sequence[Group], what: str, values: Sequence[Any], effect: Effect) -> Condition:
     """`values` has one for each run; None: not recorded."""
     by_group = [_distinct(values[index] for index in group.runs) for group in groups]
     equal = _equal(by_group)
     differs = equal is False
-    counts = tuple(_count(each) for each in by_group) if differs and weight is Weight.PARAMETERS else ()
+    counts = tuple(_count(each) for each in by_group) if differs and effect is Effect.PARAMETERS else ()
     if excess(counts) <= PARAMETER_MARGIN:
         counts = ()
-    return LedgerRow(
+    return Condition(
         what,
         tuple("; ".join(format_recorded(value) for value in each) for each in by_group),
         equal,
-        matters=differs and (weight is Weight.LOSS or bool(counts)),
-        clock=differs and weight is Weight.CLOCK,
-        needed=weight is Weight.LOSS or weight is Weight.PARAMETERS,
+        matters=differs and (effect is Effect.LOSS or bool(counts)),
+        clock=differs and effect is Effect.CLOCK,
+        could_matter=effect is Effect.LOSS or effect is Effect.PARAMETERS,
         counts=counts,
     )
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
-    """Each value once, in an order that does not hang on that of the runs."""
+    """Each value once, in an order that does not depend on that of the runs."""
     return [value for _, value in sorted({json.dumps(value, sort_keys=True): value for value in values}.items())]
 
 
@@ -229,8 +221,8 @@ def _count(values: Sequence[Any]) -> float | None:
     return float(max(numbers)) if numbers else None
 
 
-def _part_weight(part: str) -> Weight:
-    return Weight.PARAMETERS if part in ("total", "encoder", "decoder") else Weight.NAMED
+def _part_effect(part: str) -> Effect:
+    return Effect.PARAMETERS if part in ("total", "encoder", "decoder") else Effect.NONE
 
 
 def _settings(config: Config, row: str) -> str:
@@ -240,9 +232,9 @@ def _settings(config: Config, row: str) -> str:
     return ", ".join(f"{field.name} {values[field.path]}" for field in fields)
 
 
-def _settings_weight(row: str) -> Weight:
+def _settings_effect(row: str) -> Effect:
     roles = {field.role for field in all_fields("mlm") if field.row == row}
-    return Weight.LOSS if "loss" in roles else Weight.CLOCK
+    return Effect.LOSS if "loss" in roles else Effect.CLOCK
 
 
 def _start(run: Run) -> str:
@@ -259,9 +251,7 @@ def _tokens(run: Run) -> int | None:
 
 
 def _orders(runs: Sequence[Run]) -> list[str | None]:
-    """The start of a hash of the checksums of a run's batches, at the steps that all runs logged
-    one for.
-    """
+    """For each run, a hash of its batches' checksums at the steps for which all runs logged one."""
     logged = [run.batches["step"] for run in runs if len(run.batches["step"])]
     steps = functools.reduce(_common, logged) if logged else np.array([])
     width = max((run.batches["checksum"].itemsize for run in runs), default=1)
@@ -281,6 +271,6 @@ def _common(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _keys_of(runs: Sequence[Run], section: str) -> list[str]:
-    """The keys that any run records in a section, in the order in which they first appear."""
+    """The keys that any run records in a section, in order of appearance."""
     sections = [run.recorded(section) for run in runs]
     return list(dict.fromkeys(key for value in sections if isinstance(value, Mapping) for key in value))

@@ -1,6 +1,4 @@
-"""The interactive loss curves: one plotly figure, and the x-axes, smoothings and views that the
-page can switch it to.
-"""
+"""The interactive loss curves: one plotly figure, and the values that the page's switches show."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import numpy as np
 
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.groups import Group
-from mhsh.report.compare.unequal_marks import SIGN, unequal
+from mhsh.report.compare.unequal_marks import SIGN, unequal_conditions
 from mhsh.report.render.format import format_list
 from mhsh.report.render.styles import CurveStyle, curve_style, run_styles
 from mhsh.report.runs import downsample
@@ -38,17 +36,17 @@ Values = list[float | None]  # None stands for a gap
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What one trace of the figure draws, for every switch of the page. What a part does not need
-    is empty.
+    """What one trace draws, for every switch of the page. Fields that a part does not need are
+    empty.
     """
 
     view: str  # RUNS or GROUPS
     part: (
         str  # line, band (between low and high of the line it belongs to), gaps (marks at the top edge) or sign (at the line's end)
     )
-    member: int  # the place of its run or group in the comparison
+    member: int  # the index of its run or group in the comparison
     split: str
-    line: int | None = None  # of a band or a sign: the place of its line in the figure
+    line: int | None = None  # of a band or a sign: the index of its line in the figure
     x: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # by axis
     y: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # nats per token: `raw` and `smooth`, or by axis in GROUPS
     low: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # by axis
@@ -56,10 +54,8 @@ class Trace:
 
 
 @dataclasses.dataclass(frozen=True)
-class Curves:
-    """A figure without its values, the values that the page switches between, and what it has to
-    say about the drawing.
-    """
+class CurvesFigure:
+    """A figure without its values, the values that the page switches between, and notes."""
 
     figure: Mapping[str, Any]  # data and layout in plotly's words
     traces: tuple[Trace, ...]  # one for each trace of the figure, in its order
@@ -68,9 +64,7 @@ class Curves:
     notes: tuple[str, ...]
 
     def to_json(self) -> str:
-        """Everything as one JSON object that is safe between script tags, whatever the run names
-        hold.
-        """
+        """One JSON object, safe between script tags whatever the names of runs hold."""
         content: dict[str, Any] = {
             "figure": self.figure,
             "traces": [{key: value for key, value in vars(trace).items() if value or value == 0} for trace in self.traces],
@@ -81,14 +75,12 @@ class Curves:
 
 
 def plotly_text(text: str) -> str:
-    """`text` as plotly must get it to show it as it is: plotly reads a small HTML of its own,
-    entities included.
-    """
-    # A dollar sign would have it look for MathJax, which the page does not bring.
+    """`text` escaped for plotly, which reads a small HTML of its own, entities included."""
+    # plotly would look for MathJax at a dollar sign, and the page has none.
     return html.escape(text, quote=False).replace("$", "&#36;")
 
 
-def draw_curves(comparison: Comparison) -> Curves:
+def draw_figure(comparison: Comparison) -> CurvesFigure:
     """The loss of every run and of every group with its band, training and validation."""
     pen = _Pen(comparison.drawn_points)
     # Bands first: they lie below all lines.
@@ -97,11 +89,13 @@ def draw_curves(comparison: Comparison) -> Curves:
     styles = run_styles(group.runs for group in comparison.groups)
     for place, run in enumerate(comparison.runs):
         pen.draw_run(place, run, styles[place])
-    for place, (group, differing) in enumerate(zip(comparison.groups, unequal(comparison), strict=True)):
+    for place, (group, differing) in enumerate(zip(comparison.groups, unequal_conditions(comparison), strict=True)):
         if differing:
             pen.sign(place, group, differing)
     figure = {"data": pen.data, "layout": _layout(comparison)}
-    return Curves(figure, tuple(pen.traces), first_view(comparison), _first_split(comparison), (*pen.thinned_note(), *pen.notes))
+    return CurvesFigure(
+        figure, tuple(pen.traces), first_view(comparison), _first_split(comparison), (*pen.thinned_note(), *pen.notes)
+    )
 
 
 def first_view(comparison: Comparison) -> str:
@@ -159,7 +153,7 @@ class _Pen:
                 self.notes.append(_gap_note(run.name, split, curve, gaps))
 
     def sign(self, place: int, group: Group, differing: Sequence[str]) -> None:
-        """Every line of the group and of its runs gets SIGN at its end."""
+        """Puts SIGN at the end of every line of the group and of its runs."""
         members = {(GROUPS, place), *((RUNS, run) for run in group.runs)}
         for number, trace in enumerate(tuple(self.traces)):
             if trace.part == "line" and (trace.view, trace.member) in members:
@@ -188,8 +182,8 @@ def _x(curve: Curve, rows: np.ndarray) -> dict[str, Values]:
 
 
 def _values(values: np.ndarray, digits: int) -> Values:
-    """Rounded to that many significant digits, which makes the page a third smaller; None for what
-    is not finite.
+    """Rounded to `digits` significant digits, which makes the page a third smaller. None where not
+    finite.
     """
     finite = np.isfinite(values)
     sizes = np.abs(np.where(finite & (values != 0), values, 1.0))

@@ -1,6 +1,4 @@
-"""Runs that differ in nothing but their seeds, put together: their mean curve on every axis, and
-the band around it.
-"""
+"""Groups of runs that differ only in their seeds: the mean curve on every axis, and its band."""
 
 from __future__ import annotations
 
@@ -22,21 +20,19 @@ from mhsh.report.runs.loading import Run
 BAND_POINTS = 500  # of one band
 
 GROUP_RULE = (
-    "Runs are one group if their configs are equal in every field but train.seed, and data.seed is equal in all of them or another "
-    "one in each. A second run of the same config and seed starts another group: counted twice, a seed would narrow the interval."
+    "Runs are one group if their configs are equal in every field but train.seed, and data.seed is equal in all of them or "
+    "different in each. A second run of the same config and seed starts another group, so that no seed counts twice."
 )
 BAND_RULE = (
-    "A group's curve is the mean of its runs' curves (training smoothed first), interpolated linearly between logged rows, from "
-    "the last of their first rows to the first of their last rows, with the 95 % interval of the mean; where one of the runs has "
-    "no finite loss, it has a gap."
+    "A group's curve is the mean of its runs' curves (training is smoothed first), interpolated linearly between logged rows, "
+    "from the latest first row to the earliest last row, with the 95 % interval of the mean. Where a run has no finite loss, the "
+    "group has a gap."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """The mean loss of a group's runs and its 95 % interval against one x-axis, all of equal
-    length, at most BAND_POINTS.
-    """
+    """The mean loss of a group and its 95 % interval on one x-axis; at most BAND_POINTS values."""
 
     x: np.ndarray  # ascending
     mean: np.ndarray  # nats per predicted token; nan: a gap
@@ -46,16 +42,16 @@ class Band:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs of one config with different seeds, by GROUP_RULE; mostly one, or three."""
+    """Runs of one config with different seeds, by GROUP_RULE."""
 
-    name: str  # sanitized, and unlike that of every other group
-    runs: tuple[int, ...]  # their places in the comparison
+    name: str  # sanitized and unique
+    runs: tuple[int, ...]  # their indices in the comparison
     seeds: tuple[int, ...]  # train.seed of each
-    bands: Mapping[str, Mapping[str, Band]]  # by split, then by axis; empty arrays where there is nothing common
+    bands: Mapping[str, Mapping[str, Band]]  # by split, then by axis; empty where the runs share no range
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
-    """The groups, in the order in which their first runs were named."""
+    """The groups, in the order of their first runs."""
     members = _members(runs)
     names = _names([[runs[index] for index in group] for group in members])
     return tuple(
@@ -79,7 +75,7 @@ def _band(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band:
     if not all(len(x) for x, _ in placed):
         return Band(*(np.array([]),) * 4)
     first, last = max(x[0] for x, _ in placed), min(x[-1] for x, _ in placed)
-    # Thinned one by one before they are joined: sorting all rows of many runs takes long.
+    # Thinned before they are joined: sorting all rows of many runs is slow.
     grid = np.unique(np.concatenate([_thinned(x[(x >= first) & (x <= last)]) for x, _ in placed]))
     grid = _thinned(grid)
     mean, low, high = mean_band(np.array([np.interp(grid, x, loss) for x, loss in placed]))
@@ -91,9 +87,7 @@ def _thinned(x: np.ndarray) -> np.ndarray:
 
 
 def _placed(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x and loss, nan where either is not known: such a row keeps its place between its neighbours,
-    as a gap.
-    """
+    """x and loss. A row without x is placed between its neighbours, as a gap."""
     known = np.isfinite(x)
     if known.all() or not known.any():
         return x[known], loss[known]
@@ -111,7 +105,7 @@ def _members(runs: Sequence[Run]) -> list[list[int]]:
         if len(set(data_seeds)) == len(set(train_seeds)) == len(indices):
             groups.append(indices)
             continue
-        # By the place of each run among those of its very config.
+        # The first runs of each config and seed are one group, the second ones another.
         repeated: dict[tuple[int, int], list[int]] = {}
         seen: dict[tuple[int, int], int] = {}
         for index, data_seed, train_seed in zip(indices, data_seeds, train_seeds, strict=True):
@@ -135,8 +129,8 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _common_name(runs: Sequence[Run]) -> str:
-    """What the runs' names have in common at their start, or else at their end, less what
-    introduces the seed; else the shape.
+    """The common start of the runs' names without what introduces the seed, else their common end,
+    else the shape.
     """
     names = [run.name for run in runs]
     start = _common_start(names)

@@ -1,5 +1,5 @@
-"""What a report claims in plain words: which group ended lowest, by how much, how sure that is, and
-whether it was fair.
+"""A report's claim in words: which group ended lowest, by how much, how sure that is, and whether
+the losses are comparable.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from mhsh import outcome, text
 from mhsh.report.compare import fairness
-from mhsh.report.compare.fairness import LedgerRow
+from mhsh.report.compare.fairness import Condition
 from mhsh.report.compare.groups import Group
-from mhsh.report.compare.targets import FINAL_NAMES, Standing
+from mhsh.report.compare.results import FINAL_NAMES, Results
 from mhsh.report.estimate import Estimate, difference
 from mhsh.report.render.format import format_interval, format_list, format_loss, format_loss_difference, format_percent
 from mhsh.report.runs.loading import Run
@@ -22,20 +22,20 @@ UNIT = "nats per predicted token"
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """The report's claim and everything that limits it, as plain text (not escaped).
+    """The report's claim and its limits, as plain text (not escaped).
 
-    Where a winner is named, the first two sentences say how sure that is and whether the comparison
-    was fair.
+    If it names a winner, the first two sentences say how sure that is and whether the losses are
+    comparable.
     """
 
     title: str
     sentences: tuple[str, ...]
-    measure: str | None  # what the title compares; None where nothing is compared
+    measure: str | None  # what the title compares; None if nothing is compared
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ranked:
-    """A group of which every run ended finite."""
+    """A group of which every run has a finite final loss."""
 
     name: str
     loss: float  # the mean over its runs
@@ -47,16 +47,16 @@ def write_headline(
     runs: Sequence[Run],
     summaries: Sequence[Summary],
     groups: Sequence[Group],
-    standing: Standing,
-    differences: Sequence[LedgerRow],
+    results: Results,
+    differences: Sequence[Condition],
     fair: str,
 ) -> Headline:
-    """Puts a comparison into words; `fair` is the verdict on the groups that are ranked.
+    """Puts a comparison into words. `fair` is the verdict on the ranked groups.
 
-    It names a winner only where the losses are in one unit and at least two groups are finite.
+    It names a winner only if the losses are in one unit and at least two groups are finite.
     """
     drawn = [run for run in runs if run.drawable]
-    ranking = [_ranked(groups[place], standing, place, summaries) for place in standing.ranked]
+    ranking = [_ranked(groups[place], results, place, summaries) for place in results.ranked]
     task = fairness.different_tasks(drawn)
     worth = (
         _data_sentence(drawn),
@@ -70,15 +70,15 @@ def write_headline(
         title = f"No winner is named: {task}, so the losses are not in one unit"
         return Headline(title, tuple(filter(None, worth)), None)
     if len(ranking) < 2:
-        return Headline(_lone_title(ranking, standing.measure), tuple(filter(None, worth)), None)
+        return Headline(_lone_title(ranking, results.measure), tuple(filter(None, worth)), None)
     apart = difference(ranking[1].by_seed, ranking[0].by_seed)
-    sentences = (_sure_sentence(ranking, apart), fair, _others_sentence(ranking, standing.measure), *worth)
-    title = _title(ranking, apart, standing.measure, fairness.same_data(drawn))
-    return Headline(title, tuple(filter(None, sentences)), standing.measure)
+    sentences = (_sure_sentence(ranking, apart), fair, _others_sentence(ranking, results.measure), *worth)
+    title = _title(ranking, apart, results.measure, fairness.same_data(drawn))
+    return Headline(title, tuple(filter(None, sentences)), results.measure)
 
 
-def _ranked(group: Group, standing: Standing, place: int, summaries: Sequence[Summary]) -> _Ranked:
-    final = standing.scores[place].final
+def _ranked(group: Group, results: Results, place: int, summaries: Sequence[Summary]) -> _Ranked:
+    final = results.scores[place].final
     assert final.estimate is not None
     return _Ranked(group.name, final.estimate.mean, dict(final.each), tuple(summaries[index] for index in group.runs))
 
@@ -93,7 +93,7 @@ def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str, same_data:
     gap = second.loss - first.loss
     by = f"{format_loss_difference(gap)} below {second.name}"
     share = f" ({format_percent(gap / second.loss)})" if second.loss > 0 else ""
-    doubt = ", not told apart" if apart.has_interval and not apart.excludes_zero else ""
+    doubt = ", no significant difference" if apart.has_interval and not apart.excludes_zero else ""
     verb = "is lowest so far" if running else "ended lowest"
     title = f"{first.name} {verb}: {measure} {format_loss(first.loss)} {UNIT}, {by}{share}{doubt}"
     but = ["the runs had different data"] if same_data is False else []
@@ -111,7 +111,7 @@ def _measured_at(item: Summary, measure: str) -> tuple[int | None, float | None]
 
 def _lone_title(ranking: Sequence[_Ranked], measure: str) -> str:
     if not ranking:
-        return "No winner is named: no measure is there and finite for the runs to be compared on"
+        return "No winner is named: no run has a finite final loss"
     (only,) = ranking
     return f"{only.name}: {measure} {format_loss(only.loss)} {UNIT}; there is no second finite run to compare it with"
 
@@ -128,8 +128,8 @@ def _sure_sentence(ranking: Sequence[_Ranked], apart: Estimate) -> str:
     seeds = f"{apart.seeds} seeds, paired" if paired else f"{len(first.by_seed)} and {len(second.by_seed)} seeds"
     interval = f"the 95 % interval of the difference to {second.name}, {format_interval(apart)}, over {seeds},"
     if apart.excludes_zero:
-        return f"How sure: {interval} leaves out zero."
-    return f"How sure: not told apart: {interval} includes zero."
+        return f"How sure: {interval} excludes zero."
+    return f"How sure: no significant difference: {interval} includes zero."
 
 
 def _others_sentence(ranking: Sequence[_Ranked], measure: str) -> str:
@@ -137,7 +137,7 @@ def _others_sentence(ranking: Sequence[_Ranked], measure: str) -> str:
     others = []
     for ranked in ranking[1:]:
         apart = difference(ranked.by_seed, lowest.by_seed)
-        doubt = ", not told apart" if apart.has_interval and not apart.excludes_zero else ""
+        doubt = ", no significant difference" if apart.has_interval and not apart.excludes_zero else ""
         others.append(f"{ranked.name} {format_loss(ranked.loss)} (+{format_loss_difference(apart.mean)}{doubt})")
     return f"After it, by {measure}: {', '.join(others)}." if len(others) > 1 else ""
 
@@ -172,12 +172,12 @@ def _amount_sentence(items: Sequence[Summary]) -> str:
     )
 
 
-def _config_sentence(differences: Sequence[LedgerRow], number: int) -> str:
+def _config_sentence(differences: Sequence[Condition], number: int) -> str:
     if number < 2:
         return ""
     if not differences:
         return "The configs of all runs are equal in every field."
-    fields = [row.what for row in differences]
+    fields = [row.name for row in differences]
     elsewhere = [field for field in fields if not field.startswith("model.")]
     ending = (
         f"outside the model: {', '.join(elsewhere)}."

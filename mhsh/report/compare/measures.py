@@ -1,6 +1,4 @@
-"""The table of groups: what each came to on every measure, how sure that is, and the difference to
-the baseline.
-"""
+"""The table of results by group: every measure with its interval and difference to the baseline."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Callable
 
 from mhsh import text
 from mhsh.report.compare.comparison import Comparison
-from mhsh.report.compare.targets import Score, Scores
+from mhsh.report.compare.results import GroupScores, Score
 from mhsh.report.estimate import Estimate
 from mhsh.report.render.format import format_loss
 from mhsh.report.runs.curves import AXES
@@ -20,41 +18,39 @@ _Words = Callable[[float], str]
 
 @dataclasses.dataclass(frozen=True)
 class MeasureCell:
-    """What one group came to on one measure, in words."""
+    """One measure of one group, in words."""
 
     value: str
-    against: str  # the difference to the baseline; empty for the baseline, and where there is none
-    lowest: bool  # of all groups, and not all of them are equal
+    difference: str  # to the baseline; empty for the baseline, and where there is none
+    lowest: bool  # of all groups, unless all are equal
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasureRow:
     """One measure, with a cell for every group."""
 
-    what: str
+    name: str
     cells: tuple[MeasureCell, ...]
 
 
 def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
-    """Final and best loss, the mean loss over each axis, and what it took on each axis to reach the
-    target.
-    """
-    standing = comparison.standing
-    loss = {"validation": "validation loss", "train": "smoothed training loss"}[standing.split]
+    """Final and best loss, then by axis the cost to reach the target and the mean loss."""
+    results = comparison.results
+    loss = {"validation": "validation loss", "train": "smoothed training loss"}[results.split]
 
-    def row(what: str, score: Callable[[Scores], Score], words: _Words, absent: str) -> MeasureRow:
-        return _row(what, [score(scores) for scores in standing.scores], words, absent)
+    def row(what: str, score: Callable[[GroupScores], Score], words: _Words, absent: str) -> MeasureRow:
+        return _row(what, [score(scores) for scores in results.scores], words, absent)
 
     rows = [
-        row(standing.measure, lambda scores: scores.final, format_loss, "not finite"),
+        row(results.measure, lambda scores: scores.final, format_loss, "not finite"),
         row(f"lowest {loss}", lambda scores: scores.best, format_loss, "not finite"),
     ]
-    if standing.target is not None:
+    if results.target is not None:
         for axis in AXES:
-            what = f"{AXIS_NAMES[axis]} to {loss} {format_loss(standing.target)}"
-            rows.append(row(what, lambda scores, axis=axis: scores.reach[axis], _axis_words(axis), "not reached"))
+            what = f"{AXIS_NAMES[axis]} to {loss} {format_loss(results.target)}"
+            rows.append(row(what, lambda scores, axis=axis: scores.cost_to_target[axis], _axis_words(axis), "not reached"))
     for axis in AXES:
-        span = standing.ranges[axis]
+        span = results.ranges[axis]
         if span is not None:
             words = _axis_words(axis)
             what = f"mean {loss} by {AXIS_NAMES[axis]}, {words(span[0])} to {words(span[1])}"
@@ -73,7 +69,7 @@ def _row(what: str, scores: list[Score], words: _Words, absent: str) -> MeasureR
         what,
         tuple(
             MeasureCell(
-                _value(score, words, absent), _against(score, words), score.estimate is not None and score.estimate.mean == low
+                _value(score, words, absent), _difference(score, words), score.estimate is not None and score.estimate.mean == low
             )
             for score in scores
         ),
@@ -86,21 +82,21 @@ def _value(score: Score, words: _Words, absent: str) -> str:
     return f"{words(score.estimate.mean)}{_interval(score.estimate, words)}"
 
 
-def _against(score: Score, words: _Words) -> str:
-    against = score.against
-    if against is None:
+def _difference(score: Score, words: _Words) -> str:
+    difference = score.difference
+    if difference is None:
         return ""
-    if not against.has_interval:
+    if not difference.has_interval:
         verdict = "too few seeds for an interval"
-    elif against.excludes_zero:
-        verdict = "lower" if against.mean < 0 else "higher"
+    elif difference.excludes_zero:
+        verdict = "lower" if difference.mean < 0 else "higher"
     else:
-        verdict = "not told apart"
+        verdict = "no significant difference"
 
     def signed(value: float) -> str:
         return ("\u2212" if value < 0 else "+") + words(abs(value))
 
-    return f"{signed(against.mean)}{_interval(against, signed)}: {verdict}"
+    return f"{signed(difference.mean)}{_interval(difference, signed)}: {verdict}"
 
 
 def _interval(value: Estimate, words: _Words) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from mhsh.report.compare.comparison import Comparison
-from mhsh.report.compare.figures import Curves, draw_curves
+from mhsh.report.compare.figures import CurvesFigure, draw_figure
 from mhsh.report.compare.sections import render_parts
 from mhsh.report.render.html import normalize_lines, read_asset, render_page
 from mhsh.report.render.outputs import MARK
@@ -19,11 +19,11 @@ from mhsh.report.render.outputs import MARK
 
 def render(comparison: Comparison, picture: bytes) -> bytes:
     """The page as UTF-8. `picture` is a PNG of the curves, for browsers without scripts."""
-    figure = draw_curves(comparison)
+    figure = draw_figure(comparison)
     return _render("compare/page.html", comparison, figure, ["compare/page.js"], picture=picture)
 
 
-def render_live(comparison: Comparison, figure: Curves) -> bytes:
+def render_live(comparison: Comparison, figure: CurvesFigure) -> bytes:
     """The page as UTF-8 for a server: it asks for each `update` and shows it in place.
 
     `figure` is the comparison's, drawn once for page and update.
@@ -31,13 +31,13 @@ def render_live(comparison: Comparison, figure: Curves) -> bytes:
     return _render("compare/live.html", comparison, figure, ["compare/page.js", "compare/watch.js"], connect="'self'")
 
 
-def update(comparison: Comparison, figure: Curves) -> bytes:
+def update(comparison: Comparison, figure: CurvesFigure) -> bytes:
     """What may change in a page of `render_live`, as JSON: title, parts (HTML by id) and figure."""
     fields = {"title": comparison.headline.title, "parts": render_parts(comparison, figure)}
     return f'{json.dumps(fields)[:-1]}, "content": {figure.to_json()}}}'.encode()
 
 
-def _render(template: str, comparison: Comparison, figure: Curves, own_scripts: Sequence[str], **values: Any) -> bytes:
+def _render(template: str, comparison: Comparison, figure: CurvesFigure, own_scripts: Sequence[str], **values: Any) -> bytes:
     plotly = normalize_lines(get_plotlyjs())
     return render_page(
         template,

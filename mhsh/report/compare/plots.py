@@ -1,6 +1,4 @@
-"""The loss curves as files for papers: PNG and SVG by matplotlib, equal input giving equal
-bytes.
-"""
+"""The loss curves as PNG and SVG for papers. Equal input gives equal bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from matplotlib.figure import Figure
 
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.figures import GROUPS, first_view
-from mhsh.report.compare.unequal_marks import SIGN, unequal
+from mhsh.report.compare.unequal_marks import SIGN, unequal_conditions
 from mhsh.report.render.figure_files import figure_bytes
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.styles import CurveStyle, curve_style
@@ -31,8 +29,8 @@ _TITLES = {
 
 
 def picture(comparison: Comparison, kind: str = "png") -> bytes:
-    """Training and validation loss over steps, side by side, as a `png` or an `svg`: groups with
-    their bands, if any has seeds.
+    """Training and validation loss by steps, side by side, as a `png` or an `svg`: groups with
+    bands if any has several seeds, else runs.
     """
     grouped = first_view(comparison) == GROUPS
     figure = Figure(figsize=(11, 5.5), dpi=120, layout="constrained")
@@ -49,12 +47,12 @@ def picture(comparison: Comparison, kind: str = "png") -> bytes:
 
 def _groups(axes: Axes, comparison: Comparison, split: str) -> dict[str, Artist]:
     entries: dict[str, Artist] = {}
-    signs = unequal(comparison)
+    signs = unequal_conditions(comparison)
     for place, group in enumerate(comparison.groups):
         band, style = group.bands[split]["step"], curve_style(place)
         if not len(band.x):
             continue
-        # The edge and the hatch tell bands apart in print without colour.
+        # The edge and the hatch keep bands distinct in print without colour.
         axes.fill_between(band.x, band.low, band.high, facecolor=style.color, alpha=0.2, linewidth=0)
         axes.fill_between(
             band.x, band.low, band.high, facecolor="none", edgecolor=style.color, alpha=0.4, linewidth=0.5, hatch=style.hatch
@@ -65,7 +63,11 @@ def _groups(axes: Axes, comparison: Comparison, split: str) -> dict[str, Artist]
 
 def _runs(axes: Axes, comparison: Comparison, split: str) -> dict[str, Artist]:
     entries: dict[str, Artist] = {}
-    signs = {run: differing for group, differing in zip(comparison.groups, unequal(comparison), strict=True) for run in group.runs}
+    signs = {
+        run: differing
+        for group, differing in zip(comparison.groups, unequal_conditions(comparison), strict=True)
+        for run in group.runs
+    }
     for index, run in enumerate(comparison.runs):
         if not run.drawable:
             continue
@@ -77,8 +79,7 @@ def _runs(axes: Axes, comparison: Comparison, split: str) -> dict[str, Artist]:
         drawn = downsample.smooth(curve.loss)[rows] if split == "train" else raw
         entries[_signed(run.name, signs[index])] = _line(axes, x, drawn, style)
         starts = curve.x["step"][downsample.gap_starts(curve.loss)]
-        # A gap has no loss to stand at: the mark stands at the top edge, whatever the range of
-        # losses.
+        # A gap has no loss, so its mark is at the top edge.
         axes.plot(starts, np.full(len(starts), 0.97), "x", color=style.color, markersize=9, transform=axes.get_xaxis_transform())
     return entries
 

@@ -1,4 +1,4 @@
-"""The columns of the table of runs, as the terminal and the page both show them."""
+"""The columns of the table of runs, in the terminal and on pages."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from mhsh import text
 from mhsh.report.render.format import format_loss
-from mhsh.report.runs.summary import Point, Summary
+from mhsh.report.runs.summary import LossAtStep, Summary
 
 
 def outcome(item: Summary) -> str:
-    """The outcome by the plateau rule, with what else must not be overlooked."""
+    """The outcome by the plateau rule, and whether the run is unfinished or damaged."""
     remarks = [item.outcome]
     if item.status in ("running", "stopped"):
         remarks.append(item.status)
@@ -19,13 +19,13 @@ def outcome(item: Summary) -> str:
     return "; ".join(remarks)
 
 
-def _point(point: Point | None, with_step: bool = False) -> str:
+def _point(point: LossAtStep | None, with_step: bool = False) -> str:
     if point is None:
         return text.NOT_RECORDED
     return f"{format_loss(point.loss)} ({point.step:,})" if with_step else format_loss(point.loss)
 
 
-# Column heading, and what stands under it for a run. Losses are in nats per predicted token.
+# Heading and cell. Losses are in nats per predicted token.
 COLUMNS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("run", lambda item: item.name),
     ("shape", lambda item: item.shape),

@@ -6,12 +6,12 @@ from typing import Any
 
 from mhsh import outcome
 from mhsh.report import estimate
-from mhsh.report.compare import fairness, groups, targets
+from mhsh.report.compare import fairness, groups, results
 from mhsh.report.compare.comparison import Comparison
-from mhsh.report.compare.figures import SPLIT_NAMES, Curves
+from mhsh.report.compare.figures import SPLIT_NAMES, CurvesFigure
 from mhsh.report.compare.measures import AXIS_NAMES, measure_rows
 from mhsh.report.compare.run_columns import COLUMNS
-from mhsh.report.compare.unequal_marks import SIGN, unequal
+from mhsh.report.compare.unequal_marks import SIGN, unequal_conditions
 from mhsh.report.render.format import format_list
 from mhsh.report.render.html import render
 from mhsh.report.render.styles import curve_style, run_styles
@@ -21,22 +21,22 @@ from mhsh.report.runs import downsample
 PARTS = ("claim", "marks", "controls", "notes", "groups", "runs", "fairness", "problems", "rules")
 
 
-def render_parts(comparison: Comparison, figure: Curves) -> dict[str, str]:
+def render_parts(comparison: Comparison, figure: CurvesFigure) -> dict[str, str]:
     """The HTML of each part around the figure, by the id of its element and in the page's order."""
     values = _values(comparison, figure)
     return {part: render(f"compare/parts/{part}.html", **values).strip() for part in PARTS}
 
 
-def _values(comparison: Comparison, figure: Curves) -> dict[str, Any]:
+def _values(comparison: Comparison, figure: CurvesFigure) -> dict[str, Any]:
     return {
         "SIGN": SIGN,
         "comparison": comparison,
         "headline": comparison.headline,
         "figure": figure,
-        "is_unfair": any(condition.matters for condition in comparison.ledger),
+        "is_unfair": any(condition.matters for condition in comparison.conditions),
         "is_grouped": any(len(group.runs) > 1 for group in comparison.groups),
-        "baseline": comparison.standing.baseline,
-        "differing": [format_list(conditions) if conditions else "" for conditions in unequal(comparison)],
+        "baseline": comparison.results.baseline,
+        "differing": [format_list(conditions) if conditions else "" for conditions in unequal_conditions(comparison)],
         "group_styles": [curve_style(index) for index in range(len(comparison.groups))],
         "run_styles": run_styles(group.runs for group in comparison.groups),
         "axis_names": AXIS_NAMES,
@@ -51,9 +51,9 @@ def _values(comparison: Comparison, figure: Curves) -> dict[str, Any]:
 _RULES = (
     outcome.SMOOTHING_RULE,
     outcome.PLATEAU_RULE,
-    targets.MEASURE_RULE,
-    targets.TARGET_RULE,
-    targets.AREA_RULE,
+    results.MEASURE_RULE,
+    results.TARGET_RULE,
+    results.AREA_RULE,
     groups.GROUP_RULE,
     groups.BAND_RULE,
     estimate.INTERVAL_RULE,

@@ -29,16 +29,16 @@ def _groups_table(comparison: Comparison) -> Table:
     """Results by group. Of the differences to the baseline, only that of the final loss: the page
     has the others.
     """
-    baseline = comparison.standing.baseline
+    baseline = comparison.results.baseline
     final, *others = measure_rows(comparison)
     difference = f"difference to {comparison.groups[baseline].name}" if comparison.groups else ""
-    columns = ["group", "seeds", final.what, difference, *(row.what for row in others)]
+    columns = ["group", "seeds", final.name, difference, *(row.name for row in others)]
     rows = [
         [
             group.name,
             ", ".join(map(str, group.seeds)),
             final.cells[place].value,
-            "the baseline" if place == baseline else final.cells[place].against,
+            "the baseline" if place == baseline else final.cells[place].difference,
             *(row.cells[place].value for row in others),
         ]
         for place, group in enumerate(comparison.groups)

@@ -63,7 +63,7 @@
       }
     } catch (error) {
       if (!(error instanceof TypeError)) throw error; // fetch's own: no connection
-      live.textContent = "Not refreshed: mhsh compare --watch does not answer any more. What is shown is the last that it told.";
+      live.textContent = "Not refreshed: mhsh compare --watch no longer answers. This page shows its last update.";
       tag = null;
     }
     setTimeout(ask, EVERY_MS);

@@ -1,6 +1,4 @@
-"""A report that stays fresh: the page on the loopback interface, computed anew whenever a file of
-its runs has changed.
-"""
+"""A live report on the loopback interface, computed again whenever a file of its runs changes."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ from mhsh.errors import UserError
 from mhsh.files import absolute
 from mhsh.report.compare import page
 from mhsh.report.compare.comparison import Comparison
-from mhsh.report.compare.figures import draw_curves
+from mhsh.report.compare.figures import draw_figure
 
 LOOPBACK = "127.0.0.1"
-REST = 4.0  # times what the last computation took, before the next: watching takes a fifth of one core at most
-# A page of another site may have its name point here; its requests carry that name. Any port: it
-# may have been forwarded.
+REST = 4.0  # times the last computation, before the next one: watching takes at most a fifth of a core
+# Another site may let its name resolve to this address; its requests carry that name. Any port,
+# because it may be forwarded.
 _OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
 
 _Signature = tuple[tuple[str, int, int], ...]  # name, bytes, seconds since 1970
@@ -43,14 +41,10 @@ class Snapshot:
 
 
 class Watched:
-    """The newest report on run folders that may still change. Every method may be called by several
-    threads.
-    """
+    """The newest report on run folders that may still change. Safe to use from several threads."""
 
     def __init__(self, folders: Sequence[str | os.PathLike[str]], compute: Callable[[], Comparison], rest: float = REST) -> None:
-        """`compute` reads the folders; it raises UserError or OSError where they cannot be compared
-        just now.
-        """
+        """`compute` reads the folders, and raises UserError or OSError if it cannot."""
         self._folders = tuple(map(absolute, folders))
         self._compute = compute
         self._rest = rest
@@ -60,21 +54,20 @@ class Watched:
         self._newest: Snapshot | None = None
 
     def newest(self) -> Snapshot:
-        """The report on what the folders hold now, or held when it was last computed, if that was
-        just now.
+        """The report on what the folders hold now, or held a moment ago if it was just computed.
 
         Raises:
-          UserError, OSError: by `compute`.
+          UserError, OSError: from `compute`.
         """
         with self._lock:
             if self._newest is not None and time.monotonic() < self._rest_until:
                 return self._newest
-            # Looked at before reading: a row that is written meanwhile is a change to come.
+            # Taken before reading, so that a row written meanwhile counts as a change.
             signatures = tuple(map(_signature, self._folders))
             if self._newest is None or signatures != self._seen:
                 start = time.monotonic()
                 comparison = self._compute()
-                curves = draw_curves(comparison)
+                curves = draw_figure(comparison)
                 update = page.update(comparison, curves)
                 tag = f'"{hashlib.sha256(update).hexdigest()[:32]}"'
                 self._newest = Snapshot(page.render_live(comparison, curves), update, tag)
@@ -85,9 +78,7 @@ class Watched:
 
 
 def _signature(folder: epath.Path) -> _Signature:
-    """Size and time of every file of a folder that a report may read; empty where there is no
-    folder (yet).
-    """
+    """Name, size and time of every file in a folder; empty if there is no folder (yet)."""
     if not folder.is_dir():
         return ()
     found = []
@@ -102,9 +93,7 @@ def _signature(folder: epath.Path) -> _Signature:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers GET of the page and of its updates, to callers of this machine that call it by its
-    own name.
-    """
+    """Serves the page and its updates to callers on this machine that use its own name."""
 
     daemon_threads = True
 
@@ -112,7 +101,7 @@ class Server(ThreadingHTTPServer):
         """Port 0 is any free one.
 
         Raises:
-          UserError: the port cannot be had.
+          UserError: the port is not available.
         """
         self.watched = watched
         try:
@@ -122,11 +111,11 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where a browser finds it."""
+        """The address for a browser."""
         return f"http://{LOOPBACK}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # A browser that goes away in the middle of an answer is nothing to tell of.
+        # A browser may close the connection in the middle of an answer.
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -174,8 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
         if tag:
             self.send_header("ETag", tag)
         self.send_header("Cache-Control", "no-store")
-        # What a policy inside the page cannot say: no other page may frame this one, read it or
-        # take it for a script.
+        # No other page may frame this one, read it or use it as a script. A policy inside the
+        # page cannot say so.
         self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -184,4 +173,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a line every two seconds would bury the terminal."""
+        """Logs nothing: a line every two seconds would fill the terminal."""

@@ -1,4 +1,4 @@
-"""matplotlib's figures as bytes for a file: equal input giving equal bytes."""
+"""matplotlib's figures as bytes. Equal input gives equal bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 
 def figure_bytes(figure: Figure, kind: str, author: str) -> bytes:
-    """A `png` or an `svg` that says who wrote it (`author`) and not when."""
+    """A `png` or an `svg` that names its `author` and no date."""
     metadata: dict[str, Any] = {"Software": author} if kind == "png" else {"Creator": author, "Date": None}
     buffer = io.BytesIO()
     # svg.hashsalt: matplotlib's element names are random without it.

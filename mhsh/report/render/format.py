@@ -1,4 +1,4 @@
-"""How numbers and settings that come from files are put into words: short, and never invented."""
+"""Losses, shares and recorded values as short text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def format_loss(value: float | None) -> str:
 
 
 def format_loss_difference(value: float) -> str:
-    """A difference of two losses; a small one keeps a digit rather than reading as 0.000."""
+    """A difference of two losses. A small one keeps a digit instead of becoming 0.000."""
     return f"{value:.3f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.1g}"
 
 
@@ -30,12 +30,12 @@ def format_interval(of: Estimate) -> str:
 
 
 def format_percent(share: float) -> str:
-    """0.0123 as `1.2 %`; a small share keeps a digit rather than reading as 0.0 %."""
+    """0.0123 as `1.2 %`. A small share keeps a digit instead of becoming 0.0 %."""
     return f"{100 * share:.1f} %" if abs(share) >= 0.0005 or share == 0 else f"{100 * share:.1g} %"
 
 
 def format_recorded(value: Any) -> str:
-    """Any value out of a JSON file on one line; None is `not recorded`."""
+    """Any value of a JSON file on one line. None is `not recorded`."""
     if value is None:
         return NOT_RECORDED
     if isinstance(value, str):

@@ -1,6 +1,4 @@
-"""Where a report's files go: former reports are replaced, anything else is refused, and no half
-file is ever left.
-"""
+"""Writing a report's files: former reports are replaced as a whole, anything else is refused."""
 
 from __future__ import annotations
 
@@ -10,34 +8,34 @@ from pathlib import Path
 from mhsh.errors import UserError
 from mhsh.files import write_atomically
 
-MARK = "written by mhsh compare"  # stands near the start of every file that is, as its generator or software
-_START = 4096  # bytes that are searched for the mark
+MARK = "written by mhsh compare"  # near the start of every such file, as its generator
+_START = 4096  # bytes searched for the mark
 
 
 def check_replaceable(path: Path, mark: str = MARK) -> None:
-    """Makes sure that writing `path` destroys nothing but a former report, one that bears the mark.
+    """Checks that `path` is free or a former report, which holds the mark near its start.
 
     Raises:
-      UserError: something else is there, or it cannot be looked at.
+      UserError: it is something else, or cannot be read.
     """
     if not os.path.lexists(path):
         return
     if not path.is_file():
-        raise UserError(f"{path} is there and is no file; choose another --out")
+        raise UserError(f"{path} exists and is not a file; choose another --out")
     try:
         with open(path, "rb") as file:
             start = file.read(_START)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; choose another --out") from error
     if start and mark.encode() not in start:
-        raise UserError(f"{path} is there and was not {mark}; move it away or choose another --out")
+        raise UserError(f"{path} exists and was not {mark}; move it away or choose another --out")
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replaces `path` as a whole, making its folder where that is missing.
+    """Replaces `path` as a whole. Makes its folder if that is missing.
 
     Raises:
-      UserError: it cannot be written (the old content is then still there).
+      UserError: it cannot be written. The old content stays.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

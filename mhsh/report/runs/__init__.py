@@ -1,1 +1,1 @@
-"""Run folders, loaded for reports."""
+"""Run folders loaded for reports."""

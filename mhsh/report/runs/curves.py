@@ -1,5 +1,5 @@
-"""The loss curves of a run, read out of its metrics.jsonl: fast where every line is sound, line by
-line where one may not be.
+"""The loss curves of a run, from its metrics.jsonl: read fast if every line is sound, else line by
+line.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ SPLITS = ("train", "validation")
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The loss of one split, a value a logged row, against every x-axis; nan stands for a null in
-    the file.
-    """
+    """The logged losses of one split on every x-axis. nan is a null in the file."""
 
     x: Mapping[str, np.ndarray]  # axis of AXES: cumulative steps, training tokens, training FLOPs, device seconds; all ascending
     loss: np.ndarray  # nats per predicted token
@@ -37,23 +35,19 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True)
-class Curves:
-    """What a report reads of a metrics.jsonl: the rows before the first that is damaged or would
-    draw a wrong curve.
-    """
+class LoggedCurves:
+    """The rows of a metrics.jsonl up to the first that is damaged or would draw a wrong curve."""
 
     by_split: Mapping[str, Curve]  # for each of SPLITS; one without rows is empty
     batches: Mapping[str, np.ndarray]  # `step` of each training row that names its batch, and `checksum`, its digits as bytes
     problems: tuple[str, ...]  # one line each, naming the file
 
 
-_LONGEST_CHECKSUM = 64  # characters; anything longer is none
+_LONGEST_CHECKSUM = 64  # characters; longer strings are no checksums
 
 
 class _Row(msgspec.Struct, gc=False):
-    """A row as training writes it. What this decodes, json decodes too and alike; of the rest json
-    has the say.
-    """
+    """A row as training writes it. json decodes such rows alike, and decides about all others."""
 
     step: int
     split: str
@@ -66,12 +60,12 @@ class _Row(msgspec.Struct, gc=False):
 
 @dataclasses.dataclass(frozen=True)
 class _Columns:
-    """What the rows hold, an entry a row in every array."""
+    """The rows by column."""
 
     split: np.ndarray
     x: Mapping[str, np.ndarray]  # axis of AXES
     loss: np.ndarray  # nan where there is none
-    measured: np.ndarray  # whether the row has a loss, be it null
+    measured: np.ndarray  # whether the row has a loss, even null
     checksum: np.ndarray  # of the batch; empty where there is none
     named: np.ndarray  # whether the row names its batch
 
@@ -81,12 +75,11 @@ _MUCH_BYTES = 200_000_000  # of metrics: two seconds' reading; starting the proc
 
 
 @contextlib.contextmanager
-def reading(folders: Sequence[RunFolder]) -> Iterator[Callable[[], list[Curves]]]:
-    """Begins to `read_curves` of every folder, by several processes where there is much to read; a
-    call of what it gives waits.
+def reading(folders: Sequence[RunFolder]) -> Iterator[Callable[[], list[LoggedCurves]]]:
+    """Starts `read_curves` of every folder, in several processes if there is much to read. Calling
+    the result waits for it.
 
-    The caller's main module must then be one that can be imported, as of every program that starts
-    processes.
+    The main module must be importable, as in every program that starts processes.
     """
     local = [folder.path / METRICS_FILE for folder in folders if not folder.is_remote]
     workers = min(len(local), os.cpu_count() or 1)
@@ -95,8 +88,7 @@ def reading(folders: Sequence[RunFolder]) -> Iterator[Callable[[], list[Curves]]
         return
     # A fork would copy the locks of other threads.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        # An interrupt is for the caller: the processes inherit that they do not hear it, from their
-        # first moment on.
+        # An interrupt is for the caller. The processes inherit the blocked signal from the start.
         heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             read = pool.map(read_curves, folders)
@@ -105,12 +97,12 @@ def reading(folders: Sequence[RunFolder]) -> Iterator[Callable[[], list[Curves]]
         try:
             yield lambda: list(read)
         finally:
-            # Whoever leaves early does not wait for what is not begun.
+            # After an exception, do not wait for folders that were not begun.
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def read_curves(folder: RunFolder) -> Curves:
-    """Reads the file. Nothing is raised for a bad one: `problems` says what is wrong.
+def read_curves(folder: RunFolder) -> LoggedCurves:
+    """Reads the file. A bad one raises nothing: `problems` says what is wrong.
 
     Decoding the fields above alone, all lines at once, took a tenth of the time of json.loads line
     by line; json.loads of all lines joined to one array took half.
@@ -122,8 +114,8 @@ def read_curves(folder: RunFolder) -> Curves:
     return dataclasses.replace(curves, problems=_problems(folder, blocks.problem, True, curves))
 
 
-def read_sound(blocks: Iterable[bytes]) -> Curves | None:
-    """The curves in whole lines of JSON, or None if one of them is not what training writes, or
+def read_sound(blocks: Iterable[bytes]) -> LoggedCurves | None:
+    """The curves in whole lines of JSON, or None if training does not write such lines, or one
     would draw a wrong curve.
     """
     decoded = []
@@ -139,21 +131,20 @@ def read_sound(blocks: Iterable[bytes]) -> Curves | None:
 
 
 def _decode(lines: bytes) -> _Columns | None:
-    """The columns of whole lines of JSON, or None if one of them is not what training writes."""
-    # Beyond ASCII, a field that is passed over may be no UTF-8, which json would find.
+    """The columns of whole lines of JSON, or None if training does not write such lines."""
+    # Beyond ASCII, a skipped field may not be UTF-8, which json would notice.
     if not lines.isascii():
         return None
     try:
         rows = _DECODER.decode_lines(lines)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    # The decoder takes rows apart wherever they lie; json, line by line, would find fault with two
-    # on one line.
+    # The decoder accepts two rows on one line; json, line by line, would not.
     content = np.frombuffer(lines, dtype=np.uint8)
     ends = np.flatnonzero(content == ord("\n"))
     if not len(rows) == len(ends) > 0 or not (content[np.concatenate([[0], ends[:-1] + 1])] == ord("{")).all():
         return None
-    # Field by field: a tenth less of all the time than by operator.attrgetter.
+    # Field by field takes a tenth less time than operator.attrgetter.
     values: dict[str, list[Any]] = {
         "step": [row.step for row in rows],
         "tokens": [row.tokens for row in rows],
@@ -169,8 +160,8 @@ def _decode(lines: bytes) -> _Columns | None:
         return None
 
 
-def read_by_line(folder: RunFolder) -> Curves:
-    """The same by json, for files that may be damaged anywhere."""
+def read_by_line(folder: RunFolder) -> LoggedCurves:
+    """The same with json, for files that may be damaged anywhere."""
     metrics = folder.read_metrics()
     rows, reason = _sound_rows(metrics.rows)
     values: dict[str, list[Any]] = {axis: [_float(row.get(axis)) for row in rows] for axis in AXES}
@@ -182,7 +173,7 @@ def read_by_line(folder: RunFolder) -> Curves:
     return dataclasses.replace(curves, problems=_problems(folder, problem, bool(rows), curves))
 
 
-def _problems(folder: RunFolder, problem: str | None, has_rows: bool, curves: Curves) -> tuple[str, ...]:
+def _problems(folder: RunFolder, problem: str | None, has_rows: bool, curves: LoggedCurves) -> tuple[str, ...]:
     problems = [problem] if problem else []
     if has_rows and not any(len(curve) for curve in curves.by_split.values()):
         problems.append(f"{folder.path / METRICS_FILE} holds no loss of the training or the validation split")
@@ -190,9 +181,7 @@ def _problems(folder: RunFolder, problem: str | None, has_rows: bool, curves: Cu
 
 
 def _columns(values: Mapping[str, Sequence[Any]]) -> _Columns:
-    """From the values of each field of a row: a loss is UNSET where the row has none, None or nan
-    where it is null.
-    """
+    """From each field's values. A loss is UNSET if the row has none, and None or nan if null."""
     measured = np.array([loss is not msgspec.UNSET for loss in values["loss"]], dtype=bool)
     losses = values["loss"] if measured.all() else [None if loss is msgspec.UNSET else loss for loss in values["loss"]]
     return _Columns(
@@ -200,7 +189,7 @@ def _columns(values: Mapping[str, Sequence[Any]]) -> _Columns:
         x={axis: np.array(values[axis], dtype=np.float64) for axis in AXES},
         loss=np.array(losses, dtype=np.float64),
         measured=measured,
-        # As bytes of one length: objects are dear to hand from one process to another.
+        # As bytes of one length: objects are slow to send from one process to another.
         checksum=np.array([batch or "" for batch in values["batch"]], dtype=np.bytes_),
         named=np.array([batch is not None for batch in values["batch"]], dtype=bool),
     )
@@ -217,13 +206,13 @@ def _joined(blocks: Sequence[_Columns]) -> _Columns:
     )
 
 
-def _curves(columns: _Columns) -> Curves:
+def _curves(columns: _Columns) -> LoggedCurves:
     by_split = {}
     for name in SPLITS:
         kept = columns.measured & (columns.split == name)
         by_split[name] = Curve({axis: columns.x[axis][kept] for axis in AXES}, columns.loss[kept])
     named = columns.named & (columns.split == "train")
-    return Curves(by_split, {"step": columns.x["step"][named], "checksum": columns.checksum[named]}, ())
+    return LoggedCurves(by_split, {"step": columns.x["step"][named], "checksum": columns.checksum[named]}, ())
 
 
 def _ascends(columns: _Columns, rows: np.ndarray) -> bool:
@@ -233,7 +222,7 @@ def _ascends(columns: _Columns, rows: np.ndarray) -> bool:
 
 
 def _sound_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str | None]:
-    """The rows before the first one that would draw a wrong curve, and why it would."""
+    """The rows before the first that would draw a wrong curve, and what is wrong with it."""
     last: dict[tuple[str, str], int | float] = {}
     for index, row in enumerate(rows):
         for axis in ("loss", *AXES):
@@ -266,15 +255,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _float(value: int | float | None) -> float:
-    """nan for null, and for everything else that no float holds (infinity, an integer beyond
-    1e308).
-    """
+    """The number; nan for null, infinity and integers beyond 1e308."""
     number = finite(value)
     return math.nan if number is None else number
 
 
 def finite(value: int | float | None) -> float | None:
-    """The number as a float; None where it is None, or no float holds it."""
+    """The number as a float; None if it is None or does not fit in one."""
     if value is None or (isinstance(value, int) and value.bit_length() > 1023):
         return None
     return float(value) if math.isfinite(value) else None

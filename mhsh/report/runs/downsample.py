@@ -1,24 +1,22 @@
-"""Long curves made short enough to draw: smoothing, and thinning that keeps every spike and every
-gap.
-"""
+"""Smoothing, and thinning of long curves that keeps every spike and every gap."""
 
 from __future__ import annotations
 
 import numpy as np
 
 MOST_POINTS = 5000  # drawn of one curve
-_MOST_TOGETHER = 40_000  # drawn of all curves of a figure, which keeps a page of many long runs small enough to open at once
-_LEAST_POINTS = 600  # but no curve gets less than this
-SMOOTHING_SHARE = 0.02  # of a curve's rows, averaged into each drawn point where smoothing is on
-SMOOTHING_MOST = 100  # rows; a mean over more would drag the first, steep part of a long curve along
+_MOST_TOGETHER = 40_000  # of all curves of a figure, so that a page of many long runs still opens at once
+_LEAST_POINTS = 600  # of one curve, even so
+SMOOTHING_SHARE = 0.02  # of a curve's rows, averaged for each smoothed row
+SMOOTHING_MOST = 100  # rows; more would blur the steep start of a long curve
 
 
 def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
     """The indices of the rows to draw, ascending, at most `most` of them (5 or more).
 
-    The rule: all of them if they are no more than `most`; else the curve is cut into (most - 2) //
-    3 equal buckets of rows, and each keeps its first lowest row, its first highest row and its
-    first row that is not finite; the first and the last row always stay.
+    All of them if they are at most `most`. Else the curve is cut into (most - 2) // 3 equal
+    buckets, and each keeps its first lowest, its first highest and its first non-finite row. The
+    first and the last row always stay.
     """
     if len(loss) <= most:
         return np.arange(len(loss))
@@ -39,17 +37,17 @@ def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
 
 
 def most_points(curves: int) -> int:
-    """How many points of each curve a figure with that many curves draws."""
+    """The points drawn of each curve in a figure with that many curves."""
     return max(_LEAST_POINTS, min(MOST_POINTS, _MOST_TOGETHER // max(1, curves)))
 
 
 def smoothing_rows(rows: int) -> int:
-    """How many rows the smoothed curve of a run with `rows` rows averages."""
+    """How many rows are averaged in the smoothed curve of a run with `rows` rows."""
     return min(SMOOTHING_MOST, max(1, round(rows * SMOOTHING_SHARE)))
 
 
 def smooth(loss: np.ndarray) -> np.ndarray:
-    """The mean of each row and the `smoothing_rows` - 1 before it (fewer at the start); nan where
+    """The mean of each row and the `smoothing_rows` - 1 rows before it (fewer at the start). nan if
     one of them is not finite.
     """
     width = smoothing_rows(len(loss))
@@ -65,8 +63,6 @@ def smooth(loss: np.ndarray) -> np.ndarray:
 
 
 def gap_starts(loss: np.ndarray) -> np.ndarray:
-    """The indices of the rows at which the loss stops being finite: the first of each stretch of
-    such rows.
-    """
+    """The indices of the first rows of each stretch without a finite loss."""
     bad = ~np.isfinite(loss)
     return np.flatnonzero(bad & ~np.concatenate([[False], bad[:-1]]))

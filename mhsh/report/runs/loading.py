@@ -1,6 +1,4 @@
-"""Run folders, loaded for a report: names, configs, records and loss curves, and what is wrong with
-each.
-"""
+"""Run folders loaded for a report: names, configs, records, loss curves and problems."""
 
 from __future__ import annotations
 
@@ -18,30 +16,30 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
 from mhsh.report.render.sanitize import sanitize
-from mhsh.report.runs.curves import Curve, Curves, finite, reading
+from mhsh.report.runs.curves import Curve, LoggedCurves, finite, reading
 from mhsh.run_folder import RunFolder, vocab_file
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run folder as a report sees it."""
+    """One run of a report."""
 
-    name: str  # sanitized, and unlike that of every other run of the report
+    name: str  # sanitized and unique in the report
     path: epath.Path
     config: Config
-    record: Mapping[str, Any]  # run.json; empty where it is missing or damaged
+    record: Mapping[str, Any]  # run.json; empty if it is missing or damaged
     curves: Mapping[str, Curve]  # by split; a split without rows is an empty curve
     batches: Mapping[str, np.ndarray]  # `step` and `checksum` of the training rows that name their batch
-    vocabulary: str | None  # SHA-256 of the vocab.txt in the folder; None where there is none
+    vocabulary: str | None  # SHA-256 of the folder's vocab.txt; None if there is none
     problems: tuple[str, ...]  # one line each, naming the file
 
     @property
     def drawable(self) -> bool:
-        """Whether there is any logged loss, finite or not, to draw."""
+        """Whether any loss was logged, finite or not."""
         return any(len(curve) for curve in self.curves.values())
 
     def recorded(self, *keys: str) -> Any:
-        """The value in run.json under nested keys; None where the record does not hold it."""
+        """The value in run.json under nested keys; None if it is missing."""
         value: Any = self.record
         for key in keys:
             if not isinstance(value, Mapping):
@@ -50,22 +48,22 @@ class Run:
         return value
 
     def recorded_number(self, *keys: str) -> float | None:
-        """Like `recorded`, but None for everything that is no finite number."""
+        """Like `recorded`, but None unless it is a finite number."""
         value = self.recorded(*keys)
         return finite(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The runs that could be opened, and a line for every folder that could not."""
+    """The opened runs, and a line for every folder that could not be opened."""
 
     runs: tuple[Run, ...]
     refused: tuple[str, ...]
 
 
 def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
-    """Opens every folder once, in the order given. Nothing is raised for a bad folder: it gets a
-    line in `refused`.
+    """Opens every folder once, in the order given. A bad one raises nothing: it gets a line in
+    `refused`.
     """
     with loading(folders) as loaded:
         return loaded()
@@ -73,14 +71,12 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
 
 @contextlib.contextmanager
 def loading(folders: Sequence[str | os.PathLike[str]]) -> Iterator[Callable[[], Loaded]]:
-    """Begins to load the runs, as load_runs does; a call of what it gives waits. In between there
-    is time for something else.
-    """
+    """Starts to load the runs, as load_runs does. Calling the result waits for them."""
     paths: list[epath.Path] = []
     refused: list[str] = []
     seen: set[str] = set()
     for folder in folders:
-        # absolute, not resolved: a link's own name is the one the user gave it.
+        # Not resolved: a link has the name that its user gave it.
         path = absolute(folder)
         place = str(path) if is_remote(path) else os.path.realpath(path)
         if place in seen:
@@ -115,7 +111,7 @@ def _read_config(path: epath.Path) -> Config:
         raise UserError(f"{path / 'config.json'}: {error}") from error
 
 
-def _load(name: str, path: epath.Path, config: Config, curves: Curves) -> Run:
+def _load(name: str, path: epath.Path, config: Config, curves: LoggedCurves) -> Run:
     folder = RunFolder(path)
     problems: list[str] = []
     record: Mapping[str, Any] = {}
@@ -136,9 +132,7 @@ def _load(name: str, path: epath.Path, config: Config, curves: Curves) -> Run:
 
 
 def _distinct_names(paths: Sequence[epath.Path]) -> list[str]:
-    """The shortest ends of the paths that differ: a folder's own name, with as many parents as it
-    takes.
-    """
+    """The shortest distinct ends of the paths: a folder's name, with as many parents as needed."""
     depths = [1] * len(paths)
 
     def name(index: int) -> str:
@@ -153,7 +147,7 @@ def _distinct_names(paths: Sequence[epath.Path]) -> list[str]:
             depths[index] += 1
     shown: list[str] = []
     for text in map(sanitize, names):
-        # Names that differ only in what cannot be shown still need to be told apart.
+        # Names that differ only in characters that cannot be shown get a number.
         number = next(n for n in range(1, len(paths) + 1) if (text if n == 1 else f"{text} ({n})") not in shown)
         shown.append(text if number == 1 else f"{text} ({number})")
     return shown

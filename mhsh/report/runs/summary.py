@@ -1,4 +1,4 @@
-"""What one run came to, in numbers: losses, cost, size, and whether it left the unigram plateau."""
+"""The numbers of one run: losses, cost, size, and whether it left the unigram plateau."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mhsh.report.runs.loading import Run
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class LossAtStep:
     """A loss (nats per predicted token) and the step it was measured at."""
 
     loss: float
@@ -21,17 +21,15 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """The numbers of one run. None means not recorded; nan in a loss means that it was not
-    finite.
-    """
+    """The numbers of one run. None: not recorded. A nan loss: not finite."""
 
     name: str
     shape: str  # layers and heads a layer, as in `6L x 8H`
     residual: str
     seed: int
     status: str | None  # running, finished or stopped, as training last wrote it
-    final_validation: Point | None  # the last validation row
-    best_validation: Point | None  # the lowest finite validation row
+    final_validation: LossAtStep | None  # the last validation row
+    best_validation: LossAtStep | None  # the lowest finite validation row
     final_train: float | None  # by SMOOTHING_RULE
     last_step: int | None
     tokens: float | None  # cumulative training tokens
@@ -75,11 +73,11 @@ def summarize(run: Run) -> Summary:
     )
 
 
-def _point(curve: Curve, index: int) -> Point:
-    return Point(float(curve.loss[index]), int(curve.x["step"][index]))
+def _point(curve: Curve, index: int) -> LossAtStep:
+    return LossAtStep(float(curve.loss[index]), int(curve.x["step"][index]))
 
 
-def _best(curve: Curve) -> Point | None:
+def _best(curve: Curve) -> LossAtStep | None:
     if not np.isfinite(curve.loss).any():
         return None
     return _point(curve, int(np.nanargmin(curve.loss)))

@@ -13,7 +13,7 @@ from mhsh.config.differences import differences
 from mhsh.config.fields import all_fields
 from mhsh.config.resolve import with_added_fields
 from mhsh.config.schema import Config, Step
-from mhsh.report.compare.targets import crossing
+from mhsh.report.compare.results import crossing
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.loading import Run
 from mhsh.report.speed.comparison import Measurement
@@ -35,7 +35,7 @@ class Cost:
 
 
 def steps_to_target(steps: np.ndarray, losses: np.ndarray, target: float) -> tuple[float, bool] | None:
-    """The step at which the validation loss reaches `target`, by targets.TARGET_RULE, or None.
+    """The step at which the validation loss reaches `target`, by results.TARGET_RULE, or None.
 
     The flag is True where no finite loss comes before it: the step is then an upper bound.
     """

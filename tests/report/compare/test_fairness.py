@@ -1,4 +1,4 @@
-"""Tests of the ledger of what was equal between the runs."""
+"""Tests of the conditions of a comparison: what is equal, what matters, and the verdict."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from mhsh.config.schema import OptimizerConfig
-from mhsh.report.compare.fairness import LedgerRow, config_differences, ledger, marks, same_data, verdict
+from mhsh.report.compare.fairness import Condition, config_differences, find_conditions, marks, same_data, verdict
 from mhsh.report.compare.groups import group_runs
 from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
 
 
-def rows_of(*paths: Path) -> dict[str, LedgerRow]:
+def rows_of(*paths: Path) -> dict[str, Condition]:
     runs = load_runs(paths).runs
-    return {row.what: row for row in ledger(runs, group_runs(runs))}
+    return {row.name: row for row in find_conditions(runs, group_runs(runs))}
 
 
 def test_config_differences_hold_every_differing_field_and_no_other(make_run) -> None:
     paths = [make_run("a"), make_run("b", model={"num_layers": 4, "num_heads": 4}), make_run("c", optimizer={"beta2": 0.98})]
     runs = load_runs(paths).runs
     rows = config_differences(runs, group_runs(runs))
-    assert [(row.what, row.values) for row in rows] == [
+    assert [(row.name, row.values) for row in rows] == [
         ("model.num_layers", ("2", "4", "2")),
         ("model.num_heads", ("8", "4", "8")),
         ("optimizer.beta2", ("0.999", "0.999", "0.98")),
@@ -66,7 +66,7 @@ EVERYTHING = {"weight_decayed_parameters": 120_000, "flops_per_token_forward": 1
 def said(make_run, *others: Path) -> tuple[str, tuple[str, ...]]:
     """The verdict on a sound run beside `others`, and the marks."""
     runs = load_runs([with_batches(make_run("base", [3.0] * 4, record=EVERYTHING), BATCHES), *others]).runs
-    rows = ledger(runs, group_runs(runs))
+    rows = find_conditions(runs, group_runs(runs))
     return verdict(rows), marks(rows)
 
 
@@ -74,7 +74,7 @@ def test_two_models_under_equal_conditions_are_fair(make_run) -> None:
     sizes = {"parameters": {"encoder": 101_000, "total": 151_000}, "flops_per_token_forward": 1.1e6}
     other = make_run("b", [3.0] * 4, model={"num_layers": 4, "num_heads": 4}, record=EVERYTHING | sizes)
     assert said(make_run, with_batches(other, BATCHES)) == (
-        "Fair: nothing that matters differs but the models, and their parameters by at most 2 %.",
+        "Comparable: of what matters, only the models differ, and their parameter counts by at most 2 %.",
         (),
     )
 
@@ -106,28 +106,28 @@ def test_a_planted_unfairness_is_found(make_run, changed: dict[str, Any], batche
     words, marked = said(make_run, with_batches(make_run("b", [3.0] * 4, **changed), batches))
     excess = {"total parameters": "2.0 %", "encoder parameters": "2.1 %", "weight-decayed parameters": "8.3 %"}.get(what)
     difference = f"sizes ({what}: up to {excess} more, and 2.0 % is allowed)" if excess else what
-    assert words == f"Not fair: different {difference}."
+    assert words == f"Not comparable: different {difference}."
     assert len(marked) == 1
     assert marked[0].startswith(f"Not equal: {what}: ")
 
 
 def test_fewer_tokens_are_found(make_run) -> None:
     words, _ = said(make_run, with_batches(make_run("b", [3.0] * 3, record=EVERYTHING), BATCHES))
-    assert words == "Not fair: different tokens seen."
+    assert words == "Not comparable: different tokens seen."
 
 
 def test_another_start_is_found(make_run) -> None:
     started = {"start_from": "/runs/before"}
     words, _ = said(make_run, with_batches(make_run("b", [3.0] * 4, training=started, record=EVERYTHING), BATCHES))
-    assert words == "Not fair: different start."
+    assert words == "Not comparable: different start."
 
 
 @pytest.mark.parametrize("changed", [{"git_revision": "def"}, {"devices": "gpu"}, {"versions": {"jax": "0.11"}}])
 def test_other_hardware_or_code_leaves_losses_comparable_and_seconds_not(make_run, changed: dict[str, Any]) -> None:
     other = make_run("b", [3.0] * 4, record=EVERYTHING | changed)
     words, marked = said(make_run, with_batches(other, BATCHES))
-    assert words.startswith("Fair: ")
-    assert words.endswith(" Device seconds are not comparable: see the ledger.")
+    assert words.startswith("Comparable: ")
+    assert words.endswith(" Device seconds are not comparable: see the conditions of the comparison.")
     assert marked[0].startswith("Device seconds are not comparable: different ")
 
 
@@ -135,7 +135,7 @@ def test_training_seeds_are_named_and_not_unfair(make_run) -> None:
     others = [
         with_batches(make_run(f"b-{seed}", [3.0] * 4, training={"seed": seed}, record=EVERYTHING), BATCHES) for seed in (1, 2)
     ]
-    assert said(make_run, *others)[0].startswith("Fair: ")
+    assert said(make_run, *others)[0].startswith("Comparable: ")
     rows = rows_of(make_run("x", [3.0]), *others)
     # All three are one group, whose seeds stand in one cell.
     assert rows["training seed"].values == ("0; 1; 2",)
@@ -152,10 +152,10 @@ def test_equal_sets_of_data_seeds_are_fair_and_shuffled_ones_equal(make_run) -> 
 
 def test_what_is_not_recorded_is_not_taken_for_equal(make_run) -> None:
     words, _ = said(make_run, make_run("b", [3.0] * 4, record=EVERYTHING))
-    assert words == "Fair as far as is recorded, but not every run recorded data order (batches at equal steps)."
+    assert words == "Comparable as far as recorded, but not every run recorded data order (batches at equal steps)."
 
 
-def test_every_setting_of_the_optimizer_is_in_the_ledger(make_run) -> None:
+def test_every_setting_of_the_optimizer_is_a_condition(make_run) -> None:
     rows = rows_of(make_run("a", [3.0]))
     settings = " ".join(rows[what].values[0] for what in ("learning-rate schedule", "update rule"))
     for name in OptimizerConfig.__struct_fields__:
@@ -164,6 +164,6 @@ def test_every_setting_of_the_optimizer_is_in_the_ledger(make_run) -> None:
 
 def test_differences_that_matter_come_first(make_run) -> None:
     runs = load_runs([make_run("a", [3.0]), make_run("b", [3.0], optimizer={"beta1": 0.8}, record={"git_revision": "x"})]).runs
-    rows = ledger(runs, group_runs(runs))
-    assert [row.what for row in rows[:2]] == ["update rule", "code revision"]
+    rows = find_conditions(runs, group_runs(runs))
+    assert [row.name for row in rows[:2]] == ["update rule", "code revision"]
     assert not any(row.matters or row.clock for row in rows[2:])

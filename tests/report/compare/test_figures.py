@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mhsh.report.compare import figures
 from mhsh.report.compare.comparison import Comparison, compare
-from mhsh.report.compare.figures import GROUPS, RUNS, Curves, Trace, draw_curves, plotly_text
+from mhsh.report.compare.figures import GROUPS, RUNS, CurvesFigure, Trace, draw_figure, plotly_text
 from mhsh.report.compare.unequal_marks import SIGN
 from mhsh.report.render.styles import curve_style, run_styles
 from mhsh.report.runs import downsample
@@ -22,12 +22,12 @@ from mhsh.report.runs.curves import AXES
 from mhsh.report.runs.loading import load_runs
 
 
-def traces(curves: Curves, view: str, part: str) -> list[Trace]:
+def traces(curves: CurvesFigure, view: str, part: str) -> list[Trace]:
     return [trace for trace in curves.traces if (trace.view, trace.part) == (view, part)]
 
 
 def test_values_on_every_axis_are_those_logged(make_run) -> None:
-    (trace,) = traces(draw_curves(compare(load_runs([make_run("a", [3.0, 2.0])]))), RUNS, "line")
+    (trace,) = traces(draw_figure(compare(load_runs([make_run("a", [3.0, 2.0])]))), RUNS, "line")
     assert trace.y["raw"] == [3.0, 2.0]
     assert {axis: trace.x[axis] for axis in AXES} == {
         "step": [1.0, 2.0],
@@ -38,7 +38,7 @@ def test_values_on_every_axis_are_those_logged(make_run) -> None:
 
 
 def test_values_are_rounded_no_further_than_a_screen_can_show(make_run) -> None:
-    (trace,) = traces(draw_curves(compare(load_runs([make_run("a", [2.123456789])]))), RUNS, "line")
+    (trace,) = traces(draw_figure(compare(load_runs([make_run("a", [2.123456789])]))), RUNS, "line")
     assert trace.y["raw"] == [2.12346]
 
 
@@ -57,7 +57,7 @@ def test_rounding_keeps_as_many_digits_as_asked_for(values: list[float], digits:
 
 def test_a_loss_that_is_not_finite_is_a_gap_with_a_mark(make_run) -> None:
     nan = float("nan")
-    curves = draw_curves(compare(load_runs([make_run("a", [3.0, nan, nan, 2.0, nan])])))
+    curves = draw_figure(compare(load_runs([make_run("a", [3.0, nan, nan, 2.0, nan])])))
     (line,), (mark,) = traces(curves, RUNS, "line"), traces(curves, RUNS, "gaps")
     assert line.y["raw"] == [3.0, None, None, 2.0, None]
     assert mark.x["step"] == [2.0, 5.0]
@@ -70,7 +70,7 @@ def test_a_loss_that_is_not_finite_is_a_gap_with_a_mark(make_run) -> None:
 def test_long_runs_are_thinned_together_and_the_report_says_so(make_run) -> None:
     loss = [3.0] * 6000
     loss[1234] = 50.0
-    curves = draw_curves(compare(load_runs([make_run(f"run {number}", loss) for number in range(2)])))
+    curves = draw_figure(compare(load_runs([make_run(f"run {number}", loss) for number in range(2)])))
     for trace in traces(curves, RUNS, "line"):
         assert len(trace.y["raw"]) <= downsample.most_points(2) == downsample.MOST_POINTS
         assert max(value for value in trace.y["raw"] if value is not None) == 50.0
@@ -95,7 +95,7 @@ def test_runs_of_a_group_share_its_colour_and_nothing_else(two_groups: Compariso
 
 
 def test_a_group_is_drawn_as_its_mean_over_its_band(two_groups: Comparison) -> None:
-    curves = draw_curves(two_groups)
+    curves = draw_figure(two_groups)
     assert curves.view == GROUPS
     for band in traces(curves, GROUPS, "band"):
         assert band.line is not None
@@ -109,14 +109,14 @@ def test_a_group_is_drawn_as_its_mean_over_its_band(two_groups: Comparison) -> N
 
 
 def test_one_seed_has_a_line_and_no_band(make_run) -> None:
-    curves = draw_curves(compare(load_runs([make_run("a", [3.0, 2.0]), make_run("b", [3.0, 2.5])])))
+    curves = draw_figure(compare(load_runs([make_run("a", [3.0, 2.0]), make_run("b", [3.0, 2.5])])))
     assert curves.view == RUNS
     assert len(traces(curves, GROUPS, "line")) == 2
     assert traces(curves, GROUPS, "band") == []
 
 
 def test_curves_at_other_conditions_than_the_baselines_bear_a_sign(two_groups: Comparison) -> None:
-    curves = draw_curves(two_groups)
+    curves = draw_figure(two_groups)
     signed = {(view, trace.member) for view in (GROUPS, RUNS) for trace in traces(curves, view, "sign")}
     assert signed == {(GROUPS, 1), (RUNS, 3), (RUNS, 4), (RUNS, 5)}
     number = next(number for number, trace in enumerate(curves.traces) if trace.part == "sign")
@@ -126,21 +126,21 @@ def test_curves_at_other_conditions_than_the_baselines_bear_a_sign(two_groups: C
 
 def test_plotly_knows_every_word_of_the_figure(two_groups: Comparison, four_runs: Comparison) -> None:
     for comparison in (two_groups, four_runs):
-        figure = draw_curves(comparison).figure
+        figure = draw_figure(comparison).figure
         assert len(go.Figure(figure["data"], figure["layout"]).data) == len(figure["data"])
 
 
 def test_the_unigram_entropy_is_a_labelled_line_for_each_value(make_run) -> None:
     paths = [make_run("a", [3.0]), make_run("b", [3.0])]
-    (shape,) = draw_curves(compare(load_runs(paths))).figure["layout"]["shapes"]
+    (shape,) = draw_figure(compare(load_runs(paths))).figure["layout"]["shapes"]
     assert (shape["y0"], shape["y1"], shape["label"]["text"]) == (3.0, 3.0, "unigram entropy 3.000")
     paths.append(make_run("<c>", [3.0], record={"data": {"unigram_entropy": 2.5}}))
-    labels = [shape["label"]["text"] for shape in draw_curves(compare(load_runs(paths))).figure["layout"]["shapes"]]
+    labels = [shape["label"]["text"] for shape in draw_figure(compare(load_runs(paths))).figure["layout"]["shapes"]]
     assert labels == ["unigram entropy 3.000 (a, b)", "unigram entropy 2.500 (&lt;c&gt;)"]
 
 
 def test_names_are_escaped_for_plotly_and_for_the_script_tag(make_run) -> None:
-    curves = draw_curves(compare(load_runs([make_run("<b>&$x$", [3.0])])))
+    curves = draw_figure(compare(load_runs([make_run("<b>&$x$", [3.0])])))
     assert curves.figure["data"][0]["name"] == "&lt;b&gt;&amp;&#36;x&#36;" == plotly_text("<b>&$x$")
     text = curves.to_json()
     assert not set("<>&") & set(text)
@@ -148,5 +148,5 @@ def test_names_are_escaped_for_plotly_and_for_the_script_tag(make_run) -> None:
 
 
 def test_validation_is_shown_first_only_where_a_run_has_no_training_rows(make_run, four_runs: Comparison) -> None:
-    assert draw_curves(four_runs).split == "train"
-    assert draw_curves(compare(load_runs([make_run("a", [3.0], [3.0]), make_run("b", [], [3.0])]))).split == "validation"
+    assert draw_figure(four_runs).split == "train"
+    assert draw_figure(compare(load_runs([make_run("a", [3.0], [3.0]), make_run("b", [], [3.0])]))).split == "validation"

@@ -105,21 +105,21 @@ def seeds(make_run, name: str, finals: Sequence[float], **changed: Any) -> list[
     return [make_run(f"{name}-{s}", [3.0] * 20, [3.0, loss], training={"seed": s}, **changed) for s, loss in enumerate(finals)]
 
 
-def test_three_seeds_that_are_told_apart(make_run) -> None:
+def test_three_seeds_with_a_significant_difference(make_run) -> None:
     deep = {"model": {"num_layers": 4}}
     words = headline(*seeds(make_run, "a", [2.0, 2.1, 2.2]), *seeds(make_run, "b", [1.8, 1.91, 1.99], **deep))
     assert words.title == "b ended lowest: final validation loss 1.900 nats per predicted token, 0.200 below a (9.5 %)"
     assert words.sentences[0] == (
-        "How sure: the 95 % interval of the difference to a, 0.175 to 0.225, over 3 seeds, paired, leaves out zero."
+        "How sure: the 95 % interval of the difference to a, 0.175 to 0.225, over 3 seeds, paired, excludes zero."
     )
-    assert words.sentences[1].startswith("Fair")
+    assert words.sentences[1].startswith("Comparable")
 
 
-def test_seeds_that_are_not_told_apart(make_run) -> None:
+def test_seeds_without_a_significant_difference(make_run) -> None:
     deep = {"model": {"num_layers": 4}}
     words = headline(*seeds(make_run, "a", [2.0, 2.4, 2.2]), *seeds(make_run, "b", [2.3, 2.0, 2.1], **deep))
-    assert words.title.endswith("0.067 below a (3.0 %), not told apart")
-    assert words.sentences[0].startswith("How sure: not told apart: the 95 % interval of the difference to a, -0.")
+    assert words.title.endswith("0.067 below a (3.0 %), no significant difference")
+    assert words.sentences[0].startswith("How sure: no significant difference: the 95 % interval of the difference to a, -0.")
     assert words.sentences[0].endswith("over 3 seeds, paired, includes zero.")
 
 
@@ -132,13 +132,13 @@ def test_other_seeds_are_not_paired(make_run) -> None:
 def test_an_unfair_comparison_says_so_second(make_run) -> None:
     words = headline(make_run("a", [2.5]), make_run("b", [2.6], optimizer={"learning_rate": 2e-4}))
     assert words.sentences[0].startswith("How sure: one seed of a and b, so no error bar")
-    assert words.sentences[1] == "Not fair: different learning-rate schedule."
+    assert words.sentences[1] == "Not comparable: different learning-rate schedule."
 
 
 def test_a_diverged_run_does_not_make_the_others_unfair(make_run) -> None:
     nan = make_run("nan", [1.0, float("nan")], optimizer={"learning_rate": 0.5})
     words = headline(make_run("a", [2.5] * 2), make_run("b", [2.6] * 2), nan)
-    assert words.sentences[1].startswith("Fair")
+    assert words.sentences[1].startswith("Comparable")
 
 
 def test_a_group_is_not_ranked_by_the_seeds_that_did_not_diverge(make_run) -> None:

@@ -1,6 +1,4 @@
-"""Tests of the table of groups: values, intervals and differences in words, against hand-computed
-cases.
-"""
+"""Tests of the results by group: values, intervals and differences, by hand-computed cases."""
 
 from __future__ import annotations
 
@@ -12,21 +10,21 @@ from mhsh.report.runs.loading import load_runs
 
 
 def cells(comparison: Comparison, what: str) -> tuple[MeasureCell, ...]:
-    (row,) = (row for row in measure_rows(comparison) if row.what == what)
+    (row,) = (row for row in measure_rows(comparison) if row.name == what)
     return row.cells
 
 
 def test_a_mean_its_interval_and_the_paired_difference(two_groups: Comparison) -> None:
     shallow, deep = cells(two_groups, "final validation loss")
     # 2.50, 2.51, 2.52: mean 2.51; t(2) = 4.3027, times 0.01 / sqrt(3), is 0.0248.
-    assert (shallow.value, shallow.against, shallow.lowest) == ("2.510 (2.485 to 2.535)", "", False)
+    assert (shallow.value, shallow.difference, shallow.lowest) == ("2.510 (2.485 to 2.535)", "", False)
     assert (deep.value, deep.lowest) == ("2.410 (2.385 to 2.435)", True)
-    assert deep.against.startswith("\u22120.100 (")  # seed by seed the same but for rounding
-    assert deep.against.endswith("): lower")
+    assert deep.difference.startswith("\u22120.100 (")  # seed by seed the same but for rounding
+    assert deep.difference.endswith("): lower")
 
 
 def test_every_axis_has_its_target_and_its_mean(two_groups: Comparison) -> None:
-    assert [row.what for row in measure_rows(two_groups)] == [
+    assert [row.name for row in measure_rows(two_groups)] == [
         "final validation loss",
         "lowest validation loss",
         "steps to validation loss 2.520",
@@ -46,10 +44,10 @@ def test_one_seed_has_values_and_no_interval(make_run) -> None:
     comparison = compare(load_runs(paths))
     one, other = cells(comparison, "final validation loss")
     assert (one.value, one.lowest) == ("2.000", True)
-    assert (other.value, other.against) == ("2.500", "+0.500: too few seeds for an interval")
+    assert (other.value, other.difference) == ("2.500", "+0.500: too few seeds for an interval")
     # From 3.0 at step 10 to 2.0 at step 20 the curve is at 2.5 in the middle.
     one, other = cells(comparison, "steps to validation loss 2.500")
-    assert (one.value, other.value, other.against) == ("15", "20", "+5: too few seeds for an interval")
+    assert (one.value, other.value, other.difference) == ("15", "20", "+5: too few seeds for an interval")
     assert [cell.value for cell in cells(comparison, "mean validation loss by steps, 10 to 20")] == ["2.500", "2.750"]
 
 
@@ -64,11 +62,11 @@ def test_what_a_run_does_not_have_is_said_in_words(make_run) -> None:
     paths = [make_run(f"a {seed}", [3.0] * 20, [3.0, nan if seed else 2.0], training={"seed": seed}) for seed in range(2)]
     paths.append(make_run("b", [3.0] * 20, [3.0, nan], model={"residual": "pre_ln"}))
     some, none = cells(compare(load_runs(paths)), "final validation loss")
-    assert (some.value, none.value, none.against) == ("in 1 of 2 runs only", "not finite", "")
+    assert (some.value, none.value, none.difference) == ("in 1 of 2 runs only", "not finite", "")
     assert cells(compare(load_runs(paths)), "steps to validation loss 2.000")[1].value == "not reached"
 
 
-def test_a_difference_that_could_be_chance_is_not_told_apart(make_run) -> None:
+def test_a_difference_that_could_be_chance_is_not_significant(make_run) -> None:
     finals = {"a": (2.0, 2.2), "b": (2.2, 2.1)}
     paths = [
         make_run(f"{name} {seed}", [3.0], [final], training={"seed": seed}, model={"residual": "pre_ln"} if name == "b" else {})
@@ -77,4 +75,4 @@ def test_a_difference_that_could_be_chance_is_not_told_apart(make_run) -> None:
     ]
     # Differences +0.2 and -0.1: mean 0.05, t(1) = 12.706 times 0.15.
     _, other = cells(compare(load_runs(paths)), "final validation loss")
-    assert other.against == "+0.050 (\u22121.856 to +1.956): not told apart"
+    assert other.difference == "+0.050 (\u22121.856 to +1.956): no significant difference"

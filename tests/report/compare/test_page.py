@@ -14,7 +14,7 @@ from markupsafe import escape
 
 from mhsh.report.compare import page, plots
 from mhsh.report.compare.comparison import Comparison, compare
-from mhsh.report.compare.figures import draw_curves
+from mhsh.report.compare.figures import draw_figure
 from mhsh.report.render.outputs import MARK
 from mhsh.report.runs.loading import load_runs
 from tests.report.browser import PROGRAM, Browser
@@ -108,7 +108,7 @@ def test_the_evil_is_there_in_words(evil: Comparison, evil_groups: Comparison) -
     assert "javascript:alert(1)&#39;&gt;" in without_plotly(rendered(evil))
 
 
-def test_the_order_is_claim_curves_groups_runs_ledger_problems_rules(four_runs: Comparison) -> None:
+def test_the_order_is_claim_curves_groups_runs_conditions_problems_rules(four_runs: Comparison) -> None:
     text = without_plotly(rendered(four_runs))
     places = [
         text.index(f'id="{name}"')
@@ -117,10 +117,10 @@ def test_the_order_is_claim_curves_groups_runs_ledger_problems_rules(four_runs: 
     assert places == sorted(places)
 
 
-def test_what_matters_is_told_beside_the_curves_in_the_legend_and_first_in_the_ledger(two_groups: Comparison) -> None:
+def test_what_matters_is_told_beside_the_curves_in_the_legend_and_first_in_the_conditions(two_groups: Comparison) -> None:
     text = without_plotly(rendered(two_groups))
     assert '<p class="verdict">How sure: ' in text
-    assert '<p class="verdict unfair-verdict">Not fair: different dropout' in text
+    assert '<p class="verdict unfair-verdict">Not comparable: different dropout' in text
     marks, controls = (
         re.search(rf'<{tag} id="{place}".*?</{tag}>', text, re.DOTALL) for tag, place in (("div", "marks"), ("form", "controls"))
     )
@@ -135,7 +135,7 @@ def test_what_matters_is_told_beside_the_curves_in_the_legend_and_first_in_the_l
 
 
 def test_the_live_page_may_ask_its_server_and_no_other(four_runs: Comparison) -> None:
-    live, kept = page.render_live(four_runs, draw_curves(four_runs)).decode(), rendered(four_runs)
+    live, kept = page.render_live(four_runs, draw_figure(four_runs)).decode(), rendered(four_runs)
     assert "connect-src &#39;self&#39;;" in live
     assert "connect-src &#39;none&#39;;" in kept
     assert "/update" in live
@@ -143,7 +143,7 @@ def test_the_live_page_may_ask_its_server_and_no_other(four_runs: Comparison) ->
 
 
 def test_an_update_holds_the_parts_and_the_figure_of_the_page(two_groups: Comparison) -> None:
-    curves = draw_curves(two_groups)
+    curves = draw_figure(two_groups)
     update, live = json.loads(page.update(two_groups, curves)), page.render_live(two_groups, curves).decode()
     assert update["title"] == two_groups.headline.title
     for place, html in update["parts"].items():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mhsh import run_folder
 from mhsh.report.runs import curves
-from mhsh.report.runs.curves import AXES, SPLITS, Curves, read_by_line, read_curves, read_sound, reading
+from mhsh.report.runs.curves import AXES, SPLITS, LoggedCurves, read_by_line, read_curves, read_sound, reading
 from mhsh.run_folder import METRICS_FILE, RunFolder
 
 _NUMBERS = st.one_of(
@@ -49,7 +49,7 @@ def _files(draw: st.DrawFn) -> bytes:
     return content[: draw(st.integers(0, len(content)))] if draw(st.booleans()) else content
 
 
-def assert_equal(one: Curves, other: Curves) -> None:
+def assert_equal(one: LoggedCurves, other: LoggedCurves) -> None:
     assert one.problems == other.problems
     for split in SPLITS:
         np.testing.assert_array_equal(one.by_split[split].loss, other.by_split[split].loss)

@@ -1,4 +1,4 @@
-"""Tests of what groups came to, against hand-computed cases: crossings, mean losses, truncated,
+"""Tests of the results by group, against hand-computed cases: crossings, mean losses, truncated,
 resumed and gappy runs.
 """
 
@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mhsh.report.compare.comparison import Comparison, compare
-from mhsh.report.compare.targets import Standing, crossing, mean_loss, measure
+from mhsh.report.compare.results import Results, crossing, mean_loss, measure_groups
 from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
 
 NAN = math.nan
 
 
-def standing(*paths: Path, target: float | None = None, baseline: str | None = None) -> Standing:
-    return compared(*paths, target=target, baseline=baseline).standing
+def results(*paths: Path, target: float | None = None, baseline: str | None = None) -> Results:
+    return compared(*paths, target=target, baseline=baseline).results
 
 
 def compared(*paths: Path, target: float | None = None, baseline: str | None = None) -> Comparison:
@@ -72,7 +72,7 @@ def test_two_groups_of_two_seeds_by_hand(make_run) -> None:
     slow = [
         make_run(f"slow-{s}", [5.0] * 30, [5.0, 4.0, 3.2 + s], training={"seed": s}, model={"residual": "pre_ln"}) for s in (0, 1)
     ]
-    found = standing(*fast, *slow)
+    found = results(*fast, *slow)
     ours, theirs = found.scores
     assert found.measure == "final validation loss"
     assert found.ranked == (0, 1)
@@ -81,25 +81,25 @@ def test_two_groups_of_two_seeds_by_hand(make_run) -> None:
     assert ours.final.estimate is not None
     assert ours.final.estimate.mean == 2.5
     assert ours.final.estimate.high == pytest.approx(2.5 + 12.706205 / 2)
-    assert ours.final.against is None
-    assert theirs.final.against is not None
+    assert ours.final.difference is None
+    assert theirs.final.difference is not None
     assert theirs.final.paired
-    assert (theirs.final.against.mean, theirs.final.against.high) == pytest.approx((1.2, 1.2))
+    assert (theirs.final.difference.mean, theirs.final.difference.high) == pytest.approx((1.2, 1.2))
     # 4.2 is passed before the first row by the one, and by the other at 0.8 of the way from step 10
     # to 20.
-    assert ours.reach["step"].each == {0: 10.0, 1: 10.0}
-    assert theirs.reach["step"].each == pytest.approx({0: 18.0, 1: 18.0})
-    assert theirs.reach["tokens"].each == pytest.approx({0: 512 * 18.0, 1: 512 * 18.0})
-    assert theirs.reach["flops"].each == pytest.approx({0: 18e9, 1: 18e9})
-    assert theirs.reach["seconds"].each == pytest.approx({0: 1.8, 1: 1.8})
+    assert ours.cost_to_target["step"].each == {0: 10.0, 1: 10.0}
+    assert theirs.cost_to_target["step"].each == pytest.approx({0: 18.0, 1: 18.0})
+    assert theirs.cost_to_target["tokens"].each == pytest.approx({0: 512 * 18.0, 1: 512 * 18.0})
+    assert theirs.cost_to_target["flops"].each == pytest.approx({0: 18e9, 1: 18e9})
+    assert theirs.cost_to_target["seconds"].each == pytest.approx({0: 1.8, 1: 1.8})
     assert found.ranges["step"] == (10.0, 30.0)
     assert ours.mean_loss["step"].each == {0: 3.0, 1: (3.5 + 3.0) / 2}
     assert ours.mean_loss["seconds"].each == pytest.approx(ours.mean_loss["step"].each)
 
 
 def test_one_seed_has_numbers_and_no_interval(make_run) -> None:
-    found = standing(make_run("a", [3.0] * 20, [2.5, 2.0]), make_run("b", [3.0] * 20, [2.6, 2.2]))
-    against = found.scores[1].final.against
+    found = results(make_run("a", [3.0] * 20, [2.5, 2.0]), make_run("b", [3.0] * 20, [2.6, 2.2]))
+    against = found.scores[1].final.difference
     assert against is not None
     assert against.mean == pytest.approx(0.2)
     assert not against.has_interval
@@ -107,7 +107,7 @@ def test_one_seed_has_numbers_and_no_interval(make_run) -> None:
 
 def test_a_run_that_does_not_reach_the_target_is_counted(make_run) -> None:
     runs = [make_run(f"a-{s}", [3.0] * 20, [3.0, 2.4 + s / 4], training={"seed": s}) for s in (0, 1)]
-    reach = standing(*runs, target=2.5).scores[0].reach["step"]
+    reach = results(*runs, target=2.5).scores[0].cost_to_target["step"]
     assert reach.each[0] == pytest.approx(10 + 10 * 0.5 / 0.6)
     assert math.isnan(reach.each[1])
     assert (reach.known, len(reach.each), reach.estimate) == (1, 2, None)
@@ -118,7 +118,7 @@ def test_a_truncated_run_shortens_the_common_range_and_nothing_else(make_run) ->
     cut = make_run("cut", [3.0] * 40, [4.0, 3.0, 2.0, 1.0], model={"residual": "pre_ln"})
     metrics = cut / "metrics.jsonl"
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:30])[:-9])
-    found = standing(whole, cut)
+    found = results(whole, cut)
     assert found.ranges["step"] == (10.0, 20.0)
     assert [scores.mean_loss["step"].each for scores in found.scores] == [{0: 3.5}, {0: 3.5}]
     assert [scores.final.each for scores in found.scores] == [{0: 1.0}, {0: 3.0}]
@@ -133,14 +133,16 @@ def test_a_resumed_run_is_one_clean_curve(make_run, read_steps: Callable[[Path],
     later = [row for row in folder.read_metrics().rows if row["step"] > 20]
     folder.cut_metrics(20)
     folder.append_metrics(later)
-    found = standing(resumed, straight)
+    found = results(resumed, straight)
     assert read_steps(resumed) == list(range(1, 41))
     one, other = found.scores
     assert one.final.each == other.final.each == {0: 1.0}
     assert {axis: score.each for axis, score in one.mean_loss.items()} == {
         axis: score.each for axis, score in other.mean_loss.items()
     }
-    assert {axis: score.each for axis, score in one.reach.items()} == {axis: score.each for axis, score in other.reach.items()}
+    assert {axis: score.each for axis, score in one.cost_to_target.items()} == {
+        axis: score.each for axis, score in other.cost_to_target.items()
+    }
     assert found.ranges["step"] == (10.0, 40.0)
 
 
@@ -163,7 +165,7 @@ def test_a_group_with_a_diverged_run_is_not_ranked_and_not_averaged(make_run) ->
         make_run(f"b-{s}", [3.0] * 20, [3.0, loss], training={"seed": s}, model={"residual": "pre_ln"})
         for s, loss in ((0, 2.0), (1, NAN))
     ]
-    found = standing(good, *half)
+    found = results(good, *half)
     assert found.ranked == (0,)
     assert found.scores[1].final.estimate is None
     assert found.scores[1].final.known == 1
@@ -172,17 +174,17 @@ def test_a_group_with_a_diverged_run_is_not_ranked_and_not_averaged(make_run) ->
 
 
 def test_without_validation_in_every_run_training_is_measured(make_run) -> None:
-    found = standing(make_run("a", [4.0, 3.0, 2.0], [1.0]), make_run("b", [4.0, 3.5, 3.0]))
+    found = results(make_run("a", [4.0, 3.0, 2.0], [1.0]), make_run("b", [4.0, 3.5, 3.0]))
     assert found.measure == "final training loss"
     assert [scores.final.each for scores in found.scores] == [{0: 2.0}, {0: 3.0}]
 
 
 def test_nothing_to_measure(make_run) -> None:
-    found = standing(make_run("a"), make_run("b", [NAN]))
+    found = results(make_run("a"), make_run("b", [NAN]))
     assert found.target is None
     assert found.ranked == ()
     assert set(found.ranges.values()) == {None}
-    assert measure([], []).scores == ()
+    assert measure_groups([], []).scores == ()
 
 
 def test_the_baseline_is_a_group_or_a_run_of_it(make_run) -> None:
@@ -191,7 +193,7 @@ def test_the_baseline_is_a_group_or_a_run_of_it(make_run) -> None:
         *(make_run(f"b/seed-{s}", [2.0], training={"seed": s}, optimizer={"beta2": 0.98}) for s in (0, 1)),
     ]
     for name in ("b", "seed-1", str(runs[2])):
-        found = standing(*runs, baseline=name)
+        found = results(*runs, baseline=name)
         assert found.baseline == 1
-        assert found.scores[0].final.against is not None
-        assert found.scores[0].final.against.mean == 1.0
+        assert found.scores[0].final.difference is not None
+        assert found.scores[0].final.difference.mean == 1.0

@@ -1,5 +1,5 @@
-"""Final, best and mean losses of every group, what it took to reach a target, and how sure the
-differences to a baseline are.
+"""Results by group: final, best and mean losses, the cost to reach a target loss, and differences
+to a baseline.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from mhsh.report.runs.loading import Run
 FINAL_NAMES = {"validation": "final validation loss", "train": "final training loss"}
 
 MEASURE_RULE = (
-    "All runs are measured on their validation curves where each that did not diverge has one, else on their smoothed training "
-    "curves. The final loss is then the last validation loss, or the final training loss as told above."
+    "All runs are measured on their validation curves if each run that did not diverge has one, else on their smoothed training "
+    "curves. The final loss is then the last validation loss, or the final training loss as defined above."
 )
 TARGET_RULE = (
     "A run reaches the target at the first row with a loss at or below it, interpolated linearly from the row before (not over a "
-    "gap; at the first row: there). Unless --target gives another, the target is the highest final loss of the runs that ended "
-    "finite: every one of them got there. A group in which a run did not get there has no mean, and the runs that did are counted."
+    "gap; at the first row: there). Unless --target is given, the target is the highest final loss of the runs with a finite one, "
+    "so that each of them reaches it. A group in which a run does not reach it has no mean; the runs that do are counted."
 )
 AREA_RULE = (
-    "The mean loss over a range is the area under the curve by trapezoids divided by the range. The range is the same for all runs "
-    "that ended finite: from the last of their first rows to the first of their last rows. A gap in it leaves a run without one."
+    "The mean loss over a range is the area under the curve, by trapezoids, divided by the range. The range is the same for all "
+    "runs with a finite final loss: from the latest first row to the earliest last row. A run with a gap in it has no mean loss."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What the runs of a group came to on one measure."""
+    """One measure of the runs of a group."""
 
     each: Mapping[int, float]  # by seed; nan: the run has none (not finite, target not reached, nothing recorded)
     estimate: Estimate | None  # None unless every run has one
-    against: Estimate | None  # minus the baseline's; None for the baseline itself, and where either has no estimate
-    paired: bool  # whether `against` is of differences seed by seed
+    difference: Estimate | None  # to the baseline; None for the baseline itself, and where either has no estimate
+    paired: bool  # whether `difference` is the mean of differences seed by seed
 
     @property
     def known(self) -> int:
@@ -50,42 +50,40 @@ class Score:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores:
-    """One group on every measure. Losses in nats per predicted token."""
+class GroupScores:
+    """All measures of one group. Losses in nats per predicted token."""
 
     final: Score
     best: Score  # the lowest finite loss
     mean_loss: Mapping[str, Score]  # by axis, by AREA_RULE
-    reach: Mapping[str, Score]  # by axis, in its unit, by TARGET_RULE
+    cost_to_target: Mapping[str, Score]  # by axis, in its unit, by TARGET_RULE
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
-    """How the groups stand to each other."""
+class Results:
+    """What was measured, and the scores of every group."""
 
     split: str  # of which the curves are measured, by MEASURE_RULE
     target: float | None  # nats per predicted token; None: no run ended finite
-    baseline: int  # the place of the group that the others are set against
+    baseline: int  # the index of the group that the others are compared with
     ranges: Mapping[str, tuple[float, float] | None]  # by axis, by AREA_RULE; None: the runs have none in common
-    scores: tuple[Scores, ...]  # one for each group
+    scores: tuple[GroupScores, ...]  # one for each group
 
     @property
     def measure(self) -> str:
-        """What `final` is called."""
+        """The name of `final`."""
         return FINAL_NAMES[self.split]
 
     @property
     def ranked(self) -> tuple[int, ...]:
-        """The groups of which every run ended finite, from the lowest mean final loss to the
-        highest.
-        """
+        """The groups of which every run has a finite final loss, the lowest mean first."""
         finals = {index: item.final.estimate for index, item in enumerate(self.scores)}
         known = {index: final.mean for index, final in finals.items() if final is not None}
         return tuple(sorted(known, key=lambda index: known[index]))
 
 
-def measure(runs: Sequence[Run], groups: Sequence[Group], target: float | None = None, baseline: int = 0) -> Standing:
-    """Measures every run, and every group against the one at `baseline`."""
+def measure_groups(runs: Sequence[Run], groups: Sequence[Group], target: float | None = None, baseline: int = 0) -> Results:
+    """Measures every run and group, and compares the groups with the one at index `baseline`."""
     compared = [run for run in runs if run.drawable and not _diverged(run)]
     split = "validation" if compared and all(len(run.curves["validation"]) for run in compared) else "train"
     curves = [_measured(run, split) for run in runs]
@@ -100,15 +98,15 @@ def measure(runs: Sequence[Run], groups: Sequence[Group], target: float | None =
 
     final, best = scores(finals.__getitem__), scores(lambda index: _lowest(curves[index].loss))
     means = {axis: scores(lambda index, axis=axis: _mean_loss(curves[index], axis, ranges[axis])) for axis in AXES}
-    reach = {axis: scores(lambda index, axis=axis: _crossing(curves[index], axis, target)) for axis in AXES}
-    return Standing(
+    costs = {axis: scores(lambda index, axis=axis: _crossing(curves[index], axis, target)) for axis in AXES}
+    return Results(
         split,
         target,
         baseline,
         ranges,
         tuple(
-            Scores(
-                final[place], best[place], {axis: means[axis][place] for axis in AXES}, {axis: reach[axis][place] for axis in AXES}
+            GroupScores(
+                final[place], best[place], {axis: means[axis][place] for axis in AXES}, {axis: costs[axis][place] for axis in AXES}
             )
             for place in range(len(groups))
         ),
@@ -116,8 +114,8 @@ def measure(runs: Sequence[Run], groups: Sequence[Group], target: float | None =
 
 
 def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> float:
-    """Where the curve first is at or below `target`, by TARGET_RULE; nan where it never is, or
-    where x is not known there.
+    """The x at which the curve first reaches `target`, by TARGET_RULE; nan if it never does, or if
+    x is not known there.
     """
     below = np.flatnonzero(loss <= target)
     if not len(below):
@@ -130,9 +128,7 @@ def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> float:
 
 
 def mean_loss(x: np.ndarray, loss: np.ndarray, start: float, end: float) -> float:
-    """The mean of the curve from `start` to `end`, both within it, by AREA_RULE; nan where there is
-    a gap between them.
-    """
+    """The mean of the curve from `start` to `end`, by AREA_RULE; nan if there is a gap between."""
     # A row whose place is not known is a gap at an unknown place.
     if not np.isfinite(x).all():
         return math.nan
