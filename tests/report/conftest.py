@@ -18,9 +18,20 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture
 def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
-    """Writes a run folder: `train` and `validation` are the losses logged, one a step and one every
+    """Writes run folders: `train` and `validation` are the losses logged, one a step and one every
     tenth step.
     """
+    return run_maker(tmp_path, make_config)
+
+
+@pytest.fixture(scope="module")
+def make_shared_run(tmp_path_factory: pytest.TempPathFactory, make_config: Callable[..., Config]) -> MakeRun:
+    """As make_run, for runs that all tests of a module read and none changes."""
+    return run_maker(tmp_path_factory.mktemp("shared"), make_config)
+
+
+def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:
+    """A function that writes runs into `parent`."""
 
     def make(
         name: str,
@@ -40,7 +51,7 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
         changed |= {f"train.{field}": value for field, value in (training or {}).items()}
         # The heads are those named, not regrouped once more.
         config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changed)
-        folder = RunFolder.open_for_training(tmp_path / name, config)
+        folder = RunFolder.open_for_training(parent / name, config)
         if with_record:
             full = {
                 "status": "finished",
@@ -53,26 +64,31 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
             folder.write_run(full | (record or {}))
         rows = [(step, "train", loss) for step, loss in enumerate(train, 1)]
         rows += [(10 * number, "validation", loss) for number, loss in enumerate(validation, 1)]
-        for step, split, loss in sorted(rows, key=lambda row: row[:2]):
-            cost = {"tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step}
-            folder.append_metrics([{"step": step, "split": split, **cost, "loss": loss}])
+        logged = [
+            {"step": step, "split": split, "tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step, "loss": loss}
+            for step, split, loss in sorted(rows, key=lambda row: row[:2])
+        ]
+        if logged:
+            folder.append_metrics(logged)
         return folder.path
 
     return make
 
 
-@pytest.fixture
-def four_runs(make_run: MakeRun) -> Comparison:
+@pytest.fixture(scope="module")
+def four_runs(make_shared_run: MakeRun) -> Comparison:
     """One good shallow run, a deep one on the plateau, one that diverges, and one whose metrics are
     cut short.
     """
-    shallow = make_run("shallow", [4 - 0.06 * i for i in range(30)], [3.4, 2.8, 2.25])
-    stuck = make_run("stuck", [4, 3.2] + [2.98] * 28, [3.0, 2.99, 2.99], model={"num_layers": 16, "num_heads": 1, "mlp_dim": 32})
-    nan = make_run("diverged", [3.5] * 15 + [float("nan")] * 15, [3.4, float("nan"), float("nan")], model={"residual": "rezero"})
-    cut = make_run("cut", [4 - 0.05 * i for i in range(30)], [3.5, 2.9, 2.55], model={"residual": "pre_ln"})
+    shallow = make_shared_run("shallow", [4 - 0.06 * i for i in range(30)], [3.4, 2.8, 2.25])
+    deep = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
+    stuck = make_shared_run("stuck", [4, 3.2] + [2.98] * 28, [3.0, 2.99, 2.99], model=deep)
+    nan = float("nan")
+    diverged = make_shared_run("diverged", [3.5] * 15 + [nan] * 15, [3.4, nan, nan], model={"residual": "rezero"})
+    cut = make_shared_run("cut", [4 - 0.05 * i for i in range(30)], [3.5, 2.9, 2.55], model={"residual": "pre_ln"})
     metrics = cut / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-20])
-    return compare(load_runs([shallow, stuck, nan, cut]))
+    return compare(load_runs([shallow, stuck, diverged, cut]))
 
 
 @pytest.fixture
@@ -83,14 +99,14 @@ def shapes(make_config: Callable[..., Config]) -> dict[str, Config]:
     return {"config": make_config("bert", "2l8h", **fixed), "against": make_config("bert", "2l8h", **deep)}
 
 
-@pytest.fixture
-def two_groups(make_run: MakeRun) -> Comparison:
+@pytest.fixture(scope="module")
+def two_groups(make_shared_run: MakeRun) -> Comparison:
     """Three seeds of a shallow shape, and three of a deep one with another dropout; the deep one
     ends lower in each seed.
     """
     deep = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32, "hidden_dropout": 0.0}
     paths = [
-        make_run(
+        make_shared_run(
             f"{name} seed {seed}",
             [4 - slope * i + 0.02 * seed for i in range(30)],
             [3.4, 2.8 + 0.01 * seed, 3 - 10 * slope + 0.01 * seed],
