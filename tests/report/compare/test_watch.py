@@ -274,4 +274,4 @@ def test_in_a_browser_the_curves_grow_and_the_reader_keeps_his_place(make_run, w
         assert set(browser.requests()) == {address, f"{address}update"}
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-        browser.wait("document.getElementById('live').textContent.includes('does not answer any more')")
+        browser.wait("document.getElementById('live').textContent.includes('no longer answers')")
