@@ -21,7 +21,7 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
 from tests.conftest import ROOT, load_fields
-from tests.data.preparing import pretraining_config, translation_config, tree, write_documents
+from tests.data.preparing import prepared, pretraining_config, translation_config, tree, write_documents
 
 # The command with a config in JSON, told in one line what it has loaded.
 COMMAND = """
@@ -91,7 +91,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path):
     workers go with it.
     """
     config = translation_config(source="numbers:1500")
-    ran(config, tmp_path / "whole", per_shard=100)
+    prepared(config, tmp_path / "whole", per_shard=100)
     out = tmp_path / "out"
     for moment in ("staging/train-00005.txt", "tokenizer.json", "train/00003.arrayrecord", "train/00011.json"):
         process = subprocess.Popen(command(config, out, per_shard=100, workers=3), cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -100,7 +100,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path):
             time.sleep(0.001)
         process.kill()
         process.wait()
-    ran(config, out, per_shard=100, workers=3)
+    prepared(config, out, per_shard=100)
     assert tree(out) == tree(tmp_path / "whole")
 
 
@@ -121,8 +121,8 @@ def test_ctrl_c_ends_it_at_once_and_nothing_is_lost(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT and stderr.count("Traceback") == 1 and stderr.endswith("KeyboardInterrupt\n")
-    ran(config, out, per_shard=50)
-    ran(config, tmp_path / "whole", per_shard=50)
+    prepared(config, out, per_shard=50)
+    prepared(config, tmp_path / "whole", per_shard=50)
     assert tree(out) == tree(tmp_path / "whole")
 
 
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_it_at_once_and_nothing_is_lost(tmp_path):
 def test_beam_gives_the_same_bytes(tmp_path):
     pytest.importorskip("apache_beam", reason="the beam extra is not installed", exc_type=ImportError)
     config = translation_config(source="numbers:600")
-    ran(config, tmp_path / "local", per_shard=100)
+    prepared(config, tmp_path / "local", per_shard=100)
     lines = ran(config, tmp_path / "beam", per_shard=100, runner="beam", beam_options="--runner=DirectRunner")
     assert lines[-1] == "loaded: apache_beam"
     assert tree(tmp_path / "beam") == tree(tmp_path / "local")

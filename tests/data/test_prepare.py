@@ -90,21 +90,18 @@ def test_a_finished_folder_is_verified_and_said_to_be_finished(tmp_path, kind, c
         prepared(config, tmp_path / "out", per_shard=3 * small(kind))
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
+def test_another_config_into_the_same_folder_is_refused(tmp_path, kind, config, english_source):
+    prepared(config, tmp_path / "out")
+    before = tree(tmp_path / "out")
+    for change, named in (
         (dict(sequence_length=32), r"data.sequence_length is (64|48) there, 32 here"),
         (dict(source="text:other"), r"data.source is '.*' there, 'text:other' here"),
         (dict(vocab_size=401), r"model.vocab_size is 400 there, 401 here"),
         (dict(seed=1), r"data.seed is 0 there, 1 here"),
-    ],
-)
-def test_another_config_into_the_same_folder_is_refused(tmp_path, kind, config, english_source, change, named):
-    prepared(config, tmp_path / "out")
-    before = tree(tmp_path / "out")
-    other = translation_config(**change) if kind == "translation" else pretraining_config(**{"source": english_source} | change)
-    with pytest.raises(UserError, match=rf"holds rows of another job .*{named}.*choose another --out"):
-        prepared(other, tmp_path / "out")
+    ):
+        other = translation_config(**change) if kind == "translation" else pretraining_config(**{"source": english_source} | change)
+        with pytest.raises(UserError, match=rf"holds rows of another job .*{named}.*choose another --out"):
+            prepared(other, tmp_path / "out")
     items = {"translation": "pairs", "pretraining": "documents"}[kind]
     with pytest.raises(UserError, match=f"{items}_per_shard is 1000000 there, 7 here"):
         prepared(config, tmp_path / "out", per_shard=7)

@@ -29,7 +29,16 @@ from mhsh.data.shards import StoredTable
 from mhsh.data.staging import item_text, items_in, stage
 from mhsh.errors import UserError
 from tests.conftest import ROOT
-from tests.data.preparing import prepared, pretraining_config, task_of, translation_config, with_rows, write_documents
+from tests.data.preparing import (
+    invented,
+    prepared,
+    pretraining_config,
+    task_of,
+    translation_config,
+    with_rows,
+    write_documents,
+    write_pairs,
+)
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "pairs": {},
@@ -38,6 +47,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "stream of wordpiece": dict(objective="clm", next_sentence=False, num_token_types=2),
 }
 B = 6
+
+
+@pytest.fixture(scope="module")
+def english_rows(tmp_path_factory: pytest.TempPathFactory, english_source: str) -> Path:
+    """The documents of `english`, prepared in one shard a split."""
+    folder = tmp_path_factory.mktemp("english") / "out"
+    prepared(pretraining_config(source=english_source), folder)
+    return folder
 
 
 def load(config: Config) -> PretrainingCorpus:
@@ -74,13 +91,11 @@ def test_batches_of_one_shard_are_those_of_the_source(tmp_path, english_source, 
     assert_same_batches(*validation, [*range(len(validation[0]))])
 
 
-def test_what_training_decides_is_left_to_it(tmp_path, english_source):
-    """Masks and the order of rows hang on the config of the run, not on that of the preparation."""
-    config = pretraining_config(source=english_source)
-    prepared(config, tmp_path / "out")
+def test_what_training_decides_is_left_to_it(english_rows):
+    """Masks and the order of examples depend on the config of the run, not on the preparation's."""
     changed = dict(max_predictions=3, mask_fraction=0.3, whole_word_masking=True, validation_fraction=0.7)
-    one = load(with_rows(pretraining_config(**changed), tmp_path / "out")).train_steps(B)[0]
-    other = load(with_rows(pretraining_config(**changed, seed=5), tmp_path / "out")).train_steps(B)[0]
+    one = load(with_rows(pretraining_config(**changed), english_rows)).train_steps(B)[0]
+    other = load(with_rows(pretraining_config(**changed, seed=5), english_rows)).train_steps(B)[0]
     assert one["targets"].shape == (B, 3)
     assert not np.array_equal(one["inputs_segmentation"], other["inputs_segmentation"])
 
@@ -150,9 +165,8 @@ def test_duplicates_are_counted_and_left_out(tmp_path, english):
     assert summary["train"]["documents"] + summary["validation"]["documents"] == 60
 
 
-def test_a_vocabulary_can_be_given(tmp_path, english, english_source):
-    prepared(pretraining_config(source=english_source), tmp_path / "learnt")
-    path = tmp_path / "learnt" / "vocab.txt"
+def test_a_vocabulary_can_be_given(tmp_path, english, english_rows):
+    path = english_rows / "vocab.txt"
     source = write_documents(tmp_path, "t", english[:40])
     _, said = prepared(pretraining_config(source=source, vocab_path=str(path)), tmp_path / "given")
     assert not any("learning" in line for line in said)
@@ -180,15 +194,13 @@ def test_a_vocabulary_can_be_given(tmp_path, english, english_source):
         (dict(vocab_size=399), r"vocab\.txt has 400 tokens, more than model\.vocab_size = 399"),
     ],
 )
-def test_rows_of_another_config_are_refused(tmp_path, english_source, change, complaint):
-    prepared(pretraining_config(source=english_source), tmp_path / "out")
+def test_rows_of_another_config_are_refused(english_rows, change, complaint):
     with pytest.raises(UserError, match=complaint):
-        load(with_rows(pretraining_config(**change), tmp_path / "out"))
+        load(with_rows(pretraining_config(**change), english_rows))
 
 
-def test_a_vocabulary_beside_prepared_rows_is_refused(tmp_path, english_source):
-    prepared(pretraining_config(source=english_source), tmp_path / "out")
-    config = with_rows(pretraining_config(), tmp_path / "out")
+def test_a_vocabulary_beside_prepared_rows_is_refused(tmp_path, english_rows):
+    config = with_rows(pretraining_config(), english_rows)
     named = replace(config, data=replace(config.data, vocab_path="v.txt"))
     with pytest.raises(UserError, match=r"data\.vocab_path = 'v\.txt', but data\.source = .* has its own"):
         load(named)
@@ -203,13 +215,13 @@ def test_a_vocabulary_beside_prepared_rows_is_refused(tmp_path, english_source):
         load_corpus(config, tmp_path / "run")
 
 
-def test_rows_of_translation_are_refused_and_the_other_way_round(tmp_path, english_source):
-    prepared(pretraining_config(source=english_source), tmp_path / "text")
-    prepared(translation_config(), tmp_path / "pairs")
+def test_rows_of_translation_are_refused_and_the_other_way_round(tmp_path, english_rows):
+    source = write_pairs(tmp_path, "text", invented(60, seed=1))
+    prepared(translation_config(source=source), tmp_path / "pairs")
     with pytest.raises(UserError, match=r"was prepared with model\.objective = 'translation', not 'mlm'"):
         load(with_rows(pretraining_config(), tmp_path / "pairs"))
     with pytest.raises(UserError, match=r"was prepared with model\.objective = 'mlm', not 'translation'"):
-        load_corpus(with_rows(translation_config(), tmp_path / "text"), None)
+        load_corpus(with_rows(translation_config(), english_rows), None)
 
 
 def damaged_row(out: Path) -> None:
@@ -220,11 +232,10 @@ def damaged_row(out: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def test_a_damaged_row_is_named_when_a_batch_needs_it(tmp_path, english_source):
-    config = pretraining_config(source=english_source)
-    prepared(config, tmp_path / "out")
+def test_a_damaged_row_is_named_when_a_batch_needs_it(tmp_path, english_rows):
+    shutil.copytree(english_rows, tmp_path / "out")
     damaged_row(tmp_path / "out")
-    corpus = load(with_rows(config, tmp_path / "out"))
+    corpus = load(with_rows(pretraining_config(), tmp_path / "out"))
     steps = corpus.train_steps(1)
     found = 0
     for step in range(len(corpus.train)):
@@ -237,9 +248,8 @@ def test_a_damaged_row_is_named_when_a_batch_needs_it(tmp_path, english_source):
 
 
 @pytest.mark.parametrize("damage", ["unfinished", "truncated", "no vocabulary"])
-def test_a_damaged_folder_is_named(tmp_path, english_source, damage):
-    config = pretraining_config(source=english_source)
-    prepared(config, tmp_path / "out")
+def test_a_damaged_folder_is_named(tmp_path, english_rows, damage):
+    shutil.copytree(english_rows, tmp_path / "out")
     if damage == "unfinished":
         (tmp_path / "out" / "train" / "index.json").unlink()
         complaint = r"train/index\.json is missing: .* holds no finished rows"
@@ -251,7 +261,7 @@ def test_a_damaged_folder_is_named(tmp_path, english_source, damage):
         (tmp_path / "out" / "vocab.txt").unlink()
         complaint = r"there is no vocabulary at .*vocab\.txt"
     with pytest.raises(UserError, match=complaint):
-        load(with_rows(config, tmp_path / "out"))
+        load(with_rows(pretraining_config(), tmp_path / "out"))
 
 
 @pytest.mark.parametrize(

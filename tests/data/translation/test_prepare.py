@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mhsh.data.shards import StoredTable
-from mhsh.data.tokenizers.subword import load_subword
+from mhsh.data.tokenizers.subword import load_subword, train_subword
 from mhsh.data.translation.corpus import load_translation
 from mhsh.errors import UserError
 from tests.data.preparing import invented, prepared, translation_config, tree, with_rows, write_pairs
@@ -76,8 +76,8 @@ def test_many_shards_hold_the_pairs_of_one(tmp_path, text, layout):
 
 
 def test_a_vocabulary_can_be_given(tmp_path, text):
-    prepared(translation_config(), tmp_path / "numbers")
-    path = tmp_path / "numbers" / "tokenizer.json"
+    path = tmp_path / "tokenizer.json"
+    train_subword("bpe", [text for pair in invented(99, seed=4) for text in pair], 400).save(path)
     config = translation_config(source=text, vocab_path=str(path))
     prepared(config, tmp_path / "text")
     assert (tmp_path / "text" / "tokenizer.json").read_bytes() == path.read_bytes()
@@ -91,9 +91,9 @@ def test_a_vocabulary_can_be_given(tmp_path, text):
         prepared(translation_config(source=text, vocab_path=str(path), tokenizer="unigram"), tmp_path / "unigram")
 
 
-def test_unigram_vocabularies_are_prepared_too(tmp_path):
+def test_unigram_vocabularies_are_prepared_too(tmp_path, text):
     for name in "ab":
-        prepared(translation_config(tokenizer="unigram"), tmp_path / name, per_shard=1000)
+        prepared(translation_config(source=text, tokenizer="unigram"), tmp_path / name, per_shard=300)
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
     assert load_subword(tmp_path / "a" / "tokenizer.json").kind == "unigram"
 
