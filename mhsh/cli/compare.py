@@ -36,10 +36,8 @@ def run(
     """Compares the runs in `folders` and writes the page to `out` (report.html), and the pictures
     and tables into the same folder.
 
-    `target` (nats per predicted token) and `baseline` are those of
-    mhsh.report.compare.comparison.compare. With `watch`, nothing is
-    written: the page is served at `port` of the loopback interface (None: any that is free), and
-      kept fresh until an interrupt.
+    `target` (nats per predicted token) and `baseline` are those of `compare`. With `watch` nothing
+    is written: the page is served at `port` of the loopback interface and kept fresh.
 
     Returns:
       0, or 2 where a folder could not be opened or its files are damaged; a line on stderr then

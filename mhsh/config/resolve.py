@@ -19,7 +19,9 @@ from mhsh.config.schema import (
     DataConfig,
     MeshConfig,
     ModelConfig,
+    OptimizerConfig,
     SpanDataConfig,
+    TrainConfig,
     TranslationDataConfig,
     regroup,
     to_dict,
@@ -108,13 +110,26 @@ def _checked_type(path: str, value: Any, kind: type) -> Any:
 
 def _check_together(config: Config) -> None:
     """Refuses combinations of fields that could not train."""
-    model, data, optimizer, train, mesh = config.model, config.data, config.optimizer, config.train, config.mesh
+    model, data = config.model, config.data
+    too_long = (
+        data.sequence_length > model.max_positions,
+        f"data.sequence_length = {data.sequence_length} is longer than model.max_positions = {model.max_positions}; "
+        "shorten the sequence or raise model.max_positions",
+    )
     problems = (
-        (
-            data.sequence_length > model.max_positions,
-            f"data.sequence_length = {data.sequence_length} is longer than model.max_positions = {model.max_positions}; "
-            "shorten the sequence or raise model.max_positions",
-        ),
+        too_long,
+        *_optimizer_problems(config.optimizer, config.train),
+        *_objective_problems(model, config.train),
+        *_mesh_problems(config.mesh),
+        *_data_problems(model, data),
+    )
+    for wrong, message in problems:
+        if wrong:
+            raise UserError(message)
+
+
+def _optimizer_problems(optimizer: OptimizerConfig, train: TrainConfig) -> tuple[tuple[object, str], ...]:
+    return (
         (
             train.batch_size % train.accumulation_steps,
             f"train.batch_size = {train.batch_size} is not divisible by train.accumulation_steps = {train.accumulation_steps}",
@@ -136,6 +151,12 @@ def _check_together(config: Config) -> None:
             train.keep_moments and not train.start_from,
             "train.keep_moments = True needs the run whose moments are kept: give --config.train.start_from=DIR",
         ),
+    )
+
+
+def _objective_problems(model: ModelConfig, train: TrainConfig) -> tuple[tuple[object, str], ...]:
+    """Fields that need an objective, or refuse one."""
+    return (
         (
             model.next_sentence and model.objective != "mlm",
             f"model.next_sentence = True needs model.objective = 'mlm'; {model.objective!r} sees no sentence pairs",
@@ -166,12 +187,7 @@ def _check_together(config: Config) -> None:
             model.num_token_types and model.objective == "translation",
             f"model.num_token_types = {model.num_token_types}; allowed with model.objective = 'translation': 0",
         ),
-        *_mesh_problems(mesh),
-        *_data_problems(model, data),
     )
-    for wrong, message in problems:
-        if wrong:
-            raise UserError(message)
 
 
 def _mesh_problems(mesh: MeshConfig) -> tuple[tuple[bool, str], ...]:
