@@ -16,6 +16,7 @@ import jax
 from etils import epath
 
 from mhsh.errors import UserError
+from mhsh.files import read_object
 from mhsh.training.checksum import as_hex
 
 Manifest = dict[str, dict[str, Any]]
@@ -67,9 +68,9 @@ def find_damage(folder: epath.Path) -> str | None:
     Files that are not listed are ignored. Sizes are compared before anything is read.
     """
     try:
-        listed: Manifest = json.loads((folder / FILE_MANIFEST).read_text())
+        listed: Manifest = read_object(folder / FILE_MANIFEST)
         sizes = {name: entry["bytes"] for name, entry in listed.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (UserError, KeyError, TypeError):
         return f"its list of files, {FILE_MANIFEST}, is missing or unreadable"
     for name, size in sizes.items():
         path = folder / name

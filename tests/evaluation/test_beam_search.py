@@ -140,7 +140,7 @@ def test_a_small_beam_is_that_of_plain_python(beam, alpha):
     assert lengths == {1, 2, 3, 4}  # sentences of one batch end at different steps
 
 
-def test_the_stages_of_the_cache_change_nothing():
+def test_the_buckets_of_the_cache_change_nothing():
     model = RandomModel(3, len(LIMITS), VOCAB_SIZE)
     whole, *staged = (search(model, LIMITS, 3, 0.6, cache_buckets) for cache_buckets in ((LENGTH,), (1, 2, LENGTH), (2, 3, LENGTH)))
     for each in staged:
