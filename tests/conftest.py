@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
@@ -10,12 +11,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
-# Many tests, and the processes that they start, compile the same small programs; what XLA made of
-# them is kept between tests and between runs. In the environment, so that those processes have it
-# too: whole runs take half the time.
+# Most of the suite's time is compiling programs that run a few times. So LLVM does not optimise
+# them, and what XLA made of a program is kept between tests and between runs. In the environment,
+# so that the processes that tests start do the same.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # halves compiling; gone in 0.12
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
 import jax
 from jaxtyping import install_import_hook

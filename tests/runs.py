@@ -33,9 +33,12 @@ CONFIG = [
     "--config=configs/bert.py:2l8h",
     "--config.data.validation_fraction=0.2",
     "--config.model.vocab_size=512",
+    "--config.model.embed_dim=16",
+    "--config.model.head_dim=2",
+    "--config.model.mlp_dim=16",
     "--config.model.remat_policy=none",
-    "--config.train.num_steps=90",  # long enough to be stopped in the middle on a busy machine
-    "--config.train.checkpoint_interval=30",
+    "--config.train.num_steps=36",  # long enough to be stopped in the middle on a busy machine
+    "--config.train.checkpoint_interval=12",
     "--config.train.eval_batches=0",
 ]
 
@@ -90,7 +93,7 @@ def final_state(folder: Path) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
-def cut_back(run: Path, to: Path, step: int = 60) -> Path:
+def cut_back(run: Path, to: Path, step: int = 24) -> Path:
     """A copy of a finished run as if it had been killed after `step` was saved."""
     subprocess.run(["cp", "-r", str(run), str(to)], check=True)
     for path in (to / "checkpoints").iterdir():

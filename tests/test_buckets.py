@@ -64,7 +64,7 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken
     process = subprocess.Popen(
         arguments, cwd=ROOT, env=environment(bucket), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    while "checkpoints/30/commit_success.txt" not in objects(bucket, "here/run/checkpoints/30/commit"):
+    while "checkpoints/12/commit_success.txt" not in objects(bucket, "here/run/checkpoints/12/commit"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.kill()

@@ -27,13 +27,19 @@ def assert_same_curve(folder: Path, reference: Path) -> None:
         assert row["tokens"] == wanted["tokens"]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def assert_same_run(folder: Path, reference: Path) -> None:
+    assert_same_curve(folder, reference)
+    for a, b in zip(final_state(folder), final_state(reference), strict=True):
+        assert np.abs(a - b).max() <= 1e-4 * max(np.abs(b).max(), 1e-3)
+
+
+# The default test of both is the next one: it stops in the middle, and goes on with another number.
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
 def test_several_processes_equal_one(unbroken, corpus, tmp_path, count):
     results = finish(start(count, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]))
     assert [status for status, _, _ in results] == [0] * count, results
-    assert_same_curve(tmp_path / "run", unbroken)
-    for a, b in zip(final_state(tmp_path / "run"), final_state(unbroken), strict=True):
-        assert np.abs(a - b).max() <= 1e-4 * max(np.abs(b).max(), 1e-3)
+    assert_same_run(tmp_path / "run", unbroken)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +52,13 @@ def test_stopped_on_several_gone_on_with_fewer(unbroken, corpus, tmp_path, count
     processes[-1].send_signal(signal.SIGTERM)  # one is asked, all stop
     results = finish(processes)
     assert [status for status, _, _ in results] == [75] * count, results
-    assert rows_without_timings(tmp_path / "run")[-1]["step"] < 90
+    assert rows_without_timings(tmp_path / "run")[-1]["step"] < 36
     if back == 1:
         again = mhsh(*arguments)
         assert again.returncode == 0, again.stderr
     else:
         assert [status for status, _, _ in finish(start(back, arguments))] == [0] * back
-    assert_same_curve(tmp_path / "run", unbroken)
+    assert_same_run(tmp_path / "run", unbroken)
 
 
 def test_a_process_that_differs_is_named_by_all(corpus, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -125,10 +126,14 @@ def step_flops(config: Config, length: int | None = None) -> int:
 
 def parameter_shapes(model: ModelConfig) -> Any:
     """The parameter tree as shapes and dtypes; nothing is allocated."""
+    return nn.unbox(_boxed_shapes(model))
+
+
+@functools.cache  # tracing takes a third of a second
+def _boxed_shapes(model: ModelConfig) -> Any:
     batch = {key: jax.ShapeDtypeStruct((1, 1), "int32") for key in _MODEL_INPUTS}
     module = build_model(model)
-    variables = jax.eval_shape(lambda batch: module.init(jax.random.key(0), batch, None), batch)
-    return nn.unbox(variables)["params"]
+    return jax.eval_shape(lambda batch: module.init(jax.random.key(0), batch, None), batch)["params"]
 
 
 def parameter_counts(model: ModelConfig) -> dict[str, int]:

@@ -17,6 +17,7 @@ from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import ROOT
+from tests.runs import CONFIG
 
 TINY = "--config=configs/bert.py:2l8h"
 
@@ -113,7 +114,7 @@ def test_eval_of_what_is_no_run(capsys, tmp_path):
 def test_a_full_disk_is_one_line(capsys, tmp_path, corpus, monkeypatch):
     """/dev/full is a disk without room: the first write of run.json fails as it would there."""
     workdir = tmp_path / "run"
-    arguments = ["train", TINY, corpus, f"--workdir={workdir}", "--config.data.validation_fraction=0.2"]
+    arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
     config, _ = take_config("config", arguments[1:])
     assert config is not None
     RunFolder.open_for_training(workdir, config)

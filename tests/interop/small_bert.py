@@ -87,7 +87,7 @@ def trained_params(model: ModelConfig, seed: int = 0) -> Any:
             return (noise / np.sqrt(inputs)).astype(np.float32)
         return (0.2 * noise).astype(np.float32)
 
-    params = jax.tree_util.tree_map_with_path(leaf, _shapes(model))
+    params = jax.tree_util.tree_map_with_path(leaf, parameter_shapes(model))
     if model.residual == "admin":
         layers, profiled = params["encoder"]["layers"], _profiled(model, params, seed)
         for index, name in enumerate(SUBLAYERS["encoder"]):
@@ -95,9 +95,6 @@ def trained_params(model: ModelConfig, seed: int = 0) -> Any:
             signs = np.where(rng.random(omega.shape) < 0.05, -1, 1).astype(np.float32)
             layers[f"{name}_residual"]["omega"] = omega * signs * profiled[:, index, None]
     return params
-
-
-_shapes = functools.cache(parameter_shapes)
 
 
 def _profiled(model: ModelConfig, params: Any, seed: int) -> np.ndarray:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import build_model
 from mhsh.models.costs import parameter_shapes
-from tests.compiling import least_optimized
 
 TINY = dict(
     vocab_size=48,
@@ -34,9 +33,6 @@ TINY = dict(
     attention_dropout=0.0,
     embedding_dropout=0.0,
 )
-
-
-compile_fast = pytest.fixture(scope="module", autouse=True)(least_optimized)
 
 
 @pytest.fixture(scope="session")
@@ -147,8 +143,7 @@ def random_like() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def random_params(random_like) -> Callable[..., Any]:
     """random_params(config): such parameters for a whole model."""
-    shapes = functools.cache(parameter_shapes)
-    return lambda config, seed=1: random_like(shapes(config), seed)
+    return lambda config, seed=1: random_like(parameter_shapes(config), seed)
 
 
 @pytest.fixture(scope="session")

@@ -244,7 +244,7 @@ def test_set_and_read_by_stack(translation):
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
-DEPTHS = (6, 24, 96)
+DEPTHS = (6, 96)
 PERTURBATION = 1e-3
 SEEDS = 2
 
@@ -283,8 +283,7 @@ def changes(make_config, residual):
 
 def test_a_small_perturbation_is_amplified_far_less_with_depth_than_in_post_ln(make_config):
     """arXiv 2004.08249, section 4: the output change is O(depth) under Post-LN and O(log depth)
-    with Admin. As the exponent g of a fit change ~ depth^g over 6, 24 and 96 layers: 1.25 and 0.46
-    when this was written.
+    with Admin. As the exponent g of a fit change ~ depth^g over 6 and 96 layers.
     """
     post_ln, admin = changes(make_config, "post_ln"), changes(make_config, "admin")
     exponents = [np.polyfit(np.log(DEPTHS), np.log(change), 1)[0] for change in (post_ln, admin)]

@@ -4,6 +4,8 @@ change nothing.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +23,6 @@ OUTPUTS, GRADIENTS = 1e-6, 1e-5
 
 SEGMENTS = [[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 0, 0]]
 DROPOUT = dict(hidden_dropout=0.3, attention_dropout=0.3, embedding_dropout=0.3)
-NO_DROPOUT = dict.fromkeys(DROPOUT, 0.0)
 
 
 def outputs_and_gradients(config, params, batch):
@@ -36,22 +37,35 @@ def outputs_and_gradients(config, params, batch):
     return outputs, gradients
 
 
-@pytest.fixture(scope="module", params=[NO_DROPOUT, DROPOUT], ids=["no dropout", "dropout"])
-def scanned(request, tiny, make_batch, random_params):
-    """The plain scan: its config, parameters and batch, and what it gives."""
-    config = tiny(residual="admin", admin_omega="closed_log", num_layers=4, **request.param)
-    batch = make_batch(SEGMENTS)
-    params = random_params(config)
-    assert (config.scan_unroll, config.remat_policy) == (1, "none")
-    return config, params, batch, outputs_and_gradients(config, params, batch)
+@pytest.fixture(scope="module")
+def plain_scan(tiny, make_batch, random_params):
+    """plain_scan(rate): the config of a plain scan with that dropout, parameters, a batch, and what
+    it gives.
+    """
+
+    @functools.cache
+    def make(rate):
+        config = tiny(residual="admin", admin_omega="closed_log", num_layers=4, **dict.fromkeys(DROPOUT, rate))
+        batch, params = make_batch(SEGMENTS), random_params(config, seed=2)
+        assert (config.scan_unroll, config.remat_policy) == (1, "none")
+        return config, params, batch, outputs_and_gradients(config, params, batch)
+
+    return make
 
 
-VARIANTS = [dict(scan_unroll=3), *(dict(remat_policy=policy) for policy in REMAT_POLICIES)]
-
-
-@pytest.mark.parametrize("variant", [*VARIANTS, dict(scan_unroll=2, remat_policy="full")], ids=str)
-def test_scan_equals_unrolled_equals_remat(scanned, error, variant):
-    config, params, batch, (outputs, gradients) = scanned
+@pytest.mark.parametrize(
+    ("rate", "variant"),
+    [
+        (0.0, dict(scan_unroll=3)),
+        (0.0, dict(remat_policy="groups")),
+        *((0.3, dict(remat_policy=policy)) for policy in REMAT_POLICIES),
+        pytest.param(0.3, dict(scan_unroll=3), marks=pytest.mark.slow),
+        pytest.param(0.3, dict(scan_unroll=2, remat_policy="full"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_scan_equals_unrolled_equals_remat(plain_scan, error, rate, variant):
+    config, params, batch, (outputs, gradients) = plain_scan(rate)
     variant_outputs, variant_gradients = outputs_and_gradients(replace(config, **variant), params, batch)
     assert error(variant_outputs, outputs) < OUTPUTS
     assert error(variant_gradients, gradients) < GRADIENTS

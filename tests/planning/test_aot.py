@@ -97,7 +97,7 @@ def test_flops_are_the_ledgers_and_one_more_forward_pass_of_the_layers(config_of
 
 def test_a_given_limit_decides_what_fits(config_of, reports):
     needed = reports["data"]["needed_bytes"]
-    assert not compile_report(config_of("data"), LOCAL, hbm_bytes=needed - 1)["fits"]  # `needed` itself: the search below
+    assert not compile_report(config_of("data"), LOCAL, hbm_bytes=needed - 1)["fits"]  # `needed` itself: the slow search below
 
 
 def in_steps_of_a_megabyte(limit):
@@ -126,6 +126,7 @@ def test_the_search_is_close_and_bounded(config_of):
     assert len(largest_batch(config_of("data"), in_steps_of_a_megabyte(1e12), unit=8, max_tries=5)[1]) == 5
 
 
+@pytest.mark.slow
 def test_the_search_on_a_compiled_step(config_of, reports):
     limit = reports["data"]["needed_bytes"]
     best, tried = largest_batch(config_of("data"), lambda each: compile_report(each, LOCAL, limit), unit=8)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import optax
 from jax.sharding import AxisType, Mesh
+from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model
@@ -39,6 +40,13 @@ def abstract_of(config: Config, shape: Shape = ONE, sgd: bool = False) -> TrainS
     return abstract_state(config, build_model(config.model), optimizer_of(config, sgd), mesh_of(*shape))
 
 
+def _starting_alike(config: Config) -> Config:
+    """Without what does not matter to a fresh state, so that it is made once for many tests."""
+    model = replace(config.model, hidden_dropout=0.0, attention_dropout=0.0, mlp_dropout=0.0, embedding_dropout=0.0)
+    optimizer = replace(config.optimizer, learning_rate=1e-3)
+    return replace(config, model=model, optimizer=optimizer, train=replace(config.train, accumulation_steps=1))
+
+
 @functools.cache
 def _created(config: Config, shape: Shape, sgd: bool) -> Any:
     mesh = mesh_of(*shape)
@@ -49,7 +57,7 @@ def _created(config: Config, shape: Shape, sgd: bool) -> Any:
 def fresh_state(config: Config, shape: Shape = ONE, *, sgd: bool = False) -> TrainState:
     """A state that may be donated."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_of(config, shape, sgd))
-    return jax.device_put(_created(config, shape, sgd), shardings)
+    return jax.device_put(_created(_starting_alike(config), shape, sgd), shardings)
 
 
 @functools.cache

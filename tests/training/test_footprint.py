@@ -104,7 +104,9 @@ def test_rematerialisation_saves_less(tiny):
     assert 0 < saved["groups"] < saved["full"] < saved["dots_no_batch"] < saved["dots"] < saved["none"]
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize(
+    "residual", ["admin", *(pytest.param(name, marks=pytest.mark.slow) for name in RESIDUALS if name != "admin")]
+)
 def test_activations_are_linear_in_the_layers(tiny, residual):
     for policy in ("none", "full"):
         depths = [

@@ -18,11 +18,6 @@ from mhsh.training.step import compile_train_step
 ONE_DEVICE = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compile_fast() -> None:
-    """Not here: memory is counted in optimised programs."""
-
-
 def test_groups_are_as_many_as_layers_in_a_group_where_that_divides():
     assert group_sizes(384) in ((24, 16), (16, 24))
     assert group_sizes(144) == (12, 12)
@@ -54,6 +49,7 @@ def test_a_named_policy_stands_and_auto_is_resolved_for_this_machine(make_config
     assert choice.needed_bytes <= USABLE_SHARE * choice.device_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["2l8h", "16l1h"])
 def test_the_compiled_step_needs_least_with_groups(make_config, variant):
     """By XLA's own count of temporaries, 36 layers need less with each policy that `auto` tries."""
