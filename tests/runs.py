@@ -18,7 +18,6 @@ import numpy as np
 from jax.sharding import AxisType
 
 from mhsh.cli.main import main
-from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
@@ -86,10 +85,10 @@ def rows_without_timings(folder: Path) -> list[dict[str, Any]]:
 
 def final_state(folder: Path) -> list[np.ndarray]:
     config = RunFolder(folder).read_config()
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config.optimizer, config.train)
     checkpoints = Checkpoints(RunFolder(folder).checkpoints_path, keep=9, keep_every=0)
     mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:1])
-    state = checkpoints.restore(config.train.num_steps, abstract_state(config, model, optimizer, mesh))
+    state = checkpoints.restore(config.train.num_steps, abstract_state(config, optimizer, mesh))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 

@@ -45,7 +45,7 @@ def _candidate(name: str, config: Config) -> Candidate:
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
             jax.clear_caches()  # traced functions and programs of this process
-            compile_train_step(config, model, optimizer, mesh, abstract_state(config, model, optimizer, mesh))
+            compile_train_step(config, model, optimizer, mesh, abstract_state(config, optimizer, mesh))
 
     return Candidate(
         name=name,

@@ -38,7 +38,7 @@ def run(folder: str, step: int | None) -> int:
     # Only training uses cuDNN.
     model = build_model(replace(config.model, attention_implementation="xla"))
     optimizer = build_optimizer(config.optimizer, config.train)
-    params = checkpoints.restore_params(step, abstract_state(config, model, optimizer, mesh).params)
+    params = checkpoints.restore_params(step, abstract_state(config, optimizer, mesh).params)
 
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)

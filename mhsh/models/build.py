@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
+
+import jax
+from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.kernels.dropout import DropoutKey
@@ -17,6 +21,17 @@ Model = Bert | Seq2Seq
 # By objective.
 MODELS: dict[str, type[Model]] = {"mlm": Bert, "clm": Bert, "classification": Bert, "span": Bert, "translation": Seq2Seq}
 
+# What the models of all objectives read of a batch.
+_INPUTS = (
+    "inputs",
+    "inputs_position",
+    "inputs_segmentation",
+    "token_types",
+    "decoder_inputs",
+    "targets_position",
+    "targets_segmentation",
+)
+
 
 def build_model(config: ModelConfig) -> Model:
     """The model of a config, with the residual scheme `model.residual`.
@@ -26,6 +41,16 @@ def build_model(config: ModelConfig) -> Model:
     """
     check_attention(config)
     return MODELS[config.objective](config, STRATEGIES[config.residual])
+
+
+@functools.cache  # tracing takes a third of a second
+def boxed_parameters(config: ModelConfig) -> Any:
+    """The parameter tree as shapes and dtypes, boxed with their logical axis names. Allocates
+    nothing.
+    """
+    batch = {key: jax.ShapeDtypeStruct((1, 1), "int32") for key in _INPUTS}
+    model = build_model(replace(config, attention_implementation="xla"))  # the same everywhere
+    return jax.eval_shape(lambda batch: model.init(jax.random.key(0), batch, None), batch)["params"]
 
 
 def forward(model: Model, params: Any, batch: Batch, dropout_key: DropoutKey) -> Outputs:

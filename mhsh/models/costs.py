@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import jax
 from flax import linen as nn
 
 from mhsh.config.schema import Config, DataConfig, ModelConfig, rows_in_batch
-from mhsh.models.build import build_model
+from mhsh.models.build import boxed_parameters
 from mhsh.models.types import SUBLAYERS
 
 # Dense bf16 peak by jax's device_kind, FLOP/s, from the vendors' public data sheets. Where a kind
@@ -126,14 +125,7 @@ def step_flops(config: Config, length: int | None = None) -> int:
 
 def parameter_shapes(model: ModelConfig) -> Any:
     """The parameter tree as shapes and dtypes; nothing is allocated."""
-    return nn.unbox(_boxed_shapes(model))
-
-
-@functools.cache  # tracing takes a third of a second
-def _boxed_shapes(model: ModelConfig) -> Any:
-    batch = {key: jax.ShapeDtypeStruct((1, 1), "int32") for key in _MODEL_INPUTS}
-    module = build_model(model)
-    return jax.eval_shape(lambda batch: module.init(jax.random.key(0), batch, None), batch)["params"]
+    return nn.unbox(boxed_parameters(model))
 
 
 def parameter_counts(model: ModelConfig) -> dict[str, int]:
@@ -152,17 +144,6 @@ def parameter_counts(model: ModelConfig) -> dict[str, int]:
         "heads": sum(_size(part) for name, part in params.items() if name not in (*SUBLAYERS, "embeddings")),
     }
     return counts | {"total": sum(counts.values())}
-
-
-_MODEL_INPUTS = (
-    "inputs",
-    "inputs_position",
-    "inputs_segmentation",
-    "token_types",
-    "decoder_inputs",
-    "targets_position",
-    "targets_segmentation",
-)
 
 
 def _omega(tree: Any) -> list[Any]:

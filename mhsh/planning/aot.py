@@ -168,7 +168,7 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
     }
     begin = time.monotonic()
     try:
-        compiled = compile_train_step(config, model, optimizer, mesh, abstract_state(config, model, optimizer, mesh))
+        compiled = compile_train_step(config, model, optimizer, mesh, abstract_state(config, optimizer, mesh))
     except jax.errors.JaxRuntimeError as error:
         return report | overflow(str(error)) | {"compile_seconds": time.monotonic() - begin}
     report["compile_seconds"] = time.monotonic() - begin

@@ -104,13 +104,9 @@ def _layers_like(model: ModelConfig, count: int) -> dict[str, int]:
 
 
 def _boxed_state(config: Config) -> TrainState:
-    """The boxed state. Neither the remat policy nor the attention implementation matters."""
-    return _cached_boxed_state(_with_model(config, remat_policy="none", attention_implementation="xla"))
-
-
-@functools.cache
-def _cached_boxed_state(config: Config) -> TrainState:
-    return boxed_state(config, build_model(config.model), build_optimizer(config.optimizer, config.train))
+    """The boxed state. The remat policy does not matter."""
+    config = _with_model(config, remat_policy="none")
+    return boxed_state(config, build_optimizer(config.optimizer, config.train))
 
 
 def _with_model(config: Config, **fields: Any) -> Config:

@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from mhsh.config.schema import Config
 from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
-from mhsh.models.build import build_model
 from mhsh.models.types import SUBLAYERS
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoint import Checkpoints
@@ -47,7 +46,7 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
     there = folder.read_config()
     checkpoints = Checkpoints.of_run(folder, there.train)
     step = checkpoints.existing_step(None)
-    abstract = abstract_state(there, build_model(there.model), build_optimizer(there.optimizer, there.train), mesh)
+    abstract = abstract_state(there, build_optimizer(there.optimizer, there.train), mesh)
     if config.train.keep_moments:
         if there.optimizer.name != config.optimizer.name:
             raise UserError(

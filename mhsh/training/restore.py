@@ -37,7 +37,7 @@ def load_for_inference(folder: RunFolder, config: Config, step: int | None, num_
     # Only training uses cuDNN.
     model = build_model(replace(config.model, attention_implementation="xla"))
     # The parameters do not depend on the optimiser.
-    abstract = abstract_state(config, model, optax.identity(), make_mesh(config, jax.devices()[:1])).params
+    abstract = abstract_state(config, optax.identity(), make_mesh(config, jax.devices()[:1])).params
     params = average(checkpoints, steps, abstract)
     checkpoints.close()
     return model, params

@@ -92,7 +92,7 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     checkpoints = Checkpoints.of_run(folder, config.train)
     config, remat = resolve_remat(config, mesh)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    abstract = abstract_state(config, model, optimizer, mesh)
+    abstract = abstract_state(config, optimizer, mesh)
     rows = functools.partial(process_rows, mesh)
     choices = tuple(text for text in (str(remat) if remat else "", _kernels(config, mesh)) if text)
     watchdog = Watchdog(config.train.hang_seconds)

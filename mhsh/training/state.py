@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jaxtyping import Array, Int32
 
 from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
 from mhsh.models.admin import profile_omega, set_omega
-from mhsh.models.build import Model
+from mhsh.models.build import Model, boxed_parameters
 from mhsh.models.types import Batch
 from mhsh.training.sharding import axis_rules, batch_sharding, tree_shardings
 
@@ -54,19 +55,19 @@ def example_batch(config: Config, rows: int, length: int | None = None) -> dict[
     return batch
 
 
-def boxed_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
+def boxed_state(config: Config, optimizer: optax.GradientTransformation) -> TrainState:
     """The state's shapes and dtypes, boxed with their logical axis names. Allocates nothing."""
-    return jax.eval_shape(lambda: _initial_state(config, model, optimizer))
+    return jax.eval_shape(functools.partial(_start, optimizer), boxed_parameters(config.model))
 
 
-def state_shardings(config: Config, model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def state_shardings(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The NamedSharding of every array of the state."""
-    return tree_shardings(boxed_state(config, model, optimizer), mesh, config.model)
+    return tree_shardings(boxed_state(config, optimizer), mesh, config.model)
 
 
-def abstract_state(config: Config, model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The shapes, dtypes and shardings of the state: a restore asks for them."""
-    boxed = boxed_state(config, model, optimizer)
+    boxed = boxed_state(config, optimizer)
     shardings = tree_shardings(boxed, mesh, config.model)
     return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), nn.unbox(boxed), shardings)
 
@@ -77,7 +78,7 @@ def create_state(
     """A fresh state, made sharded as it will be used. For profiled Admin, omega is measured on
     `first_batch`.
     """
-    shardings = state_shardings(config, model, optimizer, mesh)
+    shardings = state_shardings(config, optimizer, mesh)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         state = jax.jit(lambda: nn.unbox(_initial_state(config, model, optimizer)), out_shardings=shardings)()
         profiled = config.model.residual == "admin" and config.model.admin_omega == "profiled"
@@ -93,7 +94,9 @@ def create_state(
 
 
 def _initial_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
-    """Parameters (boxed with their axis names), the optimiser's initial state, and step 0."""
-    variables = model.init(jax.random.key(config.train.seed), example_batch(config, 1), None)
-    params = variables["params"]
+    """Fresh parameters, boxed with their axis names, in a state of step 0."""
+    return _start(optimizer, model.init(jax.random.key(config.train.seed), example_batch(config, 1), None)["params"])
+
+
+def _start(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))

@@ -17,7 +17,6 @@ from safetensors.numpy import load_file
 
 from mhsh.cli.flags import take_config
 from mhsh.cli.main import main
-from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
@@ -70,10 +69,10 @@ def test_a_checkpoint_becomes_a_run(capsys, tmp_path, golden):
     assert take_config("config", [CONFIG, *SHORT, "--config.train.seed=3", *flags]) == (config, [])
 
     # What a run that goes on asks for, on another mesh: parameters, an untouched optimiser, step 0.
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config.optimizer, config.train)
     checkpoints = Checkpoints(folder.checkpoints_path, keep=1, keep_every=0)
     assert checkpoints.steps() == [0]
-    state: TrainState = checkpoints.restore(0, abstract_state(config, model, optimizer, mesh_of(8, 1, 1)))
+    state: TrainState = checkpoints.restore(0, abstract_state(config, optimizer, mesh_of(8, 1, 1)))
     fresh = optimizer.init(state.params)
     assert jax.tree.structure(state.opt_state) == jax.tree.structure(fresh)
     jax.tree.map(np.testing.assert_array_equal, state.opt_state, fresh)
@@ -108,9 +107,9 @@ def test_fresh_heads_are_those_that_training_would_start_from(capsys, tmp_path, 
     assert "drawn fresh by train.seed = 0: prediction/kernel, prediction/bias, prediction/norm/scale" in printed
     assert "left out, as nothing reads them: bert.pooler.dense.bias, bert.pooler.dense.weight, cls.predictions.bias" in printed
     config = RunFolder(out).read_config()
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config.optimizer, config.train)
     checkpoints = Checkpoints(RunFolder(out).checkpoints_path, keep=1, keep_every=0)
-    params = checkpoints.restore_params(0, abstract_state(config, model, optimizer, mesh_of(1, 1, 1)).params)
+    params = checkpoints.restore_params(0, abstract_state(config, optimizer, mesh_of(1, 1, 1)).params)
     kernel = np.asarray(params["prediction"]["kernel"])
     assert 0.01 < kernel.std() < 0.03 and not np.any(params["prediction"]["output_bias"])
     tensors = load_file(golden / "model.safetensors")

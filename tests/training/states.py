@@ -37,7 +37,7 @@ def optimizer_of(config: Config, sgd: bool = False) -> optax.GradientTransformat
 
 @functools.cache
 def abstract_of(config: Config, shape: Shape = ONE, sgd: bool = False) -> TrainState:
-    return abstract_state(config, build_model(config.model), optimizer_of(config, sgd), mesh_of(*shape))
+    return abstract_state(config, optimizer_of(config, sgd), mesh_of(*shape))
 
 
 def _starting_alike(config: Config) -> Config:

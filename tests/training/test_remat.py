@@ -59,7 +59,7 @@ def test_the_compiled_step_needs_least_with_groups(make_config, variant):
         config = replace(config, mesh=replace(config.mesh, data=1))
         model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
         mesh = make_mesh(config, jax.devices()[:1])
-        compiled = compile_train_step(config, model, optimizer, mesh, abstract_state(config, model, optimizer, mesh))
+        compiled = compile_train_step(config, model, optimizer, mesh, abstract_state(config, optimizer, mesh))
         return compiled.memory_analysis().temp_size_in_bytes
 
     sizes = [temporaries(policy) for policy in ("dots", "full", "groups")]

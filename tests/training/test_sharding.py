@@ -9,7 +9,6 @@ from jax.sharding import AxisType, PartitionSpec
 
 from mhsh.config.schema import MeshConfig
 from mhsh.errors import UserError
-from mhsh.models.build import build_model
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES, check_divisibility, make_mesh, mesh_shape, process_rows, put_batch
 from mhsh.training.state import state_shardings
@@ -50,8 +49,8 @@ def test_where_parameters_lie(make_config):
     for variant in ("2l8h", "16l1h"):
         config = make_config("bert", variant)
         mesh = jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-        model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-        params = state_shardings(config, model, optimizer, mesh).params
+        optimizer = build_optimizer(config.optimizer, config.train)
+        params = state_shardings(config, optimizer, mesh).params
         layers = params["encoder"]["layers"]
         specs[variant] = {
             "query": layers["attention"]["query_kernel"].spec,
@@ -70,8 +69,8 @@ def test_where_parameters_lie(make_config):
 def test_optimizer_moments_lie_with_their_parameters(make_config):
     config = make_config("bert", "2l8h")
     mesh = jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    shardings = state_shardings(config, model, optimizer, mesh)
+    optimizer = build_optimizer(config.optimizer, config.train)
+    shardings = state_shardings(config, optimizer, mesh)
     moments = next(part for part in jax.tree.leaves(shardings.opt_state, is_leaf=lambda x: hasattr(x, "mu")) if hasattr(part, "mu"))
     assert moments.mu == shardings.params
     assert moments.nu == shardings.params
