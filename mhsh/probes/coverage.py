@@ -33,13 +33,6 @@ def effective_number(rows: Float[Array, "*rows S"]) -> Float[Array, "*rows"]:
     return jnp.exp(jax.scipy.special.entr(weights).sum(axis=-1))
 
 
-def support(rows: Float[Array, "*rows S"]) -> Int[Array, "*rows"]:
-    """How many positions have a weight above 0. A softmax gives every visible position some: use
-    this for matrices with exact zeros.
-    """
-    return (rows > 0).sum(axis=-1)
-
-
 def rollout(attention: Float[Array, "L T T"], residual_share: float) -> Float[Array, "L T T"]:
     """The weights of the input positions in each position after layer l, by attention alone:
     R_l = (r I + (1 - r) A_l) R_{l-1}, R_0 = I. A_l is the mean over the heads of a layer.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mhsh.config.schema import OptimizerConfig
-from mhsh.report.compare.fairness import Condition, config_differences, find_conditions, marks, same_data, verdict
+from mhsh.report.compare.fairness import (
+    Condition,
+    config_differences,
+    different_tasks,
+    excess,
+    find_conditions,
+    marks,
+    same_data,
+    verdict,
+)
 from mhsh.report.compare.groups import group_runs
 from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
@@ -48,6 +58,31 @@ def test_same_data(make_run) -> None:
     assert same_data(load_runs([a, c]).runs) is False
     assert same_data(load_runs([a, d]).runs) is None
     assert same_data(load_runs([a, c, d]).runs) is False
+
+
+def test_the_excess_of_counts() -> None:
+    assert excess([100.0, 104.0, None, 101.0]) == 0.04
+    assert excess([0.0, 5.0]) == math.inf
+    assert excess([7.0]) == excess([None]) == excess([]) == 0
+
+
+def test_which_runs_have_other_tasks(make_run) -> None:
+    def difference(**changed: dict[str, Any]) -> str | None:
+        number = len(list(make_run("a").parent.iterdir()))
+        return different_tasks(load_runs([make_run("a"), make_run(str(number), **changed)]).runs)
+
+    assert difference(model={"num_layers": 4}) is None
+    assert difference(model={"vocab_size": 512}) == "the vocabulary differs"
+    assert difference(data={"vocab_path": "/other.txt"}) == "the vocabulary differs"
+    assert difference(data={"tokenizer": "bytes"}, model={"vocab_size": 261}) == "the tokenizer differs"
+    assert difference(model={"objective": "clm", "next_sentence": False}) == "the objective differs"
+
+
+def test_a_vocabulary_path_says_nothing_of_bytes(make_run) -> None:
+    def of_bytes(name: str, path: str) -> Path:
+        return make_run(name, data={"tokenizer": "bytes", "vocab_path": path}, model={"vocab_size": 261})
+
+    assert different_tasks(load_runs([of_bytes("a", ""), of_bytes("b", "/elsewhere.txt")]).runs) is None
 
 
 def with_batches(path: Path, checksums: list[str]) -> Path:
@@ -153,6 +188,12 @@ def test_equal_sets_of_data_seeds_are_fair_and_shuffled_ones_equal(make_run) -> 
 def test_what_is_not_recorded_is_not_taken_for_equal(make_run) -> None:
     words, _ = said(make_run, make_run("b", [3.0] * 4, record=EVERYTHING))
     assert words == "Comparable as far as recorded, but not every run recorded data order (batches at equal steps)."
+
+
+@pytest.mark.parametrize("left_out", ["git_revision", "devices", "versions"])
+def test_what_only_slows_a_run_need_not_be_recorded(make_run, left_out: str) -> None:
+    other = make_run("b", [3.0] * 4, record=EVERYTHING | {left_out: None})
+    assert said(make_run, with_batches(other, BATCHES))[0].startswith("Comparable: ")
 
 
 def test_every_setting_of_the_optimizer_is_a_condition(make_run) -> None:
