@@ -37,8 +37,11 @@ def outputs_and_gradients(config, params, batch, key):
 
 @pytest.mark.parametrize(
     ("residual", "dropout"),
-    [("admin", {}), ("post_ln", DROPOUT), ("admin", DROPOUT), ("deepnorm", DROPOUT)],
-    ids=["admin without dropout", "post_ln", "admin", "deepnorm"],
+    [
+        ("admin", {}),
+        *((name, DROPOUT) for name in ("post_ln", "admin", "deepnorm")),
+        *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("post_ln", "deepnorm")),
+    ],
 )
 def test_fused_is_plain(tiny, make_batch, random_params, error, residual, dropout):
     plain = tiny(residual=residual, admin_omega="closed_log", **SHAPES, **dropout)

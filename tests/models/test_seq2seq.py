@@ -177,7 +177,10 @@ def test_no_position_sees_the_future_or_another_pair(tiny_seq2seq, make_pairs, r
     np.testing.assert_array_equal(by_target[:, :8], ((targets[:, None] == targets[None]) & np.tri(8, dtype=bool))[real])
 
 
-@pytest.fixture(scope="module", params=["pre_ln", "admin"])
+@pytest.fixture(
+    scope="module",
+    params=["pre_ln", "admin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("post_ln", "deepnorm", "rezero"))],
+)
 def packed(request, tiny_seq2seq, make_pairs, random_params):
     """A model, its logits of the packed batch, and the same three pairs in rows of
     their own with more padding.
@@ -243,7 +246,13 @@ def decoded(config, params, batch, length):
 
 
 @pytest.mark.parametrize(
-    ("residual", "num_heads"), [("post_ln", 2), ("pre_ln", 1), ("admin", 1), ("deepnorm", 2), ("rezero", 1)], ids=str
+    ("residual", "num_heads"),
+    [
+        *(("post_ln", 2), ("pre_ln", 1), ("admin", 1), ("deepnorm", 2), ("rezero", 1)),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("post_ln", "deepnorm")),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("pre_ln", "admin", "rezero")),
+    ],
+    ids=str,
 )
 def test_cached_decoding_equals_the_whole_forward_pass(tiny_seq2seq, make_pairs, random_params, error, residual, num_heads):
     config = tiny_seq2seq(residual=residual, num_heads=num_heads, positions="learned" if num_heads == 1 else "sinusoidal")

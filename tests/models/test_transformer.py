@@ -133,7 +133,10 @@ def by_hand_norm(x, params, epsilon):
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon) * params["scale"] + params["bias"]
 
 
-@pytest.fixture(scope="module", params=["pre_ln", "admin"])
+@pytest.fixture(
+    scope="module",
+    params=["pre_ln", "admin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("post_ln", "deepnorm", "rezero"))],
+)
 def padded(request, tiny, make_batch, random_params):
     """A model that predicts every position; no branch of it silent."""
     config = tiny(residual=request.param)

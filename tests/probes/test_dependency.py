@@ -18,7 +18,9 @@ def total(shares) -> float:
     return float(sum(np.sum(each) for each in shares.values()))
 
 
-@pytest.mark.parametrize("residual", ["admin", "rezero"])
+@pytest.mark.parametrize(
+    "residual", ["admin", "rezero", *(pytest.param(name, marks=pytest.mark.slow) for name in ("post_ln", "pre_ln", "deepnorm"))]
+)
 def test_shares_sum_to_one(tiny, make_batch, random_params, residual):
     config = tiny(residual=residual)
     shares = dependency(config, random_params(config), make_batch(SEGMENTS))["encoder"]

@@ -74,7 +74,7 @@ def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant
     assert_close(actual, expected, 1e-5)
 
 
-@pytest.mark.parametrize("accumulation", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("accumulation", [4, *(pytest.param(cuts, marks=pytest.mark.slow) for cuts in (2, 8))])
 def test_accumulation_with_unequal_weights_changes_nothing(make_config, accumulation):
     config = make_config("bert", "4l4h", **NO_DROPOUT)
     cut = replace(config, train=replace(config.train, accumulation_steps=accumulation))
