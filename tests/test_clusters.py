@@ -70,6 +70,7 @@ def test_a_process_that_differs_is_named_by_all(corpus, tmp_path):
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_when_one_freezes_the_other_ends_with_its_stacks(corpus, tmp_path):
     processes = start(2, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}", "--config.train.hang_seconds=8"])
     wait_for_step(tmp_path / "run", 2, processes[0])

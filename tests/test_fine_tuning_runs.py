@@ -175,20 +175,29 @@ def test_a_translation_model_is_no_encoder(make_config, tmp_path, capsys):
     assert "an encoder that was trained on WordPiece tokens" in capsys.readouterr().err
 
 
-def test_a_second_phase_goes_on_with_longer_rows_of_the_same_vocabulary_alone(pretrained, folder, capsys):
+@pytest.fixture
+def second_phase(pretrained: Path, folder: Path) -> list[str]:
+    """The arguments of a phase on longer rows."""
     config = ["train", "--config=configs/bert.py:2l8h-phase2", f"--config.train.start_from={pretrained}"]
     config += ["--config.data.sequence_length=128", "--config.data.max_predictions=20", "--config.model.max_positions=128"]
     config += ["--config.model.vocab_size=256", "--config.data.validation_fraction=0.2"]
-    config += [f"--config.data.source=text:{folder / 'corpus.txt'}"]
+    return [*config, f"--config.data.source=text:{folder / 'corpus.txt'}"]
+
+
+def test_a_second_phase_with_another_vocabulary_is_refused(pretrained, second_phase, tmp_path, capsys):
     *tokens, last_but_one, last = (pretrained / "vocab.txt").read_text().splitlines()
-    (folder / "other.txt").write_text("".join(f"{token}\n" for token in [*tokens, last, last_but_one]))
-    other = f"--config.data.vocab_path={folder / 'other.txt'}"
-    assert main([*config, other, f"--workdir={folder / 'refused'}"]) == 2
+    (tmp_path / "other.txt").write_text("".join(f"{token}\n" for token in [*tokens, last, last_but_one]))
+    other = f"--config.data.vocab_path={tmp_path / 'other.txt'}"
+    assert main([*second_phase, other, f"--workdir={tmp_path / 'refused'}"]) == 2
     assert f"was trained with another vocabulary than the data's; prepare the data with --config.data.vocab_path={pretrained}" in (
         capsys.readouterr().err
     )
-    assert main([*config, f"--workdir={folder / 'second'}"]) == 0
-    record = RunFolder(folder / "second").read_run()
+
+
+@pytest.mark.slow
+def test_a_second_phase_goes_on_with_longer_rows(second_phase, tmp_path):
+    assert main([*second_phase, f"--workdir={tmp_path / 'second'}"]) == 0
+    record = RunFolder(tmp_path / "second").read_run()
     assert record["started_from"]["moments"] is True and record["started_from"]["step"] == 2
-    row = RunFolder(folder / "second").read_metrics().rows[0]
+    row = RunFolder(tmp_path / "second").read_metrics().rows[0]
     assert row["learning_rate"] == pytest.approx(1e-4 * 4 / 31, rel=1e-6)  # of 40 steps, 10 of warm-up, the 37th

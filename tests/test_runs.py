@@ -37,7 +37,8 @@ def test_what_a_run_leaves_behind(unbroken):
     assert sorted(int(path.name) for path in folder.checkpoints_path.iterdir()) == [12, 24, 36]
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path, number):
     workdir = tmp_path / "stopped"
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
@@ -57,17 +58,21 @@ def test_a_stopped_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path, number):
     assert RunFolder(workdir).read_run()["omega"] == RunFolder(unbroken).read_run()["omega"]
 
 
-def test_a_killed_run_goes_on_bit_for_bit(unbroken, corpus, tmp_path):
-    workdir = tmp_path / "killed"
+def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, corpus, tmp_path):
+    workdir = tmp_path / "run"
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
-    process = start(*arguments)
-    wait_for_step(workdir, 14, process)
-    process.kill()
-    process.communicate()
+    stopped = start(*arguments)
+    wait_for_step(workdir, 3, stopped)
+    stopped.send_signal(signal.SIGTERM)
+    assert "state saved" in stopped.communicate()[0] and stopped.returncode == 75
+    killed = start(*arguments)
+    wait_for_step(workdir, 14, killed)
+    killed.kill()
+    killed.communicate()
     with open(workdir / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 15, "split": "tr')  # what a kill in mid-write leaves
     again = mhsh(*arguments)
-    assert again.returncode == 0, again.stderr
+    assert again.returncode == 0 and "resuming from the checkpoint of step" in again.stdout, again.stderr
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
     for a, b in zip(final_state(workdir), final_state(unbroken), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -109,7 +114,7 @@ def test_damaged_metrics_before_the_checkpoint_stop_a_resume(unbroken, tmp_path)
     whole = (workdir / "metrics.jsonl").read_bytes()
     truncated = b"\n".join(whole.split(b"\n")[:5])[:-9]
     (workdir / "metrics.jsonl").write_bytes(truncated)
-    done = mhsh("train", f"--workdir={workdir}")
+    done = mhsh_here("train", f"--workdir={workdir}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "metrics.jsonl is cut short in line 5" in done.stderr
     assert (workdir / "metrics.jsonl").read_bytes() == truncated

@@ -69,6 +69,7 @@ def test_training_of_two_shapes(tmp_path):
     assert "| against | mhsh 2L8H post_ln float32 |" in table
 
 
+@pytest.mark.slow
 def test_inference_over_a_grid(tmp_path):
     config = tiny("config", "bert.py:2l8h", **{"model.scan_unroll": 2})
     found, _ = bench(
@@ -95,6 +96,7 @@ def test_the_input_pipeline(tmp_path):
     assert only["work"] == 5 * 8 * 16 and only["rate"] == pytest.approx(only["work"] / only["seconds"]["median"])
 
 
+@pytest.mark.slow
 def test_decoding(tmp_path):
     config = tiny("config", "translation.py:tiny", **{"model.max_positions": 64})
     few = ["--sentences=2", "--source-tokens=5", "--steps=4", "--file-sentences=3", "--rounds=1"]
@@ -159,6 +161,7 @@ def test_what_no_peer_can_do(capsys, overrides, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_line_and_no_file(tmp_path):
     out = tmp_path / "train.json"
     command = [sys.executable, "-m", "mhsh", "bench", "train", *tiny("config", "bert.py:2l8h")]

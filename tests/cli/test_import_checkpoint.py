@@ -98,6 +98,7 @@ def test_and_out_again_bit_for_bit(capsys, tmp_path, golden):
     ]
 
 
+@pytest.mark.slow
 def test_fresh_heads_are_those_that_training_would_start_from(capsys, tmp_path, golden):
     """And they are named; so is what is left out."""
     out = tmp_path / "run"

@@ -14,7 +14,7 @@ from mhsh.cli.main import main
 from mhsh.training import restore
 from mhsh.training.restore import load_for_inference
 from tests.conftest import ROOT
-from tests.runs import mhsh
+from tests.runs import mhsh_here
 
 TINY = [
     "--config=configs/bert.py:2l8h",
@@ -48,7 +48,7 @@ def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--config.train.eval_batches=1",
         f"--workdir={folder}",
     ]
-    done = mhsh("train", *settings)  # in a process of its own: here every shape is checked, which makes tracing slow
+    done = mhsh_here("train", *settings)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -98,6 +98,7 @@ def test_two_fresh_shapes_side_by_side(corpus, tmp_path, capsys):
     assert "8L2H" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_fresh_stacks_of_several_depths(corpus, tmp_path, capsys):
     out = tmp_path / "amplification.json"
     few = ["--depths=1,2,3", "--schemes=admin_closed_one,rezero", "--draws=2", "--rows=1"]

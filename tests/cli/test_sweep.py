@@ -136,6 +136,7 @@ def _children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+@pytest.mark.slow  # tests/sweep/test_folder.py kills without training
 def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     folder = tmp_path / "s"
     long = ["--config.train.num_steps=3000", "--config.train.checkpoint_interval=20"]

@@ -81,7 +81,7 @@ def written(path: Path, lines: list[str]) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["source.en", "source.en.gz"])
+@pytest.mark.parametrize("name", [pytest.param("source.en", marks=pytest.mark.slow), "source.en.gz"])
 def test_files(trained, tmp_path, name):
     output = tmp_path / "out.de"
     assert run(trained, **options(source=written(tmp_path / name, LINES), output=str(output))) == 0
@@ -103,6 +103,7 @@ def test_an_older_step_and_an_average(trained, tmp_path):
         run(trained, **options(source=source, num_averaged=3))
 
 
+@pytest.mark.slow
 def test_as_a_process_between_pipes(trained):
     overlong = " ".join(["der"] * MAX_POSITIONS)
     command = [sys.executable, "-m", "mhsh", "translate", trained, "--beam=3", "--overlong=cut", "--batch-tokens=64"]

@@ -104,7 +104,7 @@ def test_what_may_not_be_seen_has_no_gradient():
     assert dquery[1:].any()
 
 
-@pytest.mark.parametrize("mesh", [(4, 1), (2, 2)])
+@pytest.mark.parametrize("mesh", [(2, 2), pytest.param((4, 1), marks=pytest.mark.slow)])
 def test_shards_are_one_device(mesh):
     operands, segments, gradient = case(8, 10, 10, 2, 4)
     options = AttentionSettings(2, False, 0.3)

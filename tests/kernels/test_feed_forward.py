@@ -98,7 +98,7 @@ def test_nothing_is_dropped_without_a_key():
         assert (relative_error(fused, plain) < ALLOWED["float32"]) is equal
 
 
-@pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])
+@pytest.mark.parametrize("mesh", [(2, 4), pytest.param((8, 1), marks=pytest.mark.slow)])
 def test_shards_are_one_device(mesh):
     """The same elements dropped, and the gradients by the parameters summed over all devices."""
     operands, gradient = case(16, 5, 24, 8, 11.0)

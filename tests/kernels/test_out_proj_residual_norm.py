@@ -71,7 +71,7 @@ def test_rows_that_fill_no_block():
     assert largest_error(found, expected) < ALLOWED["float32"]
 
 
-@pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])
+@pytest.mark.parametrize("mesh", [(2, 4), pytest.param((8, 1), marks=pytest.mark.slow)])
 def test_shards_are_one_device(mesh):
     operands, gradient = case(16, 5, 24, 2, 4, 11.0)
     options = OutProjSettings(0.3, 1e-12, "float32")

@@ -38,9 +38,9 @@ def outputs_and_gradients(config, params, batch, key):
 @pytest.mark.parametrize(
     ("residual", "dropout"),
     [
-        ("admin", {}),
-        *((name, DROPOUT) for name in ("post_ln", "admin", "deepnorm")),
-        *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("post_ln", "deepnorm")),
+        ("admin", DROPOUT),
+        *(pytest.param(name, DROPOUT, marks=pytest.mark.slow) for name in ("post_ln", "deepnorm")),
+        *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("post_ln", "admin", "deepnorm")),
     ],
 )
 def test_fused_is_plain(tiny, make_batch, random_params, error, residual, dropout):

@@ -107,7 +107,13 @@ def plain_logits(config, params, batch):
 
 
 @pytest.mark.parametrize(
-    ("residual", "num_heads"), [("post_ln", 1), ("pre_ln", 2), ("admin", 2), ("deepnorm", 1), ("rezero", 2)], ids=str
+    ("residual", "num_heads"),
+    [
+        ("pre_ln", 2),
+        ("deepnorm", 1),  # its alphas depend on both depths
+        *(pytest.param(name, heads, marks=pytest.mark.slow) for name, heads in (("post_ln", 1), ("admin", 2), ("rezero", 2))),
+    ],
+    ids=str,
 )
 def test_equals_loops_over_layers_and_heads(tiny_seq2seq, make_pairs, random_params, error, residual, num_heads):
     config = tiny_seq2seq(residual=residual, num_heads=num_heads, positions="learned")
@@ -138,12 +144,12 @@ def value_and_gradient(config):
 @pytest.mark.parametrize(
     ("variant", "dropout"),
     [
-        (dict(scan_unroll=2), {}),
         (dict(remat_policy="full"), DROPOUT),
+        pytest.param(dict(scan_unroll=2), {}, marks=pytest.mark.slow),
         pytest.param(dict(scan_unroll=2), DROPOUT, marks=pytest.mark.slow),
         pytest.param(dict(remat_policy="dots_no_batch"), DROPOUT, marks=pytest.mark.slow),
     ],
-    ids=["unrolled", "full", "unrolled with dropout", "dots_no_batch"],
+    ids=["full", "unrolled", "unrolled with dropout", "dots_no_batch"],
 )
 def test_scan_equals_unrolled_equals_remat(tiny_seq2seq, make_pairs, random_params, error, variant, dropout):
     config, batch = tiny_seq2seq(residual="admin", **dropout), make_pairs(*PACKED)
@@ -248,9 +254,10 @@ def decoded(config, params, batch, length):
 @pytest.mark.parametrize(
     ("residual", "num_heads"),
     [
-        *(("post_ln", 2), ("pre_ln", 1), ("admin", 1), ("deepnorm", 2), ("rezero", 1)),
-        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("post_ln", "deepnorm")),
-        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("pre_ln", "admin", "rezero")),
+        ("pre_ln", 1),
+        ("deepnorm", 2),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("post_ln", "admin", "deepnorm", "rezero")),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("post_ln", "pre_ln", "admin", "rezero")),
     ],
     ids=str,
 )
@@ -320,10 +327,9 @@ def test_each_dropout_acts_alone_and_only_when_asked(tiny_seq2seq, make_pairs, r
     assert error(other, one) > 1e-2
 
 
-@pytest.mark.parametrize(
-    "residual", ["admin", *(pytest.param(name, marks=pytest.mark.slow) for name in RESIDUALS if name != "admin")]
-)
-@pytest.mark.parametrize("heads_per_layer", [pytest.param(2, marks=pytest.mark.slow), 1])
+@pytest.mark.slow  # one that trains in every suite: tests/test_translation_runs.py
+@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("heads_per_layer", [2, 1])
 def test_every_scheme_and_grouping_trains(tiny_seq2seq, make_pairs, fresh, residual, heads_per_layer):
     config = regroup(tiny_seq2seq(residual=residual, **dict.fromkeys(DROPOUT, 0.1)), heads_per_layer)
     batch, model, optimizer = make_pairs(*PACKED), build_model(config), optax.adam(3e-3)

@@ -57,8 +57,9 @@ def plain_scan(tiny, make_batch, random_params):
     ("rate", "variant"),
     [
         (0.0, dict(scan_unroll=3)),
-        (0.0, dict(remat_policy="groups")),
-        *((0.3, dict(remat_policy=policy)) for policy in REMAT_POLICIES),
+        (0.3, dict(remat_policy="groups")),
+        pytest.param(0.0, dict(remat_policy="groups"), marks=pytest.mark.slow),
+        *(pytest.param(0.3, dict(remat_policy=policy), marks=pytest.mark.slow) for policy in REMAT_POLICIES if policy != "groups"),
         pytest.param(0.3, dict(scan_unroll=3), marks=pytest.mark.slow),
         pytest.param(0.3, dict(scan_unroll=2, remat_policy="full"), marks=pytest.mark.slow),
     ],

@@ -207,6 +207,7 @@ def test_a_compiler_that_dies_is_named(config_of, monkeypatch):
         measure(config_of("data"), LOCAL)
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_gives_the_same_report(config_of, reports):
     """Four simulated devices, which this process does not have."""
     config = config_of("fsdp", **{"mesh.fsdp": 4})

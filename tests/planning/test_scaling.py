@@ -179,6 +179,7 @@ def in_bytes(family, batch):
     return {(one.kind, one.axis): one.bytes for one in family.traffic(batch)}
 
 
+@pytest.mark.slow
 def test_two_and_four_devices_foretell_eight(config, report_of, family):
     assert in_bytes(family, 16) == pytest.approx(in_bytes(Family(config, [report_of(8, 1)]), 16), rel=1e-3)
 

@@ -30,6 +30,7 @@ def changes(scales):
     return changes_of
 
 
+@pytest.mark.slow
 def test_it_is_of_the_second_order_in_the_noise(tiny, make_batch, changes):
     config, batch = tiny(residual="admin"), make_batch(SEGMENTS)
     small, large = (changes(config, batch, noise) for noise in (1e-3, 2e-3))

@@ -150,6 +150,7 @@ def configs_of_phases(folder: Path, changes: dict[str, Any]) -> list[Config]:
     return configs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "lamb"])
 def test_two_phases_on_rows_of_one_length_are_one_training(tmp_path, optimizer):
     """Nine steps, and one more with their moments and at their rate, equal ten."""
