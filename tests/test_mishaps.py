@@ -93,6 +93,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_the_checkpoints_before_it_whole(unbroken, corpus, small_disk):
     workdir = small_disk / "run"
     done = mhsh("train", *CONFIG, corpus, f"--workdir={workdir}")

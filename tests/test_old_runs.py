@@ -29,7 +29,7 @@ def figures(row: dict[str, Any]) -> dict[str, float]:
     return {key: value for key, value in row.items() if key not in TIMINGS and not isinstance(value, str)}
 
 
-@pytest.mark.parametrize("name", ["pretraining", "translation"])
+@pytest.mark.parametrize("name", ["pretraining", pytest.param("translation", marks=pytest.mark.slow)])
 def test_eval_prints_the_same_figures(name, tmp_path):
     done = mhsh("eval", str(copied(name, tmp_path)))
     assert done.returncode == 0, done.stderr

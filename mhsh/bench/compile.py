@@ -41,11 +41,12 @@ def _candidate(name: str, config: Config) -> Candidate:
     mesh = make_mesh(config)
     config, _ = resolve_remat(config, mesh)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    state = abstract_state(config, optimizer, mesh)
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
             jax.clear_caches()  # traced functions and programs of this process
-            compile_train_step(config, model, optimizer, mesh, abstract_state(config, optimizer, mesh))
+            compile_train_step(config, model, optimizer, mesh, state)
 
     return Candidate(
         name=name,

@@ -106,6 +106,7 @@ def test_decoding(tmp_path):
     assert file["setting"]["sentences"] == 3 and 3 * 8 <= file["contestants"][0]["work"] <= 3 * 60
 
 
+@pytest.mark.slow
 def test_compiling(tmp_path):
     found, table = bench(tmp_path / "compile.json", "compile", *tiny("config", "bert.py:2l8h"), "--rounds=1")
     (only,) = candidates(found)

@@ -111,7 +111,7 @@ def test_eval_of_what_is_no_run(capsys, tmp_path):
     assert "holds no run: config.json is missing" in fails(capsys, "eval", str(tmp_path))
 
 
-@pytest.mark.slow  # whole runs on a full disk: tests/test_mishaps.py
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(capsys, tmp_path, corpus, monkeypatch):
     """/dev/full is a disk without room: the first write of run.json fails as it would there."""
     workdir = tmp_path / "run"

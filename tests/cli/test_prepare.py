@@ -86,6 +86,7 @@ def test_objectives_without_rows_of_their_own(tmp_path):
         prepare.run(from_dict(fields), str(tmp_path / "out"), 1, "local", "", None)
 
 
+@pytest.mark.slow  # at every change of a file: tests/data/test_prepare.py
 def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path):
     """Each start is killed as soon as it has brought the folder one of these further; its three
     workers go with it.

@@ -87,6 +87,7 @@ def test_a_run(run, tmp_path, capsys, kind):
     ET.fromstring(out.with_suffix(".svg").read_bytes())
 
 
+@pytest.mark.slow
 def test_two_fresh_shapes_side_by_side(corpus, tmp_path, capsys):
     out = tmp_path / "coverage.json"
     against = [argument.replace("--config", "--against") for argument in [*TINY, corpus]]

@@ -30,6 +30,7 @@ from tests.conftest import ROOT
 from tests.evaluation.small_translation import MAX_POSITIONS, random_params, small_config, small_model, small_tokenizer
 
 STEPS = (4, 8)
+BATCH_TOKENS = 512  # one program: all lines are one batch
 LINES = ["the in a", "", "sich", "der und die und das mit den", " \t", "zu of to to is a", "Straße 😀", "das"]
 
 
@@ -59,14 +60,16 @@ def options(**changed: Any) -> dict[str, Any]:
         "length_penalty": 0.6,
         "step": None,
         "num_averaged": 1,
-        "batch_tokens": 64,
+        "batch_tokens": BATCH_TOKENS,
         "overlong": "error",
     } | changed
 
 
 def expected(params: Any) -> list[str]:
     decode = model_decoder(small_model(), params, num_hypotheses=3, length_penalty=0.6)
-    translated = translate_lines(LINES, small_tokenizer(), decode, max_positions=MAX_POSITIONS, batch_tokens=64, cut_overlong=False)
+    translated = translate_lines(
+        LINES, small_tokenizer(), decode, max_positions=MAX_POSITIONS, batch_tokens=BATCH_TOKENS, cut_overlong=False
+    )
     return translated.lines
 
 

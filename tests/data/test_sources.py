@@ -51,6 +51,7 @@ def test_stdlib_holds_a_class_before_what_follows_it(stdlib: list[str]) -> None:
     assert module.index("Create a queue object") < module.index("Variant of Queue that retrieves open entries in priority order")
 
 
+@pytest.mark.slow
 def test_stdlib_is_parsed_not_imported_and_the_same_in_every_process(stdlib: list[str]) -> None:
     code = (
         "import hashlib, sys\n"

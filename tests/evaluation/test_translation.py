@@ -181,7 +181,7 @@ def test_the_scores_are_those_without_a_cache():
         assert math.isclose(score, expected, rel_tol=1e-4)
 
 
-@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_other_batches_give_the_same_translations(beam):
     decode = model_decoder(small_model(), random_params(0), num_hypotheses=beam, length_penalty=0.6)
     whole = translate(LINES, decode, batch_tokens=256).lines

@@ -281,7 +281,7 @@ def changes(make_config, residual):
     return [float(np.mean([output_change(replace(base, num_layers=depth), seed) for seed in range(SEEDS)])) for depth in DEPTHS]
 
 
-@pytest.mark.slow  # of the closed form: tests/probes/test_amplification.py
+@pytest.mark.slow  # the closed form's default test: tests/probes/test_amplification.py
 def test_a_small_perturbation_is_amplified_far_less_with_depth_than_in_post_ln(make_config):
     """arXiv 2004.08249, section 4: the output change is O(depth) under Post-LN and O(log depth)
     with Admin. As the exponent g of a fit change ~ depth^g over 6 and 96 layers.

@@ -253,7 +253,7 @@ def test_every_parameter_has_axis_names_that_the_mesh_table_knows(tiny, make_bat
     ("task", "variant", "margin"),
     [
         ("bert", "2l8h", 0.02),
-        ("quickstart", "48l1h_pre_ln", 0.15),
+        pytest.param("quickstart", "48l1h_pre_ln", 0.15, marks=pytest.mark.slow),
         pytest.param("bert", "16l1h", 0.02, marks=pytest.mark.slow),
         pytest.param("quickstart", "6l8h_post_ln", 0.15, marks=pytest.mark.slow),
     ],

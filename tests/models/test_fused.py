@@ -54,6 +54,7 @@ def test_fused_is_plain(tiny, make_batch, random_params, error, residual, dropou
     assert error(gradients, expected_gradients) < GRADIENTS
 
 
+@pytest.mark.slow  # of each kernel: tests/kernels
 def test_eight_devices_are_one(tiny, make_batch, random_params, error):
     config = tiny(residual="admin", admin_omega="closed_log", kernels="fused", **SHAPES, **DROPOUT)
     batch, params, key = make_batch(SEGMENTS), random_params(config), jax.random.key(3)

@@ -141,6 +141,7 @@ def value_and_gradient(config):
     return jax.jit(jax.value_and_grad(lambda params, batch: batch_loss(forward(model, params, batch, jax.random.key(5)), batch)))
 
 
+@pytest.mark.slow  # tests/models/test_transformer.py: both stacks are scanned by the same code
 @pytest.mark.parametrize(
     ("variant", "dropout"),
     [
@@ -316,7 +317,9 @@ def test_sinusoids_are_those_of_the_paper_in_another_order():
     assert sinusoids(50, 9).shape == (50, 9)
 
 
-@pytest.mark.parametrize("site", DROPOUT)
+@pytest.mark.parametrize(
+    "site", ["hidden_dropout", *(pytest.param(n, marks=pytest.mark.slow) for n in DROPOUT if n != "hidden_dropout")]
+)
 def test_each_dropout_acts_alone_and_only_when_asked(tiny_seq2seq, make_pairs, random_params, error, site):
     config, batch = tiny_seq2seq(**{site: 0.5}), make_pairs(*PACKED)
     params = random_params(config)

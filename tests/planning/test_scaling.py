@@ -184,6 +184,7 @@ def test_two_and_four_devices_foretell_eight(config, report_of, family):
     assert in_bytes(family, 16) == pytest.approx(in_bytes(Family(config, [report_of(8, 1)]), 16), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_two_axes_are_separated(config, report_of):
     report = report_of(2, 4)
     family = Family(config, [report])

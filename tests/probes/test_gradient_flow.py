@@ -15,7 +15,7 @@ from mhsh.probes.gradient_flow import gradient_flow
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0]]
 
 
-@pytest.mark.parametrize("residual", ["pre_ln", "admin"])
+@pytest.mark.parametrize("residual", ["pre_ln", pytest.param("admin", marks=pytest.mark.slow)])
 def test_parts_add_up_and_the_slope_along_a_layers_gradient_is_its_norm(tiny, make_batch, random_params, residual):
     config = tiny(residual=residual)
     params, batch = random_params(config), make_batch(SEGMENTS)

@@ -60,7 +60,7 @@ def classification(config: Config, folder: Path) -> Config:
     return starting_from(replace(config, model=model, data=data), folder, eval_batches=0)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2, 2)])
 def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, shape):
     config, folder, saved = pretrained
     config = classification(config, folder)
@@ -99,8 +99,12 @@ def test_a_longer_position_table_goes_on_where_the_old_one_ends(pretrained):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (dict(embed_dim=32), r"embeddings\.norm\.bias is float32\[64\] there, float32\[32\] in the config"),
-        (dict(num_layers=3), r"encoder\.layers\..* in the config"),
+        pytest.param(
+            dict(embed_dim=32),
+            r"embeddings\.norm\.bias is float32\[64\] there, float32\[32\] in the config",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(dict(num_layers=3), r"encoder\.layers\..* in the config", marks=pytest.mark.slow),
         (dict(residual="post_ln"), r"omega is float32\[2, 64\] there, absent in the config"),
         (dict(max_positions=32), r"embeddings\.position is float32\[64, 64\] there, float32\[32, 64\]"),
     ],
