@@ -154,7 +154,7 @@ def _candidate(name: str, peer: str, config: Config, search: Decode, sources: So
 def _one_batch(search: Decoder, sources: Sources, lengths: Sequence[int]) -> list[np.ndarray]:
     members = [Sentence(line, tokens) for line, tokens in enumerate(sources)]
     decoded = search(source_batch(members, len(members), max(map(len, sources))), np.array(lengths, np.int32), max(lengths))
-    return [tokens[:count] for tokens, count in zip(decoded.tokens, decoded.lengths, strict=True)]
+    return [tokens[:count] for tokens, count in zip(np.asarray(decoded.tokens), decoded.lengths, strict=True)]
 
 
 def _file(search: Decoder, max_positions: int, sources: Sources, lengths: Sequence[int]) -> list[np.ndarray]:
@@ -164,6 +164,6 @@ def _file(search: Decoder, max_positions: int, sources: Sources, lengths: Sequen
         limits = np.zeros(rows, np.int32)
         limits[: len(members)] = [lengths[sentence.line] for sentence in members]
         decoded = search(source_batch(members, rows, length), limits, length_limit(length, max_positions))
-        for sentence, tokens, count in zip(members, decoded.tokens, decoded.lengths, strict=False):
+        for sentence, tokens, count in zip(members, np.asarray(decoded.tokens), decoded.lengths, strict=False):
             found[sentence.line] = tokens[:count]
     return found
