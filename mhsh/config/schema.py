@@ -26,6 +26,9 @@ ROLES: Mapping[Role, str] = {
 Row = Literal[
     "data seed (split, order, masking)",
     "rows of data",
+    "task",
+    "initialisation",
+    "activation and LayerNorm",
     "learning-rate schedule",
     "update rule",
     "steps and batch",
@@ -57,6 +60,8 @@ _loss = functools.partial(_field, "loss")
 _clock = functools.partial(_field, "clock")
 _bookkeeping = functools.partial(_field, "bookkeeping")
 _rows = functools.partial(_field, "loss", row="rows of data")
+_task = functools.partial(_field, "loss", row="task", step="changes")
+_start_values = functools.partial(_field, "loss", row="initialisation")
 _data_seed = functools.partial(_field, "loss", row="data seed (split, order, masking)")
 
 Count = Annotated[int, Meta(ge=1)]
@@ -69,7 +74,8 @@ MeshAxis = Annotated[int, Meta(ge=-1, extra={"allowed": "1 or more, or -1 for th
 Objective = Literal["mlm", "clm", "translation", "classification", "span"]
 Residual = Literal["post_ln", "pre_ln", "admin", "deepnorm", "rezero"]
 AdminOmega = Literal["profiled", "closed_log", "closed_one"]
-Init = Literal["bert", "xavier"]
+Init = Literal["bert", "xavier", "fairseq"]
+Fans = Literal["ungrouped", "own"]
 Dtype = Literal["float32", "bfloat16"]
 TranslationTokenizer = Literal["bpe", "unigram"]
 
@@ -89,19 +95,18 @@ class ModelConfig(Section, frozen=True):
 
     objective: Annotated[
         Objective,
-        _loss(
+        _task(
             "mlm: predict masked tokens; clm: predict the next token; translation: an encoder and a decoder; "
-            "classification: a class or a number for a row; span: where in a row the answer starts and ends",
-            step="changes",
+            "classification: a class or a number for a row; span: where in a row the answer starts and ends"
         ),
     ]
-    vocab_size: Annotated[Count, _loss("V, rows of the embedding table; at least the tokenizer's vocabulary", step="changes")]
+    vocab_size: Annotated[Count, _task("V, rows of the embedding table; at least the tokenizer's vocabulary")]
     max_positions: Annotated[Count, _shape("rows of the position table")]
     positions: Annotated[Literal["learned", "sinusoidal"], _shape("learned, or the fixed sines of Vaswani et al. 2017")]
     num_token_types: Annotated[NonNegative, _shape("rows of the token-type table; 0 leaves it out")]
-    next_sentence: Annotated[bool, _loss("whether the pooler and the next-sentence head exist (mlm only)", step="changes")]
+    next_sentence: Annotated[bool, _task("whether the pooler and the next-sentence head exist (mlm only)")]
     num_classes: Annotated[
-        NonNegative, _loss("classes of a classification; 1: a regression; 0 with every other objective", step="changes", before=0)
+        NonNegative, _task("classes of a classification; 1: a regression; 0 with every other objective", before=0)
     ]
     num_layers: Annotated[Count, _shape("L, layers of the encoder")]
     num_decoder_layers: Annotated[NonNegative, _shape("layers of the decoder; 0 where there is none (all but translation)")]
@@ -109,15 +114,34 @@ class ModelConfig(Section, frozen=True):
     head_dim: Annotated[Count, _shape("H, width of one head; N * H need not equal D")]
     embed_dim: Annotated[Count, _shape("D, width of the residual stream")]
     mlp_dim: Annotated[Count, _shape("F, width of the feed-forward sublayer")]
-    activation: Annotated[Literal["gelu", "gelu_tanh", "relu"], _shape("between the two products of the feed-forward sublayer")]
+    activation: Annotated[
+        Literal["gelu", "gelu_tanh", "relu"],
+        _loss("between the two products of the feed-forward sublayer", "activation and LayerNorm", "changes"),
+    ]
     residual: Annotated[Residual, _shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")]
     admin_omega: Annotated[AdminOmega, _shape("how Admin's omega starts; read only where model.residual is admin", step="same")]
-    init: Annotated[Init, _loss("of kernels and embeddings: bert, deviation 0.02 everywhere; xavier, by fan-in and fan-out")]
+    init: Annotated[
+        Init,
+        _start_values(
+            "of kernels and embeddings: bert, deviation 0.02 everywhere; xavier, by fan-in and fan-out; fairseq, so with the "
+            "queries, keys and values of a layer as one matrix"
+        ),
+    ]
+    fans: Annotated[
+        Fans,
+        _start_values(
+            "of xavier and fairseq: ungrouped, those before regrouping, so that all groupings start alike; own, each layer's",
+            before="own",
+        ),
+    ]
+    layers_per_group: Annotated[
+        Count, _shape("by what the fans of `ungrouped` are multiplied: the layers that regrouping made of one", before=1)
+    ]
     hidden_dropout: Annotated[Fraction, _loss("after each sublayer", "dropout", "named")]
     attention_dropout: Annotated[Fraction, _loss("of the attention weights", "dropout", "named")]
     mlp_dropout: Annotated[Fraction, _loss("after the activation of the feed-forward sublayer", "dropout", "named")]
     embedding_dropout: Annotated[Fraction, _loss("of the embeddings", "dropout", "named")]
-    layer_norm_epsilon: Annotated[Positive, _loss("added to the variance in every LayerNorm")]
+    layer_norm_epsilon: Annotated[Positive, _loss("added to the variance in every LayerNorm", "activation and LayerNorm")]
     compute_dtype: Annotated[Dtype, _loss("of matrix products and activations; parameters are float32", "precision", "named")]
     residual_dtype: Annotated[Dtype, _loss("of the residual stream", "precision", "named")]
     kernels: Annotated[
@@ -346,6 +370,7 @@ def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
         num_decoder_layers=model.num_decoder_layers * num_heads // n,
         num_heads=n,
         mlp_dim=model.mlp_dim * n // num_heads,
+        layers_per_group=model.layers_per_group * num_heads // n if model.fans == "ungrouped" else 1,
     )
 
 

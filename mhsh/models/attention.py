@@ -129,7 +129,8 @@ class MultiHeadAttention(nn.Module):
     def _projection(self, name: str, gain: float) -> tuple[Float[Array, "D N H"], Float[Array, "N H"]]:
         config = self.config
         shape = (config.embed_dim, config.num_heads, config.head_dim)
-        kernel = self.param(f"{name}_kernel", kernel_init(config, ("embed", "heads", "head_dim"), 1, gain), shape)
+        init = kernel_init(config, ("embed", "heads", "head_dim"), 1, gain, num_joint=3)
+        kernel = self.param(f"{name}_kernel", init, shape)
         return kernel, self.param(f"{name}_bias", bias_init(("heads", "head_dim")), shape[1:])
 
     def _project(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,27 +28,68 @@ FusedSublayer = Callable[[Float[Array, "B T D"], NormParams], Float[Array, "B T 
 
 BERT_STDDEV = 0.02
 LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
+_REGROUPED = ("heads", "mlp")  # the axes that regrouping shortens
 
 
-def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain: float = 1.0) -> Initializer:
+def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain: float = 1.0, num_joint: int = 1) -> Initializer:
     """The initialiser of a kernel whose first `num_inputs` axes are contracted.
 
     `bert`: normal of deviation 0.02, truncated at two deviations (Devlin et al. 2018). `xavier`:
-    uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), as in fairseq's
-    Transformer.
+    uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010). `fairseq`: the same,
+    where a kernel is one of `num_joint` that are one matrix there. The code of Admin's authors
+    (github.com/LiyuanLucasLiu/Transformer-Clinic at 70f72b7, fairseq/fairseq) draws queries, keys
+    and values as one matrix [3D,D] (modules/multihead_attention.py, lines 42 and 78), the output
+    matrix by itself (line 84), and each feed-forward matrix by itself
+    (modules/transformer_layer.py, line 690).
+
+    Where model.fans = ungrouped, heads and feed-forward units count as in the layer that was
+    regrouped. Then what the layers of a group add is what that layer would have added.
     """
     if config.init == "bert":
         init = truncated_normal(BERT_STDDEV * gain)
     else:
-        init = nn.initializers.variance_scaling(
-            gain**2, "fan_avg", "uniform", in_axis=range(num_inputs), out_axis=range(num_inputs, len(names))
+        init = functools.partial(
+            _glorot_uniform,
+            grouped=[name in _REGROUPED for name in names],
+            num_inputs=num_inputs,
+            gain=gain,
+            factor=config.layers_per_group if config.fans == "ungrouped" else 1,
+            num_joint=num_joint if config.init == "fairseq" else 1,
         )
     return nn.with_logical_partitioning(init, tuple(names))
 
 
+def _glorot_uniform(
+    key: Array,
+    shape: Sequence[int],
+    dtype: Any = jnp.float32,
+    *,
+    grouped: Sequence[bool],
+    num_inputs: int,
+    gain: float,
+    factor: int,
+    num_joint: int,
+) -> Array:
+    """Uniform, by the fans that a kernel [*inputs, *outputs] has where the axes that are `grouped`
+    are `factor` times as long.
+    """
+
+    def fan(axes: slice, times: int) -> int:
+        return math.prod(shape[axes]) * (times if any(grouped[axes]) else 1)
+
+    inputs, outputs = slice(num_inputs), slice(num_inputs, None)
+    own = fan(inputs, 1) + fan(outputs, 1)
+    scale = gain**2 * own / (fan(inputs, factor) + num_joint * fan(outputs, factor))
+    axes = range(len(shape))
+    return nn.initializers.variance_scaling(scale, "fan_avg", "uniform", in_axis=axes[inputs], out_axis=axes[outputs])(
+        key, shape, dtype
+    )
+
+
 def embedding_init(config: ModelConfig, names: Sequence[str]) -> Initializer:
-    """The initialiser of an embedding table: for `bert` as for kernels, for `xavier` normal of
-    deviation D^-1/2, as in fairseq's.
+    """The initialiser of an embedding table: for `bert` as for kernels, else normal of deviation
+    D^-1/2, as in fairseq's Transformer (Transformer-Clinic 70f72b7, fairseq/models/transformer.py
+    line 732).
     """
     if config.init == "bert":
         init = truncated_normal(BERT_STDDEV)

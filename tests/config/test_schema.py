@@ -35,6 +35,16 @@ GROUPINGS = {
 
 
 @pytest.mark.parametrize(("base", "shape"), [(base, shape) for base, shapes in GROUPINGS.items() for shape in shapes])
+def test_regrouped_shapes_know_the_fans_that_they_had(make_config, base, shape):
+    shallow = replace(make_config("bert", base).model, fans="ungrouped")
+    num_layers, num_heads, _ = shape
+    assert regroup(shallow, num_heads).layers_per_group == num_layers // shallow.num_layers
+    once, *twice = [n for n in (num_heads * 2, num_heads) if shallow.num_heads % n == 0]
+    for n in twice:
+        assert regroup(regroup(shallow, once), n) == regroup(shallow, n)
+
+
+@pytest.mark.parametrize(("base", "shape"), [(base, shape) for base, shapes in GROUPINGS.items() for shape in shapes])
 def test_regrouped_shapes(make_config, base, shape):
     shallow = make_config("bert", base).model
     num_layers, num_heads, mlp_dim = shape

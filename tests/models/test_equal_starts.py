@@ -1,0 +1,85 @@
+"""With the fans of the ungrouped shape, every grouping of a shipped config starts alike: the
+sublayers of its layers add as much.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from mhsh.config.schema import ModelConfig, regroup
+from mhsh.models.attention import MultiHeadAttention
+from mhsh.models.layers import FeedForward
+from tests.conftest import MakeConfig
+
+ROWS, LENGTH, DRAWS = 8, 64, 4
+# The ungrouped shape of each size.
+SHIPPED = [
+    ("quickstart", "6l8h_post_ln"),
+    ("translation", "tiny"),
+    ("evidence", "heads"),
+    pytest.param("bert", "12l12h", marks=pytest.mark.slow),
+    pytest.param("bert", "24l16h", marks=pytest.mark.slow),
+    pytest.param("translation", "6l8h", marks=pytest.mark.slow),
+]
+
+
+def groupings(model: ModelConfig) -> list[ModelConfig]:
+    return [regroup(model, n) for n in range(model.num_heads, 0, -1) if model.num_heads % n == 0]
+
+
+def start(model: ModelConfig) -> tuple[float, float, float]:
+    """The variances of attention and of feed-forward outputs, summed over the layers, and the
+    deviation of the attention logits; on inputs of unit variance.
+    """
+    model = replace(model, compute_dtype="float32", residual_dtype="float32")
+    attention, feed_forward = MultiHeadAttention(model), FeedForward(model)
+    mask = jnp.ones((ROWS, 1, LENGTH, LENGTH), bool)
+
+    @jax.jit
+    def one_layer(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        x_key, attention_key, feed_forward_key = jax.random.split(key, 3)
+        x = jax.random.normal(x_key, (ROWS, LENGTH, model.embed_dim))
+        attended, variables = attention.init_with_output(attention_key, x, x, mask, None)
+        params = variables["params"]
+        query, key = (
+            jnp.einsum("BTD,DNH->BTNH", x, getattr(params[f"{name}_kernel"], "value", params[f"{name}_kernel"]))
+            for name in ("query", "key")
+        )
+        logits = jnp.einsum("BTNH,BSNH->BNTS", query, key) * model.head_dim**-0.5
+        fed, _ = feed_forward.init_with_output(feed_forward_key, x, None)
+        return jnp.var(attended), jnp.var(fed), jnp.var(logits)
+
+    # As many heads and hidden units are drawn for every grouping.
+    draws = DRAWS * model.layers_per_group
+    attended, fed, logits = np.mean([one_layer(key) for key in jax.random.split(jax.random.key(0), draws)], axis=0)
+    return model.num_layers * attended, model.num_layers * fed, logits**0.5
+
+
+@pytest.mark.parametrize("init", ["xavier", "fairseq", "bert"])
+@pytest.mark.parametrize(("task", "variant"), SHIPPED)
+def test_all_groupings_start_alike(make_config: MakeConfig, task: str, variant: str, init: str) -> None:
+    model = make_config(task, variant, **{"model.init": init, "model.fans": "ungrouped"}).model
+    found = np.array([start(each) for each in groupings(model)])
+    np.testing.assert_allclose(found / found[0], 1, rtol=0.1)
+
+
+def test_with_their_own_fans_they_do_not(make_config: MakeConfig) -> None:
+    model = make_config("evidence", "heads", **{"model.fans": "own"}).model
+    found = np.array([start(each) for each in groupings(model)])
+    assert (found[-1] / found[0] > 1.5).all()
+
+
+@pytest.mark.parametrize(("kernel", "fans"), [("query_kernel", 4), ("value_kernel", 4), ("out_kernel", 2)])
+def test_fairseq_draws_queries_keys_and_values_as_one_matrix(make_config: MakeConfig, kernel: str, fans: int) -> None:
+    """Uniform between +-sqrt(6 / (fans D)), where N H = D."""
+    model = make_config("quickstart", "6l8h_post_ln", **{"model.init": "fairseq"}).model
+    x = jnp.zeros((1, 1, model.embed_dim))
+    params = MultiHeadAttention(model).init(jax.random.key(0), x, x, jnp.ones((1, 1, 1, 1), bool), None)["params"]
+    values = np.asarray(params[kernel].value)
+    limit = (6 / (fans * model.embed_dim)) ** 0.5
+    assert 0.98 * limit < np.abs(values).max() <= limit
+    assert values.std() == pytest.approx(limit / 3**0.5, rel=0.05)
