@@ -17,33 +17,34 @@ NOT_KNOWN = "not known"
 NO_METRICS = "no metrics"
 
 SMOOTHING_RULE = (
-    "The final training loss is the mean over the last 10 % of the logged training rows (at least one row); "
-    "one row there that is not finite makes it not finite."
+    "The final training loss is the mean over the last 10 % of the logged training rows (at least one row), without skipped steps; "
+    "it is not finite if half of these rows or more are not."
 )
 PLATEAU_RULE = (
-    "A run has left the unigram plateau if and only if its final training loss is below the unigram entropy of its "
-    f"training text minus {PLATEAU_MARGIN} nats: it then predicts better than token frequencies alone could. "
-    "Without a recorded entropy or training rows it is not known. A run whose final training loss or last validation loss "
-    "is not finite has diverged."
+    "A run has left the unigram plateau if and only if its last validation loss (without validation: its final training loss) is "
+    f"below the unigram entropy of its training text minus {PLATEAU_MARGIN} nats: it then predicts better than token frequencies "
+    "alone could. Without a recorded entropy or a loss it is not known. A run whose final training loss or last validation loss "
+    "is not finite, or in which training gave up, has diverged."
 )
 
 
 def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
-    """The final training loss by SMOOTHING_RULE: the mean of the last ceil(n / 10) of n rows (None:
-    there are none).
-    """
+    """The final training loss by SMOOTHING_RULE (None: there are no rows)."""
     if not len(train_loss):
         return None
     rows = math.ceil(len(train_loss) * SMOOTHED_SHARE)
-    return float(np.mean(train_loss[-rows:]))
+    last = np.asarray(train_loss[-rows:], np.float64)
+    finite = last[np.isfinite(last)]
+    return float(np.mean(finite)) if 2 * len(finite) > len(last) else math.nan
 
 
-def plateau_outcome(final_train: float | None, final_validation: float | None, entropy: float | None) -> str:
-    """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE; arguments in nats."""
+def plateau_outcome(final_train: float | None, final_validation: float | None, entropy: float | None, gave_up: bool = False) -> str:
+    """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE; losses in nats."""
     if final_train is None and final_validation is None:
         return NO_METRICS
-    if any(value is not None and not math.isfinite(value) for value in (final_train, final_validation)):
+    if gave_up or any(value is not None and not math.isfinite(value) for value in (final_train, final_validation)):
         return DIVERGED
-    if entropy is None or final_train is None:
+    final = final_train if final_validation is None else final_validation
+    if entropy is None or final is None:
         return NOT_KNOWN
-    return LEFT if final_train < entropy - PLATEAU_MARGIN else ON_PLATEAU
+    return LEFT if final < entropy - PLATEAU_MARGIN else ON_PLATEAU

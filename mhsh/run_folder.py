@@ -144,6 +144,21 @@ class RunFolder:
         """run.json: versions, devices, mesh, parameter counts, data fingerprint, omega, status."""
         return self._read_json("run.json")
 
+    def lineage(self, step: int) -> list[dict[str, Any]]:
+        """This run up to `step`, then the run that it started from, and so on: what a run that
+        starts from it inherits.
+
+        Each is {folder, step, tokens, flops, seconds, fingerprint, config}; None: not recorded, or
+        the folder of a grandparent is gone.
+        """
+        record = self.read_run() if self.has_run_record() else {}
+        logged = [row for row in self.read_metrics().rows if row["split"] == "train" and row["step"] <= step]
+        last = logged[-1] if logged else {}
+        costs = {name: last.get(name) for name in ("tokens", "flops", "seconds")}
+        fingerprint = record.get("data", {}).get("fingerprint")
+        own = {"folder": str(self.path), "step": step, **costs, "fingerprint": fingerprint, "config": to_dict(self.read_config())}
+        return [own, *recorded_lineage(record)]
+
     def has_begun(self) -> bool:
         """Whether the folder holds more than a config: a run that failed before its first step has
         not begun.
@@ -219,6 +234,24 @@ class RunFolder:
             return read_object(self.path / name)
         except MissingFile:
             raise UserError(f"{self.path} holds no run: {name} is missing; give the folder that --workdir named") from None
+
+
+def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs that a run started from, nearest first, by its run.json; as `RunFolder.lineage`. An
+    older run.json names the nearest alone: of the others its folder is asked, if it is there.
+    """
+    start = record.get("started_from")
+    if not start:
+        return []
+    if "lineage" in start:
+        return start["lineage"]
+    try:
+        return RunFolder(start["folder"]).lineage(start["step"])
+    except (UserError, OSError):
+        return [
+            dict.fromkeys(("tokens", "flops", "seconds", "fingerprint", "config"))
+            | {"folder": start["folder"], "step": start["step"]}
+        ]
 
 
 def vocab_file(config: Config) -> str:

@@ -76,8 +76,10 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path, capsys):
     assert finetune(pretrained, workdir, *config, "--seeds=0,7") == 0
     runs = [RunFolder(workdir / f"seed-{seed}") for seed in (0, 7)]
     for run, seed in zip(runs, (0, 7), strict=True):
-        assert run.read_config().train.seed == seed
-        assert run.read_run()["started_from"] == {
+        assert (run.read_config().train.seed, run.read_config().data.seed) == (seed, seed)
+        started_from = run.read_run()["started_from"]
+        assert [(each["step"], each["folder"]) for each in started_from.pop("lineage")] == [(2, str(pretrained))]
+        assert started_from == {
             "folder": str(pretrained),
             "step": 2,
             "taken": ["embeddings", "encoder", "pooler"],
@@ -167,6 +169,14 @@ def test_what_cannot_be_fine_tuned_is_said_in_a_line(pretrained, tmp_path, capsy
     assert main(["finetune", str(pretrained), f"--workdir={tmp_path / 'run'}", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1, error
+
+
+def test_a_causal_model_reads_no_row_in_both_directions(make_config, tmp_path, capsys):
+    RunFolder.open_for_training(
+        tmp_path / "clm", make_config("bert", "2l8h", **{"model.objective": "clm", "model.next_sentence": False})
+    )
+    assert main(["finetune", str(tmp_path / "clm"), f"--workdir={tmp_path / 'run'}", "--config=configs/glue.py:rte"]) == 2
+    assert "is a causal language model" in capsys.readouterr().err
 
 
 def test_a_translation_model_is_no_encoder(make_config, tmp_path, capsys):

@@ -7,8 +7,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mhsh.errors import UserError
 from mhsh.report.render import outputs
@@ -21,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", help="the page (default: report.html)")
     parser.add_argument("--target", type=float, metavar="LOSS", help="the loss to reach (default: the worst final loss)")
     parser.add_argument("--baseline", metavar="RUN", help="the run, or group of runs, to set against (default: the first)")
+    parser.add_argument(
+        "--treatment",
+        metavar="FIELD,...",
+        help="what is meant to differ: config fields, or `shape` (default), the residual included",
+    )
     parser.add_argument("--watch", action="store_true", help="serve the page on this machine and refresh it while runs train")
     parser.add_argument("--port", type=int, metavar="N", help="where --watch serves it (default: any free port)")
 
@@ -30,14 +36,16 @@ def run(
     out: str | None = None,
     target: float | None = None,
     baseline: str | None = None,
+    treatment: str | None = None,
     watch: bool = False,
     port: int | None = None,
 ) -> int:
     """Compares the runs in `folders` and writes the page to `out` (report.html), and the pictures
     and tables into the same folder.
 
-    `target` (nats per predicted token) and `baseline` are those of `compare`. With `watch` nothing
-    is written: the page is served at `port` of the loopback interface and kept fresh.
+    `target` (nats per predicted token), `baseline` and `treatment` are those of `compare`. With
+    `watch` nothing is written: the page is served at `port` of the loopback interface and kept
+    fresh.
 
     Returns:
       0, or 2 where a folder could not be opened or its files are damaged; a line on stderr then
@@ -45,14 +53,17 @@ def run(
 
     Raises:
       UserError: there is nothing to draw, `out` or what goes beside it would overwrite something
-        that is no former report, or `target` or `baseline` is none.
+        that is no former report, or `target`, `baseline` or `treatment` is none.
     """
     if not folders:
         raise UserError("no run is named; give the folders that --workdir named, as in mhsh compare runs/a runs/b")
+    options: dict[str, Any] = {"target": target, "baseline": baseline}
+    if treatment is not None:
+        options["treatment"] = tuple(treatment.split(","))
     if watch:
         if out is not None:
             raise UserError("--watch serves the page and writes nothing; leave --out away")
-        return _watch(folders, target, baseline, port or 0)
+        return _watch(folders, options, port or 0)
     if port is not None:
         raise UserError("--port is for --watch; give both or neither")
     page_path = Path(out or "report.html")
@@ -69,7 +80,7 @@ def run(
         from mhsh.report.compare.comparison import compare
         from mhsh.report.compare.table import print_comparison
 
-        comparison = compare(loaded(), target, baseline)
+        comparison = compare(loaded(), **options)
     for problem in comparison.problems:
         print(f"mhsh compare: {problem}", file=sys.stderr)
     if not any(item.drawable for item in comparison.runs):
@@ -87,11 +98,11 @@ def run(
     return 2 if comparison.problems else 0
 
 
-def _watch(folders: Sequence[str], target: float | None, baseline: str | None, port: int) -> int:
+def _watch(folders: Sequence[str], options: Mapping[str, Any], port: int) -> int:
     from mhsh.report.compare.comparison import compare
     from mhsh.report.compare.watch import LOOPBACK, Server, Watched
 
-    server = Server(Watched(folders, lambda: compare(load_runs(folders), target, baseline)), port)
+    server = Server(Watched(folders, lambda: compare(load_runs(folders), **options)), port)
     # Suppressed from before the address is told: who reads it may interrupt at once.
     with server, contextlib.suppress(KeyboardInterrupt):
         # Flushed: whoever reads this through a pipe waits for the address.

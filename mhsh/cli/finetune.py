@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_fields(parser, fields="config")
     parser.add_argument("folder", metavar="RUN", help="the pre-trained run")
     parser.add_argument("--workdir", required=True, metavar="DIR", help="where a run folder a seed goes")
-    parser.add_argument("--seeds", default="0", metavar="K,...", help="of heads, dropout (default: 0)")
+    parser.add_argument("--seeds", default="0", metavar="K,...", help="of heads, dropout and row order (default: 0)")
     parser.add_argument("--fresh", action="store_true", help="take RUN's shape and vocabulary, not its parameters")
 
 
@@ -81,9 +81,15 @@ def fine_tuning_config(folder: RunFolder, fields: Mapping[str, Any], seed: int, 
             f"{folder.path} is a run of model.objective = {there.model.objective!r} on {there.data.tokenizer}; fine-tuning needs "
             "an encoder that was trained on WordPiece tokens"
         )
+    if there.model.objective == "clm":
+        raise UserError(
+            f"{folder.path} is a causal language model (model.objective = 'clm'), which never saw what follows a token; "
+            "fine-tuning reads a row in both directions: give a run of model.objective = 'mlm'"
+        )
     complete = {section: dict(values) for section, values in fields.items()}
     complete["model"] = to_dict(there.model) | complete["model"]
-    complete["data"] |= {"vocab_path": str(folder.path / WORDPIECE_FILE), "lowercase": there.data.lowercase}
+    own = {"vocab_path": str(folder.path / WORDPIECE_FILE), "lowercase": there.data.lowercase, "seed": seed}
+    complete["data"] |= own
     complete["train"] |= {"seed": seed, "start_from": "" if fresh else str(folder.path), "keep_moments": False}
     return from_dict(complete)
 

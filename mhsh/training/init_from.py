@@ -35,8 +35,8 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
     of zero. The step is always 0, and the schedule is that of `config`.
 
     Returns:
-      the state, and for run.json: the folder, its step, and the names of the parts that were taken,
-      started fresh and left.
+      the state, and for run.json: the folder, its step, the names of the parts that were taken,
+      started fresh and left, and the runs before it (RunFolder.lineage).
 
     Raises:
       UserError: the folder holds no good checkpoint, its embeddings or stacks have other shapes, or
@@ -74,6 +74,7 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
         "fresh": [name for name in fresh.params if name not in names],
         "left": [name for name in saved.params if name not in names],
         "moments": config.train.keep_moments,
+        "lineage": folder.lineage(step),
     }
     opt_state = _with_moments(names, saved.opt_state, fresh.opt_state) if config.train.keep_moments else fresh.opt_state
     return fresh._replace(params=params, opt_state=opt_state), report

@@ -30,6 +30,7 @@ class RunRecord:
             "objective": config.model.objective,
             "mesh": dict(setup.mesh.shape),
             "remat_policy": config.model.remat_policy,
+            "kernels": setup.kernels,
             "choices": list(setup.choices),
             "parameters": parameter_counts(config.model),
             "weight_decayed_parameters": decayed_count(state.params),

@@ -53,6 +53,7 @@ class Setup:
     model: Model
     optimizer: optax.GradientTransformationExtraArgs
     abstract: TrainState  # shapes, dtypes and shardings of the state
+    kernels: dict[str, str | None]  # for each sublayer of the encoder: None where it is fused, or why it is plain
     choices: tuple[str, ...]  # what was chosen for these devices, as text
     watchdog: Watchdog
     train_step: CompiledByLength
@@ -94,7 +95,9 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     abstract = abstract_state(config, optimizer, mesh)
     rows = functools.partial(process_rows, mesh)
-    choices = tuple(text for text in (str(remat) if remat else "", _kernels(config, mesh)) if text)
+    kernels = _kernels(config, mesh)
+    said = format_fallbacks(kernels) if config.model.kernels == "fused" else ""
+    choices = tuple(text for text in (str(remat) if remat else "", said) if text)
     watchdog = Watchdog(config.train.hang_seconds)
     compiling = _all_compile(watchdog)
     train_step = CompiledByLength(lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling)
@@ -102,7 +105,20 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
     validator = Validator(config, model, mesh, corpus, rows, abstract.params, decoding, compiling)
     return Setup(
-        config, folder, checkpoints, mesh, corpus, rows, model, optimizer, abstract, choices, watchdog, train_step, validator
+        config,
+        folder,
+        checkpoints,
+        mesh,
+        corpus,
+        rows,
+        model,
+        optimizer,
+        abstract,
+        kernels,
+        choices,
+        watchdog,
+        train_step,
+        validator,
     )
 
 
@@ -138,13 +154,11 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
     }
 
 
-def _kernels(config: Config, mesh: Mesh) -> str:
-    """Which sublayers are fused kernels and why the others are not; empty if none was asked for."""
-    if config.model.kernels != "fused":
-        return ""
+def _kernels(config: Config, mesh: Mesh) -> dict[str, str | None]:
+    """As `fallback_reasons`, for the rows of a micro-batch on this mesh."""
     with jax.set_mesh(mesh):
         rows = config.train.batch_size // config.train.accumulation_steps
-        return format_fallbacks(fallback_reasons(config.model, rows, config.data.sequence_length))
+        return fallback_reasons(config.model, rows, config.data.sequence_length)
 
 
 def _all_compile(watchdog: Watchdog) -> Callable[[], AbstractContextManager[None]]:

@@ -73,6 +73,8 @@ def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, shape):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(params[name]), saved[name])
     jax.tree.map(np.testing.assert_array_equal, params["classification"], fresh["classification"])
     assert [leaf.sharding for leaf in jax.tree.leaves(params)] == [leaf.sharding for leaf in jax.tree.leaves(fresh)]
+    (parent,) = report.pop("lineage")
+    assert (parent["step"], parent["tokens"], parent["config"]["model"]["num_layers"]) == (7, None, 2)
     assert report == {
         "folder": str(folder),
         "step": 7,

@@ -101,7 +101,13 @@ def assemble(
 
     Raises:
       ValueError: an example has more than `length` tokens.
+      UserError: there are pairs, and the model has one token type.
     """
+    if second is not None and model.num_token_types == 1:
+        raise UserError(
+            "the task has pairs of texts, and the second of a pair is of token type 1, but model.num_token_types = 1; fine-tune a "
+            "run with 0, or with 2 or more"
+        )
     count = len(first)
     inputs = np.full((count, length), tokenizer.pad_id, np.int32)
     segmentation, types = np.zeros_like(inputs), np.zeros_like(inputs)

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 
 from mhsh.errors import UserError
 from mhsh.files import absolute
-from mhsh.report.compare.fairness import Condition, config_differences, find_conditions, marks, verdict
+from mhsh.report.compare.fairness import (
+    DEFAULT_TREATMENT,
+    Condition,
+    check_treatment,
+    config_differences,
+    find_conditions,
+    marks,
+    verdict,
+)
 from mhsh.report.compare.groups import Group, group_runs
 from mhsh.report.compare.headline import Headline, write_headline
 from mhsh.report.compare.results import Results, measure_groups
@@ -52,20 +60,24 @@ class Comparison:
         return tuple((value, f"unigram entropy {value:.3f} ({', '.join(whose)})") for value, whose in names.items())
 
 
-def compare(loaded: Loaded, target: float | None = None, baseline: str | None = None) -> Comparison:
+def compare(
+    loaded: Loaded, target: float | None = None, baseline: str | None = None, treatment: Sequence[str] = DEFAULT_TREATMENT
+) -> Comparison:
     """Groups the runs and compares them with `baseline`: the name of a run or group, or None for
-    the first group.
+    the first group. `treatment`: what is meant to differ, fields of a config or `shape`.
 
     Raises:
-      UserError: no run or group is called `baseline`, or the target is no finite loss.
+      UserError: no run or group is called `baseline`, no field as in `treatment`, or the target is
+        no finite loss.
     """
     runs, summaries, groups = loaded.runs, tuple(summarize(run) for run in loaded.runs), group_runs(loaded.runs)
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target} is not a finite loss; give nats per predicted token, such as 2.5")
+    check_treatment(treatment)
     results = measure_groups(runs, groups, target, _baseline_index(runs, groups, baseline))
-    conditions = find_conditions(runs, groups)
+    conditions = find_conditions(runs, groups, treatment)
     ranked = [groups[place] for place in sorted(results.ranked)]
-    fair = verdict(conditions if len(ranked) == len(groups) else find_conditions(runs, ranked))
+    fair = verdict(conditions if len(ranked) == len(groups) else find_conditions(runs, ranked, treatment), treatment)
     differences = config_differences(runs, groups)
     return Comparison(
         runs=runs,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from mhsh.report.compare.comparison import Comparison
-from mhsh.report.compare.results import Score
+from mhsh.report.compare.results import Cost, Score
 from mhsh.report.render.csv_file import to_csv
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.table import Table
@@ -17,7 +17,7 @@ from mhsh.report.runs.curves import AXES
 
 CURVE_COLUMNS = ("group", "run", "seed", "split", *AXES, "loss", "smoothed_loss")
 GROUP_COLUMNS = (
-    "group", "seeds", "measure", "axis", "mean", "low", "high", "runs", "known",
+    "group", "seeds", "measure", "axis", "mean", "low", "high", "runs", "known", "last_above", "first_below",
     "difference", "difference_low", "difference_high", "paired", "baseline",
 )  # fmt: skip
 
@@ -30,7 +30,8 @@ def curves_table(comparison: Comparison) -> bytes:
 def groups_table(comparison: Comparison) -> bytes:
     """A line a measure and axis of every group, with intervals and the difference to the baseline.
 
-    `mean` is empty unless every run has a value; `known` of the `runs` have one.
+    `mean` is empty unless every run has a value; `known` of the `runs` have one. A target is
+    reached between `last_above` and `first_below`, which are means too; `mean` is interpolated.
     """
     return _table(GROUP_COLUMNS, _group_rows(comparison))
 
@@ -62,7 +63,8 @@ def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
                 estimates.append(_numbers((estimate.mean, estimate.low, estimate.high) if estimate else (math.nan,) * 3))
             paired = ("yes" if score.paired else "no") if score.difference else ""
             counts = (len(score.each), score.known)
-            yield (group.name, seeds, name, axis, *estimates[0], *counts, *estimates[1], paired, baseline)
+            rows = _numbers((score.bounds if isinstance(score, Cost) else None) or (math.nan, math.nan))
+            yield (group.name, seeds, name, axis, *estimates[0], *counts, *rows, *estimates[1], paired, baseline)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
 import functools
 import hashlib
@@ -14,21 +15,28 @@ from typing import Any, get_args
 import numpy as np
 
 from mhsh.config.differences import flatten
-from mhsh.config.fields import all_fields
-from mhsh.config.schema import Config
+from mhsh.config.fields import Field, all_fields
+from mhsh.config.resolve import from_saved
+from mhsh.config.schema import OBJECTIVES, Config
 from mhsh.config.schema import Row as ConfigRow
+from mhsh.errors import UserError
 from mhsh.report.compare.groups import Group
 from mhsh.report.render.format import format_list, format_percent, format_recorded
 from mhsh.report.runs.curves import SPLITS
 from mhsh.report.runs.loading import Run
+from mhsh.run_folder import recorded_lineage
 
 PARAMETER_MARGIN = 0.02  # by which the largest count may exceed the smallest
 
+SHAPE = "shape"  # as a treatment: every field whose role is `shape`
+DEFAULT_TREATMENT = (SHAPE,)
+
 FAIRNESS_RULE = (
-    "Losses are comparable if only the models differ. These differences matter: the data, their order and the data seed (split, "
-    "order, masking), how data are cut into rows and batches, what is validated, the tokens seen, any field of the optimizer or "
-    "schedule, label smoothing, the start of training, dropout, precision; and the number of parameters (all, of the encoder or "
-    "decoder, or with weight decay) if the largest exceeds the smallest by more than "
+    "Losses are comparable if nothing differs but the treatment: the fields of the shape, among them the residual scheme, or those "
+    "that --treatment names. These differences matter: the data, their order and the data seed (split, order, masking), how data "
+    "are cut into rows and batches, what is validated, the tokens seen, the task, initialisation, activation and LayerNorm, any "
+    "field of the optimizer or schedule, label smoothing, the start of training, dropout, precision; and the number of parameters "
+    "(all, of the encoder or decoder, or with weight decay) if the largest exceeds the smallest by more than "
     f"{100 * PARAMETER_MARGIN:.0f} %. Other differences are listed. With other hardware, code or kernels losses are comparable; "
     "device seconds are not. Training seeds may differ between runs; groups with different seeds have no paired difference."
 )
@@ -59,16 +67,8 @@ class Condition:
 # Rows whose values are more than the config's own fields; of the others a row is all of its fields.
 _OWN_ROWS = ("data seed (split, order, masking)", "start", "training seed", "mesh")
 
-# Their role is `loss`, and a difference in them is named (config_differences) but not counted: the
-# first two make other tasks, which different_tasks refuses to compare.
-NOT_COUNTED = (
-    "model.objective",
-    "model.vocab_size",
-    "model.next_sentence",
-    "model.num_classes",
-    "model.init",
-    "model.layer_norm_epsilon",
-)
+# Fields whose `auto` becomes something else when a run starts; run.json says what.
+_ASKED_FOR = ("model.kernels", "model.remat_policy")
 
 
 def config_differences(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[Condition, ...]:
@@ -81,9 +81,21 @@ def config_differences(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[Co
     return tuple(row for row in rows if row.equal is False)
 
 
-def find_conditions(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[Condition, ...]:
+def check_treatment(treatment: Sequence[str]) -> None:
+    """Raises UserError if a treatment is neither `shape` nor a field of a config."""
+    known = [SHAPE, *dict.fromkeys(field.path for objective in OBJECTIVES for field in all_fields(objective))]
+    for name in treatment:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "mhsh configs lists the fields"
+            raise UserError(f"--treatment={name} is neither a field of a config nor {SHAPE!r}; {hint}")
+
+
+def find_conditions(
+    runs: Sequence[Run], groups: Sequence[Group], treatment: Sequence[str] = DEFAULT_TREATMENT
+) -> tuple[Condition, ...]:
     """Every condition of FAIRNESS_RULE. Differences that matter come first, then those that affect
-    device seconds.
+    device seconds. The fields of `treatment` are meant to differ.
     """
 
     def row(what: str, value: Callable[[Run], Any], effect: Effect) -> Condition:
@@ -96,11 +108,15 @@ def find_conditions(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[Condi
         record(f"{format_recorded(part)} parameters", "parameters", part, effect=_part_effect(part))
         for part in _keys_of(runs, "parameters")
     ]
+    # Where it is recorded what ran, what was asked for does not matter.
+    recorded = all(run.recorded("kernels") is not None and run.recorded("remat_policy") is not None for run in runs)
+    left_out = (*treatment, *(_ASKED_FOR if recorded else ()))
     rows_of_data, *settings = (
-        _row(groups, what, [_settings(run.config, what) for run in runs], _settings_effect(what))
+        _row(groups, what, [_settings(run.config, what, left_out) for run in runs], _settings_effect(what))
         for what in get_args(ConfigRow)
         if what not in _OWN_ROWS
     )
+    shape = () if SHAPE in treatment else (row("shape", lambda run: _shape(run.config, treatment), Effect.LOSS),)
     versions = [
         record(f"version of {format_recorded(name)}", "versions", name, effect=Effect.CLOCK) for name in _keys_of(runs, "versions")
     ]
@@ -109,23 +125,29 @@ def find_conditions(runs: Sequence[Run], groups: Sequence[Group]) -> tuple[Condi
         _row(groups, "data order (batches at equal steps)", _orders(runs), Effect.LOSS),
         row("data seed (split, order, masking)", lambda run: run.config.data.seed, Effect.LOSS),
         rows_of_data,
+        *shape,
         row("tokens seen", _tokens, Effect.LOSS),
         record("unigram entropy of the data, nats per token", "data", "unigram_entropy"),
         *counted,
         record("weight-decayed parameters", "weight_decayed_parameters", effect=Effect.PARAMETERS),
         record("forward FLOPs a token", "flops_per_token_forward"),
         *settings,
-        row("start", _start, Effect.LOSS),
+        _row(groups, "start", _starts(runs, treatment), Effect.LOSS),
         row("training seed", lambda run: run.config.train.seed, Effect.NONE),
         record("code revision", "git_revision", effect=Effect.CLOCK),
         record("devices", "devices", effect=Effect.CLOCK),
         record("mesh", "mesh", effect=Effect.CLOCK),
         *versions,
     ]
+    if recorded:
+        rows += [
+            row("kernels that ran", _kernels, Effect.LOSS if _low_precision(runs) else Effect.CLOCK),
+            record("rematerialisation that ran", "remat_policy", effect=Effect.CLOCK),
+        ]
     return tuple(sorted(rows, key=lambda row: (not row.matters, not row.clock)))
 
 
-def verdict(rows: Sequence[Condition]) -> str:
+def verdict(rows: Sequence[Condition], treatment: Sequence[str] = DEFAULT_TREATMENT) -> str:
     """Whether losses are comparable, in one sentence."""
     unfair = [row.name for row in rows if row.matters and not row.counts]
     excesses = {row.name: excess(row.counts) for row in rows if row.counts}
@@ -140,7 +162,8 @@ def verdict(rows: Sequence[Condition]) -> str:
     if unknown:
         return f"Comparable as far as recorded, but not every run recorded {format_list(unknown)}.{clock}"
     margin = f"{100 * PARAMETER_MARGIN:.0f} %"
-    return f"Comparable: of what matters, only the models differ, and their parameter counts by at most {margin}.{clock}"
+    named = format_list(treatment)
+    return f"Comparable: nothing that matters differs but the treatment ({named}), and parameter counts by at most {margin}.{clock}"
 
 
 def marks(rows: Sequence[Condition]) -> tuple[str, ...]:
@@ -172,11 +195,11 @@ def different_tasks(runs: Sequence[Run]) -> str | None:
     Objective, tokenizer and vocabulary must be equal. Vocabularies are compared by content if every
     run kept its own, else by path and size in the config.
     """
-    wordpiece = [run for run in runs if run.config.data.tokenizer == "wordpiece"]
-    if all(run.vocabulary is not None for run in wordpiece):
-        vocabularies = {run.vocabulary for run in wordpiece}
+    learnt = [run for run in runs if run.config.data.tokenizer != "bytes"]
+    if all(run.vocabulary is not None for run in learnt):
+        vocabularies = {run.vocabulary for run in learnt}
     else:
-        vocabularies = {(run.config.data.vocab_path, run.config.model.vocab_size) for run in wordpiece}
+        vocabularies = {(run.config.data.vocab_path, run.config.model.vocab_size) for run in learnt}
     tasks = (
         ("the objective", {run.config.model.objective for run in runs}),
         ("the tokenizer", {run.config.data.tokenizer for run in runs}),
@@ -225,23 +248,70 @@ def _part_effect(part: str) -> Effect:
     return Effect.PARAMETERS if part in ("total", "encoder", "decoder") else Effect.NONE
 
 
-def _settings(config: Config, row: str) -> str:
-    """`name value, name value` of the config's fields that the schema puts into this row."""
+def _settings(config: Config, row: str, treatment: Sequence[str] = ()) -> str:
+    """`name value, name value` of the config's fields that the schema puts into this row, without
+    those of the treatment.
+    """
+    return _format_fields(config, [field for field in all_fields(config.model.objective) if field.row == row], treatment)
+
+
+def _shape(config: Config, treatment: Sequence[str]) -> str:
+    """As `_settings`, of the fields whose role is `shape`."""
+    return _format_fields(config, [field for field in all_fields(config.model.objective) if field.role == "shape"], treatment)
+
+
+def _format_fields(config: Config, fields: Sequence[Field], treatment: Sequence[str]) -> str:
     values = flatten(config)
-    fields = [field for field in all_fields(config.model.objective) if field.row == row]
-    return ", ".join(f"{field.name} {values[field.path]}" for field in fields)
+    return ", ".join(f"{field.name} {values[field.path]}" for field in fields if field.path not in treatment)
 
 
 def _settings_effect(row: str) -> Effect:
     roles = {field.role for field in all_fields("mlm") if field.row == row}
-    return Effect.LOSS if "loss" in roles else Effect.CLOCK
+    return Effect.LOSS if "loss" in roles or row == SHAPE else Effect.CLOCK
 
 
-def _start(run: Run) -> str:
+def _kernels(run: Run) -> str:
+    """Which sublayers ran fused, without the reasons why others did not."""
+    kernels = run.recorded("kernels")
+    return ", ".join(f"{name} {'fused' if reason is None else 'plain'}" for name, reason in kernels.items())
+
+
+def _low_precision(runs: Sequence[Run]) -> bool:
+    """Whether a fused kernel rounds differently from the plain sublayer by more than fp32 does."""
+    return any(run.config.model.compute_dtype != "float32" for run in runs)
+
+
+def _starts(runs: Sequence[Run], treatment: Sequence[str]) -> list[str | None]:
+    """What each run started from; None: not recorded. Beside a fresh start that is no doubt."""
+    starts = [_start(run, treatment) for run in runs]
+    if all(start is None or run.config.train.start_from for start, run in zip(starts, runs, strict=True)):
+        return starts
+    return [start or "another run, of which nothing is recorded" for start in starts]
+
+
+def _start(run: Run, treatment: Sequence[str]) -> str | None:
+    """`fresh`, or what the run started from: parents with equal text have equal settings (but for
+    the treatment), data and training. None: a parent's folder is gone, and it was not recorded.
+    """
     train = run.config.train
     if not train.start_from:
         return "fresh"
-    return f"parameters{' and moments' if train.keep_moments else ''} of another run"
+    parents = recorded_lineage(run.record) or [{"config": None}]
+    if any(parent["config"] is None for parent in parents):
+        return None
+    taken = f"parameters{' and moments' if train.keep_moments else ''} of "
+    return taken + ", before it ".join(_parent(parent, treatment) for parent in parents)
+
+
+def _parent(parent: Mapping[str, Any], treatment: Sequence[str]) -> str:
+    config = from_saved(parent["config"])
+    rows = {row: _settings(config, row, treatment) for row in get_args(ConfigRow) if row not in ("start", "mesh", "training seed")}
+    if SHAPE not in treatment:
+        rows[SHAPE] = _shape(config, treatment)
+    settings = {row: text for row, text in rows.items() if _settings_effect(row) is Effect.LOSS}
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+    data = str(parent["fingerprint"])[:8]
+    return f"a run of settings {digest} on data {data} at step {parent['step']}, after {parent['tokens']} tokens"
 
 
 def _tokens(run: Run) -> int | None:

@@ -10,18 +10,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config
 from mhsh.report.estimate import mean_band
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.curves import AXES, SPLITS, Curve
 from mhsh.report.runs.downsample import smooth
 from mhsh.report.runs.loading import Run
+from mhsh.run_folder import recorded_lineage
 
 BAND_POINTS = 500  # of one band
 
 GROUP_RULE = (
     "Runs are one group if their configs are equal in every field but train.seed, and data.seed is equal in all of them or "
-    "different in each. A second run of the same config and seed starts another group, so that no seed counts twice."
+    "different in each; where they start from other runs, those runs likewise. A second run of the same config and seed starts "
+    "another group, so that no seed counts twice."
 )
 BAND_RULE = (
     "A group's curve is the mean of its runs' curves (training is smoothed first), interpolated linearly between logged rows, "
@@ -95,9 +98,9 @@ def _placed(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _members(runs: Sequence[Run]) -> list[list[int]]:
-    alike: dict[Config, list[int]] = {}
+    alike: dict[tuple[Config, ...], list[int]] = {}
     for index, run in enumerate(runs):
-        alike.setdefault(_without_seeds(run.config), []).append(index)
+        alike.setdefault(_without_seeds_of_all(run), []).append(index)
     groups: list[list[int]] = []
     for indices in alike.values():
         data_seeds = [runs[index].config.data.seed for index in indices]
@@ -113,6 +116,21 @@ def _members(runs: Sequence[Run]) -> list[list[int]]:
             repeated.setdefault((data_seed, time), []).append(index)
         groups += repeated.values()
     return sorted(groups)
+
+
+def _without_seeds_of_all(run: Run) -> tuple[Config, ...]:
+    """The configs of the run and of those that it started from, without their seeds. Where those
+    are known, the folder that it started from does not matter: every seed may have its own.
+    """
+    parents = recorded_lineage(run.record)
+    if not parents or any(parent["config"] is None for parent in parents):
+        return (_without_seeds(run.config),)
+    configs = [run.config, *(from_saved(parent["config"]) for parent in parents)]
+    steps = [run.config.train.num_steps, *(parent["step"] for parent in parents)]
+    return tuple(
+        replace(_without_seeds(config), train=replace(config.train, seed=0, start_from="", num_steps=step))
+        for config, step in zip(configs, steps, strict=True)
+    )
 
 
 def _without_seeds(config: Config) -> Config:

@@ -71,8 +71,10 @@ def write_headline(
         return Headline(title, tuple(filter(None, worth)), None)
     if len(ranking) < 2:
         return Headline(_lone_title(ranking, results.measure), tuple(filter(None, worth)), None)
-    apart = difference(ranking[1].by_seed, ranking[0].by_seed)
-    sentences = (_sure_sentence(ranking, apart), fair, _others_sentence(ranking, results.measure), *worth)
+    # As in the tables: the baseline is what is subtracted.
+    one, other = (ranking[1], ranking[0]) if results.ranked[0] == results.baseline else (ranking[0], ranking[1])
+    apart = difference(one.by_seed, other.by_seed)
+    sentences = (_sure_sentence(one, other, apart), fair, _others_sentence(ranking, results.measure), *worth)
     title = _title(ranking, apart, results.measure, fairness.same_data(drawn))
     return Headline(title, tuple(filter(None, sentences)), results.measure)
 
@@ -116,17 +118,17 @@ def _lone_title(ranking: Sequence[_Ranked], measure: str) -> str:
     return f"{only.name}: {measure} {format_loss(only.loss)} {UNIT}; there is no second finite run to compare it with"
 
 
-def _sure_sentence(ranking: Sequence[_Ranked], apart: Estimate) -> str:
-    first, second = ranking[:2]
+def _sure_sentence(first: _Ranked, second: _Ranked, apart: Estimate) -> str:
+    """How sure the difference `apart` of the first minus the second is."""
     if not apart.has_interval:
-        few = [ranked.name for ranked in (first, second) if len(ranked.by_seed) < 2]
+        few = [ranked.name for ranked in sorted((first, second), key=lambda each: each.loss) if len(ranked.by_seed) < 2]
         return (
             f"How sure: one seed of {format_list(few)}, so no error bar: "
             "how much another seed would change the difference was not measured."
         )
     paired = first.by_seed.keys() == second.by_seed.keys()
     seeds = f"{apart.seeds} seeds, paired" if paired else f"{len(first.by_seed)} and {len(second.by_seed)} seeds"
-    interval = f"the 95 % interval of the difference to {second.name}, {format_interval(apart)}, over {seeds},"
+    interval = f"the 95 % interval of {first.name} minus {second.name}, {format_interval(apart)}, over {seeds},"
     if apart.excludes_zero:
         return f"How sure: {interval} excludes zero."
     return f"How sure: no significant difference: {interval} includes zero."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from mhsh import text
 from mhsh.report.compare.comparison import Comparison
-from mhsh.report.compare.results import GroupScores, Score
+from mhsh.report.compare.results import Cost, GroupScores, Score
 from mhsh.report.estimate import Estimate
-from mhsh.report.render.format import format_loss
+from mhsh.report.render.format import format_loss, format_signed
 from mhsh.report.runs.curves import AXES
 
 AXIS_NAMES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "device seconds"}
@@ -79,23 +80,34 @@ def _row(what: str, scores: list[Score], words: _Words, absent: str) -> MeasureR
 def _value(score: Score, words: _Words, absent: str) -> str:
     if score.estimate is None:
         return absent if score.known == 0 else f"in {score.known} of {len(score.each)} runs only"
+    if isinstance(score, Cost) and score.bounds is not None:
+        return _place(score, score.estimate, score.bounds, words)
     return f"{words(score.estimate.mean)}{_interval(score.estimate, words)}"
+
+
+def _place(cost: Cost, estimate: Estimate, bounds: tuple[float, float], words: _Words) -> str:
+    """Between which rows, the interpolated place, and the interval of the mean."""
+    if all(each is not None and each.at_most for each in cost.crossings.values()):
+        return f"at most {words(bounds[1])}"
+    between = f"{words(bounds[0])} to {words(bounds[1])}"
+    seeds = f"; 95 % {words(max(estimate.low, 0.0))} to {words(estimate.high)}" if estimate.has_interval else ""
+    return f"{between} (interpolated {words(estimate.mean)}{seeds})"
 
 
 def _difference(score: Score, words: _Words) -> str:
     difference = score.difference
     if difference is None:
         return ""
-    if not difference.has_interval:
+    if isinstance(score, Cost) and score.spacing is not None and score.spacing[0] <= 0 <= score.spacing[1]:
+        verdict = "no difference beyond the spacing of the evaluations"
+    elif not difference.has_interval:
         verdict = "too few seeds for an interval"
     elif difference.excludes_zero:
         verdict = "lower" if difference.mean < 0 else "higher"
     else:
         verdict = "no significant difference"
 
-    def signed(value: float) -> str:
-        return ("\u2212" if value < 0 else "+") + words(abs(value))
-
+    signed = functools.partial(format_signed, words=words)
     return f"{signed(difference.mean)}{_interval(difference, signed)}: {verdict}"
 
 

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from mhsh.outcome import smoothed_final
+from mhsh.outcome import ON_PLATEAU, smoothed_final
 from mhsh.report.compare.groups import Group
 from mhsh.report.estimate import Estimate, difference, estimate
 from mhsh.report.runs.curves import AXES, Curve
 from mhsh.report.runs.downsample import smooth
 from mhsh.report.runs.loading import Run
+from mhsh.report.runs.summary import gave_up, summarize
 
 FINAL_NAMES = {"validation": "final validation loss", "train": "final training loss"}
 
@@ -24,9 +26,12 @@ MEASURE_RULE = (
     "curves. The final loss is then the last validation loss, or the final training loss as defined above."
 )
 TARGET_RULE = (
-    "A run reaches the target at the first row with a loss at or below it, interpolated linearly from the row before (not over a "
-    "gap; at the first row: there). Unless --target is given, the target is the highest final loss of the runs with a finite one, "
-    "so that each of them reaches it. A group in which a run does not reach it has no mean; the runs that do are counted."
+    "A run reaches the target between the last row above it and the first row at or below it; a run whose first row is at or below "
+    "it, at most there. The number given is interpolated linearly between the two rows (not over a gap: the later one). Intervals "
+    "and differences hold for every place between the rows of each run: no difference is significant that the spacing of the "
+    "evaluations alone could make. Unless --target is given, the target is the highest final loss of the runs with a finite one, "
+    "without those on the unigram plateau unless all are. A group in which a run does not reach it has no mean; the runs that do "
+    "are counted."
 )
 AREA_RULE = (
     "The mean loss over a range is the area under the curve, by trapezoids, divided by the range. The range is the same for all "
@@ -50,13 +55,48 @@ class Score:
 
 
 @dataclasses.dataclass(frozen=True)
+class Crossing:
+    """Where a curve first reaches a target, in the unit of an axis."""
+
+    low: float  # it is above the target there; 0 where no row is
+    high: float  # the first row at or below the target
+    interpolated: float  # between the two rows; else `high`
+    is_interpolated: bool  # False: the row before has no loss, or there is none
+
+    @property
+    def at_most(self) -> bool:
+        """Whether no row is above the target."""
+        return self.low == 0 and not self.is_interpolated
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost(Score):
+    """The cost to reach the target: `each` is interpolated, and the intervals of `estimate` and
+    `difference` hold for every place between the rows.
+    """
+
+    crossings: Mapping[int, Crossing | None]  # by seed; None: not reached
+    spacing: tuple[float, float] | None  # between which the difference lies by the spacing alone, without other seeds
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The mean of the last rows above the target, and of the first ones below it; None unless
+        every run reaches it.
+        """
+        known = [each for each in self.crossings.values() if each is not None]
+        if not known or len(known) < len(self.crossings):
+            return None
+        return statistics.fmean(each.low for each in known), statistics.fmean(each.high for each in known)
+
+
+@dataclasses.dataclass(frozen=True)
 class GroupScores:
     """All measures of one group. Losses in nats per predicted token."""
 
     final: Score
     best: Score  # the lowest finite loss
     mean_loss: Mapping[str, Score]  # by axis, by AREA_RULE
-    cost_to_target: Mapping[str, Score]  # by axis, in its unit, by TARGET_RULE
+    cost_to_target: Mapping[str, Cost]  # by axis, in its unit, by TARGET_RULE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +130,8 @@ def measure_groups(runs: Sequence[Run], groups: Sequence[Group], target: float |
     finals = [_final(run, split) for run in runs]
     finite = [index for index, final in enumerate(finals) if math.isfinite(final)]
     if target is None and finite:
-        target = max(finals[index] for index in finite)
+        trained = [index for index in finite if summarize(runs[index]).outcome != ON_PLATEAU]
+        target = max(finals[index] for index in trained or finite)
     ranges = {axis: _common_range([curves[index].x[axis] for index in finite]) for axis in AXES}
 
     def scores(value: Callable[[int], float]) -> list[Score]:
@@ -98,7 +139,7 @@ def measure_groups(runs: Sequence[Run], groups: Sequence[Group], target: float |
 
     final, best = scores(finals.__getitem__), scores(lambda index: _lowest(curves[index].loss))
     means = {axis: scores(lambda index, axis=axis: _mean_loss(curves[index], axis, ranges[axis])) for axis in AXES}
-    costs = {axis: scores(lambda index, axis=axis: _crossing(curves[index], axis, target)) for axis in AXES}
+    costs = {axis: _costs(runs, groups, [_crossing(curve, axis, target) for curve in curves], baseline) for axis in AXES}
     return Results(
         split,
         target,
@@ -113,18 +154,21 @@ def measure_groups(runs: Sequence[Run], groups: Sequence[Group], target: float |
     )
 
 
-def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> float:
-    """The x at which the curve first reaches `target`, by TARGET_RULE; nan if it never does, or if
-    x is not known there.
+def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> Crossing | None:
+    """Where the curve first reaches `target`, by TARGET_RULE; None if it never does, or if x is not
+    known there.
     """
     below = np.flatnonzero(loss <= target)
-    if not len(below):
-        return math.nan
+    if not len(below) or not math.isfinite(x[below[0]]):
+        return None
     row = int(below[0])
-    if row == 0 or not math.isfinite(loss[row - 1]) or not math.isfinite(x[row - 1]):
-        return float(x[row])
+    high = float(x[row])
+    above = np.flatnonzero(np.isfinite(loss[:row]) & np.isfinite(x[:row]))
+    low = float(x[above[-1]]) if len(above) else 0.0
+    if not len(above) or above[-1] < row - 1:
+        return Crossing(low, high, high, is_interpolated=False)
     share = (loss[row - 1] - target) / (loss[row - 1] - loss[row])
-    return float(x[row - 1] + share * (x[row] - x[row - 1]))
+    return Crossing(low, high, float(low + share * (high - low)), is_interpolated=True)
 
 
 def mean_loss(x: np.ndarray, loss: np.ndarray, start: float, end: float) -> float:
@@ -145,6 +189,8 @@ def _measured(run: Run, split: str) -> Curve:
 
 def _diverged(run: Run) -> bool:
     """By PLATEAU_RULE of mhsh.outcome."""
+    if gave_up(run):
+        return True
     train, validation = smoothed_final(run.curves["train"].loss), run.curves["validation"].loss
     return (train is not None and not math.isfinite(train)) or bool(len(validation) and not math.isfinite(validation[-1]))
 
@@ -176,8 +222,39 @@ def _mean_loss(curve: Curve, axis: str, span: tuple[float, float] | None) -> flo
     return mean_loss(x, curve.loss, *span)
 
 
-def _crossing(curve: Curve, axis: str, target: float | None) -> float:
-    return math.nan if target is None else crossing(curve.x[axis], curve.loss, target)
+def _crossing(curve: Curve, axis: str, target: float | None) -> Crossing | None:
+    return None if target is None else crossing(curve.x[axis], curve.loss, target)
+
+
+def _costs(runs: Sequence[Run], groups: Sequence[Group], crossings: Sequence[Crossing | None], baseline: int) -> list[Cost]:
+    """The costs of every group, from one crossing a run."""
+
+    def scores(value: Callable[[Crossing], float]) -> list[Score]:
+        return _scores(runs, groups, [math.nan if each is None else value(each) for each in crossings], baseline)
+
+    by_seed = [{runs[index].config.train.seed: crossings[index] for index in group.runs} for group in groups]
+    middle, low, high = (
+        scores(lambda each: each.interpolated),
+        scores(lambda each: each.low),
+        scores(lambda each: each.high),
+    )
+    costs = []
+    for place, score in enumerate(middle):
+        widest = _widened(score.estimate, low[place].estimate, high[place].estimate)
+        apart, spacing = None, None
+        if score.difference is not None:
+            least = difference(low[place].each, high[baseline].each)
+            most = difference(high[place].each, low[baseline].each)
+            apart, spacing = _widened(score.difference, least, most), (least.mean, most.mean)
+        costs.append(Cost(score.each, widest, apart, score.paired, by_seed[place], spacing))
+    return costs
+
+
+def _widened(middle: Estimate | None, least: Estimate | None, most: Estimate | None) -> Estimate | None:
+    """`middle` with an interval from that of `least` to that of `most`."""
+    if middle is None or least is None or most is None:
+        return None
+    return dataclasses.replace(middle, low=least.low, high=most.high)
 
 
 def _scores(runs: Sequence[Run], groups: Sequence[Group], values: Sequence[float], baseline: int) -> list[Score]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mhsh.report.estimate import Estimate
@@ -24,9 +24,14 @@ def format_loss_difference(value: float) -> str:
     return f"{value:.3f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.1g}"
 
 
+def format_signed(value: float, words: Callable[[float], str]) -> str:
+    """The value in words, after its sign."""
+    return ("\u2212" if value < 0 else "+") + words(abs(value))
+
+
 def format_interval(of: Estimate) -> str:
-    """`0.120 to 0.340`, of losses."""
-    return f"{format_loss_difference(of.low)} to {format_loss_difference(of.high)}"
+    """`+0.120 to +0.340`, of a difference of losses."""
+    return f"{format_signed(of.low, format_loss_difference)} to {format_signed(of.high, format_loss_difference)}"
 
 
 def format_percent(share: float) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from mhsh.outcome import plateau_outcome, smoothed_final
+from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
 from mhsh.report.runs.curves import Curve
 from mhsh.report.runs.loading import Run
 
@@ -68,9 +68,14 @@ def summarize(run: Run) -> Summary:
         parameters=run.recorded_number("parameters", "total"),
         encoder_parameters=run.recorded_number("parameters", "encoder"),
         unigram_entropy=entropy,
-        outcome=plateau_outcome(final_train, final_validation.loss if final_validation else None, entropy),
+        outcome=plateau_outcome(final_train, final_validation.loss if final_validation else None, entropy, gave_up(run)),
         has_problems=bool(run.problems),
     )
+
+
+def gave_up(run: Run) -> bool:
+    """Whether training ended the run because its losses were not finite."""
+    return run.recorded("outcome") == DIVERGED
 
 
 def _point(curve: Curve, index: int) -> LossAtStep:

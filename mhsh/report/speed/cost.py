@@ -39,11 +39,8 @@ def steps_to_target(steps: np.ndarray, losses: np.ndarray, target: float) -> tup
 
     The flag is True where no finite loss comes before it: the step is then an upper bound.
     """
-    step = crossing(steps, losses, target)
-    if math.isnan(step):
-        return None
-    row = int(np.flatnonzero(losses <= target)[0])
-    return step, row == 0 or not math.isfinite(losses[row - 1])
+    found = crossing(steps, losses, target)
+    return None if found is None else (found.interpolated, not found.is_interpolated)
 
 
 def costs(runs: Sequence[Run], rows: Sequence[Measurement], target: float) -> list[Cost]:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from mhsh.config.schema import OptimizerConfig
+from mhsh.errors import UserError
 from mhsh.report.compare.fairness import (
     Condition,
+    check_treatment,
     config_differences,
     different_tasks,
     excess,
@@ -78,6 +80,24 @@ def test_which_runs_have_other_tasks(make_run) -> None:
     assert difference(model={"objective": "clm", "next_sentence": False}) == "the objective differs"
 
 
+def test_translations_with_other_vocabularies_are_in_other_units(tmp_path: Path, make_config) -> None:
+    paths = []
+    for name, vocabulary in (("a", "{}"), ("b", "{}"), ("c", "[]")):
+        folder = RunFolder.open_for_training(tmp_path / name, make_config("translation", "tiny"))
+        folder.append_metrics([{"step": 1, "split": "train", "loss": 3.0}])
+        (folder.path / "tokenizer.json").write_text(vocabulary)
+        paths.append(tmp_path / name)
+    assert different_tasks(load_runs(paths[:2]).runs) is None
+    assert different_tasks(load_runs(paths[1:]).runs) == "the vocabulary differs"
+
+
+@pytest.mark.parametrize(("named", "message"), [("model.innit", "did you mean model.init"), ("colour", "mhsh configs lists")])
+def test_a_treatment_that_is_no_field(named: str, message: str) -> None:
+    check_treatment(["shape", "model.init", "data.layout"])
+    with pytest.raises(UserError, match=f"--treatment={named} is neither a field of a config nor 'shape'; {message}"):
+        check_treatment([named])
+
+
 def test_a_vocabulary_path_says_nothing_of_bytes(make_run) -> None:
     def of_bytes(name: str, path: str) -> Path:
         return make_run(name, data={"tokenizer": "bytes", "vocab_path": path}, model={"vocab_size": 261})
@@ -109,7 +129,7 @@ def test_two_models_under_equal_conditions_are_fair(make_run) -> None:
     sizes = {"parameters": {"encoder": 101_000, "total": 151_000}, "flops_per_token_forward": 1.1e6}
     other = make_run("b", [3.0] * 4, model={"num_layers": 4, "num_heads": 4}, record=EVERYTHING | sizes)
     assert said(make_run, with_batches(other, BATCHES)) == (
-        "Comparable: of what matters, only the models differ, and their parameter counts by at most 2 %.",
+        "Comparable: nothing that matters differs but the treatment (shape), and parameter counts by at most 2 %.",
         (),
     )
 

@@ -5,13 +5,16 @@ against hand-computed ones.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mhsh.report.compare.fairness import find_conditions, verdict
 from mhsh.report.compare.groups import BAND_POINTS, bands, group_runs
 from mhsh.report.runs.curves import Curve
 from mhsh.report.runs.loading import load_runs
+from mhsh.run_folder import RunFolder
 
 
 def grouped(*paths) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
@@ -42,6 +45,39 @@ def test_data_seeds_belong_together_only_where_each_run_has_its_own(make_run) ->
     third = make_run("a-2", [3.0], training={"seed": 2}, data={"seed": 7})
     assert grouped(both[0], data_alone) == [("a-0", (0,), (0,)), ("b", (1,), (0,))]
     assert grouped(*both, third) == [("a", (0, 2), (0, 2)), ("a-1", (1,), (1,))]
+
+
+def two_phases(make_run, name: str, seed: int, steps: int = 20, recorded: bool = True) -> Path:
+    """A second phase from a first one of its own."""
+    seeds = {"seed": seed}
+    first = make_run(f"first-{name}-{seed}", [3.0] * steps, training=seeds)
+    start = {"folder": str(first), "step": steps} | ({"lineage": RunFolder(first).lineage(steps)} if recorded else {})
+    return make_run(f"{name}-{seed}", [2.0] * 20, training=seeds | {"start_from": str(first)}, record={"started_from": start})
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_seeds_that_each_start_from_a_first_phase_of_their_own_are_one_group(make_run, recorded) -> None:
+    """An older run.json names its parent alone; then the parent's folder is asked."""
+    runs = [two_phases(make_run, "two", seed, recorded=recorded) for seed in range(3)]
+    assert grouped(*runs) == [("two", (0, 1, 2), (0, 1, 2))]
+
+
+def test_first_phases_of_other_lengths_are_other_groups_and_not_comparable(make_run) -> None:
+    long, short = two_phases(make_run, "long", 0, steps=20), two_phases(make_run, "short", 0, steps=10)
+    runs = load_runs([long, short]).runs
+    groups = group_runs(runs)
+    assert len(groups) == 2
+    rows = find_conditions(runs, groups)
+    (start,) = [row for row in rows if row.name == "start"]
+    assert start.matters and "at step 20, after 10240 tokens" in start.values[0] and "at step 10" in start.values[1]
+    assert verdict(rows).startswith("Not comparable: different start")
+
+
+def test_parents_of_parents_count(make_run) -> None:
+    first = two_phases(make_run, "mid", 0)
+    other = make_run("plain", [2.0] * 20, training={"start_from": "elsewhere"}, record={"started_from": None})
+    for path in (first, other):
+        assert [each["step"] for each in RunFolder(path).lineage(20)] == ([20, 20] if path == first else [20])
 
 
 def test_names_are_what_the_runs_have_in_common(make_run, tmp_path) -> None:

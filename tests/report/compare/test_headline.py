@@ -110,7 +110,7 @@ def test_three_seeds_with_a_significant_difference(make_run) -> None:
     words = headline(*seeds(make_run, "a", [2.0, 2.1, 2.2]), *seeds(make_run, "b", [1.8, 1.91, 1.99], **deep))
     assert words.title == "b ended lowest: final validation loss 1.900 nats per predicted token, 0.200 below a (9.5 %)"
     assert words.sentences[0] == (
-        "How sure: the 95 % interval of the difference to a, 0.175 to 0.225, over 3 seeds, paired, excludes zero."
+        "How sure: the 95 % interval of b minus a, \u22120.225 to \u22120.175, over 3 seeds, paired, excludes zero."
     )
     assert words.sentences[1].startswith("Comparable")
 
@@ -119,7 +119,7 @@ def test_seeds_without_a_significant_difference(make_run) -> None:
     deep = {"model": {"num_layers": 4}}
     words = headline(*seeds(make_run, "a", [2.0, 2.4, 2.2]), *seeds(make_run, "b", [2.3, 2.0, 2.1], **deep))
     assert words.title.endswith("0.067 below a (3.0 %), no significant difference")
-    assert words.sentences[0].startswith("How sure: no significant difference: the 95 % interval of the difference to a, -0.")
+    assert words.sentences[0].startswith("How sure: no significant difference: the 95 % interval of b minus a, \u22120.")
     assert words.sentences[0].endswith("over 3 seeds, paired, includes zero.")
 
 

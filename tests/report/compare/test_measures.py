@@ -47,7 +47,8 @@ def test_one_seed_has_values_and_no_interval(make_run) -> None:
     assert (other.value, other.difference) == ("2.500", "+0.500: too few seeds for an interval")
     # From 3.0 at step 10 to 2.0 at step 20 the curve is at 2.5 in the middle.
     one, other = cells(comparison, "steps to validation loss 2.500")
-    assert (one.value, other.value, other.difference) == ("15", "20", "+5: too few seeds for an interval")
+    assert (one.value, other.value) == ("10 to 20 (interpolated 15)", "10 to 20 (interpolated 20)")
+    assert other.difference == "+5: no difference beyond the spacing of the evaluations"
     assert [cell.value for cell in cells(comparison, "mean validation loss by steps, 10 to 20")] == ["2.500", "2.750"]
 
 

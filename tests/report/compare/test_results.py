@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mhsh.report.compare.comparison import Comparison, compare
-from mhsh.report.compare.results import Results, crossing, mean_loss, measure_groups
+from mhsh.report.compare.measures import measure_rows
+from mhsh.report.compare.results import Crossing, Results, crossing, mean_loss, measure_groups
 from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
 
@@ -32,29 +33,93 @@ def compared(*paths: Path, target: float | None = None, baseline: str | None = N
 @pytest.mark.parametrize(
     ("loss", "target", "place"),
     [
-        ([4.0, 3.0, 2.0], 2.5, 25.0),  # half way from 20 to 30
-        ([4.0, 3.0, 2.0], 3.0, 20.0),  # at a row exactly
-        ([4.0, 3.0, 2.0], 4.5, 10.0),  # there from the first row on
-        ([4.0, 3.0, 2.0], 1.9, NAN),
-        ([4.0, 2.0, 5.0], 3.0, 15.0),  # the first crossing counts, though it rises again
-        ([4.0, NAN, 2.0], 3.0, 30.0),  # no interpolation over a gap
-        ([NAN, NAN, NAN], 3.0, NAN),
-        ([], 3.0, NAN),
+        ([4.0, 3.0, 2.0], 2.5, Crossing(20.0, 30.0, 25.0, True)),
+        ([4.0, 3.0, 2.0], 3.0, Crossing(10.0, 20.0, 20.0, True)),  # at a row exactly
+        ([4.0, 3.0, 2.0], 4.5, Crossing(0.0, 10.0, 10.0, False)),  # there from the first row on
+        ([4.0, 3.0, 2.0], 1.9, None),
+        ([4.0, 2.0, 5.0], 3.0, Crossing(10.0, 20.0, 15.0, True)),  # the first crossing counts, though it rises again
+        ([4.0, NAN, 2.0], 3.0, Crossing(10.0, 30.0, 30.0, False)),  # no interpolation over a gap
+        ([NAN, NAN, NAN], 3.0, None),
+        ([NAN, 2.0], 3.0, Crossing(0.0, 20.0, 20.0, False)),
+        ([], 3.0, None),
     ],
 )
-def test_the_first_crossing_by_hand(loss: list[float], target: float, place: float) -> None:
-    assert crossing(np.arange(10.0, 10.0 * len(loss) + 5, 10), np.array(loss), target) == pytest.approx(place, nan_ok=True)
+def test_the_first_crossing_by_hand(loss: list[float], target: float, place: Crossing | None) -> None:
+    assert crossing(np.arange(10.0, 10.0 * len(loss) + 5, 10), np.array(loss), target) == place
 
 
 @given(losses=st.lists(st.floats(0.5, 8), min_size=2, max_size=20), target=st.floats(0.5, 8))
 def test_the_curve_is_at_the_target_where_it_crosses_and_above_before(losses: list[float], target: float) -> None:
-    x, loss = np.arange(len(losses), dtype=float), np.array(losses)
+    x, loss = np.arange(1.0, len(losses) + 1), np.array(losses)
     place = crossing(x, loss, target)
-    if math.isnan(place):
+    if place is None:
         assert (loss > target).all()
     else:
-        assert np.interp(place, x, loss) == pytest.approx(min(target, losses[0]))
-        assert (loss[x < place - 1e-9] > target).all()
+        assert place.low < place.interpolated <= place.high or place.at_most
+        assert np.interp(place.interpolated, x, loss) == pytest.approx(min(target, losses[0]))
+        assert (loss[x <= place.low] > target).all() and loss[x == place.high] <= target
+
+
+def decaying(make_run: Callable[..., Path], name: str, rate: float, every: int, seed: int = 0) -> Path:
+    """A run whose loss falls as 5 exp(-rate * step), evaluated at multiples of `every`."""
+    path = make_run(name, model={"num_layers": 3 if name.startswith("b") else 2}, training={"seed": seed, "eval_interval": every})
+    steps = range(every, 4001, every)
+    rows = [
+        {
+            "step": step,
+            "split": "validation",
+            "tokens": 8 * step,
+            "flops": step,
+            "seconds": step,
+            "loss": 5 * math.exp(-rate * step),
+        }
+        for step in steps
+    ]
+    RunFolder(path).append_metrics(rows)
+    return path
+
+
+def test_the_spacing_of_evaluations_makes_no_difference(make_run) -> None:
+    """Equal curves, evaluated every 50 and every 500 steps, three seeds each."""
+    often = [decaying(make_run, f"a{seed}", 1e-3 * (1 + seed / 50), 50, seed) for seed in range(3)]
+    seldom = [decaying(make_run, f"b{seed}", 1e-3 * (1 + seed / 50), 500, seed) for seed in range(3)]
+    cost = results(*often, *seldom, target=2.0).scores[1].cost_to_target["step"]
+    assert cost.difference is not None and cost.difference.has_interval and not cost.difference.excludes_zero
+    assert cost.spacing is not None and cost.spacing[0] < 0 < cost.spacing[1]
+    # A difference beyond the spacing is seen.
+    slow = [decaying(make_run, f"bb{seed}", 4e-4 * (1 + seed / 50), 500, seed) for seed in range(3)]
+    found = results(*often, *slow, target=2.0).scores[1].cost_to_target["step"]
+    assert found.difference is not None and found.difference.excludes_zero and found.difference.mean > 0
+
+
+def test_a_target_reached_before_the_first_evaluation_is_an_upper_bound(make_run) -> None:
+    """True crossings at steps 70 and 140, evaluated every 400 steps."""
+    compared_runs = compared(
+        decaying(make_run, "a", math.log(2) / 70, 400), decaying(make_run, "b", math.log(2) / 140, 400), target=2.5
+    )
+    cost = compared_runs.results.scores[1].cost_to_target["step"]
+    assert cost.crossings[0] is not None and cost.crossings[0].at_most
+    assert cost.bounds == (0.0, 400.0) and cost.spacing == (-400.0, 400.0)
+    (row,) = [row for row in measure_rows(compared_runs) if row.name.startswith("steps to")]
+    assert [cell.value for cell in row.cells] == ["at most 400", "at most 400"]
+    assert "no difference beyond the spacing" in row.cells[1].difference
+
+
+def test_the_default_target_is_one_that_a_run_reached_which_left_the_plateau(make_run) -> None:
+    stuck = make_run("stuck", [3.0] * 30, [2.99, 2.98, 2.97])
+    trained = [make_run(name, [2.0] * 30, [2.5, 2.0, last], model={"num_layers": 3}) for name, last in (("a", 1.5), ("b", 1.7))]
+    assert results(stuck, *trained).target == 1.7
+    assert results(stuck).target == 2.97  # where none left it, the worst
+
+
+def test_a_skipped_step_near_the_end_is_no_divergence(make_run) -> None:
+    """Step 95 of 100 had no finite loss; all others had."""
+    losses = [3.0 - step / 100 for step in range(100)]
+    losses[94] = NAN
+    runs = [make_run(f"a{seed}", losses, [2.9, 2.5, 2.1], training={"seed": seed}) for seed in (0, 1)]
+    assert results(*runs).ranked == (0,)
+    gave_up = make_run("gave_up", losses, [2.9, 2.5, 2.1], record={"outcome": "diverged"})
+    assert results(gave_up).ranked == ()
 
 
 def test_a_mean_loss_by_hand() -> None:
@@ -72,7 +137,7 @@ def test_two_groups_of_two_seeds_by_hand(make_run) -> None:
     slow = [
         make_run(f"slow-{s}", [5.0] * 30, [5.0, 4.0, 3.2 + s], training={"seed": s}, model={"residual": "pre_ln"}) for s in (0, 1)
     ]
-    found = results(*fast, *slow)
+    found = results(*fast, *slow, target=4.2)
     ours, theirs = found.scores
     assert found.measure == "final validation loss"
     assert found.ranked == (0, 1)
@@ -88,6 +153,7 @@ def test_two_groups_of_two_seeds_by_hand(make_run) -> None:
     # 4.2 is passed before the first row by the one, and by the other at 0.8 of the way from step 10
     # to 20.
     assert ours.cost_to_target["step"].each == {0: 10.0, 1: 10.0}
+    assert ours.cost_to_target["step"].bounds == (0.0, 10.0)
     assert theirs.cost_to_target["step"].each == pytest.approx({0: 18.0, 1: 18.0})
     assert theirs.cost_to_target["tokens"].each == pytest.approx({0: 512 * 18.0, 1: 512 * 18.0})
     assert theirs.cost_to_target["flops"].each == pytest.approx({0: 18e9, 1: 18e9})
