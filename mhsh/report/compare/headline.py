@@ -204,7 +204,7 @@ def _outcome_sentences(summaries: Sequence[Summary], groups: Sequence[Group]) ->
     measured = [item for item in summaries if item.outcome != outcome.NO_METRICS]
     sentences = []
     stuck = [
-        f"{item.name} (training loss {format_loss(item.final_train)}, unigram entropy {format_loss(item.unigram_entropy)})"
+        f"{item.name} ({_judged(item)}, unigram entropy {format_loss(item.unigram_entropy)})"
         for item in measured
         if item.outcome == outcome.ON_PLATEAU
     ]
@@ -223,6 +223,13 @@ def _outcome_sentences(summaries: Sequence[Summary], groups: Sequence[Group]) ->
     if measured and all(item.outcome == outcome.LEFT for item in measured):
         sentences.append("Every run drawn left the unigram plateau." if len(measured) > 1 else "It left the unigram plateau.")
     return sentences
+
+
+def _judged(item: Summary) -> str:
+    """The loss by which PLATEAU_RULE judges a run."""
+    if item.final_validation is not None:
+        return f"validation loss {format_loss(item.final_validation.loss)}"
+    return f"training loss {format_loss(item.final_train)}"
 
 
 def _problem_sentence(summaries: Sequence[Summary]) -> str:
