@@ -18,10 +18,13 @@ from mhsh.errors import UserError
 
 DEPTH = "model.num_layers"
 LEARNING_RATE = "optimizer.learning_rate"
-SEEDS = ("train.seed", "data.seed")
+# The axis that sets both seeds: a run with another seed has another initialisation, dropout, split,
+# order and masking.
+SEED = "seed"
+SEEDS = (SEED, "train.seed", "data.seed")
 
 # Short names that no field has, or that two sections have.
-_SHORT = {"seed": "train.seed", "lr": LEARNING_RATE, "depth": DEPTH}
+_SHORT = {"train_seed": "train.seed", "data_seed": "data.seed", "lr": LEARNING_RATE, "depth": DEPTH}
 
 # The axis that sets two fields: a residual scheme, and for Admin how omega starts.
 SCHEME = "scheme"
@@ -43,7 +46,7 @@ Fields = Mapping[str, Mapping[str, Any]]
 class Axis:
     """One field of the config (or the scheme), and the values that it takes, in the order given."""
 
-    path: str  # section.field, or SCHEME
+    path: str  # section.field, SCHEME or SEED
     values: tuple[Value, ...]
 
     @property
@@ -65,8 +68,9 @@ def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
     """`NAME=VALUE,VALUE...` texts as axes over the config `fields`.
 
     NAME is a field's path (optimizer.learning_rate), its last part where one section alone has it
-    (learning_rate), `seed` for train.seed, `lr` for the learning rate, `depth` for
-    model.num_layers, or `scheme`, whose values are SCHEMES. A value is of the field's type.
+    (learning_rate), `seed` for train.seed and data.seed together, `train_seed` and `data_seed` for
+    one of them, `lr` for the learning rate, `depth` for model.num_layers, or `scheme`, whose values
+    are SCHEMES. A value is of the field's type.
 
     Raises:
       UserError: a name that is no field, a value of another type, a value or an axis given twice,
@@ -77,10 +81,10 @@ def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
     axes = [_axis(text, fields) for text in texts]
     claimed: dict[str, str] = {}
     for axis in axes:
-        for path in ("model.residual", "model.admin_omega") if axis.path == SCHEME else (axis.path,):
+        for path in settings_of(axis.path, axis.values[0]) if axis.path != SCHEME else ("model.residual", "model.admin_omega"):
             if path in claimed:
-                raise UserError(f"--axes: {path} is set by {claimed[path]} and by {axis.name}; give each field one axis")
-            claimed[path] = axis.name
+                raise UserError(f"--axes: {path} is set by {claimed[path]} and by {axis.path}; give each field one axis")
+            claimed[path] = axis.path
     return tuple(axes)
 
 
@@ -107,6 +111,13 @@ def cells_of(axes: Sequence[Axis], fields: Fields) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
+def settings_of(path: str, value: Value) -> Mapping[str, Value]:
+    """The fields that a value of an axis sets."""
+    if path == SCHEME:
+        return SCHEMES[str(value)]
+    return {"train.seed": value, "data.seed": value} if path == SEED else {path: value}
+
+
 def scheme_of(model: ModelConfig) -> str:
     """The name in SCHEMES of a model's residual scheme."""
     if model.residual != "admin" or model.admin_omega == "profiled":
@@ -127,7 +138,7 @@ def _axis(text: str, fields: Fields) -> Axis:
 
 
 def _path(name: str, fields: Fields) -> str:
-    if name == SCHEME:
+    if name in (SCHEME, SEED):
         return name
     known = [f"{section}.{field}" for section, values in fields.items() for field in values]
     known += [HEADS_PER_LAYER] * (HEADS_PER_LAYER not in known)
@@ -140,7 +151,7 @@ def _path(name: str, fields: Fields) -> str:
         return found[0]
     if found:
         raise UserError(f"--axes {name}: {' and '.join(found)} are both called so; give the whole path")
-    close = difflib.get_close_matches(name, [*known, *(path.split(".")[-1] for path in known), *_SHORT, SCHEME], n=1)
+    close = difflib.get_close_matches(name, [*known, *(path.split(".")[-1] for path in known), *_SHORT, SCHEME, SEED], n=1)
     hint = f"did you mean {close[0]}?" if close else "give a field's path, such as optimizer.learning_rate"
     raise UserError(f"--axes {name}: the config has no such field; {hint}")
 
@@ -151,7 +162,7 @@ def _value(path: str, text: str) -> Value:
         if text not in SCHEMES:
             raise UserError(f"--axes scheme: {text!r} is no scheme; allowed: {', '.join(SCHEMES)}")
         return text
-    kind = kind_of(path) or str
+    kind = int if path == SEED else kind_of(path) or str
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]
@@ -163,7 +174,7 @@ def _value(path: str, text: str) -> Value:
 def _with_settings(fields: Fields, settings: Mapping[str, Value]) -> dict[str, Any]:
     changed = {section: dict(copy.deepcopy(values)) for section, values in fields.items()}
     for path, value in settings.items():
-        for each, setting in SCHEMES[str(value)].items() if path == SCHEME else ((path, value),):
+        for each, setting in settings_of(path, value).items():
             section, field = each.split(".")
             changed[section][field] = setting
     return changed

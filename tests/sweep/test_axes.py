@@ -33,9 +33,9 @@ def test_every_combination_in_order_the_last_axis_fastest(fields):
     ]
     shapes = [(6, 8, 256), (24, 2, 64), (48, 1, 32)]  # by hand: L N / n layers, n heads, F n / N wide
     assert got == [(*shape, seed, lr) for shape, seed, lr in itertools.product(shapes, (0, 1), (0.001, 0.003))]
-    assert {c.config.data.seed for c in made} == {0}
+    assert all(cell.config.data.seed == cell.config.train.seed for cell in made)
     assert made[3].name == "heads_per_layer-8_seed-1_learning_rate-0.003"
-    assert made[3].settings == {"model.heads_per_layer": 8, "train.seed": 1, "optimizer.learning_rate": 0.003}
+    assert made[3].settings == {"model.heads_per_layer": 8, "seed": 1, "optimizer.learning_rate": 0.003}
 
 
 def test_everything_else_is_the_config(fields):
@@ -51,6 +51,9 @@ def test_everything_else_is_the_config(fields):
         ("heads_per_layer=1", "model.heads_per_layer", (1,)),
         ("model.heads_per_layer=1", "model.heads_per_layer", (1,)),
         ("data.seed=4", "data.seed", (4,)),
+        ("data_seed=4", "data.seed", (4,)),
+        ("train_seed=4", "train.seed", (4,)),
+        ("seed=4", "seed", (4,)),
         ("depth=12,24", "model.num_layers", (12, 24)),
         ("num_layers=12", "model.num_layers", (12,)),
         ("learning_rate=1,2e-3", "optimizer.learning_rate", (1.0, 0.002)),
@@ -93,6 +96,7 @@ def test_schemes_are_the_residual_and_how_omega_starts(fields):
         (["lowercase=yes"], "'yes' is not of the field's type, bool"),
         (["scheme=sandwich"], "'sandwich' is no scheme"),
         (["seed=0", "train.seed=1"], "train.seed is set by"),
+        (["data_seed=1", "seed=0"], "data.seed is set by"),
         (["scheme=admin", "residual=post_ln"], "model.residual is set by scheme"),
         (["heads_per_layer=8,3"], "cell heads_per_layer-3: model.heads_per_layer = 3 does not divide"),
         (["lr=1e-3,-1", "seed=0"], "cell learning_rate--1.0_seed-0: optimizer.learning_rate = -1.0"),

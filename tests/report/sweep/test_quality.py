@@ -68,6 +68,7 @@ def test_a_line_for_every_setting_of_the_other_axes(fields, tmp_path):
     assert not quality.lines[1].points[1].against_first.has_interval  # one seed
 
 
-def test_a_seed_is_no_axis_of_quality(fields, tmp_path):
-    write_sweep(tmp_path / "s", fields, ["seed=0,1", "data.seed=0,1"], {})
+@pytest.mark.parametrize("axes", [["seed=0,1"], ["train_seed=0,1", "data_seed=0,1"]])
+def test_a_seed_is_no_axis_of_quality(fields, tmp_path, axes):
+    write_sweep(tmp_path / "s", fields, axes, {})
     assert qualities(load_sweep(tmp_path / "s")) == ()
