@@ -12,7 +12,7 @@ from mhsh.report.compare import fairness
 from mhsh.report.compare.fairness import Condition
 from mhsh.report.compare.groups import Group
 from mhsh.report.compare.results import FINAL_NAMES, Results
-from mhsh.report.estimate import Estimate, difference
+from mhsh.report.estimate import Estimate, difference, holm
 from mhsh.report.render.format import format_interval, format_list, format_loss, format_loss_difference, format_percent
 from mhsh.report.runs.loading import Run
 from mhsh.report.runs.summary import Summary
@@ -73,8 +73,17 @@ def write_headline(
         return Headline(_lone_title(ranking, results.measure), tuple(filter(None, worth)), None)
     # As in the tables: the baseline is what is subtracted.
     one, other = (ranking[1], ranking[0]) if results.ranked[0] == results.baseline else (ranking[0], ranking[1])
-    apart = difference(one.by_seed, other.by_seed)
-    sentences = (_sure_sentence(one, other, apart), fair, _others_sentence(ranking, results.measure), *worth)
+    against_lowest = holm([difference(each.by_seed, ranking[0].by_seed) for each in ranking[1:]])
+    nearest = against_lowest[0]
+    assert nearest is not None
+    # Of the other sign, and significant where that one is.
+    apart = dataclasses.replace(difference(one.by_seed, other.by_seed), p_value=nearest.p_value)
+    sentences = (
+        _sure_sentence(one, other, apart, len(ranking) - 1),
+        fair,
+        _others_sentence(ranking, against_lowest, results.measure),
+        *worth,
+    )
     title = _title(ranking, apart, results.measure, fairness.same_data(drawn))
     return Headline(title, tuple(filter(None, sentences)), results.measure)
 
@@ -95,7 +104,7 @@ def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str, same_data:
     gap = second.loss - first.loss
     by = f"{format_loss_difference(gap)} below {second.name}"
     share = f" ({format_percent(gap / second.loss)})" if second.loss > 0 else ""
-    doubt = ", no significant difference" if apart.has_interval and not apart.excludes_zero else ""
+    doubt = ", no significant difference" if apart.has_interval and not apart.is_significant else ""
     verb = "is lowest so far" if running else "ended lowest"
     title = f"{first.name} {verb}: {measure} {format_loss(first.loss)} {UNIT}, {by}{share}{doubt}"
     but = ["the runs had different data"] if same_data is False else []
@@ -118,8 +127,8 @@ def _lone_title(ranking: Sequence[_Ranked], measure: str) -> str:
     return f"{only.name}: {measure} {format_loss(only.loss)} {UNIT}; there is no second finite run to compare it with"
 
 
-def _sure_sentence(first: _Ranked, second: _Ranked, apart: Estimate) -> str:
-    """How sure the difference `apart` of the first minus the second is."""
+def _sure_sentence(first: _Ranked, second: _Ranked, apart: Estimate, compared: int) -> str:
+    """How sure the difference `apart` of the first minus the second is, one of `compared`."""
     if not apart.has_interval:
         few = [ranked.name for ranked in sorted((first, second), key=lambda each: each.loss) if len(ranked.by_seed) < 2]
         return (
@@ -129,17 +138,21 @@ def _sure_sentence(first: _Ranked, second: _Ranked, apart: Estimate) -> str:
     paired = first.by_seed.keys() == second.by_seed.keys()
     seeds = f"{apart.seeds} seeds, paired" if paired else f"{len(first.by_seed)} and {len(second.by_seed)} seeds"
     interval = f"the 95 % interval of {first.name} minus {second.name}, {format_interval(apart)}, over {seeds},"
-    if apart.excludes_zero:
+    if apart.is_significant:
         return f"How sure: {interval} excludes zero."
+    if apart.excludes_zero:
+        return (
+            f"How sure: no significant difference among {compared + 1} groups (Holm's correction), though {interval} excludes zero."
+        )
     return f"How sure: no significant difference: {interval} includes zero."
 
 
-def _others_sentence(ranking: Sequence[_Ranked], measure: str) -> str:
-    lowest = ranking[0]
+def _others_sentence(ranking: Sequence[_Ranked], differences: Sequence[Estimate | None], measure: str) -> str:
+    """`differences`: of each other group to the lowest."""
     others = []
-    for ranked in ranking[1:]:
-        apart = difference(ranked.by_seed, lowest.by_seed)
-        doubt = ", no significant difference" if apart.has_interval and not apart.excludes_zero else ""
+    for ranked, apart in zip(ranking[1:], differences, strict=True):
+        assert apart is not None
+        doubt = ", no significant difference" if apart.has_interval and not apart.is_significant else ""
         others.append(f"{ranked.name} {format_loss(ranked.loss)} (+{format_loss_difference(apart.mean)}{doubt})")
     return f"After it, by {measure}: {', '.join(others)}." if len(others) > 1 else ""
 

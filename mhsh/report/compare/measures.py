@@ -102,7 +102,7 @@ def _difference(score: Score, words: _Words) -> str:
         verdict = "no difference beyond the spacing of the evaluations"
     elif not difference.has_interval:
         verdict = "too few seeds for an interval"
-    elif difference.excludes_zero:
+    elif difference.is_significant:
         verdict = "lower" if difference.mean < 0 else "higher"
     else:
         verdict = "no significant difference"

@@ -13,7 +13,7 @@ import numpy as np
 
 from mhsh.outcome import ON_PLATEAU, smoothed_final
 from mhsh.report.compare.groups import Group
-from mhsh.report.estimate import Estimate, difference, estimate
+from mhsh.report.estimate import Estimate, difference, estimate, holm
 from mhsh.report.runs.curves import AXES, Curve
 from mhsh.report.runs.downsample import smooth
 from mhsh.report.runs.loading import Run
@@ -247,22 +247,30 @@ def _costs(runs: Sequence[Run], groups: Sequence[Group], crossings: Sequence[Cro
             most = difference(high[place].each, low[baseline].each)
             apart, spacing = _widened(score.difference, least, most), (least.mean, most.mean)
         costs.append(Cost(score.each, widest, apart, score.paired, by_seed[place], spacing))
-    return costs
+    adjusted = holm([cost.difference for cost in costs])
+    return [dataclasses.replace(cost, difference=apart) for cost, apart in zip(costs, adjusted, strict=True)]
 
 
 def _widened(middle: Estimate | None, least: Estimate | None, most: Estimate | None) -> Estimate | None:
-    """`middle` with an interval from that of `least` to that of `most`."""
+    """`middle` with an interval from that of `least` to that of `most`, and the p-value of the one
+    that is nearer to zero; 1 where zero lies between them.
+    """
     if middle is None or least is None or most is None:
         return None
-    return dataclasses.replace(middle, low=least.low, high=most.high)
+    p_value = least.p_value if least.mean > 0 else most.p_value if most.mean < 0 else 1.0
+    return dataclasses.replace(middle, low=least.low, high=most.high, p_value=p_value if middle.has_interval else math.nan)
 
 
 def _scores(runs: Sequence[Run], groups: Sequence[Group], values: Sequence[float], baseline: int) -> list[Score]:
     by_seed = [{runs[index].config.train.seed: values[index] for index in group.runs} for group in groups]
     estimates = [estimate(list(each.values())) if all(map(math.isfinite, each.values())) else None for each in by_seed]
-    scores = []
-    for place, each in enumerate(by_seed):
-        paired = place != baseline and each.keys() == by_seed[baseline].keys()
-        compared = place != baseline and estimates[place] is not None and estimates[baseline] is not None
-        scores.append(Score(each, estimates[place], difference(each, by_seed[baseline]) if compared else None, paired))
-    return scores
+    differences = [
+        difference(each, by_seed[baseline])
+        if place != baseline and estimates[place] is not None and estimates[baseline] is not None
+        else None
+        for place, each in enumerate(by_seed)
+    ]
+    return [
+        Score(each, estimates[place], apart, place != baseline and each.keys() == by_seed[baseline].keys())
+        for place, (each, apart) in enumerate(zip(by_seed, holm(differences), strict=True))
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from mhsh.report.estimate import Estimate, difference, estimate
+from mhsh.report.estimate import Estimate, difference, estimate, holm
 from mhsh.report.render.format import format_loss
 from mhsh.report.sweep.cells import Sweep, SweptCell, setting_words
 from mhsh.sweep.axes import SEEDS, Axis, Value
@@ -13,7 +13,7 @@ from mhsh.sweep.axes import SEEDS, Axis, Value
 QUALITY_RULE = (
     "Quality is the validation loss after the last step, its mean over the seeds that reached it with a finite loss; where some "
     "did not, the number of seeds is given, and the mean over the others is too good. Differences are against the axis's first "
-    "value, each by itself: of many intervals, some exclude zero by chance."
+    "value."
 )
 
 
@@ -83,7 +83,7 @@ def format_difference(estimated: Estimate) -> str:
     """`-0.012 (-0.020 to -0.004), lower`."""
     if not estimated.has_interval:
         return f"{estimated.mean:+.3f} (too few seeds for an interval)"
-    words = ("lower" if estimated.mean < 0 else "higher") if estimated.excludes_zero else "no significant difference"
+    words = ("lower" if estimated.mean < 0 else "higher") if estimated.is_significant else "no significant difference"
     return f"{estimated.mean:+.3f} ({estimated.low:+.3f} to {estimated.high:+.3f}), {words}"
 
 
@@ -109,15 +109,15 @@ def _points(by_value: Mapping[Value, Sequence[SweptCell]]) -> tuple[QualityPoint
     for cells in by_value.values():
         placed = {places.setdefault(cell.seeds, len(places)): cell.final_loss for cell in cells}
         losses.append({seed: loss for seed, loss in placed.items() if loss is not None})
+    apart = holm([difference(each, losses[0]) if index and each and losses[0] else None for index, each in enumerate(losses)])
     points = []
-    for index, ((value, cells), reached) in enumerate(zip(by_value.items(), losses, strict=True)):
+    for (value, cells), reached, against in zip(by_value.items(), losses, apart, strict=True):
         assert isinstance(value, int | float)
         missing = tuple(
             ", ".join(["seed " + " and ".join(map(str, cell.seeds))] * bool(cell.seeds) + [cell.verdict])
             for cell in cells
             if cell.final_loss is None
         )
-        against = difference(reached, losses[0]) if index and reached and losses[0] else None
         losses_here = tuple(reached.values())
         points.append(QualityPoint(value, estimate(losses_here) if reached else None, losses_here, against, len(cells), missing))
     return tuple(points)
