@@ -261,7 +261,8 @@ def _layer_changes(source: Source, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "means": [_finite(mean) for mean in means],
         "draws": [[_finite(value) for value in draw] for draw in changes],
-        "growth": None if fitted is None else fitted._asdict(),
+        # Without its interval, which holds for independent values: the layers of a model are not.
+        "growth": None if fitted is None else {"exponent": fitted.exponent, "deviations": fitted.deviations, "law": fitted.law},
     }
 
 

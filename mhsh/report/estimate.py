@@ -71,22 +71,12 @@ def holm(differences: Sequence[Estimate | None]) -> list[Estimate | None]:
     """The differences with p-values adjusted for their number (Holm 1979); those without a p-value
     are not counted.
     """
-    known = sorted(
-        (index for index, each in enumerate(differences) if each is not None and not math.isnan(each.p_value)),
-        key=lambda i: _p(differences[i]),
-    )
+    known = {index: each for index, each in enumerate(differences) if each is not None and not math.isnan(each.p_value)}
     adjusted, largest = list(differences), 0.0
-    for place, index in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - place) * _p(differences[index])))
-        each = differences[index]
-        assert each is not None
-        adjusted[index] = dataclasses.replace(each, p_value=largest)
+    for place, index in enumerate(sorted(known, key=lambda index: known[index].p_value)):
+        largest = max(largest, min(1.0, (len(known) - place) * known[index].p_value))
+        adjusted[index] = dataclasses.replace(known[index], p_value=largest)
     return adjusted
-
-
-def _p(of: Estimate | None) -> float:
-    assert of is not None
-    return of.p_value
 
 
 def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate:

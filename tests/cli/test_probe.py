@@ -43,6 +43,7 @@ def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = [
         *TINY,
         corpus,
+        "--config.model.num_layers=3",  # the least that a growth is fitted to
         "--config.train.num_steps=2",
         "--config.optimizer.warmup_steps=1",
         "--config.train.eval_batches=1",
@@ -67,13 +68,13 @@ def test_a_run(run, tmp_path, capsys, kind):
     document = json.loads(out.read_text(encoding="utf-8"))
     (model,) = document["models"]
     assert (document["kind"], model["name"], model["step"]) == (kind, "_tiny$run", 2)
-    assert document["settings"]["rows"] == 2 and model["config"]["model"]["num_layers"] == 2
+    assert document["settings"]["rows"] == 2 and model["config"]["model"]["num_layers"] == 3
     figures = {"amplification": lambda found: found["means"], "gradients": lambda found: found["stacks"]["encoder"]["layer"]}.get(
         kind, lambda found: found["encoder"]
     )(model["result"])
     if kind == "coverage":
         attention = figures["attention"]
-        assert len(attention["heads"]) == 2 and len(attention["heads"][0]) == 8
+        assert len(attention["heads"]) == 3 and len(attention["heads"][0]) == 8
         # At a start like BERT's the scores are near zero: a token looks almost evenly at all it may
         # see.
         assert 0.98 < attention["layers"][0] / attention["visible"] <= 1
@@ -82,7 +83,9 @@ def test_a_run(run, tmp_path, capsys, kind):
     elif kind == "similarity":
         assert all(0 < value <= 1.0001 for value in figures["cka"])
     else:
-        assert len(figures) == 2 and min(figures) > 0
+        assert len(figures) == 3 and min(figures) > 0
+    if kind == "amplification":  # the layers of a model are not independent: an exponent has no interval
+        assert set(model["result"]["growth"]) == {"exponent", "deviations", "law"}
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     ET.fromstring(out.with_suffix(".svg").read_bytes())
 

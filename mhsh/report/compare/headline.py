@@ -56,7 +56,9 @@ def write_headline(
     It names a winner only if the losses are in one unit and at least two groups are finite.
     """
     drawn = [run for run in runs if run.drawable]
-    ranking = [_ranked(groups[place], results, place, summaries) for place in results.ranked]
+    untrained = [name for group in groups if (name := _untrained(group, summaries))]
+    places = [place for place in results.ranked if not _untrained(groups[place], summaries)] or list(results.ranked)
+    ranking = [_ranked(groups[place], results, place, summaries) for place in places]
     task = fairness.different_tasks(drawn)
     worth = (
         _data_sentence(drawn),
@@ -70,9 +72,9 @@ def write_headline(
         title = f"No winner is named: {task}, so the losses are not in one unit"
         return Headline(title, tuple(filter(None, worth)), None)
     if len(ranking) < 2:
-        return Headline(_lone_title(ranking, results.measure), tuple(filter(None, worth)), None)
+        return Headline(_lone_title(ranking, untrained, results.measure), tuple(filter(None, worth)), None)
     # As in the tables: the baseline is what is subtracted.
-    one, other = (ranking[1], ranking[0]) if results.ranked[0] == results.baseline else (ranking[0], ranking[1])
+    one, other = (ranking[1], ranking[0]) if places[0] == results.baseline else (ranking[0], ranking[1])
     against_lowest = holm([difference(each.by_seed, ranking[0].by_seed) for each in ranking[1:]])
     nearest = against_lowest[0]
     assert nearest is not None
@@ -85,6 +87,8 @@ def write_headline(
         *worth,
     )
     title = _title(ranking, apart, results.measure, fairness.same_data(drawn))
+    if untrained and len(places) < len(groups):
+        title = _tiers(untrained, ranking, against_lowest, title)
     return Headline(title, tuple(filter(None, sentences)), results.measure)
 
 
@@ -92,6 +96,28 @@ def _ranked(group: Group, results: Results, place: int, summaries: Sequence[Summ
     final = results.scores[place].final
     assert final.estimate is not None
     return _Ranked(group.name, final.estimate.mean, dict(final.each), tuple(summaries[index] for index in group.runs))
+
+
+def _untrained(group: Group, summaries: Sequence[Summary]) -> str | None:
+    """The group's name if any of its runs diverged or stayed on the plateau; else None."""
+    failed = [index for index in group.runs if summaries[index].outcome in (outcome.ON_PLATEAU, outcome.DIVERGED)]
+    if not failed:
+        return None
+    return group.name if len(failed) == len(group.runs) else f"{group.name} (in {len(failed)} of {len(group.runs)} runs)"
+
+
+def _tiers(untrained: Sequence[str], ranking: Sequence[_Ranked], against_lowest: Sequence[Estimate | None], title: str) -> str:
+    """Who did not train, who did, and whether those who did can be told apart. `title` says which
+    of them is lowest.
+    """
+    running = any(item.status == "running" for ranked in ranking for item in ranked.summaries)
+    first = f"{format_list(untrained)} {'have not trained so far' if running else 'did not train'}"
+    if any(each is not None and each.is_significant for each in against_lowest):
+        return f"{first}; of the others, {title}"
+    known = all(each is not None and each.has_interval for each in against_lowest)
+    doubt = "no significant difference" if known else "too few seeds to tell them apart"
+    spread = format_loss_difference(ranking[-1].loss - ranking[0].loss)
+    return f"{first}; {format_list([each.name for each in ranking])} did, within {spread} {UNIT} ({doubt})"
 
 
 def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str, same_data: bool | None) -> str:
@@ -120,10 +146,12 @@ def _measured_at(item: Summary, measure: str) -> tuple[int | None, float | None]
     return item.last_step, item.tokens
 
 
-def _lone_title(ranking: Sequence[_Ranked], measure: str) -> str:
+def _lone_title(ranking: Sequence[_Ranked], untrained: Sequence[str], measure: str) -> str:
     if not ranking:
         return "No winner is named: no run has a finite final loss"
     (only,) = ranking
+    if others := [name for name in untrained if name != only.name]:
+        return f"{format_list(others)} did not train; {only.name} did: {measure} {format_loss(only.loss)} {UNIT}"
     return f"{only.name}: {measure} {format_loss(only.loss)} {UNIT}; there is no second finite run to compare it with"
 
 

@@ -106,10 +106,14 @@ def _amplification_table(document: dict[str, Any]) -> None:
         _print("E|f(w) - f(w + delta)|^2, fresh", ["scheme", "theory", "exponent", "95 %", "best law", *ends], rows)
         return
     rows = [
-        [model["name"], *_growth_cells(model["result"]["growth"]), model["result"]["means"][-1] or math.nan]
+        [
+            model["name"],
+            *([f"{fitted['exponent']:.2f}", fitted["law"]] if (fitted := model["result"]["growth"]) else ["", ""]),
+            model["result"]["means"][-1] or math.nan,
+        ]
         for model in document["models"]
     ]
-    _print("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "95 %", "best law", "at the end"], rows)
+    _print("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "best law", "at the end"], rows)
 
 
 def _growth_cells(fitted: dict[str, Any] | None) -> list[str]:

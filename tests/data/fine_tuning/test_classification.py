@@ -5,6 +5,7 @@ MNLI.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,14 +31,14 @@ def load(make_config, tmp_path: Path):
     lines.
     """
 
-    def make(task: str, files: dict[str, list[str]], *, num_classes: int = 2, sequence_length: int = 12, folder: str = "RTE"):
+    def make(task: str, files: dict[str, list[str]], *, sequence_length: int = 12, folder: str = "RTE", **changes: Any):
         (tmp_path / folder).mkdir()
         for name, lines in files.items():
             (tmp_path / folder / name).write_text("".join(line + "\n" for line in lines))
         (tmp_path / "vocab.txt").write_text("".join(token + "\n" for token in VOCAB))
         shape = load_fields("bert", "2l8h")["model"]
         shape.pop("heads_per_layer")
-        model = ModelConfig(**shape | dict(objective="classification", next_sentence=False, num_classes=num_classes))
+        model = ModelConfig(**shape | dict(objective="classification", next_sentence=False, num_classes=2) | changes)
         data = data_config(task, f"tsv:{tmp_path}", str(tmp_path / "vocab.txt"), sequence_length)
         return load_classification(model, data, None)
 
@@ -108,6 +109,7 @@ def test_mnli_has_two_evaluation_sets(load):
         ("rte", dict(num_classes=3), r"model\.num_classes = 3; allowed with data\.task = 'rte': 2"),
         ("rte", dict(sequence_length=4), r"data\.sequence_length = 4 has no room for the texts of rte"),
         ("nli", {}, r"'nli' is not a task of GLUE"),
+        ("rte", dict(num_token_types=1), r"the second of a pair is of token type 1, but model\.num_token_types = 1"),
     ],
 )
 def test_what_does_not_fit(load, task, changes, said):

@@ -96,6 +96,31 @@ def test_the_plateau_is_named(make_run) -> None:
     assert "Every run drawn left the unigram plateau." in text(make_run("c", [2.5]), make_run("d", [2.6]))
 
 
+def test_the_title_tells_who_trained_and_whether_they_can_be_told_apart(make_run) -> None:
+    """The unigram entropy is 3.0; 2.95 is on its plateau."""
+    stuck, nan = make_run("stuck", [2.95] * 20, [2.96, 2.95]), make_run("nan", [1.0, float("nan")])
+    shallow, deep = make_run("shallow", [2.5] * 20, [2.6, 2.51]), make_run("deep", [2.5] * 20, [2.6, 2.5], model={"num_layers": 4})
+    assert headline(stuck, shallow, deep, nan).title == (
+        "stuck and nan did not train; deep and shallow did, within 0.010 nats per predicted token "
+        "(too few seeds to tell them apart)"
+    )
+    assert (
+        headline(stuck, shallow).title == "stuck did not train; shallow did: final validation loss 2.510 nats per predicted token"
+    )
+    # Where none trained, the lowest is named as ever.
+    assert headline(stuck, make_run("also", [2.99] * 20, [2.99, 2.99])).title.startswith("stuck ended lowest")
+
+
+def test_the_title_ranks_those_who_trained_where_their_difference_is_sure(make_run) -> None:
+    stuck = make_run("stuck", [2.95] * 20, [2.96, 2.95])
+    deep = {"model": {"num_layers": 4}}
+    words = headline(stuck, *seeds(make_run, "a", [2.0, 2.1, 2.2]), *seeds(make_run, "b", [1.8, 1.91, 1.99], **deep))
+    assert words.title.startswith("stuck did not train; of the others, b ended lowest: final validation loss 1.900")
+    one_of_three = seeds(make_run, "c", [2.0, 2.95, 2.1], model={"num_layers": 5})
+    title = headline(*one_of_three, make_run("d", [2.5] * 20, [2.6, 2.5])).title
+    assert title.startswith("c (in 1 of 3 runs) did not train; d did: final validation loss 2.500")
+
+
 def test_one_run_wins_nothing(make_run) -> None:
     assert headline(make_run("a", [2.5])).title.endswith("there is no second finite run to compare it with")
     assert headline(make_run("b", [float("nan")])).title.startswith("No winner is named")
