@@ -16,36 +16,9 @@ from mhsh.config.schema import Config
 from tests.conftest import load_fields
 
 CONFIG = {
-    "model": dict(
-        objective="mlm",
-        vocab_size=400,
-        max_positions=128,
-        positions="learned",
-        num_token_types=2,
-        next_sentence=True,
-        num_decoder_layers=0,
-        num_classes=0,
-        num_layers=2,
-        num_heads=2,
-        head_dim=8,
-        embed_dim=16,
-        mlp_dim=32,
-        activation="gelu",
-        residual="post_ln",
-        admin_omega="profiled",
-        init="bert",
-        hidden_dropout=0.1,
-        attention_dropout=0.1,
-        mlp_dropout=0.0,
-        embedding_dropout=0.1,
-        layer_norm_epsilon=1e-12,
-        compute_dtype="float32",
-        residual_dtype="float32",
-        remat_policy="none",
-        kernels="auto",
-        attention_implementation="xla",
-        scan_unroll=1,
-    ),
+    # What the data floor does not read is as in the shipped tiny config.
+    **load_fields("bert", "2l8h"),
+    "model": load_fields("bert", "2l8h")["model"] | dict(heads_per_layer=0, vocab_size=400, max_positions=128),
     "data": dict(
         source="stdlib",
         tokenizer="wordpiece",
@@ -58,8 +31,6 @@ CONFIG = {
         validation_fraction=0.2,
         seed=0,
     ),
-    # What the data floor does not read is as in the shipped tiny config.
-    **{section: load_fields("bert", "2l8h")[section] for section in ("optimizer", "train", "mesh")},
 }
 CLM = dict(model__objective="clm", model__next_sentence=False, model__num_token_types=0, data__tokenizer="bytes")
 

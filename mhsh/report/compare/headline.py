@@ -86,9 +86,10 @@ def write_headline(
         _others_sentence(ranking, against_lowest, results.measure),
         *worth,
     )
-    title = _title(ranking, apart, results.measure, fairness.same_data(drawn))
+    title = _title(ranking, apart, results.measure)
     if untrained and len(places) < len(groups):
         title = _tiers(untrained, ranking, against_lowest, title)
+    title += _but(ranking, results.measure, fairness.same_data(drawn))
     return Headline(title, tuple(filter(None, sentences)), results.measure)
 
 
@@ -111,7 +112,8 @@ def _tiers(untrained: Sequence[str], ranking: Sequence[_Ranked], against_lowest:
     of them is lowest.
     """
     running = any(item.status == "running" for ranked in ranking for item in ranked.summaries)
-    first = f"{format_list(untrained)} {'have not trained so far' if running else 'did not train'}"
+    have = "has" if len(untrained) == 1 else "have"
+    first = f"{format_list(untrained)} {f'{have} not trained so far' if running else 'did not train'}"
     if any(each is not None and each.is_significant for each in against_lowest):
         return f"{first}; of the others, {title}"
     known = all(each is not None and each.has_interval for each in against_lowest)
@@ -120,7 +122,7 @@ def _tiers(untrained: Sequence[str], ranking: Sequence[_Ranked], against_lowest:
     return f"{first}; {format_list([each.name for each in ranking])} did, within {spread} {UNIT} ({doubt})"
 
 
-def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str, same_data: bool | None) -> str:
+def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str) -> str:
     first, second = ranking[:2]
     items = [item for ranked in ranking for item in ranked.summaries]
     running = any(item.status == "running" for item in items)
@@ -132,11 +134,16 @@ def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str, same_data:
     share = f" ({format_percent(gap / second.loss)})" if second.loss > 0 else ""
     doubt = ", no significant difference" if apart.has_interval and not apart.is_significant else ""
     verb = "is lowest so far" if running else "ended lowest"
-    title = f"{first.name} {verb}: {measure} {format_loss(first.loss)} {UNIT}, {by}{share}{doubt}"
+    return f"{first.name} {verb}: {measure} {format_loss(first.loss)} {UNIT}, {by}{share}{doubt}"
+
+
+def _but(ranking: Sequence[_Ranked], measure: str, same_data: bool | None) -> str:
+    """What the title's claim suffers from."""
+    items = [item for ranked in ranking for item in ranked.summaries]
     but = ["the runs had different data"] if same_data is False else []
     if len({_measured_at(item, measure) for item in items}) > 1:
         but.append("the runs were measured after unequal training")
-    return f"{title}; but {format_list(but)}" if but else title
+    return f"; but {format_list(but)}" if but else ""
 
 
 def _measured_at(item: Summary, measure: str) -> tuple[int | None, float | None]:

@@ -84,7 +84,7 @@ def test_vocabularies_are_compared_by_content_where_they_were_kept(make_run) -> 
 def test_a_diverged_run_is_not_ranked_and_a_running_one_is_not_called_finished(make_run) -> None:
     nan = make_run("nan", [1.0, float("nan")])
     words = headline(make_run("a", [2.5] * 2, record={"status": "running"}), nan, make_run("b", [2.6] * 2))
-    assert words.title.startswith("a is lowest so far: final training loss 2.500")
+    assert words.title.startswith("nan has not trained so far; a and b did, within 0.100")
     said = " ".join(words.sentences)
     assert "Diverged (loss not finite at the end), so not ranked: nan." in said
     assert "Not finished: a (running)." in said
@@ -112,7 +112,7 @@ def test_the_title_tells_who_trained_and_whether_they_can_be_told_apart(make_run
 
 
 def test_the_title_ranks_those_who_trained_where_their_difference_is_sure(make_run) -> None:
-    stuck = make_run("stuck", [2.95] * 20, [2.96, 2.95])
+    stuck = make_run("stuck", [2.95] * 20, [2.96, 2.95], model={"residual": "pre_ln"})
     deep = {"model": {"num_layers": 4}}
     words = headline(stuck, *seeds(make_run, "a", [2.0, 2.1, 2.2]), *seeds(make_run, "b", [1.8, 1.91, 1.99], **deep))
     assert words.title.startswith("stuck did not train; of the others, b ended lowest: final validation loss 1.900")
@@ -169,5 +169,5 @@ def test_a_diverged_run_does_not_make_the_others_unfair(make_run) -> None:
 def test_a_group_is_not_ranked_by_the_seeds_that_did_not_diverge(make_run) -> None:
     broken = seeds(make_run, "b", [1.0, float("nan")], model={"num_layers": 4})
     words = headline(make_run("a", [2.5] * 20, [2.6, 2.5]), make_run("c", [2.6] * 20, [2.7, 2.6]), *broken)
-    assert words.title.startswith("a ended lowest")
+    assert words.title.startswith("b (in 1 of 2 runs) did not train; a and c did, within 0.100")
     assert "Diverged (loss not finite at the end), so not ranked, nor are other seeds of the same group: b-1." in words.sentences
