@@ -21,10 +21,10 @@ SMOOTHING_RULE = (
     "it is not finite if half of these rows or more are not."
 )
 PLATEAU_RULE = (
-    "A run has left the unigram plateau if and only if its last validation loss (without validation: its final training loss) is "
-    f"below the unigram entropy of its training text minus {PLATEAU_MARGIN} nats: it then predicts better than token frequencies "
-    "alone could. Without a recorded entropy or a loss it is not known. A run whose final training loss or last validation loss "
-    "is not finite, or in which training gave up, has diverged."
+    "A run has left the unigram plateau if and only if its validation loss after the last step (where there is none: its final "
+    f"training loss) is below the unigram entropy of its training text minus {PLATEAU_MARGIN} nats: it then predicts better than "
+    "token frequencies alone could. Without a recorded entropy or a loss it is not known. A run whose final training loss or last "
+    "validation loss is not finite, or in which training gave up, has diverged."
 )
 
 

@@ -275,7 +275,7 @@ def _outcome_sentences(summaries: Sequence[Summary], groups: Sequence[Group]) ->
 
 def _judged(item: Summary) -> str:
     """The loss by which PLATEAU_RULE judges a run."""
-    if item.final_validation is not None:
+    if item.validated_at_end and item.final_validation is not None:
         return f"validation loss {format_loss(item.final_validation.loss)}"
     return f"training loss {format_loss(item.final_train)}"
 

@@ -42,6 +42,11 @@ class Summary:
     outcome: str  # LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE
     has_problems: bool
 
+    @property
+    def validated_at_end(self) -> bool:
+        """Whether the last validation is of the last step; PLATEAU_RULE then judges by it."""
+        return self.final_validation is not None and self.final_validation.step == self.last_step
+
 
 def summarize(run: Run) -> Summary:
     """Computes the Summary of a loaded run."""
@@ -51,6 +56,8 @@ def summarize(run: Run) -> Summary:
     entropy = run.recorded_number("data", "unigram_entropy")
     status = run.recorded("status")
     last_step = _last(run, "step")
+    validated = final_validation.loss if final_validation and final_validation.step == last_step else None
+    diverged = gave_up(run) or (final_validation is not None and not np.isfinite(final_validation.loss))
     return Summary(
         name=run.name,
         shape=f"{run.config.model.num_layers}L x {run.config.model.num_heads}H",
@@ -68,7 +75,7 @@ def summarize(run: Run) -> Summary:
         parameters=run.recorded_number("parameters", "total"),
         encoder_parameters=run.recorded_number("parameters", "encoder"),
         unigram_entropy=entropy,
-        outcome=plateau_outcome(final_train, final_validation.loss if final_validation else None, entropy, gave_up(run)),
+        outcome=plateau_outcome(final_train, validated, entropy, diverged),
         has_problems=bool(run.problems),
     )
 

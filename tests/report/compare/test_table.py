@@ -31,7 +31,7 @@ def test_every_number_is_there_at_every_width(four_runs: Comparison, width: int)
 
 
 def test_wide_terminals_get_one_line_a_run(four_runs: Comparison) -> None:
-    line = next(line for line in printed(four_runs, 160).splitlines() if line.startswith("stuck"))
+    line = next(line for line in printed(four_runs, 160).splitlines() if line.startswith("stuck ") and "16L" in line)
     assert line.split()[:6] == ["stuck", "16L", "x", "1H", "admin", "2.990"]
     assert "on the unigram plateau" in line
     assert "15,360" in line
