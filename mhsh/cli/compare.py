@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     parser.add_argument("folders", nargs="+", metavar="RUN")
     parser.add_argument("--out", metavar="FILE", help="the page (default: report.html)")
-    parser.add_argument("--target", type=float, metavar="LOSS", help="the loss to reach (default: the worst final loss)")
+    parser.add_argument(
+        "--target", type=float, metavar="LOSS", help="the loss to reach (default: the worst final loss of a run that trained)"
+    )
     parser.add_argument("--baseline", metavar="RUN", help="the run, or group of runs, to set against (default: the first)")
     parser.add_argument(
         "--treatment",

@@ -81,7 +81,7 @@ def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
     axes = [_axis(text, fields) for text in texts]
     claimed: dict[str, str] = {}
     for axis in axes:
-        for path in settings_of(axis.path, axis.values[0]) if axis.path != SCHEME else ("model.residual", "model.admin_omega"):
+        for path in _fields_of(axis.path):
             if path in claimed:
                 raise UserError(f"--axes: {path} is set by {claimed[path]} and by {axis.path}; give each field one axis")
             claimed[path] = axis.path
@@ -115,7 +115,12 @@ def settings_of(path: str, value: Value) -> Mapping[str, Value]:
     """The fields that a value of an axis sets."""
     if path == SCHEME:
         return SCHEMES[str(value)]
-    return {"train.seed": value, "data.seed": value} if path == SEED else {path: value}
+    return dict.fromkeys(_fields_of(path), value)
+
+
+def _fields_of(path: str) -> tuple[str, ...]:
+    """The fields that an axis may set."""
+    return {SCHEME: ("model.residual", "model.admin_omega"), SEED: ("train.seed", "data.seed")}.get(path, (path,))
 
 
 def scheme_of(model: ModelConfig) -> str:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig, regroup
@@ -44,11 +45,8 @@ def start(model: ModelConfig) -> tuple[float, float, float]:
         x_key, attention_key, feed_forward_key = jax.random.split(key, 3)
         x = jax.random.normal(x_key, (ROWS, LENGTH, model.embed_dim))
         attended, variables = attention.init_with_output(attention_key, x, x, mask, None)
-        params = variables["params"]
-        query, key = (
-            jnp.einsum("BTD,DNH->BTNH", x, getattr(params[f"{name}_kernel"], "value", params[f"{name}_kernel"]))
-            for name in ("query", "key")
-        )
+        params = nn.unbox(variables["params"])
+        query, key = (jnp.einsum("BTD,DNH->BTNH", x, params[f"{name}_kernel"]) for name in ("query", "key"))
         logits = jnp.einsum("BTNH,BSNH->BNTS", query, key) * model.head_dim**-0.5
         fed, _ = feed_forward.init_with_output(feed_forward_key, x, None)
         return jnp.var(attended), jnp.var(fed), jnp.var(logits)

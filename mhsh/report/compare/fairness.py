@@ -24,7 +24,6 @@ from mhsh.report.compare.groups import Group
 from mhsh.report.render.format import format_list, format_percent, format_recorded
 from mhsh.report.runs.curves import SPLITS
 from mhsh.report.runs.loading import Run
-from mhsh.run_folder import recorded_lineage
 
 PARAMETER_MARGIN = 0.02  # by which the largest count may exceed the smallest
 
@@ -267,7 +266,7 @@ def _format_fields(config: Config, fields: Sequence[Field], treatment: Sequence[
 
 def _settings_effect(row: str) -> Effect:
     roles = {field.role for field in all_fields("mlm") if field.row == row}
-    return Effect.LOSS if "loss" in roles or row == SHAPE else Effect.CLOCK
+    return Effect.LOSS if "loss" in roles else Effect.CLOCK
 
 
 def _kernels(run: Run) -> str:
@@ -296,7 +295,7 @@ def _start(run: Run, treatment: Sequence[str]) -> str | None:
     train = run.config.train
     if not train.start_from:
         return "fresh"
-    parents = recorded_lineage(run.record) or [{"config": None}]
+    parents = run.lineage or [{"config": None}]
     if any(parent["config"] is None for parent in parents):
         return None
     taken = f"parameters{' and moments' if train.keep_moments else ''} of "
@@ -305,10 +304,11 @@ def _start(run: Run, treatment: Sequence[str]) -> str | None:
 
 def _parent(parent: Mapping[str, Any], treatment: Sequence[str]) -> str:
     config = from_saved(parent["config"])
-    rows = {row: _settings(config, row, treatment) for row in get_args(ConfigRow) if row not in ("start", "mesh", "training seed")}
+    # What it started from itself is the next one's text.
+    rows = [row for row in get_args(ConfigRow) if row != "start" and _settings_effect(row) is Effect.LOSS]
+    settings = {row: _settings(config, row, treatment) for row in rows}
     if SHAPE not in treatment:
-        rows[SHAPE] = _shape(config, treatment)
-    settings = {row: text for row, text in rows.items() if _settings_effect(row) is Effect.LOSS}
+        settings[SHAPE] = _shape(config, treatment)
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     data = str(parent["fingerprint"])[:8]
     return f"a run of settings {digest} on data {data} at step {parent['step']}, after {parent['tokens']} tokens"

@@ -17,7 +17,6 @@ from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.curves import AXES, SPLITS, Curve
 from mhsh.report.runs.downsample import smooth
 from mhsh.report.runs.loading import Run
-from mhsh.run_folder import recorded_lineage
 
 BAND_POINTS = 500  # of one band
 
@@ -122,13 +121,13 @@ def _without_seeds_of_all(run: Run) -> tuple[Config, ...]:
     """The configs of the run and of those that it started from, without their seeds. Where those
     are known, the folder that it started from does not matter: every seed may have its own.
     """
-    parents = recorded_lineage(run.record)
+    parents = run.lineage
     if not parents or any(parent["config"] is None for parent in parents):
         return (_without_seeds(run.config),)
-    configs = [run.config, *(from_saved(parent["config"]) for parent in parents)]
+    configs = [_without_seeds(config) for config in (run.config, *(from_saved(parent["config"]) for parent in parents))]
     steps = [run.config.train.num_steps, *(parent["step"] for parent in parents)]
     return tuple(
-        replace(_without_seeds(config), train=replace(config.train, seed=0, start_from="", num_steps=step))
+        replace(config, train=replace(config.train, start_from="", num_steps=step))
         for config, step in zip(configs, steps, strict=True)
     )
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from mhsh.outcome import ON_PLATEAU, smoothed_final
+from mhsh.outcome import DIVERGED, ON_PLATEAU, smoothed_final
 from mhsh.report.compare.groups import Group
 from mhsh.report.estimate import Estimate, difference, estimate, holm
 from mhsh.report.runs.curves import AXES, Curve
 from mhsh.report.runs.downsample import smooth
 from mhsh.report.runs.loading import Run
-from mhsh.report.runs.summary import gave_up, summarize
+from mhsh.report.runs.summary import summarize
 
 FINAL_NAMES = {"validation": "final validation loss", "train": "final training loss"}
 
@@ -124,13 +124,14 @@ class Results:
 
 def measure_groups(runs: Sequence[Run], groups: Sequence[Group], target: float | None = None, baseline: int = 0) -> Results:
     """Measures every run and group, and compares the groups with the one at index `baseline`."""
-    compared = [run for run in runs if run.drawable and not _diverged(run)]
+    outcomes = [summarize(run).outcome for run in runs]
+    compared = [run for run, outcome in zip(runs, outcomes, strict=True) if run.drawable and outcome != DIVERGED]
     split = "validation" if compared and all(len(run.curves["validation"]) for run in compared) else "train"
     curves = [_measured(run, split) for run in runs]
-    finals = [_final(run, split) for run in runs]
+    finals = [math.nan if outcome == DIVERGED else _final(run, split) for run, outcome in zip(runs, outcomes, strict=True)]
     finite = [index for index, final in enumerate(finals) if math.isfinite(final)]
     if target is None and finite:
-        trained = [index for index in finite if summarize(runs[index]).outcome != ON_PLATEAU]
+        trained = [index for index in finite if outcomes[index] != ON_PLATEAU]
         target = max(finals[index] for index in trained or finite)
     ranges = {axis: _common_range([curves[index].x[axis] for index in finite]) for axis in AXES}
 
@@ -187,18 +188,10 @@ def _measured(run: Run, split: str) -> Curve:
     return curve if split == "validation" else Curve(curve.x, smooth(curve.loss))
 
 
-def _diverged(run: Run) -> bool:
-    """By PLATEAU_RULE of mhsh.outcome."""
-    if gave_up(run):
-        return True
-    train, validation = smoothed_final(run.curves["train"].loss), run.curves["validation"].loss
-    return (train is not None and not math.isfinite(train)) or bool(len(validation) and not math.isfinite(validation[-1]))
-
-
 def _final(run: Run, split: str) -> float:
-    """nan for a run that diverged, and for one without rows."""
+    """nan for a run without rows."""
     loss = run.curves[split].loss
-    if _diverged(run) or not len(loss):
+    if not len(loss):
         return math.nan
     final = float(loss[-1]) if split == "validation" else smoothed_final(loss)
     return math.nan if final is None else final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.curves import Curve, LoggedCurves, finite, reading
-from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.run_folder import RunFolder, recorded_lineage, vocab_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,13 @@ class Run:
     def drawable(self) -> bool:
         """Whether any loss was logged, finite or not."""
         return any(len(curve) for curve in self.curves.values())
+
+    @functools.cached_property
+    def lineage(self) -> list[dict[str, Any]]:
+        """The runs that it started from, nearest first (mhsh.run_folder.recorded_lineage). Read
+        once: for an older record the folders of those runs are asked.
+        """
+        return recorded_lineage(self.record)
 
     def recorded(self, *keys: str) -> Any:
         """The value in run.json under nested keys; None if it is missing."""

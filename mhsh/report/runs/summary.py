@@ -57,7 +57,8 @@ def summarize(run: Run) -> Summary:
     status = run.recorded("status")
     last_step = _last(run, "step")
     validated = final_validation.loss if final_validation and final_validation.step == last_step else None
-    diverged = gave_up(run) or (final_validation is not None and not np.isfinite(final_validation.loss))
+    gave_up = run.recorded("outcome") == DIVERGED  # training ended the run, as its losses were not finite
+    diverged = gave_up or (final_validation is not None and not np.isfinite(final_validation.loss))
     return Summary(
         name=run.name,
         shape=f"{run.config.model.num_layers}L x {run.config.model.num_heads}H",
@@ -78,11 +79,6 @@ def summarize(run: Run) -> Summary:
         outcome=plateau_outcome(final_train, validated, entropy, diverged),
         has_problems=bool(run.problems),
     )
-
-
-def gave_up(run: Run) -> bool:
-    """Whether training ended the run because its losses were not finite."""
-    return run.recorded("outcome") == DIVERGED
 
 
 def _point(curve: Curve, index: int) -> LossAtStep:

@@ -13,11 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.config.fields import Field, all_fields
-from mhsh.config.schema import OBJECTIVES, Config, to_dict
+from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config, to_dict
 from mhsh.report.compare.fairness import Effect, find_conditions, verdict
 from mhsh.report.compare.groups import Group
 from mhsh.report.runs.loading import Run, load_runs
-from tests.conftest import MakeConfig
 
 # A field of the data section by each of the four kinds of data; the other sections once.
 CASES = {
@@ -72,9 +71,8 @@ def base(make_shared_run: Any) -> Run:
 
 
 @pytest.fixture(scope="module")
-def of_objective(base: Run, make_config: MakeConfig) -> Any:
+def of_objective(base: Run) -> Any:
     """The base run with the data section of an objective."""
-    shipped = {"translation": ("translation", "tiny"), "classification": ("glue", "cola"), "span": ("squad", "v2")}
 
     def make(objective: str) -> Run:
         if objective == "mlm":
@@ -85,9 +83,6 @@ def of_objective(base: Run, make_config: MakeConfig) -> Any:
             name: (get_args(get_args(field.annotation)[0]) or (plain[field.kind],))[0] if field.kind is str else plain[field.kind]
             for name, field in fields.items()
         }
-        from mhsh.config.schema import DATA_SECTIONS
-
-        assert objective in shipped
         config = Config(
             model=replace(base.config.model, objective=objective),
             data=DATA_SECTIONS[objective](**values),
