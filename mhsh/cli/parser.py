@@ -33,6 +33,7 @@ COMMANDS = {
     "speed": "which shape is faster where, from the files of mhsh bench: a table and speed.html",
     "sweep": "train a config at every combination of some fields' values, and report",
     "sweep-report": "write a sweep's report again, also while it runs",
+    "tuned": "each shape of a sweep at its own best learning rate: chosen on some seeds, reported on others",
     "quickstart": "train the small comparison and write its report",
 }
 

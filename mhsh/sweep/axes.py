@@ -81,7 +81,7 @@ def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
     axes = [_axis(text, fields) for text in texts]
     claimed: dict[str, str] = {}
     for axis in axes:
-        for path in _fields_of(axis.path):
+        for path in fields_of(axis.path):
             if path in claimed:
                 raise UserError(f"--axes: {path} is set by {claimed[path]} and by {axis.path}; give each field one axis")
             claimed[path] = axis.path
@@ -115,10 +115,10 @@ def settings_of(path: str, value: Value) -> Mapping[str, Value]:
     """The fields that a value of an axis sets."""
     if path == SCHEME:
         return SCHEMES[str(value)]
-    return dict.fromkeys(_fields_of(path), value)
+    return dict.fromkeys(fields_of(path), value)
 
 
-def _fields_of(path: str) -> tuple[str, ...]:
+def fields_of(path: str) -> tuple[str, ...]:
     """The fields that an axis may set."""
     return {SCHEME: ("model.residual", "model.admin_omega"), SEED: ("train.seed", "data.seed")}.get(path, (path,))
 

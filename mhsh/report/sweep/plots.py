@@ -16,6 +16,7 @@ from mhsh.report.render.styles import curve_style
 from mhsh.report.sweep.cells import CONVERGED, PLATEAUED
 from mhsh.report.sweep.quality import Quality
 from mhsh.report.sweep.stability_map import LETTERS, Grid
+from mhsh.report.sweep.tuning import Tuning
 
 _COLUMNS = 4  # grids side by side
 # Colour and hatch of a square; every other verdict is white.
@@ -27,6 +28,28 @@ def quality_picture(quality: Quality, kind: str) -> bytes:
 
     There is a line for each setting of the other axes, and a dash for each seed.
     """
+    return figure_bytes(_quality_figure(quality), kind, MARK)
+
+
+def sensitivity_picture(tuning: Tuning, kind: str) -> bytes:
+    """As `quality_picture` of the tuned axis; the intervals are bands, and a ring marks each chosen
+    value.
+    """
+    figure = _quality_figure(tuning.sensitivity)
+    (axes,) = figure.axes
+    for index, (setting, line) in enumerate(zip(tuning.settings, tuning.sensitivity.lines, strict=True)):
+        style = curve_style(index)
+        drawn = sorted((point.value, point.quality) for point in line.points if point.quality is not None)
+        banded = [(value, estimated.low, estimated.high) for value, estimated in drawn if estimated.has_interval]
+        if banded:
+            axes.fill_between(*zip(*banded, strict=True), color=style.color, alpha=0.12, linewidth=0)
+        chosen = [(value, estimated.mean) for value, estimated in drawn if value == setting.value]
+        axes.plot(*zip(*chosen, strict=True) if chosen else ([], []), "o", color=style.color, markersize=15, fillstyle="none")
+    axes.set_title("a ring: the value chosen", fontsize=9, loc="right")
+    return figure_bytes(figure, kind, MARK)
+
+
+def _quality_figure(quality: Quality) -> Figure:
     figure = Figure(figsize=(7.5, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
     values = sorted(point.value for point in quality.lines[0].points)
@@ -53,7 +76,7 @@ def quality_picture(quality: Quality, kind: str) -> bytes:
     axes.set_xlabel(quality.axis.name)
     axes.set_ylabel("final validation loss, nats per token")
     axes.grid(alpha=0.3)
-    return figure_bytes(figure, kind, MARK)
+    return figure
 
 
 def map_picture(grids: tuple[Grid, ...], kind: str) -> bytes:

@@ -48,7 +48,9 @@ class Quality:
 def qualities(sweep: Sweep, but: Sequence[str] = ()) -> tuple[Quality, ...]:
     """Quality against each numeric axis of several values, without seeds and the paths in `but`."""
     return tuple(
-        _quality(sweep, axis) for axis in sweep.axes if axis.path not in (*SEEDS, *but) and len(axis.values) > 1 and _numeric(axis)
+        quality_against(sweep, axis)
+        for axis in sweep.axes
+        if axis.path not in (*SEEDS, *but) and len(axis.values) > 1 and _numeric(axis)
     )
 
 
@@ -95,7 +97,8 @@ def _numeric(axis: Axis) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values)
 
 
-def _quality(sweep: Sweep, axis: Axis) -> Quality:
+def quality_against(sweep: Sweep, axis: Axis) -> Quality:
+    """Quality against one numeric axis: a line for each setting of the other axes."""
     lines: dict[str, dict[Value, list[SweptCell]]] = {}
     for cell in sweep.cells:
         by_value = lines.setdefault(setting_words(cell.without(axis.path)), {value: [] for value in axis.values})

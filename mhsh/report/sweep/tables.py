@@ -43,7 +43,7 @@ def as_json(sweep: Sweep, qualities: Sequence[Quality], grids: Sequence[Grid]) -
         ],
         "problems": list(sweep.problems),
     }
-    return (json.dumps(_finite(fields), indent=1, allow_nan=False) + "\n").encode()
+    return (json.dumps(finite(fields), indent=1, allow_nan=False) + "\n").encode()
 
 
 def _row(cell: SweptCell) -> dict[str, Any]:
@@ -72,9 +72,10 @@ def _row(cell: SweptCell) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A JSON value with null for numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
