@@ -13,9 +13,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 # Most of the suite's time is compiling programs that run a few times. So LLVM does not optimise
-# them, and what XLA made of a program is kept between tests and between runs. In the environment,
+# them, and what XLA made of a program is kept between tests, runs and clones. In the environment,
 # so that the processes that tests start do the same.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -30,6 +29,16 @@ _HOOK = install_import_hook("mhsh", "beartype.beartype")
 
 import hypothesis
 import pytest
+
+from mhsh.training.compile_cache import private_cache
+
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mhsh-tests"
+    kept.mkdir(parents=True, exist_ok=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(private_cache(kept))
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+# Every command that tests start would compile mhsh's files again (half a second).
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config

@@ -223,8 +223,14 @@ def test_a_dropout_of_zero_needs_no_key_and_does_nothing(tiny, make_batch, rando
     jax.tree.map(np.testing.assert_array_equal, run(config, params, batch, jax.random.key(0)), run(config, params, batch))
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
-@pytest.mark.parametrize("objective", ["mlm", "clm"])
+@pytest.mark.parametrize(
+    ("objective", "residual"),
+    [
+        *(("mlm", residual) for residual in RESIDUALS),
+        ("clm", "pre_ln"),
+        *(pytest.param("clm", residual, marks=pytest.mark.slow) for residual in RESIDUALS if residual != "pre_ln"),
+    ],
+)
 def test_parameters_and_logits_are_fp32_under_bf16_compute(tiny, make_batch, residual, objective):
     config = tiny(compute_dtype="bfloat16", residual=residual, objective=objective, next_sentence=objective == "mlm")
     params = parameter_shapes(config)

@@ -113,12 +113,12 @@ def counted_flops(config, rows=1):
     ("task", "variant", "overrides"),
     [
         ("bert", "2l8h", {}),
-        ("bert", "16l1h", {}),
+        pytest.param("bert", "16l1h", {}, marks=pytest.mark.slow),  # as 384l1h
         ("bert", "4l4h", {"model.next_sentence": False, "data.sequence_length": 32, "data.max_predictions": 5}),
         ("bert", "8l2h", {"model.head_dim": 5, "model.residual": "pre_ln", "model.scan_unroll": 4}),
         ("bert", "384l1h", {}),
-        ("bert", "12l12h", {"model.remat_policy": "none"}),
-        ("quickstart", "6l8h_post_ln", {}),
+        pytest.param("bert", "12l12h", {"model.remat_policy": "none"}, marks=pytest.mark.slow),  # as 2l8h
+        pytest.param("quickstart", "6l8h_post_ln", {}, marks=pytest.mark.slow),  # as 48l1h_admin
         ("quickstart", "48l1h_admin", {"data.sequence_length": 100}),
     ],
 )
@@ -186,7 +186,9 @@ def test_parameters_of_transformer_base(make_config):
     assert counts["encoder"] + counts["decoder"] == 44_138_496
 
 
-@pytest.mark.parametrize("heads_per_layer", [8, 4, 2, 1])
+@pytest.mark.parametrize(
+    "heads_per_layer", [8, pytest.param(4, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 1]
+)
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_parameters_of_every_grouping_of_an_encoder_and_a_decoder(make_config, heads_per_layer, residual):
     model = regroup(transformer_base(make_config, residual=residual, positions="learned"), heads_per_layer)

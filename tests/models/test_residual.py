@@ -114,7 +114,7 @@ def test_a_stack_counts_its_sublayers_and_knows_its_decoder(tiny, tiny_seq2seq):
     assert [Stack(name, 5, 0).num_sublayers for name in ("encoder", "decoder")] == [10, 15]
 
 
-@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("init", [pytest.param(init, marks=pytest.mark.slow if init == "bert" else ()) for init in INITS])
 def test_deepnorm_scales_value_output_and_feed_forward_kernels_and_no_others(tiny, make_batch, fresh, init):
     batch = make_batch([[1, 1, 1]])
     plain = fresh(tiny(residual="post_ln", init=init), batch)
@@ -182,8 +182,14 @@ def test_real_variance_leaves_padding_out_and_counts_in_fp32():
     assert real_variance(rounded, jnp.asarray(real)) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("residual_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize(
+    ("residual", "residual_dtype"),
+    [
+        *((residual, "bfloat16") for residual in RESIDUALS),
+        ("post_ln", "float32"),
+        *(pytest.param(residual, "float32", marks=pytest.mark.slow) for residual in RESIDUALS if residual != "post_ln"),
+    ],
+)
 def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, random_params, residual, residual_dtype):
     config = tiny(residual=residual, compute_dtype="bfloat16", residual_dtype=residual_dtype)
     model, batch, params = build_model(config), make_batch([[1, 1, 1, 0]]), random_params(config)
