@@ -41,10 +41,12 @@ def sensitivity_picture(tuning: Tuning, kind: str) -> bytes:
         style = curve_style(index)
         drawn = sorted((point.value, point.quality) for point in line.points if point.quality is not None)
         banded = [(value, estimated.low, estimated.high) for value, estimated in drawn if estimated.has_interval]
-        if banded:
-            axes.fill_between(*zip(*banded, strict=True), color=style.color, alpha=0.12, linewidth=0)
+        x, low, high = zip(*banded, strict=True) if banded else ((), (), ())
+        axes.fill_between(x, low, high, color=style.color, alpha=0.12, linewidth=0)
         chosen = [(value, estimated.mean) for value, estimated in drawn if value == setting.value]
-        axes.plot(*zip(*chosen, strict=True) if chosen else ([], []), "o", color=style.color, markersize=15, fillstyle="none")
+        axes.plot(
+            [value for value, _ in chosen], [mean for _, mean in chosen], "o", color=style.color, markersize=15, fillstyle="none"
+        )
     axes.set_title("a ring: the value chosen", fontsize=9, loc="right")
     return figure_bytes(figure, kind, MARK)
 
