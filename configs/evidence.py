@@ -1,7 +1,7 @@
-"""The two sweeps of docs/evidence.md: heads per layer, and the stability of residual schemes.
+"""The studies of docs/evidence.md: heads per layer, and how stable the residual schemes are.
 
-A causal language model over bytes of English, small enough that either sweep fits into an hour of
-two CPU cores. The fields that a sweep varies are given on its command line.
+A causal language model over bytes of English, small enough that each sweep fits into an hour of two
+CPU cores. The fields that a sweep varies are given on its command line.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from configs.base import find_variant, make_config
 VARIANTS = {
     # 24 heads in all; --axes heads_per_layer=8,4,2,1 makes 3, 6, 12 and 24 layers of them.
     "heads": dict(
-        model=dict(num_layers=3, num_heads=8, head_dim=16, embed_dim=128, mlp_dim=512),
+        model=dict(num_layers=3, num_heads=8, head_dim=16),
         train=dict(num_steps=1200, eval_interval=100, eval_batches=32, checkpoint_interval=200),
     ),
     # One head a layer, its feed-forward part as narrow as regrouping makes it; --axes
     # depth=6,18,54.
     "stability": dict(
-        model=dict(num_layers=3, num_heads=1, head_dim=16, mlp_dim=32, residual="post_ln"),
+        model=dict(num_layers=3, num_heads=1, head_dim=16, embed_dim=64, mlp_dim=32, residual="post_ln"),
         optimizer=dict(warmup_steps=50),
         train=dict(batch_size=4, eval_interval=0, eval_batches=32, checkpoint_interval=0),
+    ),
+    # For `mhsh probe amplification`, which varies scheme and depth itself.
+    "amplification": dict(
+        model=dict(num_layers=48, num_heads=1, head_dim=8, embed_dim=64, mlp_dim=32),
+        data=dict(sequence_length=16),
     ),
 }
 

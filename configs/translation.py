@@ -53,6 +53,7 @@ RECIPE = dict(
         max_positions=256,
         positions="sinusoidal",
         activation="relu",
+        init="fairseq",
         hidden_dropout=0.1,
         attention_dropout=0.1,
         mlp_dropout=0.1,

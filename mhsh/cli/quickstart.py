@@ -10,7 +10,7 @@ from mhsh.cli import compare, train
 from mhsh.cli.flags import take_config
 from mhsh.config.schema import Config
 
-VARIANTS = ("6l8h_post_ln", "48l1h_post_ln", "48l1h_admin", "48l1h_pre_ln")
+VARIANTS = ("6l4h_post_ln", "24l1h_post_ln", "24l1h_admin", "24l1h_pre_ln")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
