@@ -67,7 +67,7 @@ def run(
     from mhsh.sweep.run import run_cells
 
     if fields is None:
-        raise UserError("mhsh sweep needs --config=FILE.py:VARIANT, for example --config=configs/quickstart.py:6l8h_post_ln")
+        raise UserError("mhsh sweep needs --config=FILE.py:VARIANT, for example --config=configs/quickstart.py:6l4h_post_ln")
     if parallel < 1:
         raise UserError(f"--parallel={parallel} must be 1 or more")
     first, every = _share(cells)

@@ -14,7 +14,7 @@ from mhsh.training.state import example_batch
 HEADS = dict(next_sentence=False)
 CONFIGS = [
     ("bert", "2l8h", {}),
-    ("quickstart", "6l8h_post_ln", {}),
+    ("quickstart", "6l4h_post_ln", {}),
     ("translation", "tiny", {}),
     ("bert", "2l8h", dict(HEADS, objective="classification", num_classes=3)),
     ("bert", "2l8h", dict(HEADS, objective="classification", num_classes=1)),

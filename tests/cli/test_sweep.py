@@ -21,7 +21,7 @@ from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITI
 from tests.conftest import ROOT, load_fields
 
 CONFIG = [
-    "--config=configs/quickstart.py:6l8h_post_ln",
+    "--config=configs/evidence.py:heads",
     "--config.model.num_layers=1",
     "--config.model.embed_dim=8",
     "--config.model.mlp_dim=8",
@@ -62,13 +62,13 @@ def states(folder: Path) -> list[str]:
 
 
 def test_a_plan_adds_up():
-    fields = load_fields("quickstart", "6l8h_post_ln")
+    fields = load_fields("evidence", "heads")
     plan = make_plan(parse_axes(["heads_per_layer=8,1", "num_steps=100,200"], fields), fields)
     tokens = [cell.cost["tokens"] for cell in plan.cells]
     assert tokens == [100 * 8 * 128, 200 * 8 * 128] * 2
     flops = [cell.cost["flops"] for cell in plan.cells]
     assert flops[1] == 2 * flops[0] and flops[:2] == flops[2:]  # regrouping costs nothing in FLOPs
-    assert [cell.cost["parameters"] for cell in plan.cells] == [329_672, 329_672, 345_800, 345_800]
+    assert [cell.cost["parameters"] for cell in plan.cells] == [663_048, 663_048, 684_552, 684_552]
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(capsys, tmp_path):

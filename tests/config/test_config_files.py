@@ -136,9 +136,9 @@ def test_an_unknown_variant_is_refused_with_those_there_are(task):
 
 
 def regrouped_fields(task: str, variant: str) -> dict[str, Any]:
-    """A variant's fields without the four that regrouping changes."""
+    """A variant's fields without those that regrouping changes."""
     fields = to_dict(from_dict(load_task(task).get_config(variant).to_dict()))
-    for name in ("num_layers", "num_decoder_layers", "num_heads", "mlp_dim"):
+    for name in ("num_layers", "num_decoder_layers", "num_heads", "mlp_dim", "layers_per_group"):
         del fields["model"][name]
     return fields
 

@@ -20,6 +20,7 @@ def test_every_differing_field_with_both_values(make_config) -> None:
         "model.num_layers": (2, 4),
         "model.num_heads": (8, 4),
         "model.mlp_dim": (256, 128),
+        "model.layers_per_group": (1, 2),
         "optimizer.beta2": (0.999, 0.98),
     }
     assert format_differences(there, replace(there, train=replace(there.train, batch_size=16, start_from="run"))) == (

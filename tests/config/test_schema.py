@@ -35,10 +35,9 @@ GROUPINGS = {
 
 
 @pytest.mark.parametrize(("base", "shape"), [(base, shape) for base, shapes in GROUPINGS.items() for shape in shapes])
-def test_regrouped_shapes_know_the_fans_that_they_had(make_config, base, shape):
-    shallow = replace(make_config("bert", base).model, fans="ungrouped")
-    num_layers, num_heads, _ = shape
-    assert regroup(shallow, num_heads).layers_per_group == num_layers // shallow.num_layers
+def test_regrouping_twice_is_regrouping_once(make_config, base, shape):
+    shallow = make_config("bert", base).model
+    num_heads = shape[1]
     once, *twice = [n for n in (num_heads * 2, num_heads) if shallow.num_heads % n == 0]
     for n in twice:
         assert regroup(regroup(shallow, once), n) == regroup(shallow, n)
@@ -48,7 +47,8 @@ def test_regrouped_shapes_know_the_fans_that_they_had(make_config, base, shape):
 def test_regrouped_shapes(make_config, base, shape):
     shallow = make_config("bert", base).model
     num_layers, num_heads, mlp_dim = shape
-    expected = replace(shallow, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
+    parts = num_layers // shallow.num_layers
+    expected = replace(shallow, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim, layers_per_group=parts)
     assert regroup(shallow, num_heads) == expected
     assert make_config("bert", f"{num_layers}l{num_heads}h").model == expected
 
@@ -82,7 +82,8 @@ def test_regroup_keeps_what_it_must_or_refuses(shape):
     assert after.num_heads == n
     assert after.num_layers * after.num_heads == num_layers * num_heads
     assert after.num_layers * after.mlp_dim == num_layers * mlp_dim
-    unchanged = dict(num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
+    assert after.layers_per_group == num_heads // n
+    unchanged = dict(num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim, layers_per_group=1)
     assert replace(after, **unchanged) == before
     assert regroup(after, n) == after
 

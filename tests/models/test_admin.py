@@ -277,7 +277,7 @@ def output_change(config, seed):
 
 def changes(make_config, residual):
     """The output change at each depth."""
-    base = make_config("quickstart", "48l1h_post_ln", **{"model.residual": residual}).model
+    base = make_config("evidence", "amplification", **{"model.residual": residual}).model
     return [float(np.mean([output_change(replace(base, num_layers=depth), seed) for seed in range(SEEDS)])) for depth in DEPTHS]
 
 

@@ -19,7 +19,7 @@ from tests.conftest import MakeConfig
 ROWS, LENGTH, DRAWS = 8, 64, 4
 # The ungrouped shape of each size; by default each initialisation once.
 SIZES = [
-    ("quickstart", "6l8h_post_ln"),
+    ("quickstart", "6l4h_post_ln"),
     ("evidence", "heads"),
     ("translation", "tiny"),
     ("translation", "6l8h"),
@@ -79,7 +79,7 @@ def test_with_their_own_fans_they_do_not(make_config: MakeConfig) -> None:
 @pytest.mark.parametrize(("kernel", "fans"), [("query_kernel", 4), ("value_kernel", 4), ("out_kernel", 2)])
 def test_fairseq_draws_queries_keys_and_values_as_one_matrix(make_config: MakeConfig, kernel: str, fans: int) -> None:
     """Uniform between +-sqrt(6 / (fans D)), where N H = D."""
-    model = make_config("quickstart", "6l8h_post_ln", **{"model.init": "fairseq"}).model
+    model = make_config("quickstart", "6l4h_post_ln", **{"model.init": "fairseq"}).model
     x = jnp.zeros((1, 1, model.embed_dim))
     params = MultiHeadAttention(model).init(jax.random.key(0), x, x, jnp.ones((1, 1, 1, 1), bool), None)["params"]
     values = np.asarray(params[kernel].value)

@@ -6,10 +6,10 @@ from mhsh.planning.costs import run_cost
 
 
 def test_a_run_by_hand(make_config):
-    config = make_config("quickstart", "48l1h_admin", **{"train.num_steps": 7, "train.batch_size": 3, "optimizer.warmup_steps": 0})
+    config = make_config("quickstart", "24l1h_admin", **{"train.num_steps": 7, "train.batch_size": 3, "optimizer.warmup_steps": 0})
     cost = run_cost(config)
     assert cost.tokens == 7 * 3 * 128
-    d, h, f, layers, length, vocabulary = 64, 8, 32, 48, 128, 264
+    d, h, f, layers, length, vocabulary = 128, 32, 128, 24, 128, 264
     # Of one token, a multiply and an add each: q, k, v and out; scores and context; up and down;
     # transform and logits on top.
     layer = 2 * (4 * d * h + 2 * length * h + 2 * d * f)

@@ -17,7 +17,7 @@ from tests.conftest import load_fields
 
 @pytest.fixture
 def fields() -> dict[str, Any]:
-    return load_fields("quickstart", "6l8h_post_ln")
+    return load_fields("evidence", "heads")
 
 
 def cells(fields: dict[str, Any], *texts: str) -> Any:
@@ -31,7 +31,7 @@ def test_every_combination_in_order_the_last_axis_fastest(fields):
         (model.num_layers, model.num_heads, model.mlp_dim, cell.config.train.seed, cell.config.optimizer.learning_rate)
         for model, cell in zip(models, made, strict=True)
     ]
-    shapes = [(6, 8, 256), (24, 2, 64), (48, 1, 32)]  # by hand: L N / n layers, n heads, F n / N wide
+    shapes = [(3, 8, 512), (12, 2, 128), (24, 1, 64)]  # by hand: L N / n layers, n heads, F n / N wide
     assert got == [(*shape, seed, lr) for shape, seed, lr in itertools.product(shapes, (0, 1), (0.001, 0.003))]
     assert all(cell.config.data.seed == cell.config.train.seed for cell in made)
     assert made[3].name == "heads_per_layer-8_seed-1_learning_rate-0.003"
@@ -69,7 +69,7 @@ def test_names_and_values(fields, text, path, values):
 
 def test_a_config_without_heads_per_layer_takes_it_as_an_axis(fields):
     del fields["model"]["heads_per_layer"]
-    assert [c.config.model.num_layers for c in cells(fields, "heads_per_layer=8,4")] == [6, 12]
+    assert [c.config.model.num_layers for c in cells(fields, "heads_per_layer=8,4")] == [3, 6]
 
 
 def test_schemes_are_the_residual_and_how_omega_starts(fields):

@@ -17,7 +17,7 @@ from tests.conftest import load_fields
 
 
 def planned(*axes: str, **optimizer: Any) -> Plan:
-    fields = load_fields("quickstart", "6l8h_post_ln")
+    fields = load_fields("evidence", "heads")
     fields["optimizer"] |= optimizer
     parsed = parse_axes(axes, fields)
     cost = {"parameters": 1, "tokens": 2, "flops": 3}

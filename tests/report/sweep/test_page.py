@@ -30,7 +30,7 @@ REASON = f"mhsh: {EVIL} \x1b[31m=1+1"
 
 @pytest.fixture
 def fields() -> dict[str, Any]:
-    return load_fields("quickstart", "6l8h_post_ln")
+    return load_fields("evidence", "heads")
 
 
 @pytest.fixture

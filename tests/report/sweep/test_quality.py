@@ -19,7 +19,7 @@ T2 = 4.302652729749464  # 97.5 % point of Student's t with 2 degrees of freedom,
 
 @pytest.fixture
 def fields() -> dict[str, Any]:
-    return load_fields("quickstart", "6l8h_post_ln")
+    return load_fields("evidence", "heads")
 
 
 def name(heads: int, seed: int) -> str:

@@ -17,7 +17,7 @@ AXES = ["scheme=post_ln,admin_closed_log", "depth=6,12", "lr=1e-3,1e-2"]
 
 @pytest.fixture
 def fields() -> dict[str, Any]:
-    return load_fields("quickstart", "6l8h_post_ln")
+    return load_fields("evidence", "heads")
 
 
 def test_one_seed_a_square(fields, tmp_path):
@@ -67,7 +67,7 @@ def test_heads_per_layer_is_a_depth_too_and_other_axes_get_their_own_grids(field
     write_sweep(tmp_path / "s", fields, ["heads_per_layer=8,1", "lr=1e-3,1e-2", "batch_size=4,8", "scheme=pre_ln"], {})
     grids = stability_map(load_sweep(tmp_path / "s"))
     assert [grid.title for grid in grids] == ["pre_ln, batch_size = 4", "pre_ln, batch_size = 8"]
-    assert grids[0].depths == (6, 48)
+    assert grids[0].depths == (3, 24)
 
 
 @pytest.mark.parametrize("axes", [["lr=1e-3,1e-2"], ["depth=6,12", "lr=1e-3"], ["depth=6,12", "scheme=post_ln,admin"]])

@@ -47,13 +47,13 @@ def name_of(heads: int, rate: float, seed: int) -> str:
 def write(path: Path, losses: Mapping[tuple[int, float], tuple[float, ...]] = LOSSES) -> Path:
     ends = {name_of(heads, rate, seed): loss for (heads, rate), row in losses.items() for seed, loss in enumerate(row)}
     axes = ["heads_per_layer=8,1", "lr=1e-3,3e-3,1e-2", "seed=0,1,2,3,4"]
-    return write_sweep(path, load_fields("quickstart", "6l8h_post_ln"), axes, ends).path
+    return write_sweep(path, load_fields("evidence", "heads"), axes, ends).path
 
 
 @pytest.fixture
 def in_memory(make_config: MakeConfig) -> Any:
     """in_memory(losses): a sweep of rates and seeds for one setting; losses of [rates, seeds]."""
-    config = make_config("quickstart", "6l8h_post_ln")
+    config = make_config("evidence", "heads")
     nothing: dict[str, Any] = dict.fromkeys((field.name for field in dataclasses.fields(Summary)), None)
     nothing |= {"name": "", "shape": "", "residual": "", "seed": 0, "outcome": LEFT, "has_problems": False}
 
@@ -149,7 +149,7 @@ def test_nothing_to_choose_from(in_memory: Any):
 def test_texts_are_escaped(tmp_path: Path):
     axes = [f"source=stdlib,{EVIL}", "lr=1e-3,3e-3", "seed=0,1"]
     names = [f"source-stdlib_learning_rate-{rate}_seed-{seed}" for rate in (0.001, 0.003) for seed in (0, 1)]
-    folder = write_sweep(tmp_path / "s", load_fields("quickstart", "6l8h_post_ln"), axes, dict.fromkeys(names, 2.0)).path
+    folder = write_sweep(tmp_path / "s", load_fields("evidence", "heads"), axes, dict.fromkeys(names, 2.0)).path
     tuned.run(str(folder), "learning_rate", "source", None)
     page = (folder / "tuned.html").read_text()
     assert "&lt;script&gt;alert(1)" in page and "<script" not in page
@@ -172,7 +172,7 @@ def test_wrong_axes(tmp_path: Path, over: str, by: str, choose: int | None, mess
 
 
 def test_an_axis_left_out_and_too_few_seeds(tmp_path: Path):
-    fields = load_fields("quickstart", "6l8h_post_ln")
+    fields = load_fields("evidence", "heads")
     two = write_sweep(
         tmp_path / "two", fields, ["scheme=post_ln,pre_ln", "heads_per_layer=8,1", "lr=1e-3,3e-3", "seed=0,1"], {}
     ).path
