@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD,...",
         help="what is meant to differ: config fields, or `shape` (default), the residual included",
     )
+    parser.add_argument(
+        "--with-pretraining", action="store_true", help="count what the runs started from: steps, tokens, FLOPs and device seconds"
+    )
     parser.add_argument("--watch", action="store_true", help="serve the page on this machine and refresh it while runs train")
     parser.add_argument("--port", type=int, metavar="N", help="where --watch serves it (default: any free port)")
 
@@ -39,15 +42,16 @@ def run(
     target: float | None = None,
     baseline: str | None = None,
     treatment: str | None = None,
+    with_pretraining: bool = False,
     watch: bool = False,
     port: int | None = None,
 ) -> int:
     """Compares the runs in `folders` and writes the page to `out` (report.html), and the pictures
     and tables into the same folder.
 
-    `target` (nats per predicted token), `baseline` and `treatment` are those of `compare`. With
-    `watch` nothing is written: the page is served at `port` of the loopback interface and kept
-    fresh.
+    `target` (nats per predicted token), `baseline`, `treatment` and `with_pretraining` are those of
+    `compare`. With `watch` nothing is written: the page is served at `port` of the loopback
+    interface and kept fresh.
 
     Returns:
       0, or 2 where a folder could not be opened or its files are damaged; a line on stderr then
@@ -59,7 +63,7 @@ def run(
     """
     if not folders:
         raise UserError("no run is named; give the folders that --workdir named, as in mhsh compare runs/a runs/b")
-    options: dict[str, Any] = {"target": target, "baseline": baseline}
+    options: dict[str, Any] = {"target": target, "baseline": baseline, "pretraining": with_pretraining}
     if treatment is not None:
         options["treatment"] = tuple(treatment.split(","))
     if watch:

@@ -129,8 +129,8 @@ def test_forward_flops_are_those_of_the_program(make_config, task, variant, over
 
 
 def test_flops_by_hand(make_config):
-    """D = 128, one head of 32, F = 128, two tokens, one of them predicted out of V = 264: 16 layers,
-    every product written out.
+    """D = 128, one head of 32, F = 128, two tokens, one of them predicted out of V = 264; all
+    products of 16 layers written out.
     """
     model = replace(make_config("quickstart", "24l1h_admin").model, num_layers=16)
     assert forward_flops(model, 2, 1) == (

@@ -23,7 +23,7 @@ from mhsh.report.compare.results import Results, measure_groups
 from mhsh.report.render.format import format_list
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.downsample import most_points
-from mhsh.report.runs.loading import Loaded, Run
+from mhsh.report.runs.loading import Loaded, Run, with_pretraining
 from mhsh.report.runs.summary import Summary, summarize
 
 
@@ -40,6 +40,12 @@ class Comparison:
     conditions: tuple[Condition, ...]  # every condition, equal or not; differences that matter first
     marks: tuple[str, ...]  # differences that matter, a sentence each, to stand beside the curves
     problems: tuple[str, ...]  # one line each: folders that could not be opened, then damage in those that could
+    pretraining: bool  # whether every x-axis counts what the runs started from
+
+    @property
+    def axis_suffix(self) -> str:
+        """What follows the name of every x-axis."""
+        return ", with pre-training" if self.pretraining else ""
 
     @property
     def drawn_points(self) -> int:
@@ -61,15 +67,22 @@ class Comparison:
 
 
 def compare(
-    loaded: Loaded, target: float | None = None, baseline: str | None = None, treatment: Sequence[str] = DEFAULT_TREATMENT
+    loaded: Loaded,
+    target: float | None = None,
+    baseline: str | None = None,
+    treatment: Sequence[str] = DEFAULT_TREATMENT,
+    pretraining: bool = False,
 ) -> Comparison:
     """Groups the runs and compares them with `baseline`: the name of a run or group, or None for
     the first group. `treatment`: what is meant to differ, fields of a config or `shape`.
+    `pretraining`: whether every x-axis counts what the runs started from.
 
     Raises:
       UserError: no run or group is called `baseline`, no field as in `treatment`, or the target is
         no finite loss.
     """
+    if pretraining:
+        loaded = with_pretraining(loaded)
     runs, summaries, groups = loaded.runs, tuple(summarize(run) for run in loaded.runs), group_runs(loaded.runs)
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target} is not a finite loss; give nats per predicted token, such as 2.5")
@@ -89,6 +102,7 @@ def compare(
         conditions=conditions,
         marks=marks(conditions),
         problems=loaded.refused + tuple(problem for run in runs for problem in run.problems),
+        pretraining=pretraining,
     )
 
 

@@ -62,13 +62,14 @@ class CurvesFigure:
     view: str  # shown first
     split: str  # shown first
     notes: tuple[str, ...]
+    axis_titles: Mapping[str, str]
 
     def to_json(self) -> str:
         """One JSON object, safe between script tags whatever the names of runs hold."""
         content: dict[str, Any] = {
             "figure": self.figure,
             "traces": [{key: value for key, value in vars(trace).items() if value or value == 0} for trace in self.traces],
-            "axisTitles": AXIS_TITLES,
+            "axisTitles": self.axis_titles,
         }
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
         return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -94,7 +95,12 @@ def draw_figure(comparison: Comparison) -> CurvesFigure:
             pen.sign(place, group, differing)
     figure = {"data": pen.data, "layout": _layout(comparison)}
     return CurvesFigure(
-        figure, tuple(pen.traces), first_view(comparison), _first_split(comparison), (*pen.thinned_note(), *pen.notes)
+        figure,
+        tuple(pen.traces),
+        first_view(comparison),
+        _first_split(comparison),
+        (*pen.thinned_note(), *pen.notes),
+        {axis: title + comparison.axis_suffix for axis, title in AXIS_TITLES.items()},
     )
 
 
@@ -289,7 +295,13 @@ def _layout(comparison: Comparison) -> dict[str, Any]:
         showlegend=False,  # the page has its own, which the keyboard reaches
         modebar=dict(bgcolor="rgba(0,0,0,0)", color="#7F7F7F", activecolor="#D55E00"),
         hovermode="closest",
-        xaxis=dict(title=dict(text=AXIS_TITLES["step"]), gridcolor=grid, zeroline=False, automargin=True, exponentformat="SI"),
+        xaxis=dict(
+            title=dict(text=AXIS_TITLES["step"] + comparison.axis_suffix),
+            gridcolor=grid,
+            zeroline=False,
+            automargin=True,
+            exponentformat="SI",
+        ),
         yaxis=dict(title=dict(text="loss, nats per token"), gridcolor=grid, zeroline=False, automargin=True),
         # The marks of gaps have no loss to stand at; this axis is the height of the plot itself.
         yaxis2=dict(overlaying="y", range=[0, 1], fixedrange=True, visible=False),

@@ -48,13 +48,13 @@ def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
     ]
     if results.target is not None:
         for axis in AXES:
-            what = f"{AXIS_NAMES[axis]} to {loss} {format_loss(results.target)}"
+            what = f"{AXIS_NAMES[axis]}{comparison.axis_suffix} to {loss} {format_loss(results.target)}"
             rows.append(row(what, lambda scores, axis=axis: scores.cost_to_target[axis], _axis_words(axis), "not reached"))
     for axis in AXES:
         span = results.ranges[axis]
         if span is not None:
             words = _axis_words(axis)
-            what = f"mean {loss} by {AXIS_NAMES[axis]}, {words(span[0])} to {words(span[1])}"
+            what = f"mean {loss} by {AXIS_NAMES[axis]}{comparison.axis_suffix}, {words(span[0])} to {words(span[1])}"
             rows.append(row(what, lambda scores, axis=axis: scores.mean_loss[axis], format_loss, "none: a gap"))
     return tuple(rows)
 

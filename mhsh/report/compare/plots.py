@@ -107,7 +107,7 @@ def _furnish(axes: Axes, comparison: Comparison) -> None:
         axes.axhline(value, color="#7F7F7F", linestyle=":", linewidth=1.2)
         shown = textwrap.shorten(label, 60, placeholder=" ...")
         axes.annotate(shown, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, parse_math=False)
-    axes.set_xlabel("training steps")
+    axes.set_xlabel(f"training steps{comparison.axis_suffix}")
     axes.grid(alpha=0.3)
 
 

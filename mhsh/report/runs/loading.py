@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
 from mhsh.report.render.sanitize import sanitize
-from mhsh.report.runs.curves import Curve, LoggedCurves, finite, reading
+from mhsh.report.runs.curves import AXES, Curve, LoggedCurves, finite, reading
 from mhsh.run_folder import RunFolder, recorded_lineage, vocab_file
 
 
@@ -75,6 +76,24 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
     """
     with loading(folders) as loaded:
         return loaded()
+
+
+def with_pretraining(loaded: Loaded) -> Loaded:
+    """The runs with all that they started from counted on every x-axis: steps, tokens, FLOPs and
+    device seconds. Where a run before did not record one of these, that axis is nan.
+    """
+    return dataclasses.replace(loaded, runs=tuple(map(_after_its_parents, loaded.runs)))
+
+
+def _after_its_parents(run: Run) -> Run:
+    spent = {axis: sum(math.nan if each.get(axis) is None else each[axis] for each in run.lineage) for axis in AXES}
+    curves = {
+        split: dataclasses.replace(curve, x={axis: places + spent[axis] for axis, places in curve.x.items()})
+        for split, curve in run.curves.items()
+    }
+    lost = [axis for axis in AXES if math.isnan(spent[axis])]
+    lines = [f"{run.path}: the runs that it started from did not record {', '.join(lost)}; these axes leave it out"] if lost else []
+    return dataclasses.replace(run, curves=curves, problems=(*run.problems, *map(sanitize, lines)))
 
 
 @contextlib.contextmanager
