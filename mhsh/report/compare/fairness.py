@@ -16,14 +16,13 @@ import numpy as np
 
 from mhsh.config.differences import flatten
 from mhsh.config.fields import Field, all_fields
-from mhsh.config.resolve import from_saved
 from mhsh.config.schema import OBJECTIVES, Config
 from mhsh.config.schema import Row as ConfigRow
 from mhsh.errors import UserError
 from mhsh.report.compare.groups import Group
 from mhsh.report.render.format import format_list, format_percent, format_recorded
 from mhsh.report.runs.curves import SPLITS
-from mhsh.report.runs.loading import Run
+from mhsh.report.runs.loading import Ancestor, Run
 
 PARAMETER_MARGIN = 0.02  # by which the largest count may exceed the smallest
 
@@ -295,23 +294,21 @@ def _start(run: Run, treatment: Sequence[str]) -> str | None:
     train = run.config.train
     if not train.start_from:
         return "fresh"
-    parents = run.lineage or [{"config": None}]
-    if any(parent["config"] is None for parent in parents):
+    recorded = [_parent(parent, parent.config, treatment) for parent in run.lineage if parent.config is not None]
+    if not recorded or len(recorded) < len(run.lineage):
         return None
-    taken = f"parameters{' and moments' if train.keep_moments else ''} of "
-    return taken + ", before it ".join(_parent(parent, treatment) for parent in parents)
+    return f"parameters{' and moments' if train.keep_moments else ''} of {', before it '.join(recorded)}"
 
 
-def _parent(parent: Mapping[str, Any], treatment: Sequence[str]) -> str:
-    config = from_saved(parent["config"])
+def _parent(parent: Ancestor, config: Config, treatment: Sequence[str]) -> str:
     # What it started from itself is the next one's text.
     rows = [row for row in get_args(ConfigRow) if row != "start" and _settings_effect(row) is Effect.LOSS]
     settings = {row: _settings(config, row, treatment) for row in rows}
     if SHAPE not in treatment:
         settings[SHAPE] = _shape(config, treatment)
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-    data = str(parent["fingerprint"])[:8]
-    return f"a run of settings {digest} on data {data} at step {parent['step']}, after {parent['tokens']} tokens"
+    data = str(parent.fingerprint)[:8]
+    return f"a run of settings {digest} on data {data} at step {parent.step}, after {parent.tokens} tokens"
 
 
 def _tokens(run: Run) -> int | None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config
 from mhsh.report.estimate import mean_band
 from mhsh.report.render.sanitize import sanitize
@@ -122,10 +121,11 @@ def _without_seeds_of_all(run: Run) -> tuple[Config, ...]:
     are known, the folder that it started from does not matter: every seed may have its own.
     """
     parents = run.lineage
-    if not parents or any(parent["config"] is None for parent in parents):
+    recorded = [parent.config for parent in parents if parent.config is not None]
+    if not parents or len(recorded) < len(parents):
         return (_without_seeds(run.config),)
-    configs = [_without_seeds(config) for config in (run.config, *(from_saved(parent["config"]) for parent in parents))]
-    steps = [run.config.train.num_steps, *(parent["step"] for parent in parents)]
+    configs = [_without_seeds(config) for config in (run.config, *recorded)]
+    steps = [run.config.train.num_steps, *(parent.step for parent in parents)]
     return tuple(
         replace(config, train=replace(config.train, start_from="", num_steps=step))
         for config, step in zip(configs, steps, strict=True)

@@ -14,12 +14,26 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.curves import AXES, Curve, LoggedCurves, finite, reading
 from mhsh.run_folder import RunFolder, recorded_lineage, vocab_file
+
+
+@dataclasses.dataclass(frozen=True)
+class Ancestor:
+    """A run that another started from, up to the step that was taken. None: not recorded."""
+
+    step: int
+    tokens: int | float | None
+    flops: int | float | None
+    seconds: int | float | None
+    fingerprint: str | None  # of its data
+    config: Config | None  # None also where this version cannot read it
+    problem: str  # why it cannot; empty where it can
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +55,11 @@ class Run:
         return any(len(curve) for curve in self.curves.values())
 
     @functools.cached_property
-    def lineage(self) -> list[dict[str, Any]]:
+    def lineage(self) -> tuple[Ancestor, ...]:
         """The runs that it started from, nearest first (mhsh.run_folder.recorded_lineage). Read
         once: for an older record the folders of those runs are asked.
         """
-        return recorded_lineage(self.record)
+        return tuple(map(_ancestor, recorded_lineage(self.record)))
 
     def recorded(self, *keys: str) -> Any:
         """The value in run.json under nested keys; None if it is missing."""
@@ -86,7 +100,7 @@ def with_pretraining(loaded: Loaded) -> Loaded:
 
 
 def _after_its_parents(run: Run) -> Run:
-    spent = {axis: sum(math.nan if each.get(axis) is None else each[axis] for each in run.lineage) for axis in AXES}
+    spent = {axis: math.fsum(_known(getattr(each, axis)) for each in run.lineage) for axis in AXES}
     curves = {
         split: dataclasses.replace(curve, x={axis: places + spent[axis] for axis, places in curve.x.items()})
         for split, curve in run.curves.items()
@@ -94,6 +108,10 @@ def _after_its_parents(run: Run) -> Run:
     lost = [axis for axis in AXES if math.isnan(spent[axis])]
     lines = [f"{run.path}: the runs that it started from did not record {', '.join(lost)}; these axes leave it out"] if lost else []
     return dataclasses.replace(run, curves=curves, problems=(*run.problems, *map(sanitize, lines)))
+
+
+def _known(value: int | float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 @contextlib.contextmanager
@@ -155,7 +173,26 @@ def _load(name: str, path: epath.Path, config: Config, curves: LoggedCurves) -> 
             vocabulary = hashlib.sha256(vocab_path.read_bytes()).hexdigest()
         except OSError as error:
             problems.append(f"cannot read {vocab_path}: {error.strerror}")
-    return Run(name, path, config, record, curves.by_split, curves.batches, vocabulary, tuple(sanitize(line) for line in problems))
+    run = Run(name, path, config, record, curves.by_split, curves.batches, vocabulary, ())
+    problems += [f"{path / 'run.json'}: a run that it started from: {each.problem}" for each in run.lineage if each.problem]
+    return dataclasses.replace(run, problems=tuple(map(sanitize, problems)))
+
+
+def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
+    config, problem = None, ""
+    try:
+        config = from_saved(fields["config"]) if fields.get("config") else None
+    except UserError as error:
+        problem = f"{error}; it counts as not recorded"
+    return Ancestor(
+        step=fields["step"],
+        tokens=fields.get("tokens"),
+        flops=fields.get("flops"),
+        seconds=fields.get("seconds"),
+        fingerprint=fields.get("fingerprint"),
+        config=config,
+        problem=problem,
+    )
 
 
 def _distinct_names(paths: Sequence[epath.Path]) -> list[str]:

@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mhsh.report.compare.fairness import find_conditions, verdict
+from mhsh.report.compare.groups import group_runs
 from mhsh.report.runs.loading import load_runs
+from mhsh.run_folder import RunFolder
 
 
 def append(path: Path, **fields: object) -> None:
@@ -100,3 +103,17 @@ def test_records_of_another_shape_read_as_not_recorded(make_run) -> None:
     run = load_runs([make_run("a", [3.0], record={"data": "text", "parameters": {"total": "many"}})]).runs[0]
     assert run.recorded("data", "fingerprint") is None
     assert run.recorded_number("parameters", "total") is None
+
+
+def test_a_parent_that_this_version_cannot_read_is_a_problem_of_that_run_alone(make_run) -> None:
+    first = make_run("first", [3.0] * 20)
+    (parent,) = RunFolder(first).lineage(20)
+    unknown = parent | {"config": parent["config"] | {"model": parent["config"]["model"] | {"residual": "from_the_future"}}}
+    started = {"folder": str(first), "step": 20, "lineage": [unknown]}
+    second = make_run("second", [2.0] * 20, training={"start_from": str(first)}, record={"started_from": started})
+    a, b = load_runs([first, second]).runs
+    assert not a.problems and [each.config for each in b.lineage] == [None]
+    (problem,) = b.problems
+    assert str(second) in problem and "from_the_future" in problem and problem.endswith("it counts as not recorded")
+    (start,) = [row for row in find_conditions([b], group_runs([b])) if row.name == "start"]
+    assert start.equal is None and verdict(find_conditions([b], group_runs([b]))).startswith("Comparable as far as recorded")
