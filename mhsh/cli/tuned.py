@@ -15,7 +15,7 @@ from mhsh.report.render.terminal import print_line, print_table
 from mhsh.report.runs.loading import load_runs
 from mhsh.report.sweep.cells import load_sweep
 from mhsh.report.sweep.plots import sensitivity_picture
-from mhsh.report.sweep.tuning import Tuning, claims, tune
+from mhsh.report.sweep.tuning import Tuning, tune
 from mhsh.report.sweep.tuning_files import as_csv, as_json, as_page, as_table
 from mhsh.sweep.axes import fields_of
 from mhsh.sweep.folder import SweepFolder
@@ -58,7 +58,7 @@ def run(folder: str, over: str, by: str, choosing_seeds: int | None) -> int:
         outputs.write(place / name, content)
     console = Console(highlight=False)
     print_table(as_table(tuning), console)
-    for line in [*claims(tuning), tuning.verdict, *fair, *tuning.warnings, f"Report: {place / 'tuned.html'}"]:
+    for line in [tuning.verdict, *fair, *tuning.warnings, f"Report: {place / 'tuned.html'}"]:
         print_line(line, console)
     return 0
 

@@ -12,7 +12,7 @@ from mhsh.report.estimate import Estimate, difference, estimate, holm
 from mhsh.report.render.format import format_list, format_loss
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.sweep.cells import Sweep, SweptCell, setting_words
-from mhsh.report.sweep.quality import Quality, format_difference, quality_against
+from mhsh.report.sweep.quality import Quality, quality_against
 from mhsh.sweep.axes import SEEDS, Axis, Value
 
 TUNING_RULE = (
@@ -127,19 +127,6 @@ def tune(sweep: Sweep, over: str, by: Sequence[str], choose: int | None = None) 
         tuple(dataclasses.replace(each, against_first=against) for each, against in zip(settings, apart, strict=True)),
         quality_against(sweep, axis),
     )
-
-
-def claims(tuning: Tuning) -> list[str]:
-    """A sentence for each setting: its value, its loss, and how that compares with the first's."""
-    sentences = []
-    for setting in tuning.settings:
-        if setting.reported is None:
-            continue
-        said = f"{setting.label}: {format_reported(setting)} at {tuning.over.name} = {setting.value}"
-        if setting.against_first is not None:
-            said += f"; against {tuning.settings[0].label} {format_difference(setting.against_first)}"
-        sentences.append(said)
-    return sentences
 
 
 def format_reported(setting: Tuned) -> str:

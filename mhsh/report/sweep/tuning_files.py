@@ -17,7 +17,7 @@ from mhsh.report.render.sanitize import sanitize
 from mhsh.report.render.table import Table
 from mhsh.report.sweep.quality import QUALITY_RULE, format_difference
 from mhsh.report.sweep.tables import finite
-from mhsh.report.sweep.tuning import TUNING_RULE, Tuned, Tuning, claims, format_budget, format_reported
+from mhsh.report.sweep.tuning import TUNING_RULE, Tuned, Tuning, format_budget, format_reported
 
 _RULES = (TUNING_RULE, QUALITY_RULE, INTERVAL_RULE, DIFFERENCE_RULE, FAIRNESS_RULE)
 
@@ -27,7 +27,7 @@ def as_table(tuning: Tuning) -> Table:
     columns = [
         "setting",
         f"best {sanitize(tuning.over.name)}",
-        "final validation loss, reporting seeds",
+        "final validation loss (nats per token), reporting seeds",
         f"against {tuning.settings[0].label}",
         "choosing seeds",
         "spent on choosing",
@@ -44,7 +44,7 @@ def as_page(tuning: Tuning, fair: Sequence[str], picture: bytes, problems: Seque
         title=f"Each {compared} at its own {sanitize(tuning.over.name)}",
         author=MARK,
         style_sheets=("render/page.css", "sweep/page.css"),
-        claims=[*claims(tuning), tuning.verdict, *fair, *tuning.warnings],
+        claims=[tuning.verdict, *fair, *tuning.warnings],
         over=sanitize(tuning.over.name),
         picture=picture,
         tuned=as_table(tuning),
