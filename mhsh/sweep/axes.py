@@ -24,7 +24,7 @@ SEED = "seed"
 SEEDS = (SEED, "train.seed", "data.seed")
 
 # Short names that no field has, or that two sections have.
-_SHORT = {"train_seed": "train.seed", "data_seed": "data.seed", "lr": LEARNING_RATE, "depth": DEPTH}
+SHORT_NAMES = {"train_seed": "train.seed", "data_seed": "data.seed", "lr": LEARNING_RATE, "depth": DEPTH}
 
 # The axis that sets two fields: a residual scheme, and for Admin how omega starts.
 SCHEME = "scheme"
@@ -149,14 +149,14 @@ def _path(name: str, fields: Fields) -> str:
     known += [HEADS_PER_LAYER] * (HEADS_PER_LAYER not in known)
     if name in known:
         return name
-    if name in _SHORT:
-        return _SHORT[name]
+    if name in SHORT_NAMES:
+        return SHORT_NAMES[name]
     found = [path for path in known if path.split(".")[-1] == name]
     if len(found) == 1:
         return found[0]
     if found:
         raise UserError(f"--axes {name}: {' and '.join(found)} are both called so; give the whole path")
-    close = difflib.get_close_matches(name, [*known, *(path.split(".")[-1] for path in known), *_SHORT, SCHEME, SEED], n=1)
+    close = difflib.get_close_matches(name, [*known, *(path.split(".")[-1] for path in known), *SHORT_NAMES, SCHEME, SEED], n=1)
     hint = f"did you mean {close[0]}?" if close else "give a field's path, such as optimizer.learning_rate"
     raise UserError(f"--axes {name}: the config has no such field; {hint}")
 

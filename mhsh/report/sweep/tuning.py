@@ -13,7 +13,7 @@ from mhsh.report.render.format import format_list, format_loss
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.sweep.cells import Sweep, SweptCell, setting_words
 from mhsh.report.sweep.quality import Quality, quality_against
-from mhsh.sweep.axes import SEEDS, Axis, Value
+from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
 
 TUNING_RULE = (
     "A setting's value is the one with the lowest mean validation loss after the last step over the choosing seeds. A value at "
@@ -144,6 +144,7 @@ def format_budget(budget: Budget) -> str:
 
 def _find(sweep: Sweep, name: str, flag: str) -> Axis:
     known = {key: axis for axis in sweep.axes if axis.path not in SEEDS for key in (axis.path, axis.name)}
+    name = SHORT_NAMES.get(name, name)
     if name not in known:
         allowed = format_list([sanitize(axis.name) for axis in sweep.axes if axis.path not in SEEDS] or ["none"])
         raise UserError(f"{flag}={sanitize(name)} is no axis of this sweep; allowed: {allowed}")

@@ -102,7 +102,7 @@ def test_the_choosing_seeds_choose_and_the_others_are_reported(tmp_path: Path, c
 
 def test_the_rates_are_no_unfairness_and_another_difference_is(tmp_path: Path):
     folder = write(tmp_path / "s")
-    tuned.run(str(folder), RATE, HEADS, None)
+    tuned.run(str(folder), "lr", HEADS, None)  # as --axes takes it
     (fair,) = json.loads((folder / "tuned.json").read_text())["fairness"]
     assert fair.startswith("Comparable as far as recorded") and "optimizer" not in fair
     run = folder / "runs" / name_of(1, 0.001, 3) / "run.json"
