@@ -135,8 +135,10 @@ MESH = dict(data=-1, fsdp=1, tensor=1)
 
 # What `mhsh finetune` takes from the pre-trained run, besides the fields of the model.
 FROM_THE_RUN = {"data": ("vocab_path", "lowercase"), "train": ("seed", "start_from", "keep_moments")}
-# Adam as in BERT's pre-training (Devlin et al. 2018); validation and a checkpoint at the end.
+# Adam as in BERT's pre-training, and dropout of 0.1 whatever it was there (Devlin et al. 2018,
+# appendix A.3); validation and a checkpoint at the end.
 FINE_TUNING = dict(
+    model=dict(hidden_dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1),
     optimizer=dict(schedule="linear", beta2=0.999, epsilon=1e-6),
     train=dict(log_interval=10, eval_interval=0, eval_batches=0, checkpoint_interval=0),
 )
@@ -158,7 +160,7 @@ def make_fine_tuning_config(num_examples: int, epochs: int, batch_size: int, *ch
         train=dict(num_steps=num_steps, batch_size=batch_size),
     )
     fields = _changed([FINE_TUNING, steps, *changes])
-    fields["model"] = {name: value for change in changes for name, value in change.get("model", {}).items()}
+    fields["model"] = {name: value for change in (FINE_TUNING, *changes) for name, value in change.get("model", {}).items()}
     for section, names in FROM_THE_RUN.items():
         fields[section] = {name: value for name, value in fields[section].items() if name not in names}
     config = ConfigDict(fields)

@@ -108,6 +108,16 @@ def test_what_no_fine_tuning_can_be(task, overrides, message, tmp_path):
         fine_tuning_config(run, fields, seed=0, fresh=True)
 
 
+def test_fine_tuning_drops_a_tenth_whatever_pre_training_dropped(tmp_path):
+    there = from_dict(load_task("bert").get_config("2l4h-phase1").to_dict())
+    run = RunFolder.open_for_training(tmp_path / "run", there)
+    fields = load_task("glue").get_config().to_dict()
+    fields["data"]["sequence_length"] = 32
+    model = fine_tuning_config(run, fields, seed=0, fresh=True).model
+    assert (there.model.hidden_dropout, there.model.attention_dropout, there.model.embedding_dropout) == (0, 0, 0)
+    assert (model.hidden_dropout, model.attention_dropout, model.mlp_dropout, model.embedding_dropout) == (0.1, 0.1, 0, 0.1)
+
+
 @pytest.mark.parametrize(("task", "variant"), EVERY_FINE_TUNING)
 def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, tmp_path):
     there = from_dict(load_task("bert").get_config("12l12h").to_dict())
