@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -80,6 +81,23 @@ def check_new_file(out: str | None) -> None:
         raise UserError(f"--out={out}: there is no folder {Path(out).absolute().parent}; make it, or choose another file")
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Inside the `with`, the folder's lock is this process's. The kernel frees it when the process
+    ends, however it ends.
+
+    Raises:
+      BlockingIOError: another process holds it.
+      OSError: the folder cannot be opened, or its file system has no locks.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class MissingFile(UserError):
     """The file to be read does not exist."""
 
@@ -146,7 +164,10 @@ def new_folder(out: str) -> Iterator[Path]:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
     try:
         yield unfinished
-        unfinished.rename(final)  # replaces an empty folder, and nothing else
+        try:
+            unfinished.rename(final)  # replaces an empty folder, and nothing else
+        except OSError as error:
+            raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
     except BaseException:
         shutil.rmtree(unfinished)
         raise

@@ -6,10 +6,16 @@ Nothing here imports jax: reports read run folders on machines without it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
 import math
+import os
+import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +25,10 @@ from mhsh.config.differences import format_differences
 from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
-from mhsh.files import MissingFile, is_remote, read_object, write_atomically
+from mhsh.files import MissingFile, is_remote, locked, read_object, write_atomically
 
 METRICS_FILE = "metrics.jsonl"
+HOLDER_FILE = ".holder.json"  # of the process that trains; there while it does
 _BLOCK_BYTES = 1 << 18
 WORDPIECE_FILE = "vocab.txt"  # a token a line
 TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
@@ -114,8 +121,45 @@ class RunFolder:
         elif not folder._config_path.exists() and folder.path.exists() and any(folder.path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run; choose another --workdir")
         else:
-            write_atomically(folder._config_path, _dump(to_dict(config)))
+            with folder.held():
+                write_atomically(folder._config_path, _dump(to_dict(config)))
         return folder
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[str]:
+        """Inside the `with`, the run is this process's, until its end. The folder must exist.
+
+        Yields a note for the user: empty, or why nothing keeps others away.
+
+        Raises:
+          UserError: another process holds it.
+        """
+        if self.is_remote:
+            yield ""
+            return
+        with contextlib.ExitStack() as stack:
+            note = ""
+            try:
+                stack.enter_context(locked(Path(self.path)))
+            except BlockingIOError:
+                raise UserError(
+                    f"{self.path} is in use: {self._holder()}; wait until it ends or stop it, or choose another --workdir"
+                ) from None
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                    raise
+                note = f"{self.path} has no locks ({error.strerror}): nothing keeps a second process from this run"
+            holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
+            write_atomically(self.path / HOLDER_FILE, _dump(holder))
+            stack.callback((self.path / HOLDER_FILE).unlink, missing_ok=True)
+            yield note
+
+    def _holder(self) -> str:
+        try:
+            holder = read_object(self.path / HOLDER_FILE)
+        except UserError:  # it has just begun or ended
+            return "another process trains there"
+        return f"process {holder.get('process')} on {holder.get('host')} has trained there since {holder.get('since')}"
 
     @property
     def is_remote(self) -> bool:

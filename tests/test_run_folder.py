@@ -4,9 +4,13 @@ written is lost.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,6 +53,50 @@ def metrics_path(folder: RunFolder) -> Path:
 
 def steps(folder: RunFolder) -> list[int]:
     return [row["step"] for row in folder.read_metrics().rows]
+
+
+HOLDER = """
+import sys, time
+from mhsh.run_folder import RunFolder
+with RunFolder(sys.argv[1]).held():
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_held_run_is_refused_and_a_killed_holder_holds_nothing(folder, config):
+    before = contents(folder.path)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder.path)], cwd=ROOT, stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    said = (
+        rf"run is in use: process {holder.pid} on {re.escape(socket.gethostname())} has trained there since 20\d\d-.*; wait until"
+    )
+    with pytest.raises(UserError, match=said), folder.held():
+        pass
+    holder.kill()
+    holder.wait()
+    with folder.held() as note:
+        assert note == ""
+    assert contents(folder.path) == before
+
+
+def test_a_held_folder_keeps_its_config(tmp_path, config):
+    """A run that has not begun may be given another config, but not while its process runs."""
+    folder = RunFolder.open_for_training(tmp_path / "run", config)
+    other = replace(config, train=replace(config.train, seed=1))
+    with folder.held(), pytest.raises(UserError, match="is in use"):
+        RunFolder.open_for_training(folder.path, other)
+    assert folder.read_config() == config
+    assert RunFolder.open_for_training(folder.path, other).read_config() == other
+
+
+def test_a_file_system_without_locks_is_said(folder, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with folder.held() as note:
+        assert note.endswith("run has no locks (Operation not supported): nothing keeps a second process from this run")
 
 
 def test_a_config_that_is_older_than_a_field_is_read_as_what_it_meant(folder, config):

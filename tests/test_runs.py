@@ -63,6 +63,8 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, cor
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
     stopped = start(*arguments)
     wait_for_step(workdir, 3, stopped)
+    second = mhsh_here(*arguments)
+    assert second.returncode == 2 and f"in use: process {stopped.pid} on" in second.stderr and second.stderr.count("\n") == 1
     stopped.send_signal(signal.SIGTERM)
     assert "state saved" in stopped.communicate()[0] and stopped.returncode == 75
     killed = start(*arguments)

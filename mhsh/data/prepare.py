@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,7 +26,7 @@ from mhsh.data.splits import SPLITS, TRAIN
 from mhsh.data.staging import Chunk, Staged, read_chunk, read_staged, source_fingerprint, stage
 from mhsh.data.tasks import Log, Task, TaskTokenizer
 from mhsh.errors import UserError
-from mhsh.files import clear_half_files, read_object, replacing
+from mhsh.files import clear_half_files, locked, read_object, replacing
 
 _JOB_FILE = "prepare.json"
 _FORMAT = 1
@@ -130,12 +128,11 @@ def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
     path = out / _JOB_FILE
     try:
         out.mkdir(parents=True, exist_ok=True)
-        folder = os.open(out, os.O_RDONLY)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(out))
         except BlockingIOError:
             raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
         clear_half_files(out)
@@ -146,8 +143,6 @@ def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
         else:
             write_json(path, job)
         yield
-    finally:
-        os.close(folder)
 
 
 def _check_job(out: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

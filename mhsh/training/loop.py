@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from mhsh.config.differences import format_differences
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.outcome import DIVERGED
@@ -31,14 +32,26 @@ def train(config: Config, folder: RunFolder) -> int | None:
     it. The state is saved in both cases.
 
     Raises:
-      UserError: the data, the mesh or the folder does not fit the config, or the run has diverged.
+      UserError: the data, the mesh or the folder does not fit the config, another process trains
+        there, or the run has diverged.
     """
+    if jax.process_index():
+        return _train(config, folder, "")
+    with folder.held() as note:
+        differing = format_differences(folder.read_config(), config)
+        if differing:
+            raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
+        return _train(config, folder, note)
+
+
+def _train(config: Config, folder: RunFolder, note: str) -> int | None:
     if folder.newest_checkpoint() == config.train.num_steps:
         return None  # nothing is left to do
     setup = prepare(config, folder)
     display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
-    for choice in setup.choices:
-        display.note(choice)
+    for line in (note, *setup.choices):
+        if line:
+            display.note(line)
     state, start, started_from = _restore_or_create(setup, display)
 
     begin = time.monotonic()
