@@ -66,15 +66,12 @@ with RunFolder(sys.argv[1]).held():
 
 def test_a_held_run_is_refused_and_a_killed_holder_holds_nothing(folder, config):
     before = contents(folder.path)
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder.path)], cwd=ROOT, stdout=subprocess.PIPE)
-    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-    said = (
-        rf"run is in use: process {holder.pid} on {re.escape(socket.gethostname())} has trained there since 20\d\d-.*; wait until"
-    )
-    with pytest.raises(UserError, match=said), folder.held():
-        pass
-    holder.kill()
-    holder.wait()
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder.path)], cwd=ROOT, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        said = rf"run is in use: process {holder.pid} on {re.escape(socket.gethostname())} has trained there since 20\d\d-.*; wait"
+        with pytest.raises(UserError, match=said), folder.held():
+            pass
+        holder.kill()
     with folder.held() as note:
         assert note == ""
     assert contents(folder.path) == before
