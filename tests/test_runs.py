@@ -86,6 +86,18 @@ def test_a_finished_run_is_left_alone(unbroken, corpus):
     assert (unbroken / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_path):
+    workdir = cut_back(unbroken, tmp_path / "run", step=36)
+    arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
+    metrics, record = workdir / "metrics.jsonl", workdir / "run.json"
+    metrics.write_bytes(metrics.read_bytes()[:-9])
+    cut = mhsh_here(*arguments)
+    assert cut.returncode == 2 and "is finished, but" in cut.stderr and "cut short in line" in cut.stderr
+    record.unlink()
+    lost = mhsh_here(*arguments)
+    assert lost.returncode == 2 and f"{workdir} is finished, but run.json is missing" in lost.stderr
+
+
 def test_eval_gives_what_training_logged(unbroken):
     done = mhsh("eval", str(unbroken))
     assert done.returncode == 0, done.stderr

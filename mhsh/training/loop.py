@@ -46,6 +46,7 @@ def train(config: Config, folder: RunFolder) -> int | None:
 
 def _train(config: Config, folder: RunFolder, note: str) -> int | None:
     if folder.newest_checkpoint() == config.train.num_steps:
+        _check_finished(folder)
         return None  # nothing is left to do
     setup = prepare(config, folder)
     display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
@@ -67,6 +68,13 @@ def _train(config: Config, folder: RunFolder, note: str) -> int | None:
         setup.checkpoints.close()
     record.write("stopped" if stopped_by else "finished", outcome=outcome_of(setup))
     return stopped_by
+
+
+def _check_finished(folder: RunFolder) -> None:
+    """Raises UserError where a finished run has lost what `mhsh compare` reads."""
+    problem = folder.read_metrics().problem if folder.has_run_record() else "run.json is missing"
+    if problem:
+        raise UserError(f"{folder.path} is finished, but {problem}; put it back from a copy, or train again in another --workdir")
 
 
 def _loop(setup: Setup, log: Log, record: RunRecord, state: TrainState, start: int) -> int | None:
