@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from mhsh.config.differences import format_differences
+from mhsh.config.differences import differences, format_differences
 from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
@@ -97,7 +97,9 @@ class RunFolder:
 
     @classmethod
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
-        """Creates the folder for `config`, or opens it if it holds a run of the same config.
+        """Creates the folder for `config`, or opens it if it holds a run of the same config, or of
+        one that `config` extends: with a larger train.num_steps, under a schedule that does not
+        depend on it.
 
         Raises:
           UserError: the folder holds a run of another config or something else, or cannot be
@@ -113,11 +115,15 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
         if folder.has_begun():
-            differing = format_differences(folder.read_config(), config)
-            if differing:
+            there = folder.read_config()
+            if not _extends(config, there, path):
                 raise UserError(
-                    f"{path} holds a run of another config ({differing}); choose another --workdir, or that run's config"
+                    f"{path} holds a run of another config ({format_differences(there, config)}); choose another --workdir, or "
+                    "that run's config"
                 )
+            if config != there:
+                with folder.held():
+                    write_atomically(folder._config_path, _dump(to_dict(config)))
         elif not folder._config_path.exists() and folder.path.exists() and any(folder.path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run; choose another --workdir")
         else:
@@ -296,6 +302,23 @@ def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             dict.fromkeys(("tokens", "flops", "seconds", "fingerprint", "config"))
             | {"folder": start["folder"], "step": start["step"]}
         ]
+
+
+def _extends(config: Config, there: Config, path: epath.PathLike) -> bool:
+    """Whether the run in `path` can go on with `config`: it is the same, or has more steps.
+
+    Raises:
+      UserError: it has more steps, and the schedule depends on their number.
+    """
+    changed = differences(there, config)
+    if set(changed) != {"train.num_steps"} or config.train.num_steps < there.train.num_steps:
+        return not changed
+    if config.optimizer.schedule == "linear":
+        raise UserError(
+            f"{path} cannot be extended from {there.train.num_steps} to {config.train.num_steps} steps: its learning rate "
+            f"(optimizer.schedule = 'linear') ends with them; start another run from it with --config.train.start_from={path}"
+        )
+    return True
 
 
 def vocab_file(config: Config) -> str:

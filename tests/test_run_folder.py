@@ -87,6 +87,30 @@ def test_a_held_folder_keeps_its_config(tmp_path, config):
     assert RunFolder.open_for_training(folder.path, other).read_config() == other
 
 
+@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
+def test_more_steps_extend_a_run(tmp_path, config, schedule):
+    shorter = replace(config, optimizer=replace(config.optimizer, schedule=schedule))
+    longer = replace(shorter, train=replace(shorter.train, num_steps=shorter.train.num_steps + 1))
+    folder = RunFolder.open_for_training(tmp_path / "run", shorter)
+    folder.append_metrics([{"step": 1, "split": "train", "loss": 3.0}])
+    assert RunFolder.open_for_training(folder.path, longer).read_config() == longer
+    with pytest.raises(UserError, match=r"train.num_steps is 41 there, 40 here"):
+        RunFolder.open_for_training(folder.path, shorter)
+    other = replace(longer, train=replace(longer.train, num_steps=50, seed=1))
+    with pytest.raises(UserError, match=r"train.seed is 0 there, 1 here; train.num_steps is 41 there, 50 here"):
+        RunFolder.open_for_training(folder.path, other)
+    with folder.held(), pytest.raises(UserError, match="is in use"):
+        RunFolder.open_for_training(folder.path, replace(longer, train=replace(longer.train, num_steps=50)))
+    assert folder.read_config() == longer
+
+
+def test_a_linear_schedule_has_ended(folder, config):
+    longer = replace(config, train=replace(config.train, num_steps=80))
+    with pytest.raises(UserError, match=r"from 40 to 80 steps: .*schedule = 'linear'.*--config.train.start_from=.*run$"):
+        RunFolder.open_for_training(folder.path, longer)
+    assert folder.read_config() == config
+
+
 def test_a_file_system_without_locks_is_said(folder, monkeypatch):
     def unsupported(*_):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")

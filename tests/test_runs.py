@@ -86,6 +86,21 @@ def test_a_finished_run_is_left_alone(unbroken, corpus):
     assert (unbroken / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow  # by default: tests/test_run_folder.py opens the folder of an extended run
+def test_an_extended_run_is_one_of_that_length(corpus, tmp_path):
+    arguments = ["train", *CONFIG, corpus, "--config.optimizer.schedule=constant"]
+    for name, *numbers in (("extended", 12, 24), ("one", 24)):
+        for steps in numbers:
+            done = mhsh(*arguments, f"--config.train.num_steps={steps}", f"--workdir={tmp_path / name}")
+            assert done.returncode == 0, done.stderr
+    extended, one = (
+        [row for row in rows_without_timings(tmp_path / name) if row["split"] == "train"] for name in ("extended", "one")
+    )
+    assert extended == one
+    for a, b in zip(final_state(tmp_path / "extended"), final_state(tmp_path / "one"), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_path):
     workdir = cut_back(unbroken, tmp_path / "run", step=36)
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
