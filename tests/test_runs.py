@@ -113,6 +113,18 @@ def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_pa
     assert lost.returncode == 2 and f"{workdir} is finished, but run.json is missing" in lost.stderr
 
 
+def test_admin_profiles_some_rows_or_the_batch_of_the_run(unbroken, corpus):
+    def omega(*rows: str) -> list[float]:
+        done = mhsh_here("admin", *CONFIG, corpus, "--json", *rows)
+        found = json.loads(done.stdout)["encoder"]
+        return [value for pair in zip(found["attention"], found["feed_forward"], strict=True) for value in pair]
+
+    assert omega("--rows=8") == pytest.approx(RunFolder(unbroken).read_run()["omega"]["encoder"], rel=1e-5)
+    assert omega("--rows=2") != omega("--rows=8")
+    wrong = mhsh_here("admin", *CONFIG, corpus, "--rows=9")
+    assert wrong.returncode == 2 and "--rows=9 must be from 1 to train.batch_size = 8" in wrong.stderr
+
+
 def test_eval_gives_what_training_logged(unbroken):
     done = mhsh("eval", str(unbroken))
     assert done.returncode == 0, done.stderr

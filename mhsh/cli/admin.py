@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 from collections.abc import Sequence
 
@@ -13,38 +12,52 @@ from rich.console import Console
 from rich.table import Table
 
 from mhsh.cli.flags import add_configs
-from mhsh.config.schema import Config
+from mhsh.config.schema import Config, MeshConfig
+from mhsh.errors import UserError
+
+PROFILED_TOKENS = 8_192
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     add_configs(parser, "config")
     parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--rows", type=int, metavar="N", help="of the first batch (default: up to 8,192 tokens); a run takes train.batch_size"
+    )
 
 
-def run(config: Config, as_json: bool) -> int:
-    """Profiles a fresh model of the config, whatever its residual scheme says, and prints omega in
-    depth order.
+def run(config: Config, as_json: bool, rows: int | None) -> int:
+    """Profiles a fresh model of the config on one device, whatever its residual scheme says, and
+    prints omega in depth order.
+
+    Raises:
+      UserError: `rows` is not from 1 to train.batch_size.
     """
     import jax
+    import optax
 
     from mhsh.data.batches import prefetched
     from mhsh.data.load import load_corpus
     from mhsh.models.admin import read_omega
     from mhsh.models.build import build_model
     from mhsh.models.types import SUBLAYERS, in_stack_order
-    from mhsh.training.optimizer import build_optimizer
-    from mhsh.training.sharding import make_mesh, process_rows, put_batch
+    from mhsh.training.sharding import make_mesh, put_batch
     from mhsh.training.state import create_state
 
-    config = replace(config, model=replace(config.model, residual="admin", admin_omega="profiled"))
-    mesh = make_mesh(config)
-    corpus = load_corpus(config, None)
+    model = replace(config.model, residual="admin", admin_omega="profiled")
+    config = replace(config, model=model, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     batch_size = config.train.batch_size
+    if rows is None:
+        rows = min(batch_size, max(1, PROFILED_TOKENS // config.data.sequence_length))
+    if not 1 <= rows <= batch_size:
+        raise UserError(f"--rows={rows} must be from 1 to train.batch_size = {batch_size}")
+    corpus = load_corpus(config, None)
     corpus.check_batch(batch_size)
-    first = next(prefetched(corpus.train_steps(batch_size, functools.partial(process_rows, mesh)), 0, 1))
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
-    state = create_state(config, model, optimizer, mesh, put_batch(first, mesh))
+    first = next(prefetched(corpus.train_steps(batch_size, lambda size: slice(0, size)), 0, 1))
+    mesh = make_mesh(config, jax.devices()[:1])
+    batch = put_batch({name: values[:rows] for name, values in first.items()}, mesh)
+    state = create_state(config, build_model(config.model), optax.identity(), mesh, batch)  # omega needs no moments
     found = in_stack_order(jax.device_get(read_omega(state.params)))
     omega = {stack: np.asarray(each)[:, :, 0] for stack, each in found.items()}
     if as_json:

@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(folder: str, step: int | None) -> int:
     """Prints one JSON object: step, rows, and each figure over all validation rows."""
     import jax
+    import optax
 
     from mhsh.models.build import build_model
     from mhsh.training.checkpoint import Checkpoints
-    from mhsh.training.optimizer import build_optimizer
     from mhsh.training.restore import load_recorded_corpus
     from mhsh.training.sharding import make_mesh, process_rows
     from mhsh.training.state import abstract_state
@@ -37,8 +37,8 @@ def run(folder: str, step: int | None) -> int:
     mesh = make_mesh(config)
     # Only training uses cuDNN.
     model = build_model(replace(config.model, attention_implementation="xla"))
-    optimizer = build_optimizer(config.optimizer, config.train)
-    params = checkpoints.restore_params(step, abstract_state(config, optimizer, mesh).params)
+    # The parameters do not depend on the optimiser.
+    params = checkpoints.restore_params(step, abstract_state(config, optax.identity(), mesh).params)
 
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)
