@@ -2,7 +2,7 @@
 
 import sys
 
-from mhsh.cli.main import start
+from mhsh.cli.start import start
 
 if __name__ == "__main__":
     sys.exit(start())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import jax
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 
 from mhsh.run_folder import RunFolder
+from tests import clusters
 from tests.conftest import ROOT
 from tests.runs import CONFIG, command, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start, wait_for_step
 
@@ -78,6 +82,48 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, cor
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
     for a, b in zip(final_state(workdir), final_state(unbroken), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 75}
+
+
+@pytest.mark.parametrize("number", STATUS)
+def test_a_signal_before_the_first_step_ends_it_at_once(corpus, tmp_path, number):
+    process = start("train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}")
+    while not (tmp_path / "run" / "config.json").exists():  # from here on it reads text and compiles
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == STATUS[number] and "state saved" not in out
+    assert err == "Interrupted; nothing new was to be saved. Run the same command again.\n"
+
+
+@pytest.mark.slow  # by default: the test above, and the one of a run that is stopped
+@pytest.mark.parametrize("processes", [1, 2])
+def test_signals_at_any_time_of_fresh_and_resumed_runs(unbroken, corpus, tmp_path, processes):
+    """30 of them; now and then the run is finished before."""
+    draw = random.Random(processes)
+    workdir = tmp_path / "run"
+    arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
+    for _ in range(30):
+        if draw.random() < 0.3 or RunFolder(workdir).newest_checkpoint() == 36:
+            shutil.rmtree(workdir, ignore_errors=True)
+        running = [start(*arguments)] if processes == 1 else clusters.start(processes, arguments)
+        time.sleep(draw.uniform(0.05, 20))  # not before Python itself has started
+        number = draw.choice(list(STATUS))
+        for each in running:
+            each.send_signal(number)
+        for status, out, err in clusters.finish(running):
+            assert status == STATUS[number] or (status == 0 and "done" in out), (status, err)
+            assert "Traceback" not in err and "Fatal" not in err
+    for status, _, err in clusters.finish([start(*arguments)]):
+        assert status == 0, err
+    rows, expected = rows_without_timings(workdir), rows_without_timings(unbroken)
+    assert [(row["step"], row.get("batch")) for row in rows] == [(row["step"], row.get("batch")) for row in expected]
+    if processes == 1:
+        assert rows == expected
+    else:  # two processes add in another order
+        assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected], rel=1e-5)
 
 
 def test_a_finished_run_is_left_alone(unbroken, corpus):

@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import sys
 
+from mhsh.cli import early_stop
+
 VARIABLE = "GLIBC_TUNABLES"
 SETTING = "glibc.malloc.hugetlb=1"  # glibc 2.35 and newer: malloc asks for transparent huge pages; elsewhere it says nothing
 
@@ -21,4 +23,5 @@ def restart_with_huge_pages() -> None:
     """
     if sys.platform == "linux" and VARIABLE not in os.environ:
         sys.stdout.flush()
+        early_stop.hold_back()  # a new program hears no signal until it listens
         os.execve(sys.executable, sys.orig_argv, os.environ | {VARIABLE: SETTING})

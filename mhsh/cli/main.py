@@ -11,19 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from mhsh.cli.exit_status import USAGE_ERROR
-from mhsh.cli.huge_pages import restart_with_huge_pages
 from mhsh.cli.parser import build_parser
 from mhsh.errors import UserError
-
-# These commands allocate a fresh gigabyte in every step.
-COMPUTING = ("train", "finetune", "quickstart", "eval", "bench", "probe")
-
-
-def start() -> int:
-    """`main` as a process of its own."""
-    if sys.argv[1:2] and sys.argv[1] in COMPUTING:
-        restart_with_huge_pages()
-    return main()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -63,10 +63,11 @@ def _train(config: Config, folder: RunFolder, note: str) -> int | None:
     record = RunRecord(setup, state, compile_seconds, started_from)
     record.write("running")
     display.begin(start)
-    with display, Log(setup.config, folder, start, display) as log:
-        stopped_by = _loop(setup, log, record, state, start)
-        setup.checkpoints.close()
-    record.write("stopped" if stopped_by else "finished", outcome=outcome_of(setup))
+    with StopSignals() as stop:  # until all is written
+        with display, Log(setup.config, folder, start, display) as log:
+            stopped_by = _loop(setup, log, record, state, start, stop)
+            setup.checkpoints.close()
+        record.write("stopped" if stopped_by else "finished", outcome=outcome_of(setup))
     return stopped_by
 
 
@@ -77,14 +78,14 @@ def _check_finished(folder: RunFolder) -> None:
         raise UserError(f"{folder.path} is finished, but {problem}; put it back from a copy, or train again in another --workdir")
 
 
-def _loop(setup: Setup, log: Log, record: RunRecord, state: TrainState, start: int) -> int | None:
+def _loop(setup: Setup, log: Log, record: RunRecord, state: TrainState, start: int, stop: StopSignals) -> int | None:
     """Runs steps `start` + 1 to train.num_steps. Returns the number of the signal that ended it
     early, or None.
     """
     train, train_step, watchdog = setup.config.train, setup.train_step, setup.watchdog
     agreement = StopAgreement()
     batches = contextlib.closing(setup.batches(start, train.num_steps))
-    with batches as iterator, StopSignals() as stop, MaintenanceWatch(stop), watchdog.watching():
+    with batches as iterator, MaintenanceWatch(stop), watchdog.watching():
         for step, host_batch in enumerate(iterator, start + 1):
             batch = setup.put(host_batch)
             if not train_step.is_compiled_for(batch):
