@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
+from mhsh.training.checksum import checksum
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState
 from mhsh.training.step import compile_eval_step, eval_step
@@ -110,6 +112,34 @@ def test_step_metrics_against_plain_gradients(make_config):
     assert metrics[0]["grad_norm"] == pytest.approx(float(optax.tree.norm(gradients)), rel=1e-5)
     assert metrics[0]["tokens"] == (batch["inputs_segmentation"] > 0).sum()
     assert metrics[0]["learning_rate"] == pytest.approx(config.optimizer.learning_rate / config.optimizer.warmup_steps)
+
+
+def test_a_step_counts_is_applied_and_names_its_batch(make_config):
+    config = make_config("bert", "2l8h", **NO_DROPOUT)
+    start, batch = fresh_state(config), random_batch(config, config.train.batch_size)
+    before = jax.device_get(start.params)
+    batch_on_device = put_batch(batch, mesh_of(*ONE))
+    after, (_, is_finite, named) = train_step_of(config)(start._replace(step=start.step + 3), batch_on_device)
+    assert int(after.step) == 4 and bool(is_finite)
+    assert any((np.asarray(a) != b).any() for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(before), strict=True))
+    # The checksums of the arrays, in the order of their names, times 1, 3, 5, ...
+    parts = [
+        (2 * place + 1) * np.asarray(checksum(jnp.asarray(batch[key]))).astype(np.uint64) for place, key in enumerate(sorted(batch))
+    ]
+    np.testing.assert_array_equal(named, np.sum(parts, axis=0) % 2**32)
+
+
+def test_an_update_that_is_not_finite_is_skipped(make_config):
+    """The loss is finite, and the norm of its gradients is not."""
+    config = make_config("bert", "2l8h", **NO_DROPOUT)
+    start = fresh_state(config)
+    start.params["prediction"]["norm"]["scale"] *= 1e25
+    before = jax.device_get(start)
+    batch = put_batch(random_batch(config, config.train.batch_size), mesh_of(*ONE))
+    after, (sums, is_finite, _) = train_step_of(config)(start, batch)
+    assert np.isfinite(float(sums["target_loss"].value())) and not np.isfinite(float(sums["grad_norm"].value()))
+    assert not bool(is_finite) and int(after.step) == 1
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get((after.params, after.opt_state)), (before.params, before.opt_state))
 
 
 def test_dropout_is_keyed_by_seed_and_step(make_config):
