@@ -9,11 +9,14 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mhsh.errors import UserError
 from mhsh.report.render import outputs
 from mhsh.report.runs.loading import load_runs, loading
+
+if TYPE_CHECKING:
+    from mhsh.report.compare.comparison import Comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +75,12 @@ def run(
         return _watch(folders, options, port or 0)
     if port is not None:
         raise UserError("--port is for --watch; give both or neither")
-    page_path = Path(out or "report.html")
+    comparison = _compare(folders, Path(out or "report.html"), options)
+    return 2 if comparison.problems else 0
+
+
+def _compare(folders: Sequence[str], page_path: Path, options: Mapping[str, Any]) -> Comparison:
+    """Compares the runs, writes the report and prints it."""
     picture_paths = {kind: page_path.with_name(f"curves.{kind}") for kind in ("png", "svg")}
     table_paths = {name: page_path.with_name(f"{name}.csv") for name in ("curves", "groups")}
     for path in (page_path, *picture_paths.values(), *table_paths.values()):
@@ -101,7 +109,7 @@ def run(
     print_comparison(comparison, Console(highlight=False))
     print(f"\nReport: {page_path}\nCurves: {', '.join(map(str, picture_paths.values()))}")
     print(f"Tables: {', '.join(map(str, table_paths.values()))}")
-    return 2 if comparison.problems else 0
+    return comparison
 
 
 def _watch(folders: Sequence[str], options: Mapping[str, Any], port: int) -> int:
