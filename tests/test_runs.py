@@ -67,8 +67,6 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, cor
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
     stopped = start(*arguments)
     wait_for_step(workdir, 3, stopped)
-    second = mhsh_here(*arguments)
-    assert second.returncode == 2 and f"in use: process {stopped.pid} on" in second.stderr and second.stderr.count("\n") == 1
     stopped.send_signal(signal.SIGTERM)
     assert "state saved" in stopped.communicate()[0] and stopped.returncode == 75
     killed = start(*arguments)
@@ -145,6 +143,12 @@ def test_an_extended_run_is_one_of_that_length(corpus, tmp_path):
     assert extended == one
     for a, b in zip(final_state(tmp_path / "extended"), final_state(tmp_path / "one"), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_that_somebody_trains_is_refused(unbroken, corpus):
+    with RunFolder(unbroken).held():
+        second = mhsh_here("train", *CONFIG, corpus, f"--workdir={unbroken}")
+    assert second.returncode == 2 and f"in use: process {os.getpid()} on" in second.stderr and second.stderr.count("\n") == 1
 
 
 def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_path):
