@@ -33,6 +33,8 @@ def join(*, coordinator: str | None, num_processes: int | None, process_id: int 
         # With a coordinator given, detection is off: inside a Slurm job JAX would assign devices
         # by task.
         detection = None if coordinator is None else "deactivate"
+        # jax's own service would take SIGTERM away from Python; processes agree by StopAgreement.
+        jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(coordinator, num_processes, process_id, cluster_detection_method=detection)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
