@@ -12,15 +12,14 @@ import signal
 import threading
 from types import FrameType
 
-# SIGTERM: EX_TEMPFAIL, on which the launchers start the same command again.
-STATUS = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: 75}
+from mhsh.cli.exit_status import STOPPED
 
 
 def listen() -> None:
     """From now on these signals end the process, except while somebody else handles them."""
     here, there = os.pipe()
     os.set_blocking(there, False)
-    for number in STATUS:
+    for number in STOPPED:
         signal.signal(number, _leave_to_the_thread)
     signal.set_wakeup_fd(there, warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(here,), name="early stop", daemon=True).start()
@@ -29,17 +28,17 @@ def listen() -> None:
 
 def hold_back() -> None:
     """The signals wait until `release`, also in a program that this process starts in its place."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STATUS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPED)
 
 
 def release() -> None:
     """Lets signals come that `hold_back` made wait."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STATUS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED)
 
 
 def ignore() -> None:
     """The process ends anyway: a signal may not change its exit status any more."""
-    for number in STATUS:
+    for number in STOPPED:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -50,6 +49,6 @@ def _leave_to_the_thread(number: int, frame: FrameType | None) -> None:
 def _wait(pipe: int) -> None:
     while data := os.read(pipe, 1):
         number = signal.Signals(data[0])
-        if number in STATUS and signal.getsignal(number) is _leave_to_the_thread:
+        if number in STOPPED and signal.getsignal(number) is _leave_to_the_thread:
             os.write(2, b"Interrupted; nothing new was to be saved. Run the same command again.\n")
-            os._exit(STATUS[number])
+            os._exit(STOPPED[number])

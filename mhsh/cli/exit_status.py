@@ -6,11 +6,11 @@ import os
 import signal
 
 USAGE_ERROR = 2
+# Of a process that a signal stopped. 75 is EX_TEMPFAIL: the launchers start the same command again.
+STOPPED = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: os.EX_TEMPFAIL}
 
 
 def interrupted(signal_number: int) -> int:
-    """Says that the state is saved. The status: 75 (EX_TEMPFAIL, requeue) for SIGTERM, else
-    128 + n.
-    """
+    """Says that the state is saved. Returns the status in STOPPED."""
     print("Interrupted; state saved. Run the same command to resume.")
-    return os.EX_TEMPFAIL if signal_number == signal.SIGTERM else 128 + signal_number
+    return int(STOPPED[signal.Signals(signal_number)])

@@ -7,18 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mhsh.files import absolute
 from mhsh.report.compare.fairness import SHAPE, find_conditions, verdict
 from mhsh.report.compare.groups import group_runs
 from mhsh.report.render import outputs
 from mhsh.report.render.terminal import print_line, print_table
-from mhsh.report.runs.loading import load_runs
-from mhsh.report.sweep.cells import load_sweep
+from mhsh.report.sweep.cells import Sweep, load_sweep
 from mhsh.report.sweep.plots import sensitivity_picture
 from mhsh.report.sweep.tuning import Tuning, tune
 from mhsh.report.sweep.tuning_files import as_csv, as_json, as_page, as_table
 from mhsh.sweep.axes import fields_of
-from mhsh.sweep.folder import SweepFolder
 
 KINDS = ("png", "svg")
 
@@ -46,7 +43,7 @@ def run(folder: str, over: str, by: str, choosing_seeds: int | None) -> int:
     place = Path(folder)
     sweep = load_sweep(place)
     tuning = tune(sweep, over, by.split(","), choosing_seeds)
-    fair = _fairness(SweepFolder(place), tuning)
+    fair = _fairness(sweep, tuning)
     pictures = {kind: sensitivity_picture(tuning, kind) for kind in KINDS}
     files = {
         "tuned.csv": as_csv(tuning),
@@ -63,9 +60,9 @@ def run(folder: str, over: str, by: str, choosing_seeds: int | None) -> int:
     return 0
 
 
-def _fairness(folder: SweepFolder, tuning: Tuning) -> list[str]:
+def _fairness(sweep: Sweep, tuning: Tuning) -> list[str]:
     """Whether the reported runs differ in more than the axes: one sentence, none without runs."""
-    paths = [absolute(folder.run_folder(name).path) for setting in tuning.settings for name in setting.runs]
-    runs = load_runs([path for path in paths if (path / "config.json").exists()]).runs
+    reported = {name for setting in tuning.settings for name in setting.runs}
+    runs = [cell.run for cell in sweep.cells if cell.run is not None and cell.plan.name in reported]
     treatment = dict.fromkeys([SHAPE, *(field for axis in (tuning.over, *tuning.by) for field in fields_of(axis.path))])
     return [verdict(find_conditions(runs, group_runs(runs), tuple(treatment)), tuple(treatment))] if runs else []

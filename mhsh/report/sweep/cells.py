@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from mhsh.files import absolute
 from mhsh.outcome import DIVERGED, LEFT, ON_PLATEAU, PLATEAU_RULE, SMOOTHING_RULE
 from mhsh.report.render.sanitize import sanitize
-from mhsh.report.runs.loading import load_runs
+from mhsh.report.runs.loading import Run, load_runs
 from mhsh.report.runs.summary import Summary, summarize
 from mhsh.sweep.axes import SEEDS, Axis, Value
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, CellState, PlannedCell, SweepFolder
@@ -39,6 +39,7 @@ class SweptCell:
     plan: PlannedCell
     state: CellState
     summary: Summary | None
+    run: Run | None = None  # None where it has logged nothing
 
     @property
     def verdict(self) -> str:
@@ -101,7 +102,8 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
     cells = []
     for cell in plan.cells:
         run = runs.get(str(paths[cell.name]))
-        cells.append(SweptCell(cell, states[cell.name], summarize(run) if run and run.drawable else None))
+        drawn = run if run and run.drawable else None
+        cells.append(SweptCell(cell, states[cell.name], summarize(drawn) if drawn else None, drawn))
     return Sweep(plan.axes, tuple(cells), tuple(sanitize(line) for line in problems))
 
 

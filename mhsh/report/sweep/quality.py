@@ -50,7 +50,7 @@ def qualities(sweep: Sweep, but: Sequence[str] = ()) -> tuple[Quality, ...]:
     return tuple(
         quality_against(sweep, axis)
         for axis in sweep.axes
-        if axis.path not in (*SEEDS, *but) and len(axis.values) > 1 and _numeric(axis)
+        if axis.path not in (*SEEDS, *but) and len(axis.values) > 1 and is_numeric(axis)
     )
 
 
@@ -76,9 +76,14 @@ def format_quality(point: QualityPoint) -> str:
     """`2.512 (95 % interval 2.498 to 2.526, 3 seeds)`."""
     if point.quality is None:
         return "no seed reached the end"
-    got = f"{point.quality.seeds} of {point.planned} seeds" if point.missing else _seeds(point.planned)
-    interval = f"95 % interval {point.quality.low:.3f} to {point.quality.high:.3f}, " if point.quality.has_interval else ""
-    return f"{format_loss(point.quality.mean)} ({interval}{got})"
+    got = f"{point.quality.seeds} of {point.planned} seeds" if point.missing else format_number(point.planned, "seed")
+    return format_mean(point.quality, got)
+
+
+def format_mean(of: Estimate, seeds: str) -> str:
+    """As `format_quality`, of any loss; `seeds` says how many it is the mean of."""
+    interval = f"95 % interval {of.low:.3f} to {of.high:.3f}, " if of.has_interval else ""
+    return f"{format_loss(of.mean)} ({interval}{seeds})"
 
 
 def format_difference(estimated: Estimate) -> str:
@@ -89,11 +94,13 @@ def format_difference(estimated: Estimate) -> str:
     return f"{estimated.mean:+.3f} ({estimated.low:+.3f} to {estimated.high:+.3f}), {words}"
 
 
-def _seeds(number: int) -> str:
-    return "1 seed" if number == 1 else f"{number} seeds"
+def format_number(count: int, noun: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _numeric(axis: Axis) -> bool:
+def is_numeric(axis: Axis) -> bool:
+    """Whether all values of the axis are numbers."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values)
 
 

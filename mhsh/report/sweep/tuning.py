@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from mhsh import text
 from mhsh.errors import UserError
 from mhsh.report.estimate import Estimate, difference, estimate, holm
-from mhsh.report.render.format import format_list, format_loss
+from mhsh.report.render.format import format_list
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.sweep.cells import Sweep, SweptCell, setting_words
-from mhsh.report.sweep.quality import Quality, quality_against
+from mhsh.report.sweep.quality import Quality, format_mean, format_number, is_numeric, quality_against
 from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
 
 TUNING_RULE = (
@@ -66,7 +66,7 @@ class Tuning:
         """Whether every setting had the same number of trials, in one sentence."""
         trials = [setting.budget.trials for setting in self.settings]
         if len(set(trials)) == 1:
-            return f"Equal tuning budget: {_number(trials[0], 'trial')} for each of {len(trials)} settings."
+            return f"Equal tuning budget: {format_number(trials[0], 'trial')} for each of {len(trials)} settings."
         each = format_list([f"{setting.budget.trials} for {setting.label}" for setting in self.settings])
         return f"Not an equal tuning budget: trials that have ended: {each}."
 
@@ -97,7 +97,7 @@ def tune(sweep: Sweep, over: str, by: Sequence[str], choose: int | None = None) 
       UserError: an axis is not of the sweep or left out, or there are too few seeds.
     """
     axis = _find(sweep, over, "--over")
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values) or len(axis.values) < 2:
+    if not is_numeric(axis) or len(axis.values) < 2:
         raise UserError(f"--over={sanitize(over)} must be an axis of two numbers or more")
     others = tuple(dict.fromkeys(_find(sweep, name, "--by") for name in by))
     if axis in others:
@@ -133,13 +133,12 @@ def format_reported(setting: Tuned) -> str:
     """`2.512 (95 % interval 2.498 to 2.526, 3 seeds)`."""
     if setting.reported is None:
         return "no reporting run has a finite loss"
-    interval = f"95 % interval {setting.reported.low:.3f} to {setting.reported.high:.3f}, " if setting.reported.has_interval else ""
-    return f"{format_loss(setting.reported.mean)} ({interval}{_number(setting.reported.seeds, 'seed')})"
+    return format_mean(setting.reported, format_number(setting.reported.seeds, "seed"))
 
 
 def format_budget(budget: Budget) -> str:
     """`8 trials, 9.83M tokens, 4.1T FLOPs`."""
-    return f"{_number(budget.trials, 'trial')}, {text.count(budget.tokens)} tokens, {text.count(budget.flops)} FLOPs"
+    return f"{format_number(budget.trials, 'trial')}, {text.count(budget.tokens)} tokens, {text.count(budget.flops)} FLOPs"
 
 
 def _find(sweep: Sweep, name: str, flag: str) -> Axis:
@@ -185,7 +184,3 @@ def _tuned(label: str, cells: Sequence[SweptCell], over: Axis, seeds: Sequence[S
 def _budget(cells: Sequence[SweptCell]) -> Budget:
     done = [cell.summary for cell in cells if cell.summary is not None]
     return Budget(len(cells), int(math.fsum(each.tokens or 0 for each in done)), math.fsum(each.flops or 0 for each in done))
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
