@@ -90,8 +90,7 @@ def print_report(report: dict[str, Any]) -> None:
         _print_memory(report["memory"])
         _print_collectives(report["collectives"])
         _print_flops(report["flops"])
-        if report["bytes_accessed_loops_once"]:
-            print(f"memory traffic by XLA's count, loop bodies once: {_size(round(report['bytes_accessed_loops_once']))}")
+        _print_traffic(report["traffic"])
     for loop in report.get("unknown_loops", ()):
         print(f"warning: the trip count of loop {loop} could not be read; what is in it is counted once")
     for warning in report.get("warnings", ()):
@@ -145,9 +144,29 @@ def _print_flops(flops: dict[str, Any]) -> None:
     table = Table("FLOPS PER STEP AND DEVICE", "", box=None, pad_edge=False)
     table.add_row("ledger: three forward passes", f"{flops['ledger']:.4g}")
     table.add_row("compiled matrix products, recomputation included", f"{flops['matrix_products']:.4g}")
+    if flops["kernels"]:
+        table.add_row("fused kernels, by their own estimates", f"{flops['kernels']:.4g}")
     if flops["xla_loops_once"]:
         table.add_row("XLA's cost analysis, loop bodies counted once", f"{flops['xla_loops_once']:.4g}")
     Console().print(table)
+
+
+def _print_traffic(traffic: dict[str, Any]) -> None:
+    """What moves to and from main memory, by the part of the step and by buffer."""
+    total = traffic["read"] + traffic["written"]
+    cycles = ["estimated cycles"] if traffic["cycles"] else []
+    table = Table("MAIN MEMORY PER STEP AND DEVICE", "moved", *cycles, box=None, pad_edge=False)
+    for phase, part in traffic["by_phase"].items():
+        if part["moved"]:
+            table.add_row(phase, _size(part["moved"]), *(f"{part['cycles']:,}" for _ in cycles))
+    sums = f"{_size(traffic['read'])} read, {_size(traffic['written'])} written"
+    table.add_row(f"all: {sums}", _size(total), *(f"{traffic['cycles']:,}" for _ in cycles))
+    Console().print(table)
+    worst = Table("BUFFERS THAT MOVE MOST", "read", "written", "of all", "", box=None, pad_edge=False)
+    for buffer in traffic["buffers"]:
+        share = (buffer["read"] + buffer["written"]) / total
+        worst.add_row(buffer["shape"], _size(buffer["read"]), _size(buffer["written"]), f"{share:.0%}", buffer["source"])
+    Console().print(worst)
 
 
 def _size(num_bytes: int) -> str:

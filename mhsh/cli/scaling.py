@@ -40,9 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--efficiency", type=float, default=0.75, metavar="X", help="of peak that matrix products reach (default: 0.75)"
     )
-    parser.add_argument(
-        "--stream-passes", type=float, default=2.0, metavar="P", help="moves of the residual stream a sublayer (default: 2, fused)"
-    )
     parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
 
@@ -54,7 +51,6 @@ def run(
     rows_per_device: int | None,
     batch: int | None,
     efficiency: float,
-    stream_passes: float,
     as_json: bool,
 ) -> int:
     """Prints the predicted step of `config` on each number of `devices`, a table a mesh, from the
@@ -65,8 +61,8 @@ def run(
 
     if chip not in CHIPS:
         raise UserError(f"--chip={chip} is not known; allowed: {', '.join(CHIPS)}")
-    if not 0 < efficiency <= 1 or stream_passes < 2:
-        raise UserError("--efficiency is above 0 and at most 1; --stream-passes at least 2: one read and one write")
+    if not 0 < efficiency <= 1:
+        raise UserError(f"--efficiency={efficiency:g}: give a share of peak, above 0 and at most 1")
     for flag, value in (("--rows-per-device", rows_per_device), ("--batch", batch)):
         if value is not None and value < 1:
             raise UserError(f"{flag}={value}: give 1 or more")
@@ -75,13 +71,15 @@ def run(
     if rows_per_device is None and batch is None:
         rows_per_device = read[0]["batch_size"] // read[0]["num_devices"]
     rows = {count: rows_per_device or (batch or 0) // count for count in counts if rows_per_device or (batch or 0) % count == 0}
-    tables = scaling_tables(config, read, CHIPS[chip], rows, efficiency, stream_passes)
+    tables = scaling_tables(config, read, CHIPS[chip], rows, efficiency)
     if as_json:
-        figures = {"efficiency": efficiency, "stream_passes": stream_passes, "chip": dataclasses.asdict(CHIPS[chip])}
+        figures = {"efficiency": efficiency, "chip": dataclasses.asdict(CHIPS[chip])}
         print(json.dumps({"assumed": figures, "meshes": tables}, indent=2))
     else:
-        assumed = f"matrix products at {efficiency:.0%} of peak, {stream_passes:g} moves of the stream a sublayer"
-        print(f"PREDICTED, not measured: {chip}, {assumed}")
+        print(f"PREDICTED, not measured: {chip}, matrix products at {efficiency:.0%} of peak")
+        others = sorted({kind for report in read if (kind := report["topology"].split(":")[0]) != chip})
+        if others:
+            print(f"memory traffic and collectives are those of programs for {', '.join(others)}")
         for table in tables:
             _print(table)
     return 0

@@ -30,6 +30,8 @@ from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
 from mhsh.planning.chips import CHIPS
 from mhsh.planning.hlo import read_program
+from mhsh.planning.hlo_text import parse_module
+from mhsh.planning.traffic import count_traffic
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.remat import CANDIDATES, choose_remat, with_policy
 from mhsh.training.sharding import make_mesh
@@ -201,7 +203,8 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
         return compile_report(plain, topology, hbm_bytes) | {"kernels": named}
     report["compile_seconds"] = time.monotonic() - begin
     memory = _memory(compiled)
-    program = read_program(compiled.as_text() or "", len(devices))
+    module = parse_module(compiled.as_text() or "")
+    program, traffic = read_program(module, len(devices)), count_traffic(module)
     return report | {
         "memory": memory,
         "needed_bytes": memory["total"],
@@ -209,11 +212,14 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
         "flops": {
             "ledger": step_flops(config) / len(devices),
             "matrix_products": program.matrix_flops,
+            "kernels": program.kernel_flops,
             "xla_loops_once": (compiled.cost_analysis() or {}).get("flops"),
         },
-        # To and from memory, by XLA's count; fused kernels name their own. In a loop a slice of a
-        # stack counts as the whole.
-        "bytes_accessed_loops_once": (compiled.cost_analysis() or {}).get("bytes accessed"),
+        "traffic": {
+            **traffic._asdict(),
+            "by_phase": {phase: part._asdict() for phase, part in traffic.by_phase.items()},
+            "buffers": [buffer._asdict() for buffer in traffic.buffers],
+        },
         "collectives": [
             each._asdict() | {"dtypes": list(each.dtypes), "bytes": each.bytes, "sent_bytes": each.sent_bytes}
             for each in program.collectives

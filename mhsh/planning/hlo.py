@@ -5,12 +5,14 @@ FLOPs of its matrix products.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
-from mhsh.planning.hlo_text import Computation, Instruction, Module, parse_module, shape_bytes
+from mhsh.planning.hlo_execution import Step, execution, inside
+from mhsh.planning.hlo_text import Computation, Instruction, Module, shape_bytes
 
 KINDS = (
     "all-reduce",
@@ -59,21 +61,20 @@ class Program(NamedTuple):
 
     collectives: tuple[Collective, ...]
     matrix_flops: int  # a multiply and an add counted as two; loops in full, recomputation included
+    kernel_flops: int  # of Pallas kernels, as each one names its own
     unknown_loops: tuple[str, ...]  # loops whose trip count could not be read, counted as one
 
 
-def read_program(text: str, num_devices: int) -> Program:
-    """Reads `compiled.as_text()` of a program partitioned over `num_devices`.
+def read_program(module: Module, num_devices: int) -> Program:
+    """Reads the module of a program partitioned over `num_devices`.
 
-    Loop bodies count as often as they run: XLA's known_trip_count where it wrote one, else start,
-    bound and step of the counter. All branches of a conditional are counted. A collective that the
-    compiler split into pieces counts once; groups of one device move nothing and are left out.
+    A collective that the compiler split into pieces counts once; groups of one device move nothing
+    and are left out.
     """
-    module = parse_module(text)
     found: dict[tuple[str, ...], Collective] = {}
-    flops = 0
+    flops = kernel_flops = 0
     unknown: list[str] = []
-    for step in _execution(module, module.computations[module.entry], 1, module.entry, unknown):
+    for step in (part for whole in execution(module, unknown) for part in inside(module, whole)):
         kind = _collective_kind(step.computation, step.instruction)
         if kind:
             collective, identity = _collective(step, kind, num_devices), _identity(step, kind)
@@ -83,88 +84,9 @@ def read_program(text: str, num_devices: int) -> Program:
             flops += step.times * _dot_flops(step.computation, step.instruction)
         elif step.instruction.opcode == "convolution":
             flops += step.times * _convolution_flops(step.computation, step.instruction)
-    return Program(tuple(found.values()), flops, tuple(unknown))
-
-
-class _Step(NamedTuple):
-    """An instruction as it runs: how often, and in which frame (the entry or a loop body, fusions
-    folded in).
-    """
-
-    computation: Computation
-    instruction: Instruction
-    times: int
-    frame: str
-
-
-def _execution(module: Module, computation: Computation, times: int, frame: str, unknown: list[str]) -> Iterator[_Step]:
-    for instruction in computation.instructions.values():
-        if instruction.opcode == "while":
-            trips = trip_count(module, computation, instruction)
-            if trips is None:
-                unknown.append(instruction.name)
-            body = module.computations[instruction.attribute("body")]
-            runs = times * (1 if trips is None else trips)
-            yield from _execution(module, body, runs, f"{frame}/{instruction.name}", unknown)
-        elif instruction.opcode in ("fusion", "call", "conditional") or instruction.opcode.startswith("async-start"):
-            for name in instruction.called():
-                yield from _execution(module, module.computations[name], times, frame, unknown)
-        else:
-            yield _Step(computation, instruction, times, frame)
-
-
-def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often a `while` runs; None where its counter cannot be followed."""
-    known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes)
-    if known:
-        return int(known[1])
-    condition, body = (module.computations[loop.attribute(name)] for name in ("condition", "body"))
-    compare = condition.root
-    if compare.opcode != "compare" or compare.attribute("direction") not in ("LT", "LE"):
-        return None
-    counter = condition.instructions[compare.operands[0]]
-    if counter.opcode != "get-tuple-element":
-        return None
-    index = int(counter.attribute("index"))
-    start_of = functools.partial(_element, module, computation, loop.operands[0])
-    start, bound = start_of(index), _scalar(module, condition, compare.operands[1], start_of)
-    following = _scalar(module, body, body.root.operands[index], start_of) if body.root.opcode == "tuple" else None
-    if start is None or bound is None or following is None or following <= start:
-        return None
-    return max(0, math.ceil((bound - start + (compare.attribute("direction") == "LE")) / (following - start)))
-
-
-def _element(module: Module, computation: Computation, name: str, index: int) -> int | None:
-    """The whole number at `index` of the tuple `name`, where it is one that the text tells."""
-    instruction = computation.instructions[name]
-    if instruction.opcode == "tuple":
-        return _scalar(module, computation, instruction.operands[index], lambda _: None)
-    if instruction.opcode in ("copy", "optimization-barrier"):
-        return _element(module, computation, instruction.operands[0], index)
-    return None
-
-
-def _scalar(module: Module, computation: Computation, name: str, element: Callable[[int], int | None]) -> int | None:
-    """A whole number computed from constants; `element` gives those of the tuple that is the
-    computation's first parameter.
-    """
-    instruction = computation.instructions[name]
-    opcode, value = instruction.opcode, functools.partial(_scalar, module, computation, element=element)
-    if opcode == "constant":
-        return int(instruction.arguments) if re.fullmatch(r"-?\d+", instruction.arguments) else None
-    if opcode == "get-tuple-element" and computation.instructions[instruction.operands[0]].opcode == "parameter":
-        return element(int(instruction.attribute("index")))
-    if opcode == "parameter":
-        return element(int(instruction.arguments))
-    if opcode in ("copy", "bitcast", "convert", "reshape"):
-        return value(instruction.operands[0])
-    if opcode in ("add", "subtract"):
-        left, right = value(instruction.operands[0]), value(instruction.operands[1])
-        return None if left is None or right is None else left + right if opcode == "add" else left - right
-    if opcode == "fusion":
-        called = module.computations[instruction.called()[0]]
-        return _scalar(module, called, called.root.name, lambda place: value(instruction.operands[place]))
-    return None
+        elif step.instruction.opcode == "custom-call":
+            kernel_flops += step.times * _kernel_flops(step.instruction)
+    return Program(tuple(found.values()), flops, kernel_flops, tuple(unknown))
 
 
 def _collective_kind(computation: Computation, instruction: Instruction) -> str | None:
@@ -176,7 +98,7 @@ def _collective_kind(computation: Computation, instruction: Instruction) -> str 
     return kind if kind in KINDS else None
 
 
-def _identity(step: _Step, kind: str) -> tuple[str, ...]:
+def _identity(step: Step, kind: str) -> tuple[str, ...]:
     """What the pieces of one collective have in common. The TPU compiler hides a collective behind
     other work as a chain of pieces, some of them inside loops that run while it is under way: the
     piece that runs least often says how often the collective does. Pieces have a chain's number; a
@@ -188,7 +110,7 @@ def _identity(step: _Step, kind: str) -> tuple[str, ...]:
     return (step.frame, kind, step.computation.name, step.instruction.name)
 
 
-def _collective(step: _Step, kind: str, num_devices: int) -> Collective:
+def _collective(step: Step, kind: str, num_devices: int) -> Collective:
     instruction = step.instruction
     group = num_devices if kind in ("collective-permute", "between-slices") else _group_size(instruction, num_devices)
     # What travels has the result's dtype: the TPU compiler folds a conversion of the operand into
@@ -258,6 +180,12 @@ _WINDOW_DEFAULTS = (("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_
 def _window(convolution: Instruction) -> dict[str, list[str]]:
     text = re.search(r"window=\{([^}]*)\}", convolution.attributes)
     return {} if not text else {name: values.split("x") for name, values in re.findall(r"(\w+)=(\S+)", text[1])}
+
+
+def _kernel_flops(call: Instruction) -> int:
+    """What a Pallas kernel's pl.CostEstimate says; 0 of any other call."""
+    estimate = re.search(r'"cost_estimate":(\{[^}]*\})', call.attributes)
+    return int(json.loads(estimate[1])["flops"]) if estimate else 0
 
 
 @functools.cache

@@ -10,8 +10,33 @@ from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\(")
-_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _CALLED = re.compile(r"\b(?:calls|to_apply|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)")
+
+
+class Array(NamedTuple):
+    """An array as a shape writes it: bf16[16,128,64]{2,1,0:T(8,128)(2,1)S(1)}."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    minor_to_major: tuple[int, ...]  # the axes from the innermost out; empty: as they stand
+    tile: tuple[int, ...]  # of the innermost axes, which are padded to a multiple of it; empty: none
+    memory_space: int  # 0: the device's main memory; on TPUs 1 is VMEM
+
+    @property
+    def bytes(self) -> int:
+        """Without padding; sizes below a byte are rounded up to one."""
+        return math.prod(self.sizes) * _item_bytes(self.dtype)
+
+    @property
+    def padded_bytes(self) -> int:
+        """With the innermost axes padded to whole tiles."""
+        order = self.minor_to_major or tuple(reversed(range(len(self.sizes))))
+        sizes = [self.sizes[axis] for axis in reversed(order)]
+        for back, tile in enumerate(reversed(self.tile), 1):
+            if back <= len(sizes):
+                sizes[-back] = -(-sizes[-back] // tile) * tile
+        return math.prod(sizes) * _item_bytes(self.dtype)
 
 
 class Instruction(NamedTuple):
@@ -80,14 +105,24 @@ def parse_module(text: str) -> Module:
     return Module(computations, entry)
 
 
+def arrays(shape: str) -> list[Array]:
+    """The array of a shape, or all those of a tuple."""
+    return [_array(*found) for found in _ARRAY.findall(shape)]
+
+
 def shape_bytes(shape: str) -> int:
-    """Bytes of an array or of a tuple of arrays, padding left out; sizes below a byte are rounded
-    up to one.
-    """
-    return sum(
-        math.prod(int(size) for size in dimensions.split(",") if size) * _item_bytes(dtype)
-        for dtype, dimensions in _ARRAY.findall(shape)
-    )
+    """Bytes of an array or of a tuple of arrays, padding left out."""
+    return sum(array.bytes for array in arrays(shape))
+
+
+def _array(dtype: str, sizes: str, layout: str) -> Array:
+    order, _, rest = layout.partition(":")
+    tile, space = re.search(r"T\(([\d,]*)\)", rest), re.search(r"S\((\d+)\)", rest)
+    return Array(dtype, _numbers(sizes), _numbers(order), _numbers(tile[1]) if tile else (), int(space[1]) if space else 0)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
 
 
 def _item_bytes(dtype: str) -> int:

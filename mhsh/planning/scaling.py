@@ -1,5 +1,5 @@
-"""The step time of a config on many devices, predicted: arithmetic, HBM traffic and the collectives
-of compiled programs.
+"""The step time of a config on many devices, predicted from compiled programs: their arithmetic,
+their memory traffic and their collectives.
 
 Nothing here is measured. Time is bytes over bandwidth plus hops times latency, on the public
 figures of `chips`.
@@ -14,12 +14,8 @@ from typing import Any, NamedTuple
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.models.costs import STEP_OVER_FORWARD, parameter_counts, row_flops, step_flops
+from mhsh.models.costs import STEP_OVER_FORWARD, row_flops, step_flops
 from mhsh.planning.chips import Chip
-
-ITEM_BYTES = {"bfloat16": 2, "float32": 4}
-# Read and written in an update: the parameter, its two moments and its gradient, all in fp32.
-OPTIMIZER_BYTES = 2 * 4 * 4
 
 
 class Axis(NamedTuple):
@@ -226,24 +222,30 @@ def exchange_seconds(traffic: Traffic, group: Group, chip: Chip) -> Exchange:
     return Exchange(traffic.count * (chip.start_seconds + phases * hops), phases * transfer)
 
 
-def hbm_bytes(config: Config, rows: int, shards: int, passes: float, stream_passes: float) -> float:
-    """What one device moves to and from its memory in a step, by a rule.
+def memory_bytes(reports: Sequence[dict[str, Any]], rows: int) -> float:
+    """What one device with `rows` rows moves to and from its memory in a step.
 
-    Each sublayer's forward pass moves the residual stream `stream_passes` times (2: read once,
-    written once), and writes and reads once the queries, keys, values and contexts, or the hidden
-    layer; scores and logits stay on the chip. The whole step is `passes` such passes (4 with full
-    rematerialisation), each of which reads all weights; the update is divided over `shards`
-    devices.
+    It was counted in the compiled programs. Between and beyond programs of several numbers of rows
+    a device it lies on the line through the two nearest ones. With one such number, the update and
+    what belongs to no layer stay as they are, and all else grows with the rows, which is too much
+    by the weights.
     """
-    model, tokens = config.model, rows * config.data.sequence_length
-    stacks = ((model.num_layers, 1), (model.num_decoder_layers, 2))  # a decoder layer attends twice
-    forward = 0.0
-    for layers, attentions in stacks:
-        stream = (attentions + 1) * stream_passes * model.embed_dim * ITEM_BYTES[model.residual_dtype]
-        inner = 2 * (attentions * 4 * model.num_heads * model.head_dim + model.mlp_dim) * ITEM_BYTES[model.compute_dtype]
-        forward += layers * tokens * (stream + inner)
-    parameters = parameter_counts(model)["total"]
-    return passes * (forward + parameters * ITEM_BYTES[model.compute_dtype]) + OPTIMIZER_BYTES * parameters / shards
+    counted: dict[int, tuple[float, float]] = {}
+    for report in reports:
+        moved = {phase: part["moved"] for phase, part in report["traffic"]["by_phase"].items()}
+        counted[report["batch_size"] // report["num_devices"]] = (sum(moved.values()), moved["optimizer"] + moved["other"])
+    known = sorted(counted)
+    if len(known) == 1:
+        total, fixed = counted[known[0]]
+        return fixed + (total - fixed) * rows / known[0]
+    low, high = _nearest_two(known, rows)
+    return max(0.0, counted[low][0] + (rows - low) / (high - low) * (counted[high][0] - counted[low][0]))
+
+
+def _nearest_two(known: Sequence[int], at: int) -> tuple[int, int]:
+    """The neighbours of `at` in a sorted sequence, or the two at the end beyond which it lies."""
+    place = next((i for i, value in enumerate(known[1:-1], 1) if at <= value), len(known) - 1)
+    return known[place - 1], known[place]
 
 
 class Family:
@@ -267,12 +269,12 @@ class Family:
             _check(config, report)
         self.reports = sorted(reports, key=lambda report: report["batch_size"])
         self.fsdp = self.reports[0]["mesh"]["fsdp"]
-        self.points = [(report["batch_size"], _by_axis(report)) for report in self.reports]
-        batches = [batch for batch, _ in self.points]
-        if len(set(batches)) != len(batches):
+        batches = [report["batch_size"] for report in self.reports]
+        self.points = {report["batch_size"]: _by_axis(report) for report in self.reports}
+        if len(self.points) != len(batches):
             raise UserError(f"two reports of fsdp {self.fsdp} have the same batch ({batches}); give one of them, or other batches")
         flops = self.reports[0]["flops"]
-        self.passes = STEP_OVER_FORWARD * flops["matrix_products"] / flops["ledger"]
+        self.passes = STEP_OVER_FORWARD * (flops["matrix_products"] + flops["kernels"]) / flops["ledger"]
 
     def knows(self, devices: int) -> bool:
         """Whether these reports say what a mesh of that many devices exchanges."""
@@ -282,9 +284,10 @@ class Family:
     def traffic(self, batch: int) -> list[Traffic]:
         """What one device exchanges in a step of `batch` rows over all devices."""
         if len(self.points) == 1:
-            return [Traffic(*key, *value) for key, value in self.points[0][1].items()]
-        place = next((i for i, (at, _) in enumerate(self.points[1:-1], 1) if batch <= at), len(self.points) - 1)
-        (low, before), (high, after) = self.points[place - 1 : place + 1]
+            (alone,) = self.points.values()
+            return [Traffic(*key, *value) for key, value in alone.items()]
+        low, high = _nearest_two(list(self.points), batch)
+        before, after = self.points[low], self.points[high]
         share, line = (batch - low) / (high - low), []
         for key in sorted(before.keys() | after.keys()):
             (count, num_bytes), (later_count, later_bytes) = before.get(key, (0, 0)), after.get(key, (0, 0))
@@ -292,14 +295,13 @@ class Family:
             line.append(Traffic(*key, *here))
         return line
 
-    def predict(self, config: Config, chip: Chip, devices: int, rows: int, efficiency: float, stream_passes: float) -> Prediction:
+    def predict(self, config: Config, chip: Chip, devices: int, rows: int, efficiency: float) -> Prediction:
         """A step with `rows` rows on each of `devices` chips whose matrix units reach `efficiency`
         of their peak.
         """
         groups = place(chip, devices // self.fsdp, self.fsdp)
         flops = self.passes * row_flops(config).total * rows
-        memory = hbm_bytes(config, rows, self.fsdp, self.passes, stream_passes)
-        work = Work(flops / (chip.peak_flops * efficiency), memory / chip.hbm_bandwidth)
+        work = Work(flops / (chip.peak_flops * efficiency), memory_bytes(self.reports, rows) / chip.hbm_bandwidth)
         exchanges = {(one.kind, one.axis): exchange_seconds(one, groups[one.axis], chip) for one in self.traffic(rows * devices)}
         return Prediction(devices // self.fsdp, self.fsdp, rows, work, exchanges)
 
@@ -308,6 +310,8 @@ def _check(config: Config, report: dict[str, Any]) -> None:
     name, mesh = f"the report of {report['topology']}, {report['mesh']}", report["mesh"]
     if "collectives" not in report:
         raise UserError(f"{name} has no program: the step did not fit")
+    if "traffic" not in report:
+        raise UserError(f"{name} is of an earlier mhsh, which did not count memory traffic; run mhsh aot --json again")
     if report["num_slices"] != 1 or mesh["tensor"] != 1:
         raise UserError(f"{name}: give a report of one slice and of tensor 1; the traffic between slices is computed from that")
     if mesh["data"] == mesh["fsdp"] > 1:

@@ -16,14 +16,13 @@ from mhsh.training.remat import with_policy
 
 
 def scaling_tables(
-    config: Config, reports: Sequence[dict[str, Any]], chip: Chip, rows: dict[int, int], efficiency: float, stream_passes: float
+    config: Config, reports: Sequence[dict[str, Any]], chip: Chip, rows: dict[int, int], efficiency: float
 ) -> list[dict[str, Any]]:
     """A table for each fsdp size and remat policy among the reports of `mhsh aot`.
 
     Args:
       rows: of one device, by the number of devices to predict for.
       efficiency: the share of peak that matrix products reach.
-      stream_passes: moves of the residual stream in a sublayer.
 
     Raises:
       UserError: a report cannot be used (see `Family`).
@@ -31,7 +30,7 @@ def scaling_tables(
     tables = []
     for kind in sorted({_family_of(each) for each in reports}):
         family = Family(config, [each for each in reports if _family_of(each) == kind])
-        tables.append(_table(with_policy(config, kind[2]), family, chip, rows, efficiency, stream_passes))
+        tables.append(_table(with_policy(config, kind[2]), family, chip, rows, efficiency))
     return tables
 
 
@@ -42,9 +41,7 @@ def _family_of(report: dict[str, Any]) -> tuple[int, bool, str]:
     return report["mesh"]["fsdp"], report["mesh"]["data"] > 1, report["remat_policy"]
 
 
-def _table(
-    config: Config, family: Family, chip: Chip, rows: dict[int, int], efficiency: float, stream_passes: float
-) -> dict[str, Any]:
+def _table(config: Config, family: Family, chip: Chip, rows: dict[int, int], efficiency: float) -> dict[str, Any]:
     """One mesh family: where its programs come from, and a line for each number of devices that
     they speak for.
     """
@@ -53,7 +50,7 @@ def _table(
     lines: list[dict[str, Any]] = []
     reference = 0.0  # seconds a row on the first number of devices, if nothing had to be sent
     for devices, here in known.items():
-        prediction = family.predict(config, chip, devices, here, efficiency, stream_passes)
+        prediction = family.predict(config, chip, devices, here, efficiency)
         reference = reference or prediction.work.total / here
         lines.append(_line(config, chip, prediction, devices, reference, needed[here]))
     programs = [f"{each['topology']} data {each['mesh']['data']} batch {each['batch_size']}" for each in family.reports]

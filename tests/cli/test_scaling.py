@@ -68,12 +68,11 @@ def test_strong_scaling_halves_the_rows(capsys, reports):
 
 def test_assumptions_change_the_work_and_not_the_exchange(capsys, reports):
     one, other = (
-        predicted(capsys, *reports, "--chip=v5p", "--devices=64", f"--efficiency={share}", f"--stream-passes={passes}")["meshes"][0]
-        for share, passes in ((0.8, 2), (0.4, 6))
+        predicted(capsys, *reports, "--chip=v5p", "--devices=64", f"--efficiency={share}")["meshes"][0] for share in (0.8, 0.4)
     )
     before, after = one["lines"][0], other["lines"][0]
     assert after["seconds"]["compute"] == pytest.approx(2 * before["seconds"]["compute"])
-    assert after["seconds"]["hbm"] > before["seconds"]["hbm"]
+    assert after["seconds"]["hbm"] == before["seconds"]["hbm"]
     assert after["exchanges"] == before["exchanges"]
 
 
@@ -81,6 +80,7 @@ def test_what_does_not_fit_is_said(capsys, reports):
     assert main(["scaling", TINY, *reports, "--chip=v5e", "--devices=8", "--rows-per-device=4000000"]) == 0
     out = capsys.readouterr().out
     assert "PREDICTED, not measured" in out and "too much" in out
+    assert "memory traffic and collectives are those of programs for local" in out
     assert "fsdp 4 x data, remat none; collectives as compiled for local:8 data 2 batch 32" in out
 
 
@@ -91,8 +91,7 @@ def test_what_does_not_fit_is_said(capsys, reports):
         (["--devices=8,many"], "--devices=8,many: give numbers"),
         (["--devices=0"], "--devices=0: give numbers"),
         (["--devices=24"], "24 chips are no slice"),
-        (["--efficiency=1.5"], "--efficiency is above 0 and at most 1"),
-        (["--stream-passes=1"], "--stream-passes at least 2"),
+        (["--efficiency=1.5"], "--efficiency=1.5: give a share of peak, above 0 and at most 1"),
         (["--report=/nowhere.json"], "--report=/nowhere.json: "),
         (["--config.data.sequence_length=32"], "is of another config"),
     ],

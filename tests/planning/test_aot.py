@@ -96,6 +96,20 @@ def test_flops_are_the_ledgers_and_one_more_forward_pass_of_the_layers(config_of
     assert plain["matrix_products"] == pytest.approx(plain["ledger"], rel=0.01)
 
 
+def test_the_update_moves_its_arrays(config_of, reports):
+    """AdamW reads parameter, gradient and two moments and writes three of them: 28 bytes a
+    parameter at least. Norms are more. Under fsdp each device has its share.
+    """
+    parameters = parameter_counts(config_of("data").model)["total"]
+    moved = {mesh: reports[mesh]["traffic"]["by_phase"]["optimizer"]["moved"] for mesh in ("data", "fsdp")}
+    assert 28 * parameters < moved["data"] < 2 * 28 * parameters
+    assert moved["fsdp"] < moved["data"] / 4
+    for report in reports.values():
+        traffic = report["traffic"]
+        assert sum(part["moved"] for part in traffic["by_phase"].values()) == traffic["read"] + traffic["written"]
+        assert len(traffic["buffers"]) == 10
+
+
 def test_a_given_limit_decides_what_fits(config_of, reports):
     needed = reports["data"]["needed_bytes"]
     assert not compile_report(config_of("data"), LOCAL, hbm_bytes=needed - 1)["fits"]  # `needed` itself: the slow search below
@@ -252,6 +266,8 @@ def test_text_and_json(capsys, monkeypatch, reports):
         "MEMORY PER DEVICE",
         "all-gather",
         "ledger: three forward passes",
+        "MAIN MEMORY PER STEP AND DEVICE",
+        "BUFFERS THAT MOVE MOST",
         "warning: spmd_partitioner: Involuntary",
     ):
         assert part in text

@@ -31,7 +31,7 @@ def test_a_collective_in_nested_loops_counts_as_often_as_it_runs():
         return jax.lax.psum(x, "x") * 0.5, None
 
     text = compiled_text(over_eight(lambda x: jax.lax.scan(outer, x, None, length=3)[0], PartitionSpec()), jnp.ones((16, 4)))
-    program = read_program(text, 8)
+    program = read_program(parse_module(text), 8)
     assert not program.unknown_loops
     assert sorted((each.kind, each.count, each.payload, each.group) for each in program.collectives) == [
         ("all-reduce", 3, 16 * 4 * 4, 8),
@@ -44,7 +44,7 @@ def test_matrix_products_in_a_loop_are_counted_in_full():
         return jnp.tanh(x @ w), None
 
     text = compiled_text(lambda x, ws: jax.lax.scan(body, x, ws)[0], jnp.ones((8, 32)), jnp.ones((7, 32, 32)))
-    assert read_program(text, 1).matrix_flops == 7 * 2 * 8 * 32 * 32
+    assert read_program(parse_module(text), 1).matrix_flops == 7 * 2 * 8 * 32 * 32
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_matrix_products_in_a_loop_are_counted_in_full():
     ],
 )
 def test_the_payload_is_the_whole_array(kind, function, payload):
-    program = read_program(compiled_text(over_eight(function, PartitionSpec("x")), jnp.ones((8 * 64,))), 8)
+    program = read_program(parse_module(compiled_text(over_eight(function, PartitionSpec("x")), jnp.ones((8 * 64,)))), 8)
     assert [(each.count, each.payload) for each in program.collectives if each.kind == kind] == [(1, payload)]
 
 
@@ -132,13 +132,13 @@ ENTRY %main (a: bf16[4,8], g: f32[8,16]) -> f32[8,16] {
   ROOT %out = f32[8,16]{1,0} copy(%g)
 }
 """
-    found = [(each.kind, each.payload, each.dtypes) for each in read_program(text, 4).collectives]
+    found = [(each.kind, each.payload, each.dtypes) for each in read_program(parse_module(text), 4).collectives]
     gather = ("all-gather", 16 * 8 * 2, ("bf16",))
     assert found == [gather, gather, ("all-reduce", 8 * 16 * 2, ("bf16",)), ("reduce-scatter", 8 * 16 * 4, ("f32",))]
 
 
 def test_what_the_tpu_compiler_writes():
-    program = read_program(TPU_TEXT, 8)
+    program = read_program(parse_module(TPU_TEXT), 8)
     assert not program.unknown_loops
     assert {each.kind: (each.count, each.group, each.payload) for each in program.collectives} == {
         "collective-permute": (3, 8, 64),  # counter 1, 3, 5
@@ -152,7 +152,7 @@ def test_what_the_tpu_compiler_writes():
 
 
 def test_a_loop_that_cannot_be_followed_is_named():
-    program = read_program(TPU_TEXT.replace("%start = u32[] constant(1)", "%start = u32[] partition-id()"), 8)
+    program = read_program(parse_module(TPU_TEXT.replace("%start = u32[] constant(1)", "%start = u32[] partition-id()")), 8)
     assert program.unknown_loops == ("loop",)
 
 
@@ -180,7 +180,7 @@ def test_products_written_as_convolutions(line, flops):
   ROOT %c = {line}
 }}
 """
-    assert read_program(text, 1).matrix_flops == flops
+    assert read_program(parse_module(text), 1).matrix_flops == flops
 
 
 def test_bytes_of_shapes():

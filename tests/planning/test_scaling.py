@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh.errors import UserError
-from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops
+from mhsh.models.costs import PEAK_FLOPS, row_flops
 from mhsh.planning.aot import Topology, compile_report
 from mhsh.planning.chips import CHIPS
 from mhsh.planning.hlo import Collective
-from mhsh.planning.scaling import Axis, Exchange, Family, Traffic, exchange_seconds, hbm_bytes, place, slice_layout, split_axes
+from mhsh.planning.scaling import Axis, Exchange, Family, Traffic, exchange_seconds, memory_bytes, place, slice_layout, split_axes
+from mhsh.planning.traffic import PHASES
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 H200, V5P, V6E = CHIPS["h200"], CHIPS["v5p"], CHIPS["v6e"]
@@ -135,17 +136,18 @@ def test_a_better_network_is_never_slower(kind, collective, devices, fsdp, faste
         assert 0 <= after.transfer <= before.transfer
 
 
-def test_memory_traffic_by_hand(make_config):
-    """The stream of D = 1024 in bf16, read and written once by both sublayers, is 8 KiB a token and
-    layer (docs/scaling.md).
-    """
-    sixteen, thirty_two = ({"model.residual_dtype": "bfloat16", "model.num_layers": shallow} for shallow in (1, 2))
-    config, deeper = (make_config("bert", "384l1h", **changed) for changed in (sixteen, thirty_two))
-    stream, inner = 8 * 1024, 2 * 2 * (4 * 64 + 256)
-    more = parameter_counts(deeper.model)["total"] - parameter_counts(config.model)["total"]
-    grown = hbm_bytes(deeper, 5, 16, 4.0, 2.0) - hbm_bytes(config, 5, 16, 4.0, 2.0)
-    assert grown == pytest.approx(4 * (16 * 5 * 128 * (stream + inner) + 2 * more) + 32 * more / 16)
-    assert hbm_bytes(config, 5, 16, 4.0, 4.0) - hbm_bytes(config, 5, 16, 4.0, 2.0) == pytest.approx(4 * 16 * 5 * 128 * stream)
+def counted(rows, **phases):
+    by_phase = {phase: {"moved": phases.get(phase, 0), "cycles": 0} for phase in PHASES}
+    return {"batch_size": 4 * rows, "num_devices": 4, "traffic": {"by_phase": by_phase}}
+
+
+def test_memory_traffic_grows_with_the_rows():
+    alone = counted(8, forward=100, backward=300, optimizer=50, other=7)
+    assert memory_bytes([alone], 8) == 457
+    assert memory_bytes([alone], 16) == 2 * 400 + 57, "the update does not grow"
+    assert memory_bytes([alone], 1) == 400 / 8 + 57
+    three = [alone, counted(16, forward=557, optimizer=100), counted(64, forward=1000, optimizer=617)]
+    assert [memory_bytes(three, rows) for rows in (4, 8, 12, 16, 40, 64, 88)] == [357, 457, 557, 657, 1137, 1617, 2097]
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +198,7 @@ def test_two_axes_are_separated(config, report_of):
 
 
 def test_one_device_computes_and_sends_nothing(config, family):
-    alone = family.predict(config, H200, 1, 2, 0.5, 2.0)
+    alone = family.predict(config, H200, 1, 2, 0.5)
     assert alone.exchange == Exchange(0.0, 0.0)
     assert alone.hidden == alone.exposed == alone.work.total
     # Full rematerialisation: more than three forward passes, at most four.
@@ -206,18 +208,18 @@ def test_one_device_computes_and_sends_nothing(config, family):
 def test_an_infinite_network_leaves_the_work(config, family):
     free = dataclasses.replace(H200, link_bandwidth=math.inf, network_bandwidth=math.inf, hop_seconds=0.0)
     free = dataclasses.replace(free, network_hop_seconds=0.0, start_seconds=0.0)
-    far, alone = (family.predict(config, free, devices, 2, 0.5, 2.0) for devices in (512, 1))
+    far, alone = (family.predict(config, free, devices, 2, 0.5) for devices in (512, 1))
     assert far.exposed == far.hidden == alone.hidden
     assert far.limit in ("compute", "HBM")
 
 
 @settings(deadline=None)
-@given(st.sampled_from(list(CHIPS)), st.integers(1, 10), st.integers(1, 4096), st.floats(0.01, 1), st.floats(2, 10))
-def test_the_bounds_hold_the_parts(config, family, kind, doublings, rows, efficiency, passes):
-    found = family.predict(config, CHIPS[kind], 2**doublings, rows, efficiency, passes)
+@given(st.sampled_from(list(CHIPS)), st.integers(1, 10), st.integers(1, 4096), st.floats(0.01, 1))
+def test_the_bounds_hold_the_parts(config, family, kind, doublings, rows, efficiency):
+    found = family.predict(config, CHIPS[kind], 2**doublings, rows, efficiency)
     assert max(found.work.compute, found.work.hbm, found.exchange.total) == found.hidden <= found.exposed
     assert found.exposed <= 2 * found.hidden
-    assert family.predict(config, CHIPS[kind], 2**doublings, rows, efficiency / 2, passes).hidden >= found.hidden
+    assert family.predict(config, CHIPS[kind], 2**doublings, rows, efficiency / 2).hidden >= found.hidden
 
 
 def test_which_meshes_a_family_speaks_for(config, report_of, family):
@@ -237,6 +239,8 @@ def test_reports_that_cannot_be_used(config, make_config, report_of):
         Family(config, [with_mesh(good, 2, 2)])
     with pytest.raises(UserError, match="one slice"):
         Family(config, [good | {"num_slices": 2}])
+    with pytest.raises(UserError, match="run mhsh aot --json again"):
+        Family(config, [{name: value for name, value in good.items() if name != "traffic"}])
     with pytest.raises(UserError, match="did not fit"):
         Family(config, [{name: value for name, value in good.items() if name != "collectives"}])
     with pytest.raises(UserError, match="steps without accumulation"):

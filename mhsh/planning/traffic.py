@@ -1,0 +1,334 @@
+"""What a compiled step moves to and from a device's main memory, read out of its HLO."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mhsh.planning.hlo_execution import Step, execution
+from mhsh.planning.hlo_text import Array, Computation, Instruction, Module, arrays
+
+# The parts of a step, by what jax writes into an operation's name. `head` is what follows the last
+# layer, forward and backward; `other` has no name or is none of these.
+PHASES = ("forward", "recomputed", "backward", "head", "optimizer", "other")
+_HEADS = re.compile(r"\bjvp\(loss\)|/(prediction|pooler|next_sentence|classification|span)/")
+
+# They name or regroup arrays and move nothing.
+_MOVES_NOTHING = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "optimization-barrier"))
+_CALLS_THAT_MOVE_NOTHING = ("AllocateBuffer", "ConcatBitcast")
+_SLICES = ("dynamic-slice", "slice", "gather")  # of their first operand they read what they give
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in place: of the first operand they write what this operand holds
+
+
+class Buffer(NamedTuple):
+    """An array in main memory, over all its uses in a step."""
+
+    source: str  # the operation whose result it holds, or the argument that it is
+    shape: str
+    read: int
+    written: int
+
+    @property
+    def moved(self) -> int:
+        """Bytes both ways."""
+        return self.read + self.written
+
+
+class Part(NamedTuple):
+    """Of a step."""
+
+    moved: int  # bytes both ways
+    cycles: int  # the compiler's estimate
+
+
+class Traffic(NamedTuple):
+    """One step on one device. Bytes are of main memory, padding to whole tiles included."""
+
+    read: int
+    written: int
+    cycles: int  # the compiler's estimate, summed over what it gives one for: fusions, not kernels
+    by_phase: dict[str, Part]  # all of PHASES
+    buffers: tuple[Buffer, ...]  # those that move most, the first the most
+
+
+class _Move(NamedTuple):
+    name: str  # of the instruction whose result the array is
+    element: int  # its place in that result
+    array: Array
+    read: int
+    written: int
+
+
+def count_traffic(module: Module, worst: int = 10) -> Traffic:
+    """Adds up what every instruction reads from and writes to main memory, loops in full.
+
+    An operand or a result counts whole, with two exceptions. Of an array that is only sliced the
+    slices count, and of one that is updated in place the update. Arrays that the compiler keeps in
+    another memory (VMEM) count where they are copied from or to main memory. A kernel reads its
+    operands and writes its results once. A collective reads its operand and writes its result.
+
+    Args:
+      module: an optimised program.
+      worst: how many buffers to name.
+    """
+    origins, phases = _Origins(module), _loop_phases(module)
+    moved: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
+    shapes: dict[tuple[str, str, int], Array] = {}
+    names: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
+    by_phase: dict[str, list[int]] = {phase: [0, 0] for phase in PHASES}
+    for step in execution(module, []):
+        phase = _phase(operation(step.instruction)) or phases.get(step.frame.rpartition("/")[2], "other")
+        by_phase[phase][1] += step.times * _cycles(step.instruction)
+        for move in _moves(module, step):
+            key = origins.of(step.computation.name, move.name, move.element)
+            moved[key][0] += step.times * move.read
+            moved[key][1] += step.times * move.written
+            by_phase[phase][0] += step.times * (move.read + move.written)
+            shapes[key] = max(shapes.get(key, move.array), move.array, key=lambda array: array.bytes)
+            if move.written:
+                names[key][_source(module, step, move.element)] += step.times * move.written
+    largest = sorted(moved, key=lambda key: -sum(moved[key]))[:worst]
+    buffers = tuple(
+        Buffer(_label(module.computations[key[0]], key[1], names[key]), _written_shape(shapes[key]), *moved[key]) for key in largest
+    )
+    read, written = (sum(both[place] for both in moved.values()) for place in (0, 1))
+    cycles = sum(both[1] for both in by_phase.values())
+    return Traffic(read, written, cycles, {phase: Part(*both) for phase, both in by_phase.items()}, buffers)
+
+
+def operation(instruction: Instruction) -> str:
+    """JAX's path of the operation that it comes from, empty where the compiler names none."""
+    found = re.search(r'op_name="([^"]*)"', instruction.attributes)
+    return found[1] if found else ""
+
+
+def _phase(operation_name: str) -> str | None:
+    if not operation_name:
+        return None
+    if "/optimizer/" in operation_name:
+        return "optimizer"
+    if _HEADS.search(operation_name):
+        return "head"
+    if "transpose(" in operation_name:
+        return "recomputed" if "rematted_computation" in operation_name else "backward"
+    return "forward" if "jvp(" in operation_name else "other"
+
+
+def _loop_phases(module: Module) -> dict[str, str]:
+    loops = (each for one in module.computations.values() for each in one.instructions.values() if each.opcode == "while")
+    return {loop.name: _phase(operation(loop)) or "other" for loop in loops}
+
+
+def _cycles(instruction: Instruction) -> int:
+    found = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
+    return int(found[1]) if found else 0
+
+
+def _moves(module: Module, step: Step) -> Iterator[_Move]:
+    """What one run of an instruction reads and writes in main memory."""
+    computation, instruction = step.computation, step.instruction
+    opcode = instruction.opcode
+    if opcode in _MOVES_NOTHING or opcode.endswith("-done"):
+        return
+    if opcode == "custom-call" and instruction.attribute("custom_call_target").strip('"') in _CALLS_THAT_MOVE_NOTHING:
+        return
+    if opcode == "fusion":
+        called = module.computations[instruction.called()[0]]
+        reads = [_read_of(module, called, parameter) for parameter in _parameters(called)]
+        writes = _writes_of(module, called)
+    else:
+        reads, writes = _plain(computation, instruction)
+    for name, limit in zip(instruction.operands, reads, strict=False):
+        for element, array in enumerate(arrays(computation.instructions[name].shape)):
+            amount = array.padded_bytes if limit is None else min(limit, array.padded_bytes)
+            if array.memory_space == 0 and amount:
+                yield _Move(name, element, array, amount, 0)
+    for element, (array, limit) in enumerate(zip(_results(instruction), writes, strict=False)):
+        amount = array.padded_bytes if limit is None else limit
+        if array.memory_space == 0 and amount:
+            yield _Move(instruction.name, element, array, 0, amount)
+
+
+def _results(instruction: Instruction) -> list[Array]:
+    """The arrays that an instruction writes. A `-start` also lists its operands and what its
+    `-done` waits for.
+    """
+    found = arrays(instruction.shape)
+    if instruction.opcode == "copy-start":
+        return found[:1]  # target, source, what is waited for
+    count = len(instruction.operands)
+    return found[count : 2 * count] if instruction.opcode.endswith("-start") and len(found) > count else found
+
+
+def _plain(computation: Computation, instruction: Instruction) -> tuple[list[int | None], list[int | None]]:
+    """Bytes read of each operand and written of each result, None where it is all."""
+    opcode = instruction.opcode.removesuffix("-start")
+    reads: list[int | None] = [None] * len(instruction.operands)
+    writes: list[int | None] = [None] * len(_results(instruction))
+    if opcode in _SLICES:
+        reads[0] = _part(_results(instruction)[0], computation, instruction.operands[0])
+    elif opcode in _UPDATES:
+        reads[0], writes[0] = 0, _update(computation, instruction)
+    return reads, writes
+
+
+def _part(part: Array, computation: Computation, whole: str) -> int:
+    """Bytes of a part of an array. The TPU compiler lets a slice or an update convert: in memory
+    the part has the whole's dtype.
+    """
+    return part._replace(dtype=arrays(computation.instructions[whole].shape)[0].dtype).padded_bytes
+
+
+def _update(computation: Computation, instruction: Instruction) -> int:
+    update = computation.instructions[instruction.operands[_UPDATES[instruction.opcode]]]
+    return _part(arrays(update.shape)[0], computation, instruction.operands[0])
+
+
+def _parameters(computation: Computation) -> list[str]:
+    found = [each for each in computation.instructions.values() if each.opcode == "parameter"]
+    return [each.name for each in sorted(found, key=lambda each: int(each.arguments))]
+
+
+def _read_of(module: Module, computation: Computation, name: str) -> int | None:
+    """Bytes that a fusion reads of one of its values in main memory, None for all of them."""
+    total = 0
+    for user in computation.instructions.values():
+        if name not in user.operands:
+            continue
+        if user.opcode == "bitcast":
+            part = _read_of(module, computation, user.name)
+        elif user.opcode in _SLICES and user.operands[0] == name and name not in user.operands[1:]:
+            part = _part(arrays(user.shape)[0], computation, name)
+        elif user.opcode in _UPDATES and user.operands[0] == name and _is_result(computation, user.name):
+            part = 0
+        elif user.opcode == "fusion":
+            called = module.computations[user.called()[0]]
+            inner = [one for one, operand in zip(_parameters(called), user.operands, strict=True) if operand == name]
+            parts = [_read_of(module, called, one) for one in inner]
+            part = None if None in parts else sum(filter(None, parts))
+        elif user.opcode == "tuple":
+            continue  # a result that is the argument itself
+        else:
+            part = None
+        if part is None:
+            return None
+        total += part
+    return total
+
+
+def _roots(computation: Computation) -> list[Instruction]:
+    """The results of a fusion, behind bitcasts."""
+    root = computation.root
+    names = root.operands if root.opcode == "tuple" else [root.name]
+    return [_behind_bitcasts(computation, name) for name in names]
+
+
+def _behind_bitcasts(computation: Computation, name: str) -> Instruction:
+    instruction = computation.instructions[name]
+    return _behind_bitcasts(computation, instruction.operands[0]) if instruction.opcode == "bitcast" else instruction
+
+
+def _is_result(computation: Computation, name: str) -> bool:
+    return name in [root.name for root in _roots(computation)]
+
+
+def _writes_of(module: Module, computation: Computation) -> list[int | None]:
+    """Bytes that a fusion writes of each of its results, None for all of them."""
+    found: list[int | None] = []
+    for root in _roots(computation):
+        if root.opcode in _UPDATES:
+            found.append(_update(computation, root))
+        elif root.opcode == "fusion":
+            found += _writes_of(module, module.computations[root.called()[0]])
+        else:
+            found.append(None)
+    return found
+
+
+def _updated_operand(module: Module, instruction: Instruction, element: int) -> str | None:
+    """The operand that a result is, updated in place; None where it is an array of its own."""
+    if instruction.opcode in _UPDATES:
+        return instruction.operands[0]
+    if instruction.opcode != "fusion":
+        return None
+    called = module.computations[instruction.called()[0]]
+    inner = _updated_operand(module, _roots(called)[element], 0)
+    target = None if inner is None else _behind_bitcasts(called, inner)
+    return instruction.operands[int(target.arguments)] if target is not None and target.opcode == "parameter" else None
+
+
+def _value_written(module: Module, computation: Computation, instruction: Instruction, element: int) -> Instruction:
+    """What gives the value that a result, or its update in place, holds."""
+    if instruction.opcode in _UPDATES:
+        return _behind_bitcasts(computation, instruction.operands[_UPDATES[instruction.opcode]])
+    if instruction.opcode != "fusion":
+        return instruction
+    called = module.computations[instruction.called()[0]]
+    value = _value_written(module, called, _roots(called)[element], 0)
+    return _behind_bitcasts(computation, instruction.operands[int(value.arguments)]) if value.opcode == "parameter" else value
+
+
+def _source(module: Module, step: Step, element: int) -> str:
+    """The operation whose value an instruction writes."""
+    value = _value_written(module, step.computation, step.instruction, element)
+    if value.opcode == "get-tuple-element" and value.operands[0] == next(iter(_parameters(step.computation)), None):
+        # A loop's carry: what the body makes of it.
+        value = _behind_bitcasts(step.computation, step.computation.root.operands[int(value.attribute("index"))])
+    return operation(value) or operation(step.instruction)
+
+
+class _Origins:
+    """Which array in memory a value is: loops carry arrays along and update them in place."""
+
+    def __init__(self, module: Module):
+        self._module = module
+        self._found: dict[tuple[str, str, int], tuple[str, str, int]] = {}
+        self._loops = {
+            loop.attribute("body"): (computation.name, loop)
+            for computation in module.computations.values()
+            for loop in computation.instructions.values()
+            if loop.opcode == "while"
+        }
+
+    def of(self, computation: str, name: str, element: int) -> tuple[str, str, int]:
+        """The instruction that first gives the array, and the array's place in its result."""
+        key = (computation, name, element)
+        if key not in self._found:
+            before = self._before(computation, name, element)
+            self._found[key] = key if before is None else self.of(*before)
+        return self._found[key]
+
+    def _before(self, computation: str, name: str, element: int) -> tuple[str, str, int] | None:
+        instruction = self._module.computations[computation].instructions[name]
+        if instruction.opcode == "get-tuple-element":
+            return computation, instruction.operands[0], int(instruction.attribute("index"))
+        if instruction.opcode == "tuple":
+            return computation, instruction.operands[element], 0
+        if instruction.opcode in ("bitcast", "while", "optimization-barrier"):
+            return computation, instruction.operands[0], element
+        if instruction.opcode == "parameter" and computation in self._loops:
+            outside, loop = self._loops[computation]
+            return outside, loop.operands[0], element
+        updated = _updated_operand(self._module, instruction, element)
+        return (computation, updated, 0) if updated else None
+
+
+def _label(computation: Computation, name: str, written: Counter[str]) -> str:
+    """What a buffer is called: by the operation that writes most of it, or that it is made by."""
+    instruction = computation.instructions[name]
+    found = (written.most_common(1)[0][0] if written else "") or operation(instruction)
+    if found or not instruction.operands:
+        return _short(found or name)
+    return f"{instruction.opcode} of {_label(computation, instruction.operands[0], Counter())}"
+
+
+def _short(path: str) -> str:
+    """An operation's path without what every path of a step has."""
+    kept = [part for part in path.replace("\\'", "").split("/") if part not in ("jit(train_step)", "while", "body", "closed_call")]
+    return "/".join(kept)
+
+
+def _written_shape(array: Array) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.sizes))}]"
