@@ -53,35 +53,36 @@ class MultiHeadAttention(nn.Module):
         self.out_bias = self.param("out_bias", bias_init(("embed",)), (config.embed_dim,))
 
     def __call__(
-        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"], mask: Bool[Array, "B 1 T S"], dropout_key: DropoutKey
+        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None, mask: Bool[Array, "B 1 T S"], dropout_key: DropoutKey
     ) -> Float[Array, "B T D"]:
-        """Queries come from `x`, keys and values from `source` (`x` itself in self-attention).
+        """Queries come from `x`, keys and values from `source`, or from `x` where that is None
+        (self-attention).
 
         `mask` is True where a query attends to a key.
 
         Raises:
           UserError: cuDNN is asked for where it cannot run.
         """
-        key, value = self.project_key(source), self.project_value(source)
+        query, key, value = self._project_all(x, source)
         # Initialisation traces rows of any length, on any device.
         if self.config.attention_implementation == "xla" or self.is_initializing():
-            return self.attend(x, key, value, mask, dropout_key)
+            return self.attend(query, key, value, mask, dropout_key)
         _, out_key = subkeys(dropout_key, 2)
-        context = cudnn_attention(self._query(x), key, value, mask)
+        context = cudnn_attention(query, key, value, mask)
         return dropout(self._out(context), self.config.hidden_dropout, out_key)
 
     def attend(
         self,
-        x: Float[Array, "B T D"],
+        query: Float[Array, "B T N H"],
         key: Float[Array, "B S N H"],
         value: Float[Array, "B S N H"],
         mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey,
     ) -> Float[Array, "B T D"]:
-        """As `__call__` with projected keys and values, always by XLA."""
+        """As `__call__` with projected queries, keys and values, always by XLA."""
         config = self.config
         probabilities_key, out_key = subkeys(dropout_key, 2)
-        scores = jnp.einsum("BTNH,BSNH->BNTS", self._query(x), key).astype(jnp.float32)
+        scores = jnp.einsum("BTNH,BSNH->BNTS", query, key).astype(jnp.float32)
         probabilities = self._softmax(jnp.where(mask, scores, MASK_VALUE))
         probabilities = dropout(probabilities, config.attention_dropout, probabilities_key)
         # With the factors in the other order XLA's CPU backend takes three times as long where T is
@@ -93,9 +94,13 @@ class MultiHeadAttention(nn.Module):
         """Self-attention in this context, and its fused form where there is one."""
         fused = fallback_reasons(self.config, context.segment_ids.shape[1])["attention"] is None
         return (
-            lambda x: self(x, x, context.mask, dropout_key),
+            lambda x: self(x, None, context.mask, dropout_key),
             (lambda x, norm: self._fused(x, context.segment_ids, norm, dropout_key)) if fused else None,
         )
+
+    def project_query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
+        """The queries of `x`, divided by sqrt(H)."""
+        return self._project(x, self.query_kernel, self.query_bias) * self.config.head_dim**-0.5
 
     def project_key(self, source: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
         """The keys of `source`."""
@@ -111,13 +116,30 @@ class MultiHeadAttention(nn.Module):
         config = self.config
         probabilities_key, out_key = subkeys(dropout_key, 2)
         settings = AttentionSettings(config.num_heads, config.objective == "clm", config.attention_dropout)
-        projected = self._query(x), self.project_key(x), self.project_value(x)
-        context = attend(*projected, segment_ids, segment_ids, probabilities_key, settings)
+        context = attend(*self._project_all(x, None), segment_ids, segment_ids, probabilities_key, settings)
         out_settings = OutProjSettings(config.hidden_dropout, config.layer_norm_epsilon, jnp.dtype(config.compute_dtype))
         return out_proj_residual_norm(x, context, OutWeights(self.out_kernel, self.out_bias), norm, out_key, out_settings)
 
-    def _query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
-        return self._project(x, self.query_kernel, self.query_bias) * self.config.head_dim**-0.5
+    def _project_all(
+        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S N H"], Float[Array, "B S N H"]]:
+        """Queries of `x`, keys and values of `source` or, where that is None, of `x`.
+
+        Of `x` alone, and where all three together are no wider than it, by one product: so `x` is
+        read once, and once more for the gradients of all three kernels. The kernels are stacked for
+        it along an axis of their own, P, so that the heads can be sharded. Wider ones cost more to
+        stack than they save (docs/aot.md).
+        """
+        config = self.config
+        if source is not None or 3 * config.num_heads * config.head_dim > config.embed_dim:
+            source = x if source is None else source
+            return self.project_query(x), self.project_key(source), self.project_value(source)
+        dtype = jnp.dtype(config.compute_dtype)
+        kernels = jnp.stack([self.query_kernel, self.key_kernel, self.value_kernel], axis=1).astype(dtype)
+        biases = jnp.stack([self.query_bias, self.key_bias, self.value_bias]).astype(dtype)
+        projected = jnp.einsum("BTD,DPNH->BTPNH", x.astype(dtype), kernels) + biases
+        query, key, value = jnp.unstack(projected, axis=2)
+        return query * config.head_dim**-0.5, key, value
 
     def _softmax(self, scores: Float[Array, "*axes S"]) -> Float[Array, "*axes S"]:
         return jax.nn.softmax(scores, axis=-1).astype(self.config.compute_dtype)

@@ -121,7 +121,7 @@ def attend_cached(
 ) -> Float[Array, "B K D"]:
     """Attention of `x` to cached keys and values, without dropout."""
     key, value = jnp.einsum("BNHS->BSNH", cache.key), jnp.einsum("BNSH->BSNH", cache.value)
-    return attention.attend(x, key, value, mask, None)
+    return attention.attend(attention.project_query(x), key, value, mask, None)
 
 
 def extend_cache(attention: MultiHeadAttention, x: Float[Array, "B K D"], cache: KVCache, position: Int[Array, ""]) -> KVCache:

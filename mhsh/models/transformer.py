@@ -140,7 +140,7 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, dropout_key: DropoutKey, context: DecoderContext) -> tuple[Stream, None]:
         self_key, cross_key, feed_forward_key = subkeys(dropout_key, 3)
-        stream = self.self_attention_residual(stream, lambda x: self.self_attention(x, x, context.self_mask, self_key))
+        stream = self.self_attention_residual(stream, lambda x: self.self_attention(x, None, context.self_mask, self_key))
         stream = self.cross_attention_residual(
             stream, lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_key)
         )

@@ -22,6 +22,7 @@ TOLERANCE = 1e-5
 CASES = [
     (1, 4, 12, "causal"),
     (2, 6, 12, "causal"),
+    (2, 2, 12, "padding"),
     (2, 8, 12, "cross"),
     (16, 4, 64, "padding"),
     pytest.param(1, 12, 12, "padding", marks=pytest.mark.slow),
@@ -94,11 +95,19 @@ def test_equals_both_plain_forms(tiny, random_like, error, num_heads, head_dim, 
     def vectorised(params, x, source, mask):
         return module.apply({"params": params}, x, source, mask, None)
 
-    out, gradients = values_and_gradients(vectorised, params, x, source, mask)
-    for plain in (loop_and_concatenate, sum_of_heads):
-        expected_out, expected_gradients = values_and_gradients(rows(plain), params, x, source, mask)
-        assert error(out, expected_out) < TOLERANCE
-        assert error(gradients, expected_gradients) < TOLERANCE
+    def of_itself(params, x, source, mask):
+        """Self-attention, whose gradient is by both inputs of a plain form."""
+        return module.apply({"params": params}, x + source - jax.lax.stop_gradient(x), None, mask, None)
+
+    for form in (vectorised,) if masked == "cross" else (vectorised, of_itself):
+        out, gradients = values_and_gradients(form, params, x, source, mask)
+        for plain in (loop_and_concatenate, sum_of_heads):
+            expected_out, expected = values_and_gradients(rows(plain), params, x, source, mask)
+            if form is of_itself:
+                whole = expected[1] + expected[2]
+                expected = (expected[0], whole, whole)
+            assert error(out, expected_out) < TOLERANCE
+            assert error(gradients, expected) < TOLERANCE
 
 
 def test_a_query_that_may_look_nowhere_stays_finite(tiny):
@@ -107,7 +116,7 @@ def test_a_query_that_may_look_nowhere_stays_finite(tiny):
     mask = jnp.zeros((1, 1, 3, 3), bool)
 
     def summed(x):
-        out, _ = module.init_with_output(jax.random.key(1), x, x, mask, None)
+        out, _ = module.init_with_output(jax.random.key(1), x, None, mask, None)
         return out.sum()
 
     out, gradient = jax.jit(jax.value_and_grad(summed))(x)
@@ -166,12 +175,12 @@ def test_the_call_of_cudnn_computes_the_plain_attention(tiny, random_like, error
     x = jax.random.normal(jax.random.key(0), (2, 6, 12))
     plain = MultiHeadAttention(config)
     cudnn = MultiHeadAttention(replace(config, attention_implementation="cudnn"))
-    params = random_like(jax.eval_shape(lambda: plain.init(jax.random.key(1), x, x, mask, None))["params"])
+    params = random_like(jax.eval_shape(lambda: plain.init(jax.random.key(1), x, None, mask, None))["params"])
     real = jnp.asarray(SEGMENTS > 0)[:, :, None]
 
     def values(module):
         def weighted(params, x):
-            out = module.apply({"params": params}, x, x, mask, None)
+            out = module.apply({"params": params}, x, None, mask, None)
             return (out * jnp.cos(out) * real).sum(), out * real
 
         return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
@@ -193,8 +202,8 @@ def test_cudnn_is_called_in_bf16_and_lowers_for_cuda(tiny, random_like, monkeypa
     x = jnp.zeros((2, 6, 12))
 
     def loss(x):
-        variables = module.init(jax.random.key(0), x, x, mask, None)
-        return module.apply(variables, x, x, mask, None).astype(jnp.float32).sum()
+        variables = module.init(jax.random.key(0), x, None, mask, None)
+        return module.apply(variables, x, None, mask, None).astype(jnp.float32).sum()
 
     # Not with an abstract mesh, as above: with jax 0.12 cuDNN's call is not lowered for one.
     monkeypatch.setattr(attention, "current_platform", lambda: ("gpu", "NVIDIA H200"))
@@ -240,14 +249,14 @@ def test_cudnn_on_a_gpu_is_the_plain_attention(tiny, random_like, error, masked)
     config = tiny(num_heads=2, head_dim=64, embed_dim=128, compute_dtype="bfloat16")
     segments = jnp.asarray(np.repeat(SEGMENTS, 16, axis=1))
     mask, x = attention_mask(segments, causal=masked == "causal"), jax.random.normal(jax.random.key(0), (2, 96, 128))
-    shapes = jax.eval_shape(lambda: MultiHeadAttention(config).init(jax.random.key(1), x, x, mask, None))["params"]
+    shapes = jax.eval_shape(lambda: MultiHeadAttention(config).init(jax.random.key(1), x, None, mask, None))["params"]
     params = jax.tree.map(lambda leaf: 0.3 * leaf, random_like(shapes))
 
     def values(implementation):
         module = MultiHeadAttention(replace(config, attention_implementation=implementation))
 
         def weighted(params, x):
-            out = module.apply({"params": params}, x, x, mask, None).astype(jnp.float32) * (segments > 0)[:, :, None]
+            out = module.apply({"params": params}, x, None, mask, None).astype(jnp.float32) * (segments > 0)[:, :, None]
             return (out * jnp.cos(out)).sum(), out
 
         return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)

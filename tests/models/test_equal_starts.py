@@ -50,7 +50,7 @@ def start(model: ModelConfig) -> tuple[float, float, float]:
     def one_layer(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         x_key, attention_key, feed_forward_key = jax.random.split(key, 3)
         x = jax.random.normal(x_key, (ROWS, LENGTH, model.embed_dim))
-        attended, variables = attention.init_with_output(attention_key, x, x, mask, None)
+        attended, variables = attention.init_with_output(attention_key, x, None, mask, None)
         params = nn.unbox(variables["params"])
         query, key = (jnp.einsum("BTD,DNH->BTNH", x, params[f"{name}_kernel"]) for name in ("query", "key"))
         logits = jnp.einsum("BTNH,BSNH->BNTS", query, key) * model.head_dim**-0.5
@@ -81,7 +81,7 @@ def test_fairseq_draws_queries_keys_and_values_as_one_matrix(make_config: MakeCo
     """Uniform between +-sqrt(6 / (fans D)), where N H = D."""
     model = make_config("quickstart", "6l4h_post_ln", **{"model.init": "fairseq"}).model
     x = jnp.zeros((1, 1, model.embed_dim))
-    params = MultiHeadAttention(model).init(jax.random.key(0), x, x, jnp.ones((1, 1, 1, 1), bool), None)["params"]
+    params = MultiHeadAttention(model).init(jax.random.key(0), x, None, jnp.ones((1, 1, 1, 1), bool), None)["params"]
     values = np.asarray(params[kernel].value)
     limit = (6 / (fans * model.embed_dim)) ** 0.5
     assert 0.98 * limit < np.abs(values).max() <= limit
