@@ -141,20 +141,29 @@ class _GridSetting(Struct):
     length: PositiveInt
 
 
-def read_grid(path: str) -> BenchResults:
-    """The results of `mhsh bench train` or `mhsh bench inference`; no setting is there twice.
+def read(path: str) -> BenchResults:
+    """The results of any kind of bench.
 
     Raises:
-      UserError: the file cannot be read, is of another kind or format, or is damaged.
+      UserError: the file cannot be read, is of another format, or is damaged.
     """
     found = read_object(path)
     if not {"format", "kind", "cells"} <= found.keys():
         raise UserError(f"{path} is not a result of mhsh bench; give what mhsh bench --out wrote")
     if found["format"] != FORMAT:
         raise UserError(f"{path} has format {found['format']!r}, and this mhsh reads format {FORMAT}; measure again")
-    if found["kind"] not in GRID_KINDS:
-        raise UserError(f"{path} is of mhsh bench {found['kind']}; only {' and '.join(GRID_KINDS)} can be compared")
-    results = _convert(found, BenchResults, path)
+    return _convert(found, BenchResults, path)
+
+
+def read_grid(path: str) -> BenchResults:
+    """The results of `mhsh bench train` or `mhsh bench inference`; no setting is there twice.
+
+    Raises:
+      UserError: the file cannot be read, is of another kind or format, or is damaged.
+    """
+    results = read(path)
+    if results.kind not in GRID_KINDS:
+        raise UserError(f"{path} is of mhsh bench {results.kind}; only {' and '.join(GRID_KINDS)} can be compared")
     _convert(results.environment, _Environment, path, "environment")
     for name, config in results.configs.items():
         _convert(config, _Config, path, f"configs.{name}")

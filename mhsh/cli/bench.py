@@ -11,6 +11,7 @@ from typing import Any
 
 from mhsh.bench.results import BenchResults, write
 from mhsh.bench.table import table
+from mhsh.cli import bench_suite
 from mhsh.cli.flags import add_configs
 from mhsh.cli.parser import add_command, examples
 from mhsh.config.schema import Config
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     decode.add_argument("--steps", type=int, default=30, metavar="N", help="target tokens of each of them (default: 30)")
     decode.add_argument("--file-sentences", type=int, default=256, metavar="N", help="of a file of mixed lengths (default: 256)")
     _add_peers(decode, "marian, marian-sorted")
+    bench_suite.add_arguments(add_command(kinds, "suite", "all of it on this machine's device, for hours; it can be cut off"))
 
 
 def _add_kind(kinds: Any, name: str, help_text: str, rounds: int) -> argparse.ArgumentParser:
@@ -65,10 +67,13 @@ def _add_peers(command: argparse.ArgumentParser, names: str) -> None:
     command.add_argument("--peer", metavar="NAME,...", help=f"{names} (the extra `parity`)")
 
 
-def run(kind: str, config: Config, against: Config | None = None, out: str | None = None, **options: Any) -> int:
+def run(kind: str, config: Config | None = None, against: Config | None = None, out: str | None = None, **options: Any) -> int:
     """Measures, prints the table, and writes the JSON to `out` where it is given. After Ctrl-C 130,
     with nothing written.
     """
+    if kind == "suite":
+        assert out is not None
+        return bench_suite.run(out, **options)
     from mhsh.bench import mhsh_steps
 
     check_new_file(out)

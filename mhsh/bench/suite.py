@@ -1,0 +1,278 @@
+"""mhsh bench suite: everything that is worth measuring on a device, in one command.
+
+Every stage is an mhsh command in a process of its own. So one that fails, or needs more memory than
+there is, ends no other.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mhsh.errors import UserError
+from mhsh.files import read_object, write_new
+from mhsh.training.signals import StopSignals
+from mhsh.training.xla_flags import RECOMMENDED
+
+_POLL_SECONDS = 0.1
+RUN_STEPS, PROFILED = 200, "100:102"
+
+Changes = Mapping[str, Any]  # SECTION.FIELD: value
+
+
+class Size(NamedTuple):
+    """The configs of a suite: pairs of a shallow model and its deep twin."""
+
+    large: tuple[str, str]
+    base: tuple[str, str]
+    translation: tuple[str, str]
+    rows: int  # of a step
+    rounds: int
+    seconds: float  # of a turn
+    lengths: str  # of the inference grid
+    batches: str
+
+
+SIZES = {
+    "full": Size(
+        ("bert:24l16h", "bert:384l1h"),
+        ("bert:12l12h", "bert:144l1h"),
+        ("translation:6l8h", "translation:48l1h"),
+        rows=16,
+        rounds=5,
+        seconds=1.0,
+        lengths="32,128,512",
+        batches="1,4,16,64",
+    ),
+    # The same stages in minutes on a CPU, to try the command itself.
+    "tiny": Size(
+        ("bert:2l8h", "bert:16l1h"),
+        ("bert:2l4h", "bert:8l1h"),
+        ("translation:tiny", "translation:tiny_8l1h"),
+        rows=4,
+        rounds=2,
+        seconds=0.05,
+        lengths="16",
+        batches="1,2",
+    ),
+}
+
+
+class Stage(NamedTuple):
+    """One command."""
+
+    name: str  # and of what it writes: NAME.json, or the run folder NAME
+    what: str  # for readers
+    arguments: tuple[str, ...]  # of mhsh, without what it writes
+    missing: str = ""  # why it cannot run here; empty where it can
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it trains, into a run folder; else it measures, into a file."""
+        return self.arguments[0] == "train"
+
+
+class Outcome(NamedTuple):
+    """How a stage ended: done, failed, not here, or stopped."""
+
+    state: str
+    seconds: float
+    reason: str  # why it is not done
+
+
+def first_device() -> tuple[str, str]:
+    """Platform and kind, asked in a process of its own: one that holds a device keeps it from the
+    stages.
+
+    Raises:
+      UserError: jax finds none.
+    """
+    ask = "import jax; device = jax.devices()[0]; print(device.platform, device.device_kind, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"jax finds no device: {' '.join(done.stderr.splitlines()[-1:])[:200]}; see JAX_PLATFORMS")
+    platform, device_kind = done.stdout.splitlines()[-2:]
+    return platform, device_kind
+
+
+def stages(size: Size, platform: str, device_kind: str) -> list[Stage]:
+    """All stages in their order: what says most comes first, for it may be cut off."""
+    no_kernels = "" if platform == "tpu" else f"there are no fused kernels for {platform}"
+    no_flags = "" if device_kind in RECOMMENDED else f"no flags are recommended for {device_kind}"
+    no_torch = "" if importlib.util.find_spec("torch") else "torch is not installed (the extra `parity`)"
+    rows, turns = {"train.batch_size": size.rows}, (f"--rounds={size.rounds}", f"--seconds={size.seconds:g}")
+    fused, deep = {"model.kernels": "fused"}, size.large[1]
+    narrow = {"model.compute_dtype": "bfloat16"}
+
+    def train(first: str, second: str, changes: Changes, other: Changes, *more: str) -> tuple[str, ...]:
+        return "bench", "train", *_config("config", first, changes), *_config("against", second, other), *turns, *more
+
+    def two(pair: tuple[str, str], changes: Changes, *more: str) -> tuple[str, ...]:
+        return train(*pair, changes, changes, *more)
+
+    def remat(policy: str) -> Changes:
+        return rows | {"model.remat_policy": policy}
+
+    return [
+        Stage("train-large", "a step of both large twins", two(size.large, rows)),
+        Stage("train-large-fused", "the same with fused kernels", two(size.large, rows | fused), no_kernels),
+        Stage("train-base", "a step of both base twins", two(size.base, rows)),
+        Stage(
+            "train-flags",
+            "the deep twin with the flags for this chip",
+            train(deep, deep, rows, rows | {"train.xla_flags": "recommended"}),
+            no_flags,
+        ),
+        Stage(
+            "train-remat",
+            "the deep twin, layers recomputed whole and but for products",
+            train(deep, deep, remat("full"), remat("dots")),
+        ),
+        Stage(
+            "train-bf16-stream",
+            "the deep twin, its residual stream in bf16",
+            train(deep, deep, rows | narrow, rows | narrow | {"model.residual_dtype": "bfloat16"}),
+        ),
+        Stage(
+            "train-torch",
+            "a step of both base twins beside PyTorch",
+            two(size.base, rows, "--peer=torch-eager,torch-compile"),
+            no_torch,
+        ),
+        Stage("run-shallow", f"{RUN_STEPS} training steps of the shallow large twin", _run(size.large[0], size)),
+        Stage("run-deep", f"{RUN_STEPS} training steps of the deep large twin", _run(deep, size)),
+        Stage(
+            "inference-large",
+            "the forward pass of both large twins",
+            (
+                "bench",
+                "inference",
+                *_config("config", size.large[0], {}),
+                *_config("against", deep, {}),
+                f"--batch={size.batches}",
+                f"--length={size.lengths}",
+                *turns,
+            ),
+        ),
+        Stage(
+            "decode",
+            "beam search of both translation models",
+            (
+                "bench",
+                "decode",
+                *_config("config", size.translation[0], {}),
+                *_config("against", size.translation[1], {}),
+                f"--rounds={size.rounds}",
+            ),
+        ),
+        Stage(
+            "compile-large",
+            "tracing and compiling a step of both large twins",
+            ("bench", "compile", *_config("config", size.large[0], rows), *_config("against", deep, rows), "--rounds=3"),
+        ),
+    ]
+
+
+def _config(flag: str, name: str, changes: Changes) -> tuple[str, ...]:
+    return f"--{flag}={name}", *(f"--{flag}.{field}={value}" for field, value in changes.items())
+
+
+def _run(name: str, size: Size) -> tuple[str, ...]:
+    changes = {
+        "data.source": "stdlib",
+        "train.batch_size": size.rows,
+        "train.num_steps": RUN_STEPS,
+        "train.log_interval": 10,
+        "train.eval_interval": 50,
+        "train.eval_batches": 4,
+        "train.checkpoint_interval": 0,
+        "train.profile_steps": PROFILED,
+        "optimizer.warmup_steps": RUN_STEPS // 10,
+    }
+    return "train", *_config("config", name, changes)
+
+
+def run_suite(chosen: Sequence[Stage], folder: Path, tell: Callable[[Stage, Outcome | None], None]) -> int | None:
+    """Runs the stages that are not done yet, one after the other.
+
+    What a stage prints goes to NAME.log, how it ended to NAME.state.json. A failed stage is tried
+    again the next time.
+
+    Args:
+      tell: called with each stage when it begins (None) and when it ends.
+
+    Returns:
+      the number of the signal that stopped it, or None.
+    """
+    with StopSignals() as signals:
+        for stage in chosen:
+            before = outcome(stage, folder)
+            if before is not None and before.state == "done":
+                tell(stage, before)
+                continue
+            if stage.missing:
+                tell(stage, Outcome("not here", 0.0, stage.missing))
+                continue
+            tell(stage, None)
+            ended = _run_stage(stage, folder, signals)
+            tell(stage, ended)
+            if signals.signal is not None:
+                break
+    return signals.signal
+
+
+def outcome(stage: Stage, folder: Path) -> Outcome | None:
+    """How the stage ended when it ran last; None where it has not."""
+    state = folder / f"{stage.name}.state.json"
+    if not state.exists():
+        return None
+    found = read_object(str(state))
+    try:
+        return Outcome(str(found["state"]), float(found["seconds"]), str(found["reason"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{state} is damaged; delete it, and the stage runs again") from error
+
+
+def _run_stage(stage: Stage, folder: Path, signals: StopSignals) -> Outcome:
+    target = folder / stage.name if stage.is_run else folder / f"{stage.name}.json"
+    out = f"--workdir={target}" if stage.is_run else f"--out={target}"
+    state = folder / f"{stage.name}.state.json"
+    state.unlink(missing_ok=True)
+    begin = time.monotonic()
+    with (folder / f"{stage.name}.log").open("wb") as log:
+        # In a process group of its own: Ctrl-C at the terminal reaches only the suite.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mhsh", *stage.arguments, out],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            process_group=0,
+        )
+        try:
+            while process.poll() is None and signals.signal is None:
+                time.sleep(_POLL_SECONDS)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signals.signal or signal.SIGTERM)
+            status = process.wait()
+    seconds = time.monotonic() - begin
+    if signals.signal is not None and status:
+        return Outcome("stopped", seconds, signal.Signals(signals.signal).name)
+    ended = Outcome("failed", seconds, _reason(folder / f"{stage.name}.log", status)) if status else Outcome("done", seconds, "")
+    write_new(str(state), json.dumps(ended._asdict()) + "\n")
+    return ended
+
+
+def _reason(log: Path, status: int) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    return f"{how}: {lines[-1][:200]}" if lines else how
