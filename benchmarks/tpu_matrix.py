@@ -71,6 +71,8 @@ def compiled(config: Config, topology: str) -> dict[str, Any]:
         "remat_policy": report["remat_policy"],
         "collectives": counts,
         "sent_bytes": sum(each["sent_bytes"] for each in report.get("collectives", ())),
+        "moved_bytes": sum(report["traffic"][way] for way in ("read", "written")) if "traffic" in report else None,
+        "cycles": report["traffic"]["cycles"] if "traffic" in report else None,
         "compile_seconds": report["compile_seconds"],
         "versions": report["versions"],
     }
@@ -78,17 +80,21 @@ def compiled(config: Config, topology: str) -> dict[str, Any]:
 
 def table(lines: list[dict[str, Any]]) -> Iterator[str]:
     """The lines as Markdown."""
-    yield "| step | fits | GiB a chip | remat | collectives | sent, MiB | compile s |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| step | fits | GiB a chip | remat | collectives | sent, MiB | main memory moved, GB | M cycles | compile s |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for line in lines:
         if "error" in line:
-            yield f"| {line['step']} | {line['error'][:80]} | | | | | |"
+            yield f"| {line['step']} | {line['error'][:80]} | | | | | | | |"
             continue
         size = "more" if line["needed_bytes"] is None else f"{line['needed_bytes'] / GIB:.2f}"
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(line["collectives"].items())) or "none"
         sent = f"{line['sent_bytes'] / 2**20:,.0f}"
         fits = "yes" if line["fits"] else "no"
-        yield f"| {line['step']} | {fits} | {size} | {line['remat_policy']} | {kinds} | {sent} | {line['compile_seconds']:.0f} |"
+        moved, cycles = (
+            "" if line[name] is None else f"{line[name] / unit:,.1f}" for name, unit in (("moved_bytes", 1e9), ("cycles", 1e6))
+        )
+        seconds = f"{line['compile_seconds']:.0f}"
+        yield f"| {line['step']} | {fits} | {size} | {line['remat_policy']} | {kinds} | {sent} | {moved} | {cycles} | {seconds} |"
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ def counts_of(program: str, *arguments: str) -> list[int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.tpu_compile
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
     reason="libtpu is not installed (pip install -e '.[tpu]')",

@@ -293,7 +293,7 @@ def test_a_search_prints_its_tries_and_what_it_found(capsys, monkeypatch, report
     assert [each["batch_size"] for each in found["search"]] == [8]
 
 
-@pytest.mark.slow
+@pytest.mark.tpu_compile
 @pytest.mark.skipif(NO_LIBTPU, reason="libtpu is not installed (pip install -e '.[tpu]')")
 class TestLibtpu:
     """The real TPU compiler, without a TPU."""
@@ -306,6 +306,7 @@ class TestLibtpu:
         assert report["device_kind"] == "TPU v5 lite"
         assert report["unknown_loops"] == []
         assert report["flops"]["matrix_products"] == pytest.approx(report["flops"]["ledger"], rel=0.02)
+        assert report["traffic"]["cycles"] > 0
         assert report["collectives"]
 
     def test_two_slices(self, make_config):
