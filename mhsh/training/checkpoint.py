@@ -21,6 +21,7 @@ from mhsh.run_folder import RunFolder
 from mhsh.training.checksum import as_hex, checksums
 from mhsh.training.cluster import broadcast_from_process_0
 from mhsh.training.manifest import Manifest, compare_manifests, find_damage, flatten, manifest, write_file_manifest
+from mhsh.training.replicas import read_once, split_replicas
 from mhsh.training.state import TrainState
 
 ITEMS = ("params", "opt_state", "manifest")
@@ -164,7 +165,11 @@ class Checkpoints:
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
         compare_manifests(shapes, manifest(wanted), where)
         try:
-            restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
+            replicas = split_replicas(next(iter(wanted.values())).sharding.mesh)
+            if replicas is not None:
+                restored = read_once(where / item, wanted, replicas)
+            else:
+                restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
         except Exception as error:  # Orbax raises a bare Exception where a read fails
             raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
         for path, sums in jax.device_get(checksums(restored)).items():

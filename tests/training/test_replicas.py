@@ -1,0 +1,82 @@
+"""A checkpoint is read once where several hosts have the same arrays, and every bit arrives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from mhsh.training.replicas import num_replicas, split_replicas
+from mhsh.training.sharding import MESH_AXES
+from tests.clusters import finish, free_port
+from tests.conftest import ROOT
+
+WHOLE = 64 * 1024 * 4  # bytes of the largest array
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices_per_process", "readers"),
+    [
+        ("4,1", 1, [0]),
+        pytest.param("2,2", 1, [0, 1], marks=pytest.mark.slow),
+        pytest.param("8,1", 2, [0], marks=pytest.mark.slow),  # two rows of data on each host
+        pytest.param("1,4", 1, [0, 1, 2, 3], marks=pytest.mark.slow),  # no replicas
+    ],
+)
+def test_four_processes_read_a_checkpoint_once(tmp_path, shape, devices_per_process, readers):
+    port = free_port()
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices_per_process)}
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.training.read_once",
+                f"127.0.0.1:{port}",
+                "4",
+                str(index),
+                str(tmp_path / "saved"),
+                shape,
+            ],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(4)
+    ]
+    results = finish(processes)
+    assert [status for status, _, _ in results] == [0] * 4, results
+    found = [json.loads(out.splitlines()[-1]) for _, out, _ in results]
+    assert all(each["same"] for each in found)
+    assert [index for index, each in enumerate(found) if each["read"]] == readers
+    # Random numbers do not compress; what else is read is small.
+    assert WHOLE * 0.9 < sum(each["read"] for each in found) < WHOLE * 1.5
+
+
+@pytest.mark.parametrize(
+    ("shape", "per_host", "replicas"),
+    [
+        ((8, 1, 1), 2, 4),
+        ((8, 1, 1), 8, 1),
+        ((4, 2, 1), 2, 4),
+        ((2, 4, 1), 2, 2),  # a replica on two hosts
+        ((2, 4, 1), 8, 1),
+        ((4, 2, 1), 4, 2),
+        ((1, 8, 1), 1, 1),
+        ((6, 1, 1), 3, 2),
+    ],
+)
+def test_replicas_share_no_host(shape, per_host, replicas):
+    hosts = np.arange(np.prod(shape)).reshape(shape) // per_host
+    assert num_replicas(hosts) == replicas
+
+
+def test_a_mesh_of_one_process_is_read_as_ever():
+    assert split_replicas(jax.make_mesh((8, 1, 1), MESH_AXES)) is None
