@@ -23,23 +23,26 @@ def start(count: int, arguments: Sequence[str], *, extra: dict[int, Sequence[str
     processes.
     """
     port = free_port()
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    return [
-        subprocess.Popen(
+    return start_commands(
+        [
             command(
                 *arguments,
                 f"--coordinator=127.0.0.1:{port}",
                 f"--num-processes={count}",
                 f"--process-id={index}",
                 *(extra or {}).get(index, ()),
-            ),
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
+            )
+            for index in range(count)
+        ]
+    )
+
+
+def start_commands(commands: Sequence[Sequence[str]], devices: int = 1) -> list[subprocess.Popen[str]]:
+    """Starts each command with so many CPU devices."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    return [
+        subprocess.Popen(each, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for each in commands
     ]
 
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from mhsh.training.xla_flags import RECOMMENDED
 _POLL_SECONDS = 0.1
 RUN_STEPS, PROFILED = 200, "100:102"
 
-Changes = Mapping[str, Any]  # SECTION.FIELD: value
+Changes = dict[str, Any]  # SECTION.FIELD: value
 
 
 class Size(NamedTuple):
@@ -109,76 +109,43 @@ def stages(size: Size, platform: str, device_kind: str) -> list[Stage]:
     no_flags = "" if device_kind in RECOMMENDED else f"no flags are recommended for {device_kind}"
     no_torch = "" if importlib.util.find_spec("torch") else "torch is not installed (the extra `parity`)"
     rows, turns = {"train.batch_size": size.rows}, (f"--rounds={size.rounds}", f"--seconds={size.seconds:g}")
-    fused, deep = {"model.kernels": "fused"}, size.large[1]
-    narrow = {"model.compute_dtype": "bfloat16"}
+    deep, bf16 = size.large[1], {"model.compute_dtype": "bfloat16"}
 
-    def train(first: str, second: str, changes: Changes, other: Changes, *more: str) -> tuple[str, ...]:
-        return "bench", "train", *_config("config", first, changes), *_config("against", second, other), *turns, *more
+    def step(pair: tuple[str, str], changes: Changes, *more: str) -> tuple[str, ...]:
+        return _bench("train", pair, changes, changes, *turns, *more)
 
-    def two(pair: tuple[str, str], changes: Changes, *more: str) -> tuple[str, ...]:
-        return train(*pair, changes, changes, *more)
+    def step_of_deep(changes: Changes, other: Changes) -> tuple[str, ...]:
+        return _bench("train", (deep, deep), rows | changes, rows | other, *turns)
 
-    def remat(policy: str) -> Changes:
-        return rows | {"model.remat_policy": policy}
-
+    large_steps = step(size.large, rows)
+    fused_steps = step(size.large, rows | {"model.kernels": "fused"})
+    base_steps = step(size.base, rows)
+    torch_steps = step(size.base, rows, "--peer=torch-eager,torch-compile")
+    flags = step_of_deep({}, {"train.xla_flags": "recommended"})
+    remat = step_of_deep({"model.remat_policy": "full"}, {"model.remat_policy": "dots"})
+    stream = step_of_deep(bf16, bf16 | {"model.residual_dtype": "bfloat16"})
+    grid = _bench("inference", size.large, {}, {}, f"--batch={size.batches}", f"--length={size.lengths}", *turns)
+    decode = _bench("decode", size.translation, {}, {}, f"--rounds={size.rounds}")
+    compiling = _bench("compile", size.large, rows, rows, "--rounds=3")
     return [
-        Stage("train-large", "a step of both large twins", two(size.large, rows)),
-        Stage("train-large-fused", "the same with fused kernels", two(size.large, rows | fused), no_kernels),
-        Stage("train-base", "a step of both base twins", two(size.base, rows)),
-        Stage(
-            "train-flags",
-            "the deep twin with the flags for this chip",
-            train(deep, deep, rows, rows | {"train.xla_flags": "recommended"}),
-            no_flags,
-        ),
-        Stage(
-            "train-remat",
-            "the deep twin, layers recomputed whole and but for products",
-            train(deep, deep, remat("full"), remat("dots")),
-        ),
-        Stage(
-            "train-bf16-stream",
-            "the deep twin, its residual stream in bf16",
-            train(deep, deep, rows | narrow, rows | narrow | {"model.residual_dtype": "bfloat16"}),
-        ),
-        Stage(
-            "train-torch",
-            "a step of both base twins beside PyTorch",
-            two(size.base, rows, "--peer=torch-eager,torch-compile"),
-            no_torch,
-        ),
+        Stage("train-large", "a step of both large twins", large_steps),
+        Stage("train-large-fused", "the same with fused kernels", fused_steps, no_kernels),
+        Stage("train-base", "a step of both base twins", base_steps),
+        Stage("train-flags", "the deep twin with the flags for this chip", flags, no_flags),
+        Stage("train-remat", "the deep twin, layers recomputed whole and but for products", remat),
+        Stage("train-bf16-stream", "the deep twin, its residual stream in bf16", stream),
+        Stage("train-torch", "a step of both base twins beside PyTorch", torch_steps, no_torch),
         Stage("run-shallow", f"{RUN_STEPS} training steps of the shallow large twin", _run(size.large[0], size)),
         Stage("run-deep", f"{RUN_STEPS} training steps of the deep large twin", _run(deep, size)),
-        Stage(
-            "inference-large",
-            "the forward pass of both large twins",
-            (
-                "bench",
-                "inference",
-                *_config("config", size.large[0], {}),
-                *_config("against", deep, {}),
-                f"--batch={size.batches}",
-                f"--length={size.lengths}",
-                *turns,
-            ),
-        ),
-        Stage(
-            "decode",
-            "beam search of both translation models",
-            (
-                "bench",
-                "decode",
-                *_config("config", size.translation[0], {}),
-                *_config("against", size.translation[1], {}),
-                f"--rounds={size.rounds}",
-            ),
-        ),
-        Stage(
-            "compile-large",
-            "tracing and compiling a step of both large twins",
-            ("bench", "compile", *_config("config", size.large[0], rows), *_config("against", deep, rows), "--rounds=3"),
-        ),
+        Stage("inference-large", "the forward pass of both large twins", grid),
+        Stage("decode", "beam search of both translation models", decode),
+        Stage("compile-large", "tracing and compiling a step of both large twins", compiling),
     ]
+
+
+def _bench(kind: str, pair: tuple[str, str], changes: Changes, other: Changes, *more: str) -> tuple[str, ...]:
+    """mhsh bench of a pair, with changes of the first and of the second."""
+    return "bench", kind, *_config("config", pair[0], changes), *_config("against", pair[1], other), *more
 
 
 def _config(flag: str, name: str, changes: Changes) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.bench.results import BenchResults, read
+from mhsh.bench.results import read
 from mhsh.cli.parser import examples
 from mhsh.errors import UserError
 from mhsh.text import timing
@@ -67,7 +67,8 @@ def _tell(stage: Stage, ended: Outcome | None) -> None:
     if ended is None:
         print(f"{stage.name}: {stage.what} ...", flush=True)
     else:
-        print(f"{stage.name}: {ended.state} ({timing(ended.seconds)})" + (f": {ended.reason}" if ended.reason else ""), flush=True)
+        took = f" ({timing(ended.seconds)})" if ended.seconds else ""
+        print(f"{stage.name}: {ended.state}{took}" + (f": {ended.reason}" if ended.reason else ""), flush=True)
 
 
 def _print(done: Sequence[Stage], folder: Path) -> None:
@@ -83,16 +84,12 @@ def _print(done: Sequence[Stage], folder: Path) -> None:
                     stage.name,
                     f"{each.label}{', ' if setting else ''}{setting}",
                     timing(each.seconds.median),
-                    f"{each.rate:,.0f} {_unit(results)}" if each.rate else "",
+                    f"{each.rate:,.0f} {results.unit}s" if each.rate else "",
                     f"{each.share_of_peak:.1%}" if each.share_of_peak else "",
                     f"{each.time_ratio.median:.2f}" if each.time_ratio else "",
                 )
     if table.row_count:
         Console().print(table)
-
-
-def _unit(results: BenchResults) -> str:
-    return f"{results.unit}s" if results.unit else ""
 
 
 def _write_pages(done: Sequence[str], folder: Path) -> None:

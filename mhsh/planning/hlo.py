@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mhsh.planning.hlo_execution import Step, execution, inside
-from mhsh.planning.hlo_text import Computation, Instruction, Module, shape_bytes
+from mhsh.planning.hlo_text import Computation, Instruction, Module, arrays, shape_bytes
 
 KINDS = (
     "all-reduce",
@@ -120,8 +120,7 @@ def _collective(step: Step, kind: str, num_devices: int) -> Collective:
     parts = {"all-gather": not by_result, "reduce-scatter": instruction.opcode == "reduce-scatter"}
     payload = sum(shape_bytes(shape) for shape in shapes) * (group if parts.get(kind, False) else 1)
     dtypes = tuple(sorted({dtype for shape in shapes for dtype in re.findall(r"\b([a-z]+\d+\w*)\[", shape)}))
-    source = re.search(r'op_name="([^"]*)"', instruction.attributes)
-    return Collective(kind, step.times, group, payload, dtypes, source[1] if source else "")
+    return Collective(kind, step.times, group, payload, dtypes, instruction.operation)
 
 
 def _group_size(instruction: Instruction, num_devices: int) -> int:
@@ -139,19 +138,15 @@ def _group_size(instruction: Instruction, num_devices: int) -> int:
     return len(listed[1].split(",")) if listed else num_devices
 
 
-def _dimensions(computation: Computation, name: str) -> list[int]:
-    return _shape_dimensions(computation.instructions[name].shape)
-
-
-def _shape_dimensions(shape: str) -> list[int]:
-    listed = re.search(r"\[([\d,]*)\]", shape)
-    return [int(size) for size in listed[1].split(",") if size] if listed else []
+def _sizes(shape: str) -> tuple[int, ...]:
+    (array,) = arrays(shape)
+    return array.sizes
 
 
 def _dot_flops(computation: Computation, dot: Instruction) -> int:
-    left = _dimensions(computation, dot.operands[0])
+    left = _sizes(computation.instructions[dot.operands[0]].shape)
     contracted = [left[int(axis)] for axis in re.findall(r"\d+", dot.attribute("lhs_contracting_dims"))]
-    return 2 * math.prod(_shape_dimensions(dot.shape)) * math.prod(contracted)
+    return 2 * math.prod(_sizes(dot.shape)) * math.prod(contracted)
 
 
 def _convolution_flops(computation: Computation, convolution: Instruction) -> int:
@@ -159,8 +154,8 @@ def _convolution_flops(computation: Computation, convolution: Instruction) -> in
     most taps meet padding; taps that meet padding or dilation cost nothing. The count is that of
     XLA's HloCostAnalysis.
     """
-    left, right = (_dimensions(computation, name) for name in convolution.operands[:2])
-    out = _shape_dimensions(convolution.shape)
+    left, right = (_sizes(computation.instructions[name].shape) for name in convolution.operands[:2])
+    out = _sizes(convolution.shape)
     labels = re.match(r"(\w+)_(\w+)->(\w+)", convolution.attribute("dim_labels"))
     assert labels is not None, convolution
     window = _window(convolution)

@@ -60,6 +60,12 @@ class Instruction(NamedTuple):
         found = re.search(rf"(?:^|, ){name}=(\{{[^}}]*\}}|[^,\s]+)", self.attributes)
         return found[1].removeprefix("%") if found else ""
 
+    @property
+    def operation(self) -> str:
+        """JAX's path of the operation that it comes from, empty where the compiler names none."""
+        found = re.search(r'op_name="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
     def called(self) -> list[str]:
         """The computations it calls, loops' excluded."""
         return [name for found in _CALLED.findall(self.attributes) for name in re.findall(r"[\w.\-]+", found)]

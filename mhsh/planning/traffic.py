@@ -30,11 +30,6 @@ class Buffer(NamedTuple):
     read: int
     written: int
 
-    @property
-    def moved(self) -> int:
-        """Bytes both ways."""
-        return self.read + self.written
-
 
 class Part(NamedTuple):
     """Of a step."""
@@ -79,7 +74,7 @@ def count_traffic(module: Module, worst: int = 10) -> Traffic:
     names: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
     by_phase: dict[str, list[int]] = {phase: [0, 0] for phase in PHASES}
     for step in execution(module, []):
-        phase = _phase(operation(step.instruction)) or phases.get(step.frame.rpartition("/")[2], "other")
+        phase = _phase(step.instruction.operation) or phases.get(step.frame.rpartition("/")[2], "other")
         by_phase[phase][1] += step.times * _cycles(step.instruction)
         for move in _moves(module, step):
             key = origins.of(step.computation.name, move.name, move.element)
@@ -98,12 +93,6 @@ def count_traffic(module: Module, worst: int = 10) -> Traffic:
     return Traffic(read, written, cycles, {phase: Part(*both) for phase, both in by_phase.items()}, buffers)
 
 
-def operation(instruction: Instruction) -> str:
-    """JAX's path of the operation that it comes from, empty where the compiler names none."""
-    found = re.search(r'op_name="([^"]*)"', instruction.attributes)
-    return found[1] if found else ""
-
-
 def _phase(operation_name: str) -> str | None:
     if not operation_name:
         return None
@@ -118,7 +107,7 @@ def _phase(operation_name: str) -> str | None:
 
 def _loop_phases(module: Module) -> dict[str, str]:
     loops = (each for one in module.computations.values() for each in one.instructions.values() if each.opcode == "while")
-    return {loop.name: _phase(operation(loop)) or "other" for loop in loops}
+    return {loop.name: _phase(loop.operation) or "other" for loop in loops}
 
 
 def _cycles(instruction: Instruction) -> int:
@@ -276,7 +265,7 @@ def _source(module: Module, step: Step, element: int) -> str:
     if value.opcode == "get-tuple-element" and value.operands[0] == next(iter(_parameters(step.computation)), None):
         # A loop's carry: what the body makes of it.
         value = _behind_bitcasts(step.computation, step.computation.root.operands[int(value.attribute("index"))])
-    return operation(value) or operation(step.instruction)
+    return value.operation or step.instruction.operation
 
 
 class _Origins:
@@ -318,7 +307,7 @@ class _Origins:
 def _label(computation: Computation, name: str, written: Counter[str]) -> str:
     """What a buffer is called: by the operation that writes most of it, or that it is made by."""
     instruction = computation.instructions[name]
-    found = (written.most_common(1)[0][0] if written else "") or operation(instruction)
+    found = (written.most_common(1)[0][0] if written else "") or instruction.operation
     if found or not instruction.operands:
         return _short(found or name)
     return f"{instruction.opcode} of {_label(computation, instruction.operands[0], Counter())}"

@@ -164,9 +164,8 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
         compare_manifests(shapes, manifest(wanted), where)
+        replicas = split_replicas(next(iter(wanted.values())).sharding)
         try:
-            mesh = getattr(next(iter(wanted.values())).sharding, "mesh", None)  # one device has none
-            replicas = None if mesh is None else split_replicas(mesh)
             if replicas is not None:
                 restored = read_once(where / item, wanted, replicas)
             else:

@@ -15,6 +15,13 @@ _SPREAD = (0x9E3779B1, 0x85EBCA77)
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
+def words(array: Array) -> Array:
+    """The bits of each element, as an unsigned number of its size."""
+    if array.dtype == jnp.bool_:
+        return array.astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(array, _WORDS[array.dtype.itemsize])
+
+
 def checksum(array: Array, first_row: UInt32[Array, ""] | int = 0) -> UInt32[Array, 2]:
     """Two 32-bit sums over the bits of all elements, weighted by position in the global array, of
     which `array` are the rows from `first_row` on. The checksums of shards add up to the whole's.
@@ -23,9 +30,7 @@ def checksum(array: Array, first_row: UInt32[Array, ""] | int = 0) -> UInt32[Arr
     same. They detect any change of a single element, and miss other changes with a probability of
     about 2^-64. They do not protect against deliberate changes.
     """
-    if array.dtype == jnp.bool_:
-        array = array.astype(jnp.uint8)
-    bits = jax.lax.bitcast_convert_type(array, _WORDS[array.dtype.itemsize]).astype(jnp.uint32)
+    bits = words(array).astype(jnp.uint32)
     first = jnp.asarray(first_row, jnp.uint32) * jnp.uint32(math.prod(array.shape[1:]) % 2**32)
     place = jnp.broadcast_to(first, array.shape)
     stride = 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,21 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int
 
+from mhsh.training.checksum import words
+
 REPLICA = "replica"  # the first axis of the mesh that `split_replicas` makes
-_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
-def split_replicas(mesh: Mesh) -> Mesh | None:
-    """The mesh with its first axis, `data`, split in two: replicas whose hosts no other has, and
-    the rest of `data`. None where there is only one.
+def split_replicas(sharding: Sharding | None) -> Mesh | None:
+    """The mesh of a sharding with its first axis, `data`, split in two: replicas whose hosts no
+    other has, and the rest of `data`. None where there is only one, or no mesh.
     """
+    if not isinstance(sharding, NamedSharding):
+        return None
+    mesh = cast(Mesh, sharding.mesh)
     count = num_replicas(np.vectorize(lambda device: device.process_index)(mesh.devices))
     if count == 1:
         return None
@@ -97,18 +101,11 @@ def _to_all(read: jax.Array | None, leaf: jax.ShapeDtypeStruct, replicas: Mesh) 
     stacked = NamedSharding(replicas, PartitionSpec(REPLICA, *_spec(leaf)))
     shape = (replicas.devices.shape[0], *leaf.shape)
     parts = {shard.device: shard.data for shard in read.addressable_shards} if read is not None else {}
-    own = {}
-    for device, index in stacked.addressable_devices_indices_map(shape).items():
-        assert index is not None
-        zeros = np.zeros(_extent(index, shape), leaf.dtype)
-        own[device] = parts[device][None] if device in parts else jax.device_put(zeros, device)
-    whole = jax.make_array_from_single_device_arrays(shape, stacked, list(own.values()))
+    zeros = np.zeros(stacked.shard_shape(shape), leaf.dtype)
+    own = [parts[device][None] if device in parts else jax.device_put(zeros, device) for device in stacked.addressable_devices]
+    whole = jax.make_array_from_single_device_arrays(shape, stacked, own)
     sharding = NamedSharding(replicas, _spec(leaf))
     return jax.device_put(_summed(sharding)(whole), leaf.sharding)
-
-
-def _extent(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(len(range(*each.indices(size))) for each, size in zip(index, shape, strict=True))
 
 
 @functools.cache
@@ -116,9 +113,7 @@ def _summed(sharding: NamedSharding) -> Any:
     """Adds the bits of all replicas, of which one is not zero."""
 
     def add(stacked: jax.Array) -> jax.Array:
-        as_bool = stacked.dtype == jnp.bool_
-        words = stacked.astype(jnp.uint8) if as_bool else jax.lax.bitcast_convert_type(stacked, _BITS[stacked.dtype.itemsize])
-        total = jnp.sum(words, axis=0, dtype=words.dtype)
-        return total.astype(jnp.bool_) if as_bool else jax.lax.bitcast_convert_type(total, stacked.dtype)
+        total = jnp.sum(words(stacked), axis=0, dtype=words(stacked).dtype)
+        return total.astype(stacked.dtype) if stacked.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(total, stacked.dtype)
 
     return jax.jit(add, out_shardings=sharding)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from mhsh.training.replicas import num_replicas, split_replicas
 from mhsh.training.sharding import MESH_AXES
-from tests.clusters import finish, free_port
-from tests.conftest import ROOT
+from tests.clusters import finish, free_port, start_commands
 
 WHOLE = 64 * 1024 * 4  # bytes of the largest array
 
@@ -29,28 +27,8 @@ WHOLE = 64 * 1024 * 4  # bytes of the largest array
     ],
 )
 def test_four_processes_read_a_checkpoint_once(tmp_path, shape, devices_per_process, readers):
-    port = free_port()
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices_per_process)}
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.training.read_once",
-                f"127.0.0.1:{port}",
-                "4",
-                str(index),
-                str(tmp_path / "saved"),
-                shape,
-            ],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(4)
-    ]
+    program = [sys.executable, "-m", "tests.training.read_once", f"127.0.0.1:{free_port()}", "4"]
+    processes = start_commands([[*program, str(index), str(tmp_path / "saved"), shape] for index in range(4)], devices_per_process)
     results = finish(processes)
     assert [status for status, _, _ in results] == [0] * 4, results
     found = [json.loads(out.splitlines()[-1]) for _, out, _ in results]
@@ -79,4 +57,5 @@ def test_replicas_share_no_host(shape, per_host, replicas):
 
 
 def test_a_mesh_of_one_process_is_read_as_ever():
-    assert split_replicas(jax.make_mesh((8, 1, 1), MESH_AXES)) is None
+    assert split_replicas(NamedSharding(jax.make_mesh((8, 1, 1), MESH_AXES), PartitionSpec())) is None
+    assert split_replicas(SingleDeviceSharding(jax.devices()[0])) is None
