@@ -13,7 +13,7 @@ from rich.table import Table
 from mhsh.bench.results import read
 from mhsh.cli.parser import examples
 from mhsh.errors import UserError
-from mhsh.text import timing
+from mhsh.text import quantity, timing
 
 if TYPE_CHECKING:
     from mhsh.bench.suite import Outcome, Stage
@@ -72,7 +72,7 @@ def _tell(stage: Stage, ended: Outcome | None) -> None:
 
 
 def _print(done: Sequence[Stage], folder: Path) -> None:
-    table = Table("STAGE", "", "TIME", "UNITS/S", "MFU", "RATIO", box=None, pad_edge=False)
+    table = Table("STAGE", "", "TIME", "EACH SECOND", "MFU", "RATIO", box=None, pad_edge=False)
     for stage in done:
         if stage.is_run:
             continue
@@ -84,7 +84,7 @@ def _print(done: Sequence[Stage], folder: Path) -> None:
                     stage.name,
                     f"{each.label}{', ' if setting else ''}{setting}",
                     timing(each.seconds.median),
-                    f"{each.rate:,.0f} {results.unit}s" if each.rate else "",
+                    f"{quantity(each.rate, '').strip()} {results.unit}s",
                     f"{each.share_of_peak:.1%}" if each.share_of_peak else "",
                     f"{each.time_ratio.median:.2f}" if each.time_ratio else "",
                 )
