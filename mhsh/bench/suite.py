@@ -122,7 +122,7 @@ def stages(size: Size, platform: str, device_kind: str) -> list[Stage]:
     base_steps = step(size.base, rows)
     torch_steps = step(size.base, rows, "--peer=torch-eager,torch-compile")
     flags = step_of_deep({}, {"train.xla_flags": "recommended"})
-    remat = step_of_deep({"model.remat_policy": "full"}, {"model.remat_policy": "dots"})
+    remat = step_of_deep({"model.remat_policy": "projections"}, {"model.remat_policy": "dots"})
     stream = step_of_deep(bf16, bf16 | {"model.residual_dtype": "bfloat16"})
     grid = _bench("inference", size.large, {}, {}, f"--batch={size.batches}", f"--length={size.lengths}", *turns)
     decode = _bench("decode", size.translation, {}, {}, f"--rounds={size.rounds}")
@@ -132,7 +132,7 @@ def stages(size: Size, platform: str, device_kind: str) -> list[Stage]:
         Stage("train-large-fused", "the same with fused kernels", fused_steps, no_kernels),
         Stage("train-base", "a step of both base twins", base_steps),
         Stage("train-flags", "the deep twin with the flags for this chip", flags, no_flags),
-        Stage("train-remat", "the deep twin, layers recomputed whole and but for products", remat),
+        Stage("train-remat", "the deep twin, narrow projections saved, and all products", remat),
         Stage("train-bf16-stream", "the deep twin, its residual stream in bf16", stream),
         Stage("train-torch", "a step of both base twins beside PyTorch", torch_steps, no_torch),
         Stage("run-shallow", f"{RUN_STEPS} training steps of the shallow large twin", _run(size.large[0], size)),

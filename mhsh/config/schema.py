@@ -163,7 +163,7 @@ class ModelConfig(Section, frozen=True):
         ),
     ]
     remat_policy: Annotated[
-        Literal["auto", "none", "dots", "dots_no_batch", "full", "groups"],
+        Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups"],
         _clock(
             "what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device",
             "kernels and rematerialisation",

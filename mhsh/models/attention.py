@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
@@ -117,6 +118,7 @@ class MultiHeadAttention(nn.Module):
         probabilities_key, out_key = subkeys(dropout_key, 2)
         settings = AttentionSettings(config.num_heads, config.objective == "clm", config.attention_dropout)
         context = attend(*self._project_all(x, None), segment_ids, segment_ids, probabilities_key, settings)
+        context = checkpoint_name(context, "context")
         out_settings = OutProjSettings(config.hidden_dropout, config.layer_norm_epsilon, jnp.dtype(config.compute_dtype))
         return out_proj_residual_norm(x, context, OutWeights(self.out_kernel, self.out_bias), norm, out_key, out_settings)
 
@@ -138,7 +140,7 @@ class MultiHeadAttention(nn.Module):
         kernels = jnp.stack([self.query_kernel, self.key_kernel, self.value_kernel], axis=1).astype(dtype)
         biases = jnp.stack([self.query_bias, self.key_bias, self.value_bias]).astype(dtype)
         projected = jnp.einsum("BTD,DPNH->BTPNH", x.astype(dtype), kernels) + biases
-        query, key, value = jnp.unstack(projected, axis=2)
+        query, key, value = jnp.unstack(checkpoint_name(projected, "projected"), axis=2)
         return query * config.head_dim**-0.5, key, value
 
     def _softmax(self, scores: Float[Array, "*axes S"]) -> Float[Array, "*axes S"]:
@@ -146,6 +148,7 @@ class MultiHeadAttention(nn.Module):
 
     def _out(self, context: Float[Array, "B T N H"]) -> Float[Array, "B T D"]:
         dtype = jnp.dtype(self.config.compute_dtype)
+        context = checkpoint_name(context, "context")
         return jnp.einsum("BTNH,NHD->BTD", context, self.out_kernel.astype(dtype)) + self.out_bias.astype(dtype)
 
     def _projection(self, name: str, gain: float) -> tuple[Float[Array, "D N H"], Float[Array, "N H"]]:
@@ -159,7 +162,8 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Array, "B T D"], kernel: Float[Array, "D N H"], bias: Float[Array, "N H"]
     ) -> Float[Array, "B T N H"]:
         dtype = jnp.dtype(self.config.compute_dtype)
-        return jnp.einsum("BTD,DNH->BTNH", x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
+        projected = jnp.einsum("BTD,DNH->BTNH", x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
+        return checkpoint_name(projected, "projected")
 
 
 def cudnn_attention(

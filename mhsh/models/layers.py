@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.typing import Initializer
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
@@ -192,8 +193,8 @@ class FeedForward(nn.Module):
         hidden_key, out_key = subkeys(dropout_key, 2)
         dtype = jnp.dtype(config.compute_dtype)
         up, up_bias, down, down_bias = (each.astype(dtype) for each in self._weights())
-        hidden = ACTIVATIONS[config.activation](jnp.einsum("BTD,DF->BTF", x.astype(dtype), up) + up_bias)
-        hidden = dropout(hidden, config.mlp_dropout, hidden_key)
+        hidden = checkpoint_name(jnp.einsum("BTD,DF->BTF", x.astype(dtype), up) + up_bias, "hidden")
+        hidden = dropout(ACTIVATIONS[config.activation](hidden), config.mlp_dropout, hidden_key)
         return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_key)
 
     def sublayer(self, length: int, dropout_key: DropoutKey) -> tuple[Sublayer, FusedSublayer | None]:

@@ -17,10 +17,14 @@ from mhsh.models.residual import Residual, Stream
 from mhsh.models.types import decoder_stack, encoder_stack
 
 # What the backward pass finds saved; it recomputes everything else of a layer. `none` saves all.
+# `projections` saves what a layer projects its stream to, queries, keys, values and the hidden
+# layer of the feed-forward, and the weighted values: all that is narrow where layers are many. No
+# array as wide as the stream or as the scores is saved.
 # `groups` also saves the stream only before each group of layers (Chen et al. 2016, arXiv
 # 1604.06174), so that memory grows with the root of the depth. mhsh/training/remat.py resolves
 # `auto` before training; a model that is not differentiated ignores the policy.
 REMAT_POLICIES: dict[str, Any] = {
+    "projections": jax.checkpoint_policies.save_only_these_names("projected", "context", "hidden"),
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,

@@ -170,7 +170,8 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
     hbm_bytes = hbm_bytes or topology.hbm_bytes
     if config.model.remat_policy == "auto":
         # Where the memory is not known: the policy that needs least.
-        policy = choose_remat(config, dict(mesh.shape), hbm_bytes, CANDIDATES).policy if hbm_bytes else CANDIDATES[-1]
+        candidates = CANDIDATES[devices[0].platform]
+        policy = choose_remat(config, dict(mesh.shape), hbm_bytes, candidates).policy if hbm_bytes else candidates[-1]
         config = with_policy(config, policy)
     model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
     with jax.set_mesh(mesh):

@@ -12,10 +12,15 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.training.footprint import footprint
 
-# From the fastest to the one that needs least memory. A CPU recomputes elementwise operations
-# faster than it loads their results (docs/performance.md), so `none` is not on its list.
-CANDIDATES = ("none", "dots", "full", "groups")
-CPU_CANDIDATES = CANDIDATES[1:]
+# From the fastest to the one that needs least memory, by platform. CPUs and TPUs recompute
+# elementwise operations faster than they load their results: measured on a CPU, by the compiler's
+# count on TPUs (docs/performance.md). Where layers are wide a CPU loads products faster than it
+# recomputes them. A GPU was not measured.
+CANDIDATES = {
+    "cpu": ("dots", "projections", "full", "groups"),
+    "tpu": ("projections", "full", "groups"),
+    "gpu": ("none", "projections", "full", "groups"),
+}
 
 # The share of a device's memory that a footprint may take. The rest is for scratch memory, the
 # program and alignment.
@@ -41,8 +46,7 @@ def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | Non
     if config.model.remat_policy != "auto":
         return config, None
     device = mesh.devices.flat[0]
-    candidates = CPU_CANDIDATES if device.platform == "cpu" else CANDIDATES
-    choice = choose_remat(config, dict(mesh.shape), device_bytes(device), candidates)
+    choice = choose_remat(config, dict(mesh.shape), device_bytes(device), CANDIDATES[device.platform])
     return with_policy(config, choice.policy), choice
 
 

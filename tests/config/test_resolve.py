@@ -55,7 +55,7 @@ CHOICES = {
     "model.fans": "ungrouped, own",
     "model.compute_dtype": "float32, bfloat16",
     "model.residual_dtype": "float32, bfloat16",
-    "model.remat_policy": "auto, none, dots, dots_no_batch, full, groups",
+    "model.remat_policy": "auto, none, projections, dots, dots_no_batch, full, groups",
     "model.kernels": "auto, plain, fused",
     "model.attention_implementation": "xla, cudnn",
     "data.tokenizer": "wordpiece, bytes",

@@ -106,9 +106,10 @@ def test_activations_are_those_of_one_device_and_one_micro_batch(tiny):
 def test_rematerialisation_saves_less(tiny):
     saved = {
         policy: saved_activations(tiny(**{"model.remat_policy": policy, "model.num_layers": 6}), 8)
-        for policy in ("none", "full", "dots", "dots_no_batch", "groups")
+        for policy in ("none", "full", "dots", "dots_no_batch", "projections", "groups")
     }
     assert 0 < saved["groups"] < saved["full"] < saved["dots_no_batch"] < saved["dots"] < saved["none"]
+    assert saved["full"] < saved["projections"] < saved["dots"]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,21 @@ def test_full_rematerialisation_keeps_the_stream_between_the_layers(tiny):
     shallow, deep = (saved_activations(tiny(**{"model.remat_policy": "full", "model.num_layers": depth}), 8) for depth in (2, 3))
     stream = 8 * P * D * 4
     assert stream <= deep - shallow <= stream + 64
+
+
+def test_projections_are_saved_beside_the_stream(tiny):
+    """Queries, keys, values, what attention makes of them [B,T,N,H]; the hidden layer [B,T,F]."""
+
+    def a_layer(policy, **overrides):
+        shallow, deep = (
+            saved_activations(tiny(**{"model.remat_policy": policy, "model.num_layers": depth} | overrides), 8) for depth in (2, 3)
+        )
+        return deep - shallow
+
+    assert a_layer("projections") - a_layer("full") == 8 * P * (4 * N * H + F) * 4
+    # Narrow enough for one product of queries, keys and values.
+    single = {"model.num_heads": 1}
+    assert a_layer("projections", **single) - a_layer("full", **single) == 8 * P * (4 * H + F) * 4
 
 
 def test_bf16_compute_saves_less(tiny):

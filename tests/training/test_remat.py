@@ -10,7 +10,7 @@ from mhsh.models.build import build_model
 from mhsh.models.transformer import group_sizes
 from mhsh.training.footprint import footprint
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.remat import CANDIDATES, CPU_CANDIDATES, USABLE_SHARE, choose_remat, resolve_remat, with_policy
+from mhsh.training.remat import CANDIDATES, USABLE_SHARE, choose_remat, resolve_remat, with_policy
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
@@ -27,15 +27,16 @@ def test_groups_are_as_many_as_layers_in_a_group_where_that_divides():
         assert groups * size == num_layers
 
 
-def test_the_first_that_fits_is_chosen(make_config):
+@pytest.mark.parametrize("candidates", CANDIDATES.values(), ids=list(CANDIDATES))
+def test_the_first_that_fits_is_chosen(make_config, candidates):
     config = make_config("bert", "16l1h", **{"model.num_layers": 36, "model.remat_policy": "auto"})
-    needs = {policy: footprint(with_policy(config, policy), ONE_DEVICE).total for policy in CANDIDATES}
-    assert needs["none"] > needs["dots"] > needs["full"] > needs["groups"]
+    needs = {policy: footprint(with_policy(config, policy), ONE_DEVICE).total for policy in candidates}
+    assert list(needs.values()) == sorted(needs.values(), reverse=True)
     for policy, needed in needs.items():
         just_enough = int(needed / USABLE_SHARE) + 1
-        assert choose_remat(config, ONE_DEVICE, just_enough, CANDIDATES).policy == policy
+        assert choose_remat(config, ONE_DEVICE, just_enough, candidates).policy == policy
     # Where nothing fits by this count, the leanest is tried all the same.
-    last = choose_remat(config, ONE_DEVICE, 1, CANDIDATES)
+    last = choose_remat(config, ONE_DEVICE, 1, candidates)
     assert (last.policy, last.needed_bytes) == ("groups", needs["groups"])
     assert str(last) == f"remat_policy groups: needs about {needs['groups'] / 2**30:.2f} GiB of 0.00 GiB a device"
 
@@ -45,7 +46,7 @@ def test_a_named_policy_stands_and_auto_is_resolved_for_this_machine(make_config
     mesh = make_mesh(config)
     assert resolve_remat(config, mesh) == (config, None)
     resolved, choice = resolve_remat(with_policy(config, "auto"), mesh)
-    assert choice is not None and choice.policy == resolved.model.remat_policy == CPU_CANDIDATES[0]
+    assert choice is not None and choice.policy == resolved.model.remat_policy == CANDIDATES["cpu"][0]
     assert choice.needed_bytes <= USABLE_SHARE * choice.device_bytes
 
 
@@ -62,5 +63,5 @@ def test_the_compiled_step_needs_least_with_groups(make_config, variant):
         compiled = compile_train_step(config, model, optimizer, mesh, abstract_state(config, optimizer, mesh))
         return compiled.memory_analysis().temp_size_in_bytes
 
-    sizes = [temporaries(policy) for policy in ("dots", "full", "groups")]
+    sizes = [temporaries(policy) for policy in CANDIDATES["cpu"]]
     assert sizes == sorted(sizes, reverse=True)
