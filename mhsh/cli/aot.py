@@ -29,18 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topology", required=True, metavar="KIND:LAYOUT", help="v5e:4x4, v4:2x2x1, v5p:2x2x2, v6e:4x4 or local:8")
     parser.add_argument("--num-slices", type=int, default=1, metavar="N", help="slices of that layout (default: 1)")
     parser.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device (default: the public figure)")
-    parser.add_argument("--search", action="store_true", help="find the largest train.batch_size that fits")
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="find the batch, and what is auto of remat policy and kernels, with the most tokens a second",
+    )
     parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
 
 def run(config: Config, topology: str, num_slices: int, hbm: float | None, search: bool, as_json: bool) -> int:
-    """Compiles the step for `topology` and prints the report; with `search`, of the largest batch
-    that fits.
+    """Compiles the step for `topology` and prints the report; with `search`, of the plan that fits
+    and could do the most tokens a second.
 
     `hbm` is the memory of a device in GiB, instead of the public figure. The exit status is 0 even
     if the step does not fit.
     """
-    from mhsh.planning.aot import GIB, largest_batch, measure, parse_topology
+    from mhsh.planning.aot import GIB, measure, parse_topology
+    from mhsh.planning.search import best_plan
     from mhsh.training.sharding import check_divisibility, mesh_shape
 
     if hbm is not None and not 0 < hbm < math.inf:
@@ -53,8 +58,8 @@ def run(config: Config, topology: str, num_slices: int, hbm: float | None, searc
         batch_size = max(1, config.train.batch_size // unit) * unit
         config = replace(config, train=replace(config.train, batch_size=batch_size))
         check_divisibility(config, shape)
-        best, tried = largest_batch(config, lambda each: _tried(measure(each, where, hbm_bytes)), unit)
-        report = (best or tried[-1]) | {"search": [_summary(each) for each in tried], "largest_batch": best and best["batch_size"]}
+        best, tried = best_plan(config, where.kind, lambda each: _tried(measure(each, where, hbm_bytes)), unit)
+        report = (best or tried[-1]) | {"search": [_summary(each) for each in tried], "found": best is not None}
     else:
         check_divisibility(config, shape)
         report = measure(config, where, hbm_bytes)
@@ -68,12 +73,18 @@ def run(config: Config, topology: str, num_slices: int, hbm: float | None, searc
 def _tried(report: dict[str, Any]) -> dict[str, Any]:
     verdict = {True: "fits", False: "does not fit", None: "compiled"}[report["fits"]]
     needed = f"{_size(report['needed_bytes'])} a device" if report["needed_bytes"] else "more than there is"
-    print(f"batch {report['batch_size']}: {needed}, {verdict} ({report['compile_seconds']:.0f} s)", file=sys.stderr)
+    plan = f"{report['remat_policy']}, {_kernels(report)}, batch {report['batch_size']}"
+    print(f"{plan}: {needed}, {verdict} ({report['compile_seconds']:.0f} s)", file=sys.stderr)
     return report
 
 
+def _kernels(report: dict[str, Any]) -> str:
+    return "fused" if None in report["kernels"].values() else "plain"
+
+
 def _summary(report: dict[str, Any]) -> dict[str, Any]:
-    return {name: report[name] for name in ("batch_size", "needed_bytes", "fits", "compile_seconds")}
+    names = ("remat_policy", "batch_size", "needed_bytes", "fits", "tokens_per_second", "compile_seconds")
+    return {"kernels": _kernels(report)} | {name: report[name] for name in names}
 
 
 def print_report(report: dict[str, Any]) -> None:
@@ -96,8 +107,7 @@ def print_report(report: dict[str, Any]) -> None:
     for warning in report.get("warnings", ()):
         print(f"warning: {warning}")
     if "search" in report:
-        found = report["largest_batch"]
-        print(f"largest batch that fits: {found if found else 'none'} ({len(report['search'])} compilations)")
+        _print_search(report)
 
 
 def _verdict(report: dict[str, Any]) -> str:
@@ -108,6 +118,22 @@ def _verdict(report: dict[str, Any]) -> str:
         return f"does not fit: the compiler ran out of the {_size(there)} of a device ({report['compiler']})"
     share = f"{_size(needed)} of {_size(there)} a device ({needed / there:.0%})"
     return f"fits: {share}" if report["fits"] else f"does not fit: needs {'' if 'memory' in report else 'at least '}{share}"
+
+
+def _print_search(report: dict[str, Any]) -> None:
+    """Of each plan the largest batch that fits, and which plan the report above is of."""
+    table = Table("PLANS", "largest batch", "memory", "tokens/s a device, at most", box=None, pad_edge=False)
+    by_plan: dict[tuple[str, str], dict[str, Any]] = {}
+    for each in report["search"]:
+        plan = (each["remat_policy"], each["kernels"])
+        if each["fits"] and each["batch_size"] >= by_plan.get(plan, each)["batch_size"]:
+            by_plan[plan] = each
+    for (policy, kernels), each in by_plan.items():
+        rate = "" if each["tokens_per_second"] is None else f"{each['tokens_per_second']:,.0f}"
+        table.add_row(f"{policy}, {kernels}", str(each["batch_size"]), _size(each["needed_bytes"]), rate)
+    Console().print(table)
+    chosen = f"{report['remat_policy']}, {_kernels(report)}, batch {report['batch_size']}" if report["found"] else "nothing fits"
+    print(f"best: {chosen} ({len(report['search'])} compilations)")
 
 
 def _print_memory(memory: dict[str, int]) -> None:

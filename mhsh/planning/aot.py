@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -310,46 +310,6 @@ def _death(status: int, stderr: str) -> str:
         f"the compiler ({versions}) was ended by {signal.Signals(-status).name} ({(known + ['it said nothing'])[0]}); "
         "try another release of libtpu, another batch, or more memory on this machine"
     )
-
-
-def largest_batch(
-    config: Config, measure_batch: Callable[[Config], dict[str, Any]], unit: int, max_tries: int = 14
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """The report of the largest `train.batch_size` that fits (None: not even the smallest), and all
-    reports in the order of the tries.
-
-    The search starts from the config's batch, rounded to a multiple of `unit` (one row a device and
-    micro-batch). It doubles or halves, then bisects until the next try would gain less than a
-    sixteenth, with at most `max_tries` compilations.
-
-    Raises:
-      UserError: the memory of a device is not known.
-    """
-    tried: list[dict[str, Any]] = []
-
-    def fits(units: int) -> bool:
-        batch = replace(config.train, batch_size=units * unit)
-        tried.append(measure_batch(replace(config, train=batch)))
-        if tried[-1]["fits"] is None:
-            raise UserError(f"the memory of a device of {tried[-1]['topology']} is not known; give it with --hbm=GIB")
-        return tried[-1]["fits"]
-
-    low, high, units = 0, 0, max(1, config.train.batch_size // unit)  # low fits, high does not; 0: not known yet
-    while units and len(tried) < max_tries:
-        if fits(units):
-            low = units
-        else:
-            high = units
-        if not high:
-            units = 2 * low
-        elif not low:
-            units = high // 2
-        elif high - low > max(1, low // 16):
-            units = (low + high) // 2
-        else:
-            break
-    best = next((report for report in tried if report["fits"] and report["batch_size"] == low * unit), None)
-    return best, tried
 
 
 def _answer() -> None:

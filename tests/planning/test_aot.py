@@ -1,5 +1,5 @@
-"""The step compiled ahead: collectives and memory by mesh on simulated devices, the search, and
-every refusal in one line.
+"""The step compiled ahead: collectives and memory by mesh on simulated devices, and every
+refusal in one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mhsh.errors import UserError
 from mhsh.models.build import boxed_parameters
 from mhsh.models.costs import parameter_counts, step_flops
 from mhsh.planning import aot
-from mhsh.planning.aot import GIB, Topology, compile_report, largest_batch, measure, overflow, parse_topology
+from mhsh.planning.aot import GIB, Topology, compile_report, measure, overflow, parse_topology
 from mhsh.training.footprint import footprint
 from mhsh.training.sharding import matrices
 from mhsh.training.state import example_batch
@@ -113,46 +113,6 @@ def test_the_update_moves_its_arrays(config_of, reports):
 def test_a_given_limit_decides_what_fits(config_of, reports):
     needed = reports["data"]["needed_bytes"]
     assert not compile_report(config_of("data"), LOCAL, hbm_bytes=needed - 1)["fits"]  # `needed` itself: the slow search below
-
-
-def in_steps_of_a_megabyte(limit):
-    """A stand-in for the compiler: a row costs 1 MiB, the limit is `limit` MiB."""
-
-    def measure_batch(config):
-        needed = config.train.batch_size * 2**20
-        return {"batch_size": config.train.batch_size, "needed_bytes": needed, "fits": needed <= limit * 2**20, "topology": "x"}
-
-    return measure_batch
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(16, 16), (23, 16), (40, 40), (55, 48), (8, 8), (7, None)])
-def test_the_search_finds_the_largest_batch(config_of, limit, expected):
-    best, tried = largest_batch(config_of("data"), in_steps_of_a_megabyte(limit), unit=8)
-    assert (best and best["batch_size"]) == expected
-    assert all(report["batch_size"] % 8 == 0 for report in tried)
-    assert len(tried) == len({report["batch_size"] for report in tried}), "nothing is compiled twice"
-
-
-def test_the_search_is_close_and_bounded(config_of):
-    best, tried = largest_batch(config_of("data"), in_steps_of_a_megabyte(100_003), unit=8, max_tries=30)
-    assert best is not None
-    assert 100_003 * 15 / 16 <= best["batch_size"] <= 100_003
-    assert len(tried) < 20
-    assert len(largest_batch(config_of("data"), in_steps_of_a_megabyte(1e12), unit=8, max_tries=5)[1]) == 5
-
-
-@pytest.mark.slow
-def test_the_search_on_a_compiled_step(config_of, reports):
-    limit = reports["data"]["needed_bytes"]
-    best, tried = largest_batch(config_of("data"), lambda each: compile_report(each, LOCAL, limit), unit=8)
-    assert best is not None
-    assert best["batch_size"] == 16
-    assert [(report["batch_size"], report["fits"]) for report in tried] == [(16, True), (32, False), (24, False)]
-
-
-def test_the_search_needs_a_limit(config_of):
-    with pytest.raises(UserError, match="give it with --hbm=GIB"):
-        largest_batch(config_of("data"), lambda each: {"fits": None, "topology": "local:8"}, unit=8)
 
 
 def test_running_out_of_memory_is_a_result():
@@ -273,24 +233,6 @@ def test_text_and_json(capsys, monkeypatch, reports):
         assert part in text
     assert main([*TINY, "--topology=local:8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == report
-
-
-def test_a_search_prints_its_tries_and_what_it_found(capsys, monkeypatch, reports):
-    def fake(config, topology, hbm_bytes):
-        needed = config.train.batch_size * GIB
-        sizes = {"batch_size": config.train.batch_size, "needed_bytes": needed, "hbm_bytes": hbm_bytes}
-        return reports["data"] | sizes | {"fits": needed <= hbm_bytes}
-
-    monkeypatch.setattr(aot, "measure", fake)
-    assert main([*TINY, "--topology=local:8", "--search", "--hbm=20"]) == 0
-    captured = capsys.readouterr()
-    assert "largest batch that fits: 16 (4 compilations)" in captured.out
-    assert "fits: 16.00 GiB of 20.00 GiB a device (80%)" in captured.out
-    assert [line.split(":")[0] for line in captured.err.splitlines()] == ["batch 8", "batch 16", "batch 32", "batch 24"]
-    assert main([*TINY, "--topology=local:8", "--search", "--hbm=1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["largest_batch"] is None
-    assert [each["batch_size"] for each in found["search"]] == [8]
 
 
 @pytest.mark.tpu_compile
