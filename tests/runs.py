@@ -85,7 +85,7 @@ def rows_without_timings(folder: Path) -> list[dict[str, Any]]:
 
 def final_state(folder: Path) -> list[np.ndarray]:
     config = RunFolder(folder).read_config()
-    optimizer = build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config)
     checkpoints = Checkpoints(RunFolder(folder).checkpoints_path, keep=9, keep_every=0)
     mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:1])
     state = checkpoints.restore(config.train.num_steps, abstract_state(config, optimizer, mesh))

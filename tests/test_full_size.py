@@ -67,7 +67,7 @@ def test_the_program_does_not_grow_with_depth(make_config):
     for variant in ("24l16h", "384l1h"):
         config = make_config("bert", variant, **{"train.batch_size": 2})
         mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:1])
-        model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+        model, optimizer = build_model(config.model), build_optimizer(config)
         step = jax.jit(lambda s, b, c=config, m=model, o=optimizer: train_step(s, b, config=c, model=m, optimizer=o))
         text = step.lower(abstract_state(config, optimizer, mesh), example_batch(config, 2)).as_text()
         sizes[variant] = text.count(" = ")

@@ -40,7 +40,7 @@ def compile_step(configs: Mapping[str, Config], rounds: int, note: Callable[[str
 def _candidate(name: str, config: Config) -> Candidate:
     mesh = make_mesh(config)
     config, _ = resolve_remat(config, mesh)
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    model, optimizer = build_model(config.model), build_optimizer(config)
     state = abstract_state(config, optimizer, mesh)
 
     def run(repetitions: int) -> None:

@@ -105,6 +105,7 @@ def _check(config: Config, chosen: Sequence[str], longest: int) -> None:
         "model.embed_dim": (model.embed_dim, model.num_heads * model.head_dim, "model.num_heads x model.head_dim"),
         "model.num_decoder_layers": (model.num_decoder_layers, model.num_layers, "model.num_layers"),
         "model.residual": (model.residual, "post_ln", "what Marian has"),
+        "model.qk_norm": (model.qk_norm, False, "what Marian has"),
         "model.positions": (model.positions, "sinusoidal", "what Marian has"),
     }
     for field, (here, there, what) in unfit.items() if chosen else ():

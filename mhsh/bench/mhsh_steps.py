@@ -49,7 +49,7 @@ def training(name: str, config: Config) -> Candidate:
     """The step of `mhsh train` on one synthetic batch, on the config's mesh, over and over."""
     mesh = make_mesh(config)
     config, _ = resolve_remat(_without_profiling(config), mesh)
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    model, optimizer = build_model(config.model), build_optimizer(config)
     batch = put_batch(synthetic_batch(config, config.train.batch_size), mesh)
     state = create_state(config, model, optimizer, mesh, batch)
     step = compile_train_step(config, model, optimizer, mesh, state)
@@ -143,7 +143,7 @@ def built(config: Config) -> tuple[Model, Mesh, Any]:
     """The model, a mesh of the first device, and fresh parameters there in compute_dtype."""
     one = setting_config(_without_profiling(config), 1, 1)
     mesh, model = make_mesh(one, jax.devices()[:1]), build_model(config.model)
-    optimizer = build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config)
     params = create_state(one, model, optimizer, mesh, synthetic_batch(one, 1)).params
     dtype = jnp.dtype(config.model.compute_dtype)
     return model, mesh, jax.jit(lambda tree: jax.tree.map(lambda values: values.astype(dtype), tree))(params)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from mhsh.cli.flags import add_config_fields, add_configs
 from mhsh.cli.parser import examples
+from mhsh.config.fields import SHAPING
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
 from mhsh.data.fine_tuning.glue import find_task
@@ -138,7 +139,7 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
 
     single = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     mesh = make_mesh(single, jax.devices()[:1])
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    model, optimizer = build_model(config.model), build_optimizer(config)
     created = create_state(single, model, optimizer, mesh, {})  # Post-LN: no batch is looked at
     state = TrainState(_merged(created.params, imported), created.opt_state, created.step)
     checkpoints = Checkpoints.of_run(folder, config.train)
@@ -205,7 +206,7 @@ def _print(config: Config, resolved: Config, imported: ImportedBert, source: str
 def _overrides(config: Config, resolved: Config) -> list[str]:
     """The flags that make `resolved` of the file that `config` was read from."""
     before, after = to_dict(config), to_dict(resolved)
-    flags = ["--config.model.heads_per_layer=0"]  # else the heads would be regrouped once more
+    flags = [f"--config.{path}=0" for path in SHAPING]  # else the shape would be changed once more
     for section in ("model", "data"):
         flags += [f"--config.{section}.{name}={value}" for name, value in after[section].items() if value != before[section][name]]
     return flags

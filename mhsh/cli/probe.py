@@ -55,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_kind(kinds, "coverage", "how many positions a token draws on: in a head, in a layer, through the stack")
     _add_kind(kinds, "similarity", "how alike the residual stream is before and after each layer")
     depths = "6,12,24,48,96,192,384"
-    schemes = "post_ln, pre_ln, admin_profiled, admin_closed_log, admin_closed_one, deepnorm, rezero"
+    schemes = (
+        "post_ln, pre_ln, admin_profiled, admin_closed_log, admin_closed_one, deepnorm, rezero, keel, peri_ln, ln_scaling, "
+        "completep, hybrid_norm"
+    )
     amplification.add_argument("--depths", default=depths, metavar="L,...", help=f"layers, with --config (default: {depths})")
     amplification.add_argument("--schemes", metavar="NAME,...", help=f"with --config: some of {schemes} (default: all)")
     amplification.add_argument("--draws", type=int, default=8, metavar="K", help="changes that are averaged (default: 8)")

@@ -13,8 +13,11 @@ import msgspec.inspect as inspect
 from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config, Section
 from mhsh.errors import UserError
 
-# Also a field of every config file, and not of a config: it regroups the model (schema.regroup).
+# Also fields of every config file, and not of a config: they change the shape (shapes.regroup and
+# at_equal_size).
 HEADS_PER_LAYER = "model.heads_per_layer"
+LAYERS_AT_EQUAL_SIZE = "model.layers_at_equal_size"
+SHAPING = (HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE)
 
 _KINDS: Mapping[type, type] = {
     inspect.IntType: int,
@@ -78,7 +81,7 @@ def kind_of(path: str) -> type | None:
     """The type of the field `section.name`, which every data section gives the same; None where
     there is no such field.
     """
-    if path == HEADS_PER_LAYER:
+    if path in SHAPING:
         return int
     return next((field.kind for objective in OBJECTIVES for field in all_fields(objective) if field.path == path), None)
 

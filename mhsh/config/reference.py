@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mhsh.config.fields import HEADS_PER_LAYER, Field, fields_of, section_class, section_names
-from mhsh.config.schema import OBJECTIVES, ROLES
+from mhsh.config.fields import HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE, Field, fields_of, section_class, section_names
+from mhsh.config.roles import ROLES
+from mhsh.config.schema import OBJECTIVES
 
 _INTRODUCTION = f"""# The fields of a config
 
@@ -16,8 +17,11 @@ them. Every field can be set on the command line (`--config.train.batch_size=64`
 gives each field a value, and the other config files change what differs. A run's `config.json`
 holds all fields.
 
-A config file has one field more, `{HEADS_PER_LAYER}`: it regroups the same heads in depth
-(L' = L N / n, N' = n, F' = F n / N), or leaves them as they are where it is 0.
+A config file has two fields more, which do nothing where they are 0:
+
+- `{HEADS_PER_LAYER}` = n groups the same heads otherwise: L' = L N / n, N' = n, F' = F n / N.
+- `{LAYERS_AT_EQUAL_SIZE}` = L' puts as many parameters into L' layers of as many heads:
+  D and H times sqrt(L / L'), and F for the rest.
 
 The role of a field says what a difference between two runs does to their comparison:
 

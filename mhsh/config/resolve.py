@@ -10,7 +10,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from mhsh.config.fields import HEADS_PER_LAYER, Field, all_fields, fields_of, section_class, section_names
+from mhsh.config.fields import (
+    HEADS_PER_LAYER,
+    LAYERS_AT_EQUAL_SIZE,
+    SHAPING,
+    Field,
+    all_fields,
+    fields_of,
+    section_class,
+    section_names,
+)
 from mhsh.config.schema import (
     OBJECTIVES,
     AnyDataConfig,
@@ -23,9 +32,9 @@ from mhsh.config.schema import (
     SpanDataConfig,
     TrainConfig,
     TranslationDataConfig,
-    regroup,
     to_dict,
 )
+from mhsh.config.shapes import at_equal_size, regroup
 from mhsh.errors import UserError, nearest
 
 # jax counts in 32 bits, and a seed draws what its last 32 bits draw.
@@ -60,7 +69,7 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
     """
     _check_names("", fields, section_names())
     sections: dict[str, Any] = {}
-    heads_per_layer = 0
+    shaping = dict.fromkeys(SHAPING, 0)
     for section in section_names():
         # The model comes before the data, whose kind depends on its objective.
         cls = section_class(section, sections["model"].objective if sections else OBJECTIVES[0])
@@ -68,14 +77,15 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
         values = fields[section]
         if not isinstance(values, Mapping):
             raise UserError(f"{section} = {values!r} is not a section; allowed: {', '.join(known)}")
-        optional = ["heads_per_layer"] if section == "model" else []
+        optional = [path.split(".")[1] for path in SHAPING] if section == "model" else []
         _check_names(section + ".", values, list(known), optional)
         if optional:
-            heads_per_layer = _checked_type(HEADS_PER_LAYER, values.get("heads_per_layer", 0), int)
+            shaping = {path: _checked_type(path, values.get(name, 0), int) for path, name in zip(SHAPING, optional, strict=True)}
         sections[section] = cls(**{name: _checked(field, values[name]) for name, field in known.items()})
     config = Config(**sections)
-    if heads_per_layer:
-        config = replace(config, model=regroup(config.model, heads_per_layer))
+    for path, change in ((HEADS_PER_LAYER, regroup), (LAYERS_AT_EQUAL_SIZE, at_equal_size)):
+        if shaping[path]:
+            config = replace(config, model=change(config.model, shaping[path]))
     _check_together(config)
     return config
 
@@ -124,6 +134,11 @@ def _check_together(config: Config) -> None:
     problems = (
         too_long,
         *_optimizer_problems(config.optimizer, config.train),
+        (
+            # RAdam's first updates are as large as the gradients, which CompleteP scales.
+            model.residual == "completep" and config.optimizer.name == "radam",
+            "optimizer.name = 'radam'; allowed with model.residual = 'completep': adamw, lamb",
+        ),
         *_objective_problems(model, config.train),
         *_mesh_problems(config.mesh),
         *_data_problems(model, data),

@@ -2,67 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
 
-from mhsh.errors import UserError
-
-Role = Literal["shape", "loss", "clock", "bookkeeping"]
-
-# What a difference in a field does to a comparison of two runs.
-ROLES: Mapping[Role, str] = {
-    "shape": "it is what is compared",
-    "loss": "the losses are not at equal conditions",
-    "clock": "device seconds are not comparable",
-    "bookkeeping": "nothing; what lies at a path is compared by its fingerprint",
-}
-
-# Where the fairness ledger shows a field, in the ledger's order.
-Row = Literal[
-    "data seed (split, order, masking)",
-    "rows of data",
-    "task",
-    "initialisation",
-    "activation and LayerNorm",
-    "learning-rate schedule",
-    "update rule",
-    "steps and batch",
-    "dropout",
-    "precision",
-    "validation batches",
-    "kernels and rematerialisation",
-    "micro-batches",
-    "start",
-    "training seed",
-    "mesh",
-]
-
-# What a difference does to the time of a step. changes: it is another step; named: it is worth
-# knowing; same: nothing.
-Step = Literal["changes", "named", "same"]
-
-
-def _field(role: Role, doc: str, row: Row | None = None, step: Step = "same", **before: Any) -> Meta:
-    """What is known of a field besides its type.
-
-    `before=VALUE` is the value of runs that are older than the field: their config.json lacks it.
-    """
-    return Meta(description=doc, extra={"role": role, "row": row, "step": step} | before)
-
-
-_shape = functools.partial(_field, "shape", step="changes")
-_loss = functools.partial(_field, "loss")
-_clock = functools.partial(_field, "clock")
-_bookkeeping = functools.partial(_field, "bookkeeping")
-_rows = functools.partial(_field, "loss", row="rows of data")
-_task = functools.partial(_field, "loss", row="task", step="changes")
-_start_values = functools.partial(_field, "loss", row="initialisation")
-_data_seed = functools.partial(_field, "loss", row="data seed (split, order, masking)")
+from mhsh.config import roles
 
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -72,7 +18,7 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 MeshAxis = Annotated[int, Meta(ge=-1, extra={"allowed": "1 or more, or -1 for the rest"})]  # resolve.py refuses 0
 
 Objective = Literal["mlm", "clm", "translation", "classification", "span"]
-Residual = Literal["post_ln", "pre_ln", "admin", "deepnorm", "rezero"]
+Residual = Literal["post_ln", "pre_ln", "admin", "deepnorm", "rezero", "keel", "peri_ln", "ln_scaling", "completep", "hybrid_norm"]
 AdminOmega = Literal["profiled", "closed_log", "closed_one"]
 Init = Literal["bert", "xavier", "fairseq"]
 Fans = Literal["ungrouped", "own"]
@@ -95,58 +41,68 @@ class ModelConfig(Section, frozen=True):
 
     objective: Annotated[
         Objective,
-        _task(
+        roles.task(
             "mlm: predict masked tokens; clm: predict the next token; translation: an encoder and a decoder; "
             "classification: a class or a number for a row; span: where in a row the answer starts and ends"
         ),
     ]
-    vocab_size: Annotated[Count, _task("V, rows of the embedding table; at least the tokenizer's vocabulary")]
-    max_positions: Annotated[Count, _shape("rows of the position table")]
-    positions: Annotated[Literal["learned", "sinusoidal"], _shape("learned, or the fixed sines of Vaswani et al. 2017")]
-    num_token_types: Annotated[NonNegative, _shape("rows of the token-type table; 0 leaves it out")]
-    next_sentence: Annotated[bool, _task("whether the pooler and the next-sentence head exist (mlm only)")]
+    vocab_size: Annotated[Count, roles.task("V, rows of the embedding table; at least the tokenizer's vocabulary")]
+    max_positions: Annotated[Count, roles.shape("rows of the position table")]
+    positions: Annotated[Literal["learned", "sinusoidal"], roles.shape("learned, or the fixed sines of Vaswani et al. 2017")]
+    num_token_types: Annotated[NonNegative, roles.shape("rows of the token-type table; 0 leaves it out")]
+    next_sentence: Annotated[bool, roles.task("whether the pooler and the next-sentence head exist (mlm only)")]
     num_classes: Annotated[
-        NonNegative, _task("classes of a classification; 1: a regression; 0 with every other objective", before=0)
+        NonNegative, roles.task("classes of a classification; 1: a regression; 0 with every other objective", before=0)
     ]
-    num_layers: Annotated[Count, _shape("L, layers of the encoder")]
-    num_decoder_layers: Annotated[NonNegative, _shape("layers of the decoder; 0 where there is none (all but translation)")]
-    num_heads: Annotated[Count, _shape("N, heads in one layer")]
-    head_dim: Annotated[Count, _shape("H, width of one head; N * H need not equal D")]
-    embed_dim: Annotated[Count, _shape("D, width of the residual stream")]
-    mlp_dim: Annotated[Count, _shape("F, width of the feed-forward sublayer")]
+    num_layers: Annotated[Count, roles.shape("L, layers of the encoder")]
+    num_decoder_layers: Annotated[NonNegative, roles.shape("layers of the decoder; 0 where there is none (all but translation)")]
+    num_heads: Annotated[Count, roles.shape("N, heads in one layer")]
+    head_dim: Annotated[Count, roles.shape("H, width of one head; N * H need not equal D")]
+    embed_dim: Annotated[Count, roles.shape("D, width of the residual stream")]
+    mlp_dim: Annotated[Count, roles.shape("F, width of the feed-forward sublayer")]
     activation: Annotated[
         Literal["gelu", "gelu_tanh", "relu"],
-        _loss("between the two products of the feed-forward sublayer", "activation and LayerNorm", "changes"),
+        roles.loss("between the two products of the feed-forward sublayer", "activation and LayerNorm", "changes"),
     ]
-    residual: Annotated[Residual, _shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")]
-    admin_omega: Annotated[AdminOmega, _shape("how Admin's omega starts; read only where model.residual is admin", step="same")]
+    residual: Annotated[Residual, roles.shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")]
+    admin_omega: Annotated[
+        AdminOmega, roles.shape("how Admin's omega starts; read only where model.residual is admin", step="same")
+    ]
+    depth_exponent: Annotated[
+        NonNegativeFloat, roles.shape("a in (L0 / L)^a; read only where model.residual is completep", step="same", before=1.0)
+    ]
+    base_layers: Annotated[
+        NonNegative,
+        roles.shape("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with", step="same", before=0),
+    ]
+    qk_norm: Annotated[bool, roles.shape("whether each head's queries and keys have a LayerNorm", before=False)]
     init: Annotated[
         Init,
-        _start_values(
+        roles.start_values(
             "of kernels and embeddings: bert, deviation 0.02 everywhere; xavier, by fan-in and fan-out; fairseq, so with the "
             "queries, keys and values of a layer as one matrix"
         ),
     ]
     fans: Annotated[
         Fans,
-        _start_values(
+        roles.start_values(
             "of xavier and fairseq: ungrouped, those before regrouping, so that all groupings start alike; own, each layer's",
             before="own",
         ),
     ]
     layers_per_group: Annotated[
-        Count, _shape("by what the fans of `ungrouped` are multiplied: the layers that regrouping made of one", before=1)
+        Positive, roles.shape("by what the fans of `ungrouped` are multiplied: the layers that regrouping made of one", before=1)
     ]
-    hidden_dropout: Annotated[Fraction, _loss("after each sublayer", "dropout", "named")]
-    attention_dropout: Annotated[Fraction, _loss("of the attention weights", "dropout", "named")]
-    mlp_dropout: Annotated[Fraction, _loss("after the activation of the feed-forward sublayer", "dropout", "named")]
-    embedding_dropout: Annotated[Fraction, _loss("of the embeddings", "dropout", "named")]
-    layer_norm_epsilon: Annotated[Positive, _loss("added to the variance in every LayerNorm", "activation and LayerNorm")]
-    compute_dtype: Annotated[Dtype, _loss("of matrix products and activations; parameters are float32", "precision", "named")]
-    residual_dtype: Annotated[Dtype, _loss("of the residual stream", "precision", "named")]
+    hidden_dropout: Annotated[Fraction, roles.loss("after each sublayer", "dropout", "named")]
+    attention_dropout: Annotated[Fraction, roles.loss("of the attention weights", "dropout", "named")]
+    mlp_dropout: Annotated[Fraction, roles.loss("after the activation of the feed-forward sublayer", "dropout", "named")]
+    embedding_dropout: Annotated[Fraction, roles.loss("of the embeddings", "dropout", "named")]
+    layer_norm_epsilon: Annotated[Positive, roles.loss("added to the variance in every LayerNorm", "activation and LayerNorm")]
+    compute_dtype: Annotated[Dtype, roles.loss("of matrix products and activations; parameters are float32", "precision", "named")]
+    residual_dtype: Annotated[Dtype, roles.loss("of the residual stream", "precision", "named")]
     kernels: Annotated[
         Literal["auto", "plain", "fused"],
-        _clock(
+        roles.clock(
             "of the encoder's sublayers: plain; fused, on TPUs where there is a kernel; auto: plain until fused is measured faster",
             "kernels and rematerialisation",
             "named",
@@ -155,7 +111,7 @@ class ModelConfig(Section, frozen=True):
     ]
     attention_implementation: Annotated[
         Literal["xla", "cudnn"],
-        _clock(
+        roles.clock(
             "of training: xla; cudnn, on NVIDIA GPUs with compute_dtype bfloat16 and no attention_dropout",
             "kernels and rematerialisation",
             "named",
@@ -164,55 +120,57 @@ class ModelConfig(Section, frozen=True):
     ]
     remat_policy: Annotated[
         Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups"],
-        _clock(
+        roles.clock(
             "what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device",
             "kernels and rematerialisation",
             "named",
         ),
     ]
-    scan_unroll: Annotated[Count, _clock("layers in one iteration of the layer scan", "kernels and rematerialisation", "named")]
+    scan_unroll: Annotated[
+        Count, roles.clock("layers in one iteration of the layer scan", "kernels and rematerialisation", "named")
+    ]
 
 
 class DataConfig(Section, frozen=True):
     """Which text, how it becomes tokens, and how tokens become rows."""
 
-    source: Annotated[str, _bookkeeping("stdlib, text:GLOB (plain, .gz, .xz), tfds:NAME, or arrayrecord:DIR")]
-    tokenizer: Annotated[Literal["wordpiece", "bytes"], _rows("how text becomes tokens")]
-    vocab_path: Annotated[str, _bookkeeping("a vocab.txt to load; empty: trained on the source's training documents")]
-    lowercase: Annotated[bool, _rows("whether the tokenizer lowers case and strips accents")]
-    sequence_length: Annotated[Count, _rows("T, tokens in a row", step="changes")]
-    max_predictions: Annotated[NonNegative, _rows("P, the fixed number of predicted positions a row (mlm)", step="changes")]
-    mask_fraction: Annotated[Fraction, _rows("share of a row's tokens that are predicted (mlm)")]
-    whole_word_masking: Annotated[bool, _rows("whether the pieces of a word are masked together (mlm)")]
-    validation_fraction: Annotated[Fraction, _rows("share of the documents held out")]
-    seed: Annotated[NonNegative, _data_seed("of document split, row order and masking")]
+    source: Annotated[str, roles.bookkeeping("stdlib, text:GLOB (plain, .gz, .xz), tfds:NAME, or arrayrecord:DIR")]
+    tokenizer: Annotated[Literal["wordpiece", "bytes"], roles.rows("how text becomes tokens")]
+    vocab_path: Annotated[str, roles.bookkeeping("a vocab.txt to load; empty: trained on the source's training documents")]
+    lowercase: Annotated[bool, roles.rows("whether the tokenizer lowers case and strips accents")]
+    sequence_length: Annotated[Count, roles.rows("T, tokens in a row", step="changes")]
+    max_predictions: Annotated[NonNegative, roles.rows("P, the fixed number of predicted positions a row (mlm)", step="changes")]
+    mask_fraction: Annotated[Fraction, roles.rows("share of a row's tokens that are predicted (mlm)")]
+    whole_word_masking: Annotated[bool, roles.rows("whether the pieces of a word are masked together (mlm)")]
+    validation_fraction: Annotated[Fraction, roles.rows("share of the documents held out")]
+    seed: Annotated[NonNegative, roles.data_seed("of document split, row order and masking")]
 
 
 class TranslationDataConfig(Section, frozen=True):
     """Which sentence pairs, how they become tokens, and how tokens become rows."""
 
-    source: Annotated[str, _bookkeeping("numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR")]
+    source: Annotated[str, roles.bookkeeping("numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR")]
     validation_source: Annotated[
-        str, _bookkeeping("as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part")
+        str, roles.bookkeeping("as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part")
     ]
-    tokenizer: Annotated[TranslationTokenizer, _rows("how sentences become tokens; one vocabulary for both sides")]
+    tokenizer: Annotated[TranslationTokenizer, roles.rows("how sentences become tokens; one vocabulary for both sides")]
     vocab_path: Annotated[
-        str, _bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
+        str, roles.bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
     ]
     sequence_length: Annotated[
         Count,
-        _rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included", step="changes"),
+        roles.rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included", step="changes"),
     ]
     layout: Annotated[
         Literal["packed", "bucketed"],
-        _rows("packed: several pairs in a row; bucketed: one pair a row, rows of like length together"),
+        roles.rows("packed: several pairs in a row; bucketed: one pair a row, rows of like length together"),
     ]
-    max_length_ratio: Annotated[float, Meta(ge=1), _rows("pairs whose sides differ more in tokens are left out")]
-    validation_fraction: Annotated[Fraction, _rows("share of the pairs held out where validation_source is empty")]
+    max_length_ratio: Annotated[float, Meta(ge=1), roles.rows("pairs whose sides differ more in tokens are left out")]
+    validation_fraction: Annotated[Fraction, roles.rows("share of the pairs held out where validation_source is empty")]
     validation_sentences: Annotated[
-        NonNegative, _rows("of the validation pairs, translated and scored at every evaluation; 0: none")
+        NonNegative, roles.rows("of the validation pairs, translated and scored at every evaluation; 0: none")
     ]
-    seed: Annotated[NonNegative, _data_seed("of held-out pairs and row order")]
+    seed: Annotated[NonNegative, roles.data_seed("of held-out pairs and row order")]
 
 
 class ClassificationDataConfig(Section, frozen=True):
@@ -220,14 +178,15 @@ class ClassificationDataConfig(Section, frozen=True):
 
     tokenizer: ClassVar[str] = "wordpiece"  # no choice, and no field
 
-    task: Annotated[str, _rows("cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")]
+    task: Annotated[str, roles.rows("cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")]
     source: Annotated[
-        str, _bookkeeping("tsv:DIR, with the original files in a folder a task, or tfds:glue[:VERSION], as TFDS has prepared them")
+        str,
+        roles.bookkeeping("tsv:DIR, with the original files in a folder a task, or tfds:glue[:VERSION], as TFDS has prepared them"),
     ]
-    vocab_path: Annotated[str, _bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")]
-    lowercase: Annotated[bool, _rows("whether the tokenizer lowers case and strips accents")]
-    sequence_length: Annotated[Count, _rows("T; where the texts do not fit, the longer one is cut", step="changes")]
-    seed: Annotated[NonNegative, _data_seed("of row order")]
+    vocab_path: Annotated[str, roles.bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")]
+    lowercase: Annotated[bool, roles.rows("whether the tokenizer lowers case and strips accents")]
+    sequence_length: Annotated[Count, roles.rows("T; where the texts do not fit, the longer one is cut", step="changes")]
+    seed: Annotated[NonNegative, roles.data_seed("of row order")]
 
 
 class SpanDataConfig(Section, frozen=True):
@@ -236,16 +195,16 @@ class SpanDataConfig(Section, frozen=True):
     tokenizer: ClassVar[str] = "wordpiece"  # no choice, and no field
 
     source: Annotated[
-        str, _bookkeeping("json:FILE, in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]")
+        str, roles.bookkeeping("json:FILE, in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]")
     ]
-    validation_source: Annotated[str, _bookkeeping("as source; empty: articles of `source` held out by validation_fraction")]
-    validation_fraction: Annotated[Fraction, _rows("share of the articles held out where validation_source is empty")]
-    vocab_path: Annotated[str, _bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")]
-    lowercase: Annotated[bool, _rows("whether the tokenizer lowers case and strips accents")]
-    sequence_length: Annotated[Count, _rows("T, tokens in a row", step="changes")]
-    stride: Annotated[Count, _rows("tokens of context from one window's start to the next one's")]
-    max_question_length: Annotated[Count, _rows("tokens; longer questions are cut")]
-    seed: Annotated[NonNegative, _data_seed("of held-out articles and row order")]
+    validation_source: Annotated[str, roles.bookkeeping("as source; empty: articles of `source` held out by validation_fraction")]
+    validation_fraction: Annotated[Fraction, roles.rows("share of the articles held out where validation_source is empty")]
+    vocab_path: Annotated[str, roles.bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")]
+    lowercase: Annotated[bool, roles.rows("whether the tokenizer lowers case and strips accents")]
+    sequence_length: Annotated[Count, roles.rows("T, tokens in a row", step="changes")]
+    stride: Annotated[Count, roles.rows("tokens of context from one window's start to the next one's")]
+    max_question_length: Annotated[Count, roles.rows("tokens; longer questions are cut")]
+    seed: Annotated[NonNegative, roles.data_seed("of held-out articles and row order")]
 
 
 class OptimizerConfig(Section, frozen=True):
@@ -253,86 +212,94 @@ class OptimizerConfig(Section, frozen=True):
 
     name: Annotated[
         Literal["adamw", "lamb", "radam"],
-        _loss("the update rule, with decoupled weight decay", "update rule", "named"),
+        roles.loss("the update rule, with decoupled weight decay", "update rule", "named"),
     ]
     schedule: Annotated[
         Literal["linear", "constant", "inverse_sqrt"],
-        _loss(
+        roles.loss(
             "after the warm-up: linear to end_learning_rate after the last step, constant, or falling as step ** -0.5",
             "learning-rate schedule",
         ),
     ]
-    learning_rate: Annotated[Positive, _loss("the highest, at the end of the warm-up", "learning-rate schedule")]
+    learning_rate: Annotated[Positive, roles.loss("the highest, at the end of the warm-up", "learning-rate schedule")]
     end_learning_rate: Annotated[
-        NonNegativeFloat, _loss("of the linear schedule, 0 for the others", "learning-rate schedule", before=0.0)
+        NonNegativeFloat, roles.loss("of the linear schedule, 0 for the others", "learning-rate schedule", before=0.0)
     ]
-    warmup_steps: Annotated[NonNegative, _loss("steps in which the rate rises from 0", "learning-rate schedule")]
-    beta1: Annotated[Fraction, _loss("decay of the first moment", "update rule")]
-    beta2: Annotated[Fraction, _loss("decay of the second moment", "update rule")]
-    epsilon: Annotated[Positive, _loss("added to the root of the second moment", "update rule")]
-    weight_decay: Annotated[NonNegativeFloat, _loss("decoupled, of weights; not of biases, LayerNorms and omega", "update rule")]
-    clip_norm: Annotated[NonNegativeFloat, _loss("of the global gradient norm; 0: no clipping", "update rule")]
+    warmup_steps: Annotated[NonNegative, roles.loss("steps in which the rate rises from 0", "learning-rate schedule")]
+    beta1: Annotated[Fraction, roles.loss("decay of the first moment", "update rule")]
+    beta2: Annotated[Fraction, roles.loss("decay of the second moment", "update rule")]
+    epsilon: Annotated[Positive, roles.loss("added to the root of the second moment", "update rule")]
+    weight_decay: Annotated[
+        NonNegativeFloat, roles.loss("decoupled, of weights; not of biases, LayerNorms and omega", "update rule")
+    ]
+    clip_norm: Annotated[NonNegativeFloat, roles.loss("of the global gradient norm; 0: no clipping", "update rule")]
 
 
 class TrainConfig(Section, frozen=True):
     """How long, how much at once, and what is written when."""
 
-    seed: Annotated[NonNegative, _bookkeeping("of initialisation and dropout; may differ from run to run", "training seed")]
+    seed: Annotated[NonNegative, roles.bookkeeping("of initialisation and dropout; may differ from run to run", "training seed")]
     start_from: Annotated[
         str,
-        _loss(
+        roles.loss(
             "a run folder whose parameters training starts from, but for heads that it lacks; empty: fresh ones", "start", before=""
         ),
     ]
     keep_moments: Annotated[
         bool,
-        _loss("of that run also the optimiser's moments, and how many updates they have seen", "start", before=False),
+        roles.loss("of that run also the optimiser's moments, and how many updates they have seen", "start", before=False),
     ]
-    num_steps: Annotated[Count, _loss("updates of the parameters", "steps and batch")]
+    num_steps: Annotated[Count, roles.loss("updates of the parameters", "steps and batch")]
     batch_size: Annotated[
         Count,
-        _loss(
+        roles.loss(
             "B, rows of data.sequence_length of one step over all devices; of shorter rows a batch has more",
             "steps and batch",
             "changes",
         ),
     ]
-    label_smoothing: Annotated[Fraction, _loss("share of the target spread evenly over the vocabulary", "steps and batch")]
+    label_smoothing: Annotated[Fraction, roles.loss("share of the target spread evenly over the vocabulary", "steps and batch")]
     gradient_dtype: Annotated[
         Literal["compute", "float32"],
-        _loss(
+        roles.loss(
             "of kernels' gradients where devices add them up; compute: model.compute_dtype", "precision", "named", before="compute"
         ),
     ]
-    xla_flags: Annotated[str, _clock("none, recommended, or --xla_a=1", "kernels and rematerialisation", "named", before="none")]
-    accumulation_steps: Annotated[Count, _clock("micro-batches that one step is cut into", "micro-batches", "named")]
-    log_interval: Annotated[Count, _bookkeeping("steps from one row of metrics.jsonl to the next")]
+    xla_flags: Annotated[
+        str, roles.clock("none, recommended, or --xla_a=1", "kernels and rematerialisation", "named", before="none")
+    ]
+    accumulation_steps: Annotated[Count, roles.clock("micro-batches that one step is cut into", "micro-batches", "named")]
+    log_interval: Annotated[Count, roles.bookkeeping("steps from one row of metrics.jsonl to the next")]
     tracker: Annotated[
         Literal["tensorboard", "wandb"],
-        _bookkeeping(
+        roles.bookkeeping(
             "what shows those rows too: tensorboard, by event files in the run folder; wandb, Weights & Biases",
             before="tensorboard",
         ),
     ]
-    eval_interval: Annotated[NonNegative, _bookkeeping("steps from one evaluation to the next; 0: only after the last step")]
-    eval_batches: Annotated[NonNegative, _loss("validation batches per evaluation; 0: all of them", "validation batches")]
-    checkpoint_interval: Annotated[NonNegative, _bookkeeping("steps from one checkpoint to the next; 0: only after the last step")]
-    keep_checkpoints: Annotated[Count, _bookkeeping("so many of the newest checkpoints are kept")]
-    keep_every: Annotated[NonNegative, _bookkeeping("checkpoints at multiples of this step are kept for good; 0: none")]
-    max_skipped_steps: Annotated[Count, _bookkeeping("so many steps in a row with a non-finite loss or gradient end the run")]
-    profile_steps: Annotated[str, _bookkeeping("FIRST:LAST, the steps that jax.profiler traces; empty: none", before="")]
+    eval_interval: Annotated[NonNegative, roles.bookkeeping("steps from one evaluation to the next; 0: only after the last step")]
+    eval_batches: Annotated[NonNegative, roles.loss("validation batches per evaluation; 0: all of them", "validation batches")]
+    checkpoint_interval: Annotated[
+        NonNegative, roles.bookkeeping("steps from one checkpoint to the next; 0: only after the last step")
+    ]
+    keep_checkpoints: Annotated[Count, roles.bookkeeping("so many of the newest checkpoints are kept")]
+    keep_every: Annotated[NonNegative, roles.bookkeeping("checkpoints at multiples of this step are kept for good; 0: none")]
+    max_skipped_steps: Annotated[Count, roles.bookkeeping("so many steps in a row with a non-finite loss or gradient end the run")]
+    profile_steps: Annotated[str, roles.bookkeeping("FIRST:LAST, the steps that jax.profiler traces; empty: none", before="")]
     hang_seconds: Annotated[
         NonNegative,
-        _bookkeeping("a step, evaluation batch or save that takes longer ends the process with its stacks; 0: never"),
+        roles.bookkeeping("a step, evaluation batch or save that takes longer ends the process with its stacks; 0: never"),
     ]
 
 
 class MeshConfig(Section, frozen=True):
     """Devices along each mesh axis; -1 on one axis: the devices that the others leave."""
 
-    data: Annotated[MeshAxis, _clock("parts that a batch is cut into", "mesh")]
-    fsdp: Annotated[MeshAxis, _clock("parts that batch, parameters and optimiser state are cut into", "mesh")]
-    tensor: Annotated[MeshAxis, _clock("parts that heads, feed-forward width and vocabulary are cut into; one head is not", "mesh")]
+    data: Annotated[MeshAxis, roles.clock("parts that a batch is cut into", "mesh")]
+    fsdp: Annotated[MeshAxis, roles.clock("parts that batch, parameters and optimiser state are cut into", "mesh")]
+    tensor: Annotated[
+        MeshAxis, roles.clock("parts that heads, feed-forward width and vocabulary are cut into; one head is not", "mesh")
+    ]
 
 
 AnyDataConfig = DataConfig | TranslationDataConfig | ClassificationDataConfig | SpanDataConfig
@@ -355,36 +322,6 @@ DATA_SECTIONS: Mapping[str, type[AnyDataConfig]] = {
     "classification": ClassificationDataConfig,
     "span": SpanDataConfig,
 }
-
-
-def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
-    """The same heads stacked in depth, in both stacks: L' = L N / n, N' = n, F' = F n / N; H and D
-    unchanged.
-
-    Source: Liu, Liu and Han, arXiv 2106.09650, section 3 (the shapes of their single-head models).
-
-    Raises:
-      UserError: n does not divide N, or N does not divide F n.
-    """
-    n, num_heads = heads_per_layer, model.num_heads
-    if n < 1 or num_heads % n:
-        raise UserError(
-            f"model.heads_per_layer = {n} does not divide model.num_heads = {num_heads}; "
-            f"allowed: {', '.join(str(d) for d in range(1, num_heads + 1) if num_heads % d == 0)}"
-        )
-    if (model.mlp_dim * n) % num_heads:
-        raise UserError(
-            f"model.heads_per_layer = {n}: the feed-forward width {model.mlp_dim} x {n} is not divisible by "
-            f"model.num_heads = {num_heads}; choose another model.mlp_dim"
-        )
-    return replace(
-        model,
-        num_layers=model.num_layers * num_heads // n,
-        num_decoder_layers=model.num_decoder_layers * num_heads // n,
-        num_heads=n,
-        mlp_dim=model.mlp_dim * n // num_heads,
-        layers_per_group=model.layers_per_group * num_heads // n if model.fans == "ungrouped" else 1,
-    )
 
 
 def rows_in_batch(config: Config, length: int | None = None) -> int:

@@ -80,6 +80,7 @@ def read_bert_config(path: Path) -> BertConfig:
         "positions": "learned",
         "activation": _ACTIVATIONS[there["hidden_act"]],
         "residual": "post_ln",
+        "qk_norm": False,
         "init": "bert",
         "embedding_dropout": fields["hidden_dropout"],
         "mlp_dropout": 0.0,

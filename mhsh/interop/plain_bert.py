@@ -122,8 +122,14 @@ def check_exportable(model: ModelConfig) -> None:
         "translation": "it has a decoder, a BERT has none",
         "pre_ln": "LayerNorm stands before the sublayers, in a BERT behind them",
         "rezero": "it has no LayerNorm, a BERT cannot do without",
+        "keel": "a LayerNorm stands before each sublayer too, in a BERT only behind",
+        "peri_ln": "LayerNorm stands around the sublayers, in a BERT behind them",
+        "ln_scaling": "LayerNorm stands before the sublayers, in a BERT behind them",
+        "completep": "LayerNorm stands before the sublayers, in a BERT behind them",
+        "hybrid_norm": "queries, keys and values are normalised, in a BERT they are not",
+        True: "queries and keys are normalised, in a BERT they are not",
     }
-    for field in ("objective", "residual"):
+    for field in ("objective", "residual", "qk_norm"):
         value = getattr(model, field)
         if value in reasons:
             raise UserError(

@@ -21,7 +21,7 @@ from mhsh.kernels.fallback import fallback_reasons
 from mhsh.kernels.out_proj_residual_norm import OutProjSettings, OutWeights, out_proj_residual_norm
 from mhsh.kernels.residual_norm import NormParams
 from mhsh.kernels.target import current_platform
-from mhsh.models.layers import FusedSublayer, Sublayer, bias_init, kernel_init
+from mhsh.models.layers import FusedSublayer, HeadNorm, Sublayer, bias_init, kernel_init
 
 # The widest head that cuDNN's attention computes on any GPU.
 CUDNN_MAX_HEAD_DIM = 128
@@ -39,6 +39,9 @@ class MultiHeadAttention(nn.Module):
     hidden dropout.
 
     Every contraction has the heads N as a batch axis, so one head costs no more than it computes.
+
+    With model.qk_norm the queries and keys of each head have a LayerNorm (Dehghani et al. 2023,
+    arXiv 2302.05442, section 2), with hybrid_norm its values too.
     """
 
     config: ModelConfig
@@ -49,6 +52,9 @@ class MultiHeadAttention(nn.Module):
         self.query_kernel, self.query_bias = self._projection("query", 1.0)
         self.key_kernel, self.key_bias = self._projection("key", 1.0)
         self.value_kernel, self.value_bias = self._projection("value", self.gain)
+        hybrid = config.residual == "hybrid_norm"
+        self.query_norm, self.key_norm = (HeadNorm(config) if config.qk_norm or hybrid else None for _ in range(2))
+        self.value_norm = HeadNorm(config) if hybrid else None
         shape = (config.num_heads, config.head_dim, config.embed_dim)
         self.out_kernel = self.param("out_kernel", kernel_init(config, ("heads", "head_dim", "embed"), 2, self.gain), shape)
         self.out_bias = self.param("out_bias", bias_init(("embed",)), (config.embed_dim,))
@@ -101,15 +107,15 @@ class MultiHeadAttention(nn.Module):
 
     def project_query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         """The queries of `x`, divided by sqrt(H)."""
-        return self._project(x, self.query_kernel, self.query_bias) * self.config.head_dim**-0.5
+        return _normed(self.query_norm, self._project(x, self.query_kernel, self.query_bias)) * self.config.head_dim**-0.5
 
     def project_key(self, source: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
         """The keys of `source`."""
-        return self._project(source, self.key_kernel, self.key_bias)
+        return _normed(self.key_norm, self._project(source, self.key_kernel, self.key_bias))
 
     def project_value(self, source: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
         """The values of `source`."""
-        return self._project(source, self.value_kernel, self.value_bias)
+        return _normed(self.value_norm, self._project(source, self.value_kernel, self.value_bias))
 
     def _fused(
         self, x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"], norm: NormParams, dropout_key: DropoutKey
@@ -140,7 +146,9 @@ class MultiHeadAttention(nn.Module):
         kernels = jnp.stack([self.query_kernel, self.key_kernel, self.value_kernel], axis=1).astype(dtype)
         biases = jnp.stack([self.query_bias, self.key_bias, self.value_bias]).astype(dtype)
         projected = jnp.einsum("BTD,DPNH->BTPNH", x.astype(dtype), kernels) + biases
-        query, key, value = jnp.unstack(checkpoint_name(projected, "projected"), axis=2)
+        unstacked = jnp.unstack(checkpoint_name(projected, "projected"), axis=2)
+        norms = (self.query_norm, self.key_norm, self.value_norm)
+        query, key, value = (_normed(norm, each) for norm, each in zip(norms, unstacked, strict=True))
         return query * config.head_dim**-0.5, key, value
 
     def _softmax(self, scores: Float[Array, "*axes S"]) -> Float[Array, "*axes S"]:
@@ -164,6 +172,10 @@ class MultiHeadAttention(nn.Module):
         dtype = jnp.dtype(self.config.compute_dtype)
         projected = jnp.einsum("BTD,DNH->BTNH", x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
         return checkpoint_name(projected, "projected")
+
+
+def _normed(norm: HeadNorm | None, projected: Float[Array, "B S N H"]) -> Float[Array, "B S N H"]:
+    return projected if norm is None else norm(projected)
 
 
 def cudnn_attention(

@@ -99,11 +99,13 @@ def decode_step(
     x = embeddings.apply(table, tokens, position, None, method=SharedEmbeddings.target)
     cross_mask = jnp.broadcast_to(memory.real[:, None, None, :], (len(tokens), 1, tokens.shape[1], memory.real.shape[1]))
     layer: Any = DecoderLayer(model.config, model.residual)
+    stream = model.residual.start(x, jnp.ones(tokens.shape, bool))
     new_caches = []
     for layer_params, cache, source in zip(params["decoder"]["layers"], caches, memory.layers, strict=True):
-        arguments = (x, cache, source, position, ancestry_mask, cross_mask)
-        x, new_cache = layer.apply({"params": layer_params}, *arguments, method=_layer_step)
+        arguments = (stream, cache, source, position, ancestry_mask, cross_mask)
+        stream, new_cache = layer.apply({"params": layer_params}, *arguments, method=_layer_step)
         new_caches.append(new_cache)
+    x = stream.x
     if model.residual.final_norm:
         final_norm: Any = LayerNorm(model.config)
         x = final_norm.apply({"params": params["decoder"]["final_norm"]}, x)
@@ -136,13 +138,13 @@ def extend_cache(attention: MultiHeadAttention, x: Float[Array, "B K D"], cache:
 
 def _layer_step(
     layer: DecoderLayer,
-    x: Float[Array, "B K D"],
+    stream: Stream,
     cache: KVCache,
     source: KVCache,
     position: Int[Array, ""],
     ancestry_mask: Bool[Array, "B K T K"],
     cross_mask: Bool[Array, "B 1 K S"],
-) -> tuple[Float[Array, "B K D"], KVCache]:
+) -> tuple[Stream, KVCache]:
     """As DecoderLayer.__call__, for one new position of K hypotheses instead of T positions."""
     self_mask = ancestry_mask.reshape(*ancestry_mask.shape[:2], -1)[:, None]
     new_caches = []
@@ -151,10 +153,10 @@ def _layer_step(
         new_caches.append(extend_cache(layer.self_attention, x, cache, position))
         return attend_cached(layer.self_attention, x, new_caches[0], self_mask)
 
-    stream = layer.self_attention_residual(Stream(x, None), self_attention)
+    stream = layer.self_attention_residual(stream, self_attention)
     stream = layer.cross_attention_residual(stream, lambda x: attend_cached(layer.cross_attention, x, source, cross_mask))
     stream = layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None))
-    return stream.x, new_caches[0]
+    return stream, new_caches[0]
 
 
 def _unstack(stacked: Any, num_layers: int) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain
             grouped=[name in _REGROUPED for name in names],
             num_inputs=num_inputs,
             gain=gain,
-            factor=config.layers_per_group if config.fans == "ungrouped" else 1,
+            factor=config.layers_per_group if config.fans == "ungrouped" else 1.0,
             num_joint=num_joint if config.init == "fairseq" else 1,
         )
     return nn.with_logical_partitioning(init, tuple(names))
@@ -67,18 +67,18 @@ def _glorot_uniform(
     grouped: Sequence[bool],
     num_inputs: int,
     gain: float,
-    factor: int,
+    factor: float,
     num_joint: int,
 ) -> Array:
     """Uniform, by the fans that a kernel [*inputs, *outputs] has where the axes that are `grouped`
     are `factor` times as long.
     """
 
-    def fan(axes: slice, times: int) -> int:
-        return math.prod(shape[axes]) * (times if any(grouped[axes]) else 1)
+    def fan(axes: slice, times: float) -> float:
+        return math.prod(shape[axes]) * (times if any(grouped[axes]) else 1.0)
 
     inputs, outputs = slice(num_inputs), slice(num_inputs, None)
-    own = fan(inputs, 1) + fan(outputs, 1)
+    own = fan(inputs, 1.0) + fan(outputs, 1.0)
     scale = gain**2 * own / (fan(inputs, factor) + num_joint * fan(outputs, factor))
     axes = range(len(shape))
     return nn.initializers.variance_scaling(scale, "fan_avg", "uniform", in_axis=axes[inputs], out_axis=axes[outputs])(
@@ -145,6 +145,21 @@ class LayerNorm(nn.Module):
     def with_omega(self, omega: Float[Array, " D"] | float) -> NormParams:
         """The parameters of LN(omega * x + f(x)) for a fused kernel."""
         return NormParams(jnp.broadcast_to(jnp.asarray(omega, jnp.float32), self.scale.shape), self.scale, self.bias)
+
+
+class HeadNorm(nn.Module):
+    """LayerNorm of each head by itself, with a gain [H] for all heads and no bias, as flax's
+    MultiHeadDotProductAttention has with normalize_qk; fp32 statistics, returns the compute dtype.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
+        config = self.config
+        init = nn.with_logical_partitioning(nn.initializers.ones, ("head_dim",))
+        scale = jnp.asarray(self.param("scale", init, (config.head_dim,)))
+        return (_normalized(x.astype(jnp.float32), config.layer_norm_epsilon) * scale).astype(config.compute_dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.layers import FusedSublayer, LayerNorm, Sublayer
-from mhsh.models.types import Stack
+from mhsh.models.types import SUBLAYERS, Stack
 
 
 class Profile(NamedTuple):
@@ -22,10 +23,10 @@ class Profile(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """What one sublayer hands to the next; the profile only in a profiling pass."""
+    """What one sublayer hands to the next, and what a scheme carries besides."""
 
     x: Float[Array, "B T D"]
-    profile: Profile | None
+    carried: Profile | Int[Array, ""] | None
 
 
 class Residual(nn.Module):
@@ -37,6 +38,7 @@ class Residual(nn.Module):
 
     config: ModelConfig
     stack: Stack  # of the sublayer
+    sublayer: str  # its name in SUBLAYERS
     final_norm: ClassVar[bool] = False  # whether a LayerNorm follows the last layer
 
     @classmethod
@@ -125,6 +127,85 @@ class ReZero(Residual):
         return Stream(stream.x + alpha * sublayer(stream.x).astype(stream.x.dtype), None)
 
 
+class Keel(Residual):
+    """LN(alpha x + f(LN(x))), alpha the number of sublayers (Chen and Wei 2026, arXiv
+    2601.19895).
+    """
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
+        assert fused is None, "this scheme has no fused form"
+        branch = sublayer(LayerNorm(self.config, name="inner_norm")(stream.x)).astype(stream.x.dtype)
+        return Stream(LayerNorm(self.config, name="norm")(self.stack.num_sublayers * stream.x + branch), None)
+
+
+class PeriLN(Residual):
+    """x + LN(f(LN(x))), with a LayerNorm after the last layer (Kim et al. 2025, arXiv
+    2502.02732).
+    """
+
+    final_norm: ClassVar[bool] = True
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
+        assert fused is None, "this scheme has no fused form"
+        branch = sublayer(LayerNorm(self.config, name="norm")(stream.x))
+        return Stream(stream.x + LayerNorm(self.config, name="output_norm")(branch), None)
+
+
+class LNScaling(Residual):
+    """x + f(LN(x) / sqrt(l)) in layer l = 1, 2, ..., with a LayerNorm after the last (Sun et al.
+    2025, arXiv 2502.05795). The stream carries the number of sublayers before.
+    """
+
+    final_norm: ClassVar[bool] = True
+
+    @classmethod
+    def start(cls, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+        del real
+        return Stream(x, jnp.zeros((), jnp.int32))
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
+        assert fused is None, "this scheme has no fused form"
+        count = stream.carried
+        assert isinstance(count, jax.Array), "a pass starts from LNScaling.start"
+        normed = LayerNorm(self.config, name="norm")(stream.x)
+        layer = count // len(SUBLAYERS[self.stack.name]) + 1
+        branch = sublayer(normed * jax.lax.rsqrt(layer.astype(jnp.float32)).astype(normed.dtype))
+        return Stream(stream.x + branch.astype(stream.x.dtype), count + 1)
+
+
+class CompleteP(Residual):
+    """x + (L0 / L)^a f(LN(x)), with a LayerNorm after the last layer (Dey et al. 2025, arXiv
+    2505.01618, section 3). The optimizer has its share (mhsh/training/optimizer.py).
+    """
+
+    final_norm: ClassVar[bool] = True
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
+        assert fused is None, "this scheme has no fused form"
+        factor = depth_multiple(self.config) ** -self.config.depth_exponent
+        branch = sublayer(LayerNorm(self.config, name="norm")(stream.x))
+        return Stream(stream.x + factor * branch.astype(stream.x.dtype), None)
+
+
+class HybridNorm(Residual):
+    """x + f(x) around attention, whose queries, keys and values are normalised
+    (mhsh/models/attention.py); y + f(y), y = LN(x), around the feed-forward; a LayerNorm after the
+    last layer (Zhuo et al. 2025, arXiv 2503.04598, section 3.2).
+    """
+
+    final_norm: ClassVar[bool] = True
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
+        assert fused is None, "this scheme has no fused form"
+        x = LayerNorm(self.config, name="norm")(stream.x) if self.sublayer == "feed_forward" else stream.x
+        return Stream(x + sublayer(x).astype(x.dtype), None)
+
+
 class AdminProfile(Residual):
     """Admin's profiling pass: the same sum, with omega from the outputs of the sublayers before.
 
@@ -140,8 +221,8 @@ class AdminProfile(Residual):
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
         del fused  # the output of the sublayer is needed by itself
-        profile = stream.profile
-        assert profile is not None, "a profiling pass starts from AdminProfile.start"
+        profile = stream.carried
+        assert isinstance(profile, Profile), "a profiling pass starts from AdminProfile.start"
         branch = sublayer(stream.x)
         shortcut = profile.omega.astype(stream.x.dtype) * stream.x
         self.sow("omega", "omega", profile.omega)
@@ -156,7 +237,17 @@ STRATEGIES: dict[str, type[Residual]] = {
     "admin": Admin,
     "deepnorm": DeepNorm,
     "rezero": ReZero,
+    "keel": Keel,
+    "peri_ln": PeriLN,
+    "ln_scaling": LNScaling,
+    "completep": CompleteP,
+    "hybrid_norm": HybridNorm,
 }
+
+
+def depth_multiple(config: ModelConfig) -> float:
+    """L / L0 of CompleteP: 1 where model.base_layers is 0."""
+    return config.num_layers / (config.base_layers or config.num_layers)
 
 
 def closed_form_omega(admin_omega: str, num_sublayers: int) -> float:

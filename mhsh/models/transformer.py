@@ -89,8 +89,8 @@ class EncoderLayer(nn.Module):
         gain = self.residual.init_gain(stack)
         self.attention = MultiHeadAttention(self.config, gain)
         self.feed_forward = FeedForward(self.config, gain)
-        self.attention_residual = self.residual(self.config, stack)
-        self.feed_forward_residual = self.residual(self.config, stack)
+        self.attention_residual = self.residual(self.config, stack, "attention")
+        self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
     def __call__(self, stream: Stream, dropout_key: DropoutKey, context: AttentionContext) -> tuple[Stream, None]:
         attention_key, feed_forward_key = subkeys(dropout_key, 2)
@@ -138,9 +138,9 @@ class DecoderLayer(nn.Module):
         self.self_attention = MultiHeadAttention(self.config, gain)
         self.cross_attention = MultiHeadAttention(self.config, gain)
         self.feed_forward = FeedForward(self.config, gain)
-        self.self_attention_residual = self.residual(self.config, stack)
-        self.cross_attention_residual = self.residual(self.config, stack)
-        self.feed_forward_residual = self.residual(self.config, stack)
+        self.self_attention_residual = self.residual(self.config, stack, "self_attention")
+        self.cross_attention_residual = self.residual(self.config, stack, "cross_attention")
+        self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
     def __call__(self, stream: Stream, dropout_key: DropoutKey, context: DecoderContext) -> tuple[Stream, None]:
         self_key, cross_key, feed_forward_key = subkeys(dropout_key, 3)
@@ -173,4 +173,4 @@ class Decoder(nn.Module):
 def _end_of_layer(layer: nn.Module, stream: Stream) -> Stream:
     """Sows whether the stream is finite, and shards it."""
     layer.sow("diagnosis", "finite", jnp.isfinite(stream.x).all())
-    return Stream(nn.with_logical_constraint(stream.x, ("batch", "length", "activation")), stream.profile)
+    return Stream(nn.with_logical_constraint(stream.x, ("batch", "length", "activation")), stream.carried)

@@ -173,7 +173,7 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
         candidates = CANDIDATES[devices[0].platform]
         policy = choose_remat(config, dict(mesh.shape), hbm_bytes, candidates).policy if hbm_bytes else candidates[-1]
         config = with_policy(config, policy)
-    model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+    model, optimizer = build_model(config.model), build_optimizer(config)
     with jax.set_mesh(mesh):
         kernels = fallback_reasons(config.model, config.data.sequence_length)
     report: dict[str, Any] = {

@@ -47,6 +47,11 @@ SCHEMES = {
     "admin_closed_one": Scheme("admin", "closed_one", "O(1)", "the authors' admin-torch"),
     "deepnorm": Scheme("deepnorm", "profiled", "O(1)", "arXiv 2203.00555, section 4"),
     "rezero": Scheme("rezero", "profiled", "0", "alpha = 0 multiplies every sublayer (arXiv 2003.04887)"),
+    "keel": Scheme("keel", "profiled", "O(1/n)", "alpha = n: each share is 1 / (1 + n^2) (arXiv 2601.19895)"),
+    "peri_ln": Scheme("peri_ln", "profiled", "O(log n)", "as Pre-LN's: every sublayer adds a variance of 1 (arXiv 2502.02732)"),
+    "ln_scaling": Scheme("ln_scaling", "profiled", "O(1)", "layer l adds a variance of 1 / l (arXiv 2502.05795)"),
+    "completep": Scheme("completep", "profiled", "O(1/n)", "every share is 1 / n^2 (arXiv 2505.01618)"),
+    "hybrid_norm": Scheme("hybrid_norm", "profiled", "O(n)", "as Post-LN's: normalised once a layer (arXiv 2503.04598)"),
 }
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhsh.config.fields import HEADS_PER_LAYER, parse_value
+from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ADMIN_OMEGAS, RESIDUALS, Config, ModelConfig
 from mhsh.errors import UserError
@@ -146,7 +146,7 @@ def _path(name: str, fields: Fields) -> str:
     if name in (SCHEME, SEED):
         return name
     known = [f"{section}.{field}" for section, values in fields.items() for field in values]
-    known += [HEADS_PER_LAYER] * (HEADS_PER_LAYER not in known)
+    known += [path for path in SHAPING if path not in known]
     if name in known:
         return name
     if name in SHORT_NAMES:

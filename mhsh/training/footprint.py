@@ -130,7 +130,7 @@ def _layers_like(model: ModelConfig, count: int) -> dict[str, int]:
 def _boxed_state(config: Config) -> TrainState:
     """The boxed state. The remat policy does not matter."""
     config = _with_model(config, remat_policy="none")
-    return boxed_state(config, build_optimizer(config.optimizer, config.train))
+    return boxed_state(config, build_optimizer(config))
 
 
 def _with_model(config: Config, **fields: Any) -> Config:

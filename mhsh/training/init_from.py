@@ -46,7 +46,7 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
     there = folder.read_config()
     checkpoints = Checkpoints.of_run(folder, there.train)
     step = checkpoints.existing_step(None)
-    abstract = abstract_state(there, build_optimizer(there.optimizer, there.train), mesh)
+    abstract = abstract_state(there, build_optimizer(there), mesh)
     if config.train.keep_moments:
         if there.optimizer.name != config.optimizer.name:
             raise UserError(

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mhsh.config.schema import OptimizerConfig, TrainConfig
+from mhsh.config.schema import Config, OptimizerConfig, TrainConfig
+from mhsh.models.residual import depth_multiple
 
 # The first matching row decides, on paths such as encoder/layers/attention/query_kernel. A
 # parameter without a row is an error.
@@ -64,22 +65,28 @@ def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Sched
     return lambda step: schedule(step + 1)
 
 
-def build_optimizer(optimizer: OptimizerConfig, train: TrainConfig) -> optax.GradientTransformationExtraArgs:
+def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     """Clipping by global norm, Adam moments (for radam rectified: Liu et al. 2020, arXiv
     1908.03265), decoupled weight decay, for lamb the trust ratio, then the learning rate.
 
+    With CompleteP, the layers' epsilon is multiplied by m^-a and their rate by m^(a-1), where m =
+    L / L0 and a is model.depth_exponent (arXiv 2505.01618, table 1). A smaller epsilon is the same
+    as a larger gradient.
+
     `update` takes the keyword `step`: the rate depends on it alone, also after skipped steps.
     """
+    optimizer, model = config.optimizer, config.model
     moments = optax.scale_by_radam if optimizer.name == "radam" else optax.scale_by_adam
-    chain = [
-        moments(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
-        optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask),
-    ]
-    if optimizer.clip_norm:
-        chain.insert(0, clip_by_global_norm(optimizer.clip_norm))
+    chain = [clip_by_global_norm(optimizer.clip_norm)] if optimizer.clip_norm else []
+    if model.residual == "completep":
+        chain.append(scale_layers(depth_multiple(model) ** model.depth_exponent))
+    chain.append(moments(optimizer.beta1, optimizer.beta2, optimizer.epsilon))
+    chain.append(optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask))
     if optimizer.name == "lamb":
         chain.append(optax.masked(scale_by_layer_trust_ratio(), decay_mask))
-    return optax.chain(*chain, scale_by_step_rate(learning_rate(optimizer, train)))
+    if model.residual == "completep":
+        chain.append(scale_layers(depth_multiple(model) ** (model.depth_exponent - 1)))
+    return optax.chain(*chain, scale_by_step_rate(learning_rate(optimizer, config.train)))
 
 
 def global_norm(tree: Any) -> jax.Array:
@@ -105,6 +112,15 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
         return jax.tree.map(lambda leaf: factor.astype(leaf.dtype) * leaf, updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def scale_layers(factor: float) -> optax.GradientTransformation:
+    """Multiplies the updates of all parameters that are stacked over layers."""
+
+    def scale(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        return factor * leaf if STACKED in parameter_path(path).split("/") else leaf
+
+    return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates))
 
 
 def scale_by_step_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:

@@ -94,7 +94,7 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
             f"data.validation_sentences = {config.data.validation_sentences} is for a run of one process, this one has "
             f"{jax.process_count()}; set it to 0, and use mhsh eval afterwards"
         )
-    optimizer = build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config)
     abstract = abstract_state(config, optimizer, mesh)
     check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
     corpus = load_corpus(config, folder.path if (folder.path / vocab_file(config)).exists() else None)

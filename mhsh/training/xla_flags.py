@@ -7,28 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from mhsh.config.resolve import named_flags
+from mhsh.models.costs import PEAK_FLOPS
 
-# Gathers run while matrix products do (https://github.com/AI-Hypercomputer/maxtext at 05d3525,
-# benchmarks/xla_flags_library.py, lines 35 to 41).
-_GATHERS_BESIDE_PRODUCTS: dict[str, str | bool] = {
-    "xla_tpu_enable_async_collective_fusion": True,
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
-    "xla_tpu_overlap_compute_collective_tc": True,
-    "xla_enable_async_all_gather": True,
-}
-# All-reduces of data parallelism, between slices too, run beside other work (there, lines 116 to
-# 123).
-_REDUCTIONS_BESIDE_OTHER_WORK: dict[str, str | bool] = {
-    "xla_tpu_enable_data_parallel_all_reduce_opt": True,
-    "xla_tpu_data_parallel_opt_different_sized_ops": True,
-}
-
-# What `recommended` is, by jax's name of the kind of device. None of it was measured on one.
-RECOMMENDED: Mapping[str, Mapping[str, str | bool]] = {
-    "TPU v5 lite": _GATHERS_BESIDE_PRODUCTS | _REDUCTIONS_BESIDE_OTHER_WORK,
-    "TPU v6 lite": _GATHERS_BESIDE_PRODUCTS | _REDUCTIONS_BESIDE_OTHER_WORK,
-}
+# What `recommended` is, by jax's name of the kind of device; none of it was measured on one.
+#
+# GPUs: collectives run beside other work (NVIDIA's own images of jax set it:
+# docs.nvidia.com/jax-toolbox/environment-variables).
+#
+# TPUs: none. With the sets of https://github.com/AI-Hypercomputer/maxtext at 05d3525,
+# benchmarks/xla_flags_library.py, lines 35 to 41 (gathers beside products) and 116 to 123
+# (all-reduces beside other work), a v5e's program is the same to the byte; a v6e's compiler refuses
+# the first set and a v6e's and v5p's programs are the same with the second (docs/aot.md).
+_GPU: dict[str, str | bool] = {"xla_gpu_enable_latency_hiding_scheduler": True}
+RECOMMENDED: Mapping[str, Mapping[str, str | bool]] = {kind: _GPU for kind in PEAK_FLOPS if kind.startswith("NVIDIA")}
 
 # From the environment; they apply to everything that the process compiles.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

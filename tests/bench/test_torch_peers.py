@@ -150,7 +150,7 @@ def test_a_step_moves_the_parameters_as_ours(make_config, shape, peer):
     optimizer_config = replace(config.optimizer, warmup_steps=0, learning_rate=1e-2, epsilon=1e-3, clip_norm=0.05)
     config = replace(config, train=train, optimizer=optimizer_config)
     params, batch = random_params(config), synthetic_batch(config, 8)
-    optimizer = build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config)
     gradients = jax.jit(jax.grad(lambda params: our_loss(config, params, batch)))(params)
     updates, _ = optimizer.update(gradients, optimizer.init(params), params, step=np.int32(0))
     expected = jax.tree.map(lambda old, change: old + np.asarray(change), params, updates)

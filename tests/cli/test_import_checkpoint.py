@@ -69,7 +69,7 @@ def test_a_checkpoint_becomes_a_run(capsys, tmp_path, golden):
     assert take_config("config", CONFIG.removeprefix("--config="), [*SHORT, "--config.train.seed=3", *flags]) == (config, [])
 
     # What a run that goes on asks for, on another mesh: parameters, an untouched optimiser, step 0.
-    optimizer = build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config)
     checkpoints = Checkpoints(folder.checkpoints_path, keep=1, keep_every=0)
     assert checkpoints.steps() == [0]
     state: TrainState = checkpoints.restore(0, abstract_state(config, optimizer, mesh_of(8, 1, 1)))
@@ -108,7 +108,7 @@ def test_fresh_heads_are_those_that_training_would_start_from(capsys, tmp_path, 
     assert "drawn fresh by train.seed = 0: prediction/kernel, prediction/bias, prediction/norm/scale" in printed
     assert "left out, as nothing reads them: bert.pooler.dense.bias, bert.pooler.dense.weight, cls.predictions.bias" in printed
     config = RunFolder(out).read_config()
-    optimizer = build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config)
     checkpoints = Checkpoints(RunFolder(out).checkpoints_path, keep=1, keep_every=0)
     params = checkpoints.restore_params(0, abstract_state(config, optimizer, mesh_of(1, 1, 1)).params)
     kernel = np.asarray(params["prediction"]["kernel"])

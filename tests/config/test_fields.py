@@ -12,8 +12,9 @@ import pytest
 from configs import base
 from mhsh.config import fields as config_fields
 from mhsh.config import reference, resolve
-from mhsh.config.fields import HEADS_PER_LAYER, Field, all_fields, fields_of, kind_of, section_class, section_names
-from mhsh.config.schema import OBJECTIVES, ROLES, Config, ModelConfig, Role, Row, Section, Step, _loss, to_dict
+from mhsh.config.fields import SHAPING, Field, all_fields, fields_of, kind_of, section_class, section_names
+from mhsh.config.roles import ROLES, Role, Row, Step, loss
+from mhsh.config.schema import OBJECTIVES, Config, ModelConfig, Section, to_dict
 from mhsh.errors import UserError
 from mhsh.report.compare.fairness import _settings
 from mhsh.sweep.axes import parse_axes
@@ -47,7 +48,8 @@ def test_every_field_that_makes_losses_unequal_is_in_the_ledger() -> None:
 
 
 def test_only_what_changes_a_step_of_a_shape_is_refused_beside_a_bench() -> None:
-    assert {field.path for field in EVERY_FIELD if field.role == "shape" and field.step != "changes"} == {"model.admin_omega"}
+    same = {"model.admin_omega", "model.depth_exponent", "model.base_layers"}
+    assert {field.path for field in EVERY_FIELD if field.role == "shape" and field.step != "changes"} == same
     assert {field.step for field in EVERY_FIELD if field.role == "bookkeeping"} == {"same"}
 
 
@@ -72,7 +74,7 @@ def test_the_roles_of_a_few() -> None:
 def test_the_base_has_every_field_once(objective: str) -> None:
     sections = base.make_config(dict(model=dict(objective=objective))).to_dict()
     paths = {f"{section}.{name}" for section, values in sections.items() for name in values}
-    assert paths == {field.path for field in all_fields(objective)} | {HEADS_PER_LAYER}
+    assert paths == {field.path for field in all_fields(objective)} | {*SHAPING}
     source = inspect.getsource(base)
     for name in (*base.MODEL, *base.OPTIMIZER, *base.TRAIN, *base.MESH):
         inside = [section for section in ("model", "optimizer", "train", "mesh") if name in sections[section]]
@@ -84,7 +86,7 @@ def test_kinds() -> None:
     assert kind_of("data.max_question_length") is int
     assert kind_of("model.next_sentence") is bool
     assert kind_of("model.residual") is str
-    assert kind_of(HEADS_PER_LAYER) is int
+    assert {kind_of(path) for path in SHAPING} == {int}
     assert kind_of("model.colour") is None
     # The kind does not depend on the objective.
     for field in EVERY_FIELD:
@@ -94,7 +96,7 @@ def test_kinds() -> None:
 @pytest.fixture
 def coloured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A config's fields where the schema and the base have one field more, model.colour."""
-    colour = Annotated[Literal["red", "blue"], _loss("the colour of the model", "dropout", "named", before="red")]
+    colour = Annotated[Literal["red", "blue"], loss("the colour of the model", "dropout", "named", before="red")]
     extended = msgspec.defstruct("Extended", [("colour", colour)], bases=(ModelConfig,), frozen=True, kw_only=True)
 
     def with_colour(section: str, objective: str) -> type:

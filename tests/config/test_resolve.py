@@ -10,7 +10,7 @@ import pytest
 
 from mhsh.config import shipped
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import regroup
+from mhsh.config.shapes import regroup
 from mhsh.errors import UserError
 
 FIELDS = shipped.load("bert").get_config("2l8h").to_dict()
@@ -49,7 +49,7 @@ CHOICES = {
     "model.objective": "mlm, clm, translation, classification, span",
     "model.positions": "learned, sinusoidal",
     "model.activation": "gelu, gelu_tanh, relu",
-    "model.residual": "post_ln, pre_ln, admin, deepnorm, rezero",
+    "model.residual": "post_ln, pre_ln, admin, deepnorm, rezero, keel, peri_ln, ln_scaling, completep, hybrid_norm",
     "model.admin_omega": "profiled, closed_log, closed_one",
     "model.init": "bert, xavier, fairseq",
     "model.fans": "ungrouped, own",
@@ -90,7 +90,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data.max_predictions": 0}, "^data.max_predictions = 0; allowed with model.objective = 'mlm': 1 to .*= 64$"),
     ({"data.max_predictions": 65}, "^data.max_predictions = 65; allowed with model.objective = 'mlm': 1 to .*= 64$"),
     ({"data.mask_fraction": 0.0}, "^data.mask_fraction = 0.0; allowed with model.objective = 'mlm': more than 0$"),
-    ({"model.heads_per_layer": 3}, "^model.heads_per_layer = 3 does not divide model.num_heads = 8; allowed: 1, 2, 4, 8$"),
+    (
+        {"model.heads_per_layer": 3},
+        "^model.heads_per_layer = 3 does not divide the 16 heads of all layers; allowed: 1, 2, 4, 8, 16$",
+    ),
     ({"model.heads_per_layer": 1, "model.mlp_dim": 100}, "width 100 x 1 is not divisible by model.num_heads = 8"),
     ({"model.num_decoder_layers": 2}, "^model.num_decoder_layers = 2; allowed with model.objective = 'mlm': 0$"),
     (

@@ -110,6 +110,12 @@ def test_a_small_omega_is_no_trouble():
         (dict(objective="translation"), "model.objective = 'translation' cannot be exported: it has a decoder"),
         (dict(residual="pre_ln"), "model.residual = 'pre_ln' cannot be exported: LayerNorm stands before"),
         (dict(residual="rezero"), "model.residual = 'rezero' cannot be exported: it has no LayerNorm"),
+        (dict(residual="keel"), "model.residual = 'keel' cannot be exported: a LayerNorm stands before each sublayer too"),
+        (dict(residual="peri_ln"), "model.residual = 'peri_ln' cannot be exported: LayerNorm stands around"),
+        (dict(residual="ln_scaling"), "model.residual = 'ln_scaling' cannot be exported: LayerNorm stands before"),
+        (dict(residual="completep"), "model.residual = 'completep' cannot be exported: LayerNorm stands before"),
+        (dict(residual="hybrid_norm"), "model.residual = 'hybrid_norm' cannot be exported: queries, keys and values"),
+        (dict(qk_norm=True), "model.qk_norm = True cannot be exported: queries and keys are normalised"),
         (dict(num_heads=4), "model.num_heads = 4 of model.head_dim = 4 cannot be exported"),
     ],
 )

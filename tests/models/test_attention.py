@@ -262,3 +262,33 @@ def test_cudnn_on_a_gpu_is_the_plain_attention(tiny, random_like, error, masked)
         return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
 
     assert error(values("cudnn"), values("xla")) < 0.05
+
+
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 4), (3, 6)])  # joint and separate projections
+def test_normalised_queries_and_keys_are_those_of_flax(tiny, random_like, error, num_heads, head_dim):
+    config = tiny(num_heads=num_heads, head_dim=head_dim, embed_dim=12, qk_norm=True, layer_norm_epsilon=1e-6)
+    ours = MultiHeadAttention(config)
+    flax = nn.MultiHeadDotProductAttention(num_heads=num_heads, qkv_features=num_heads * head_dim, normalize_qk=True)
+    x, mask = jax.random.normal(jax.random.key(0), (2, 6, 12)), attention_mask(jnp.asarray(SEGMENTS), causal=True)
+    params = random_like(jax.eval_shape(lambda: ours.init(jax.random.key(1), x, None, mask, None))["params"])
+    theirs = {name: {part: params[f"{name}_{part}"] for part in ("kernel", "bias")} for name in ("query", "key", "value", "out")}
+    theirs |= {"query_ln": params["query_norm"], "key_ln": params["key_norm"]}
+    real = SEGMENTS > 0
+
+    def out(params):
+        return ours.apply({"params": params}, x, None, mask, None)
+
+    assert error(out(params)[real], flax.apply({"params": theirs}, x, mask=mask)[real]) < TOLERANCE
+    # Queries and keys of any length are alike.
+    longer = params | {"query_kernel": 7 * params["query_kernel"], "query_bias": 7 * params["query_bias"]}
+    assert error(out(longer), out(params)) < TOLERANCE
+
+
+def test_hybrid_norm_normalises_the_values_too(tiny, random_like, error):
+    ours = MultiHeadAttention(tiny(residual="hybrid_norm"))
+    x, mask = jax.random.normal(jax.random.key(0), (2, 6, 12)), attention_mask(jnp.asarray(SEGMENTS), causal=False)
+    params = random_like(jax.eval_shape(lambda: ours.init(jax.random.key(1), x, None, mask, None))["params"])
+    assert {name for name in params if name.endswith("norm")} == {"query_norm", "key_norm", "value_norm"}
+    longer = params | {name: 7 * params[name] for part in ("query", "key", "value") for name in (f"{part}_kernel", f"{part}_bias")}
+    outs = [ours.apply({"params": each}, x, None, mask, None) for each in (params, longer)]
+    assert error(outs[1], outs[0]) < TOLERANCE

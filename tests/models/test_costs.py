@@ -11,7 +11,8 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from msgspec.structs import replace
 
-from mhsh.config.schema import RESIDUALS, regroup
+from mhsh.config.schema import RESIDUALS
+from mhsh.config.shapes import regroup
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import PEAK_FLOPS, forward_flops, parameter_counts, parameter_shapes, row_flops, step_flops
 from mhsh.training.state import example_batch
@@ -66,7 +67,14 @@ def test_every_scheme_counts_its_own(make_config, residual):
     model = replace(make_config("bert", "4l4h").model, residual=residual)
     counts = parameter_counts(model)
     norms = model.num_layers * 4 * model.embed_dim
-    change = {"pre_ln": 2 * model.embed_dim, "rezero": -norms + 2 * model.num_layers}.get(residual, 0)
+    final, gains = 2 * model.embed_dim, 3 * model.num_layers * model.head_dim
+    change = dict.fromkeys(("pre_ln", "ln_scaling", "completep"), final) | {
+        "rezero": -norms + 2 * model.num_layers,
+        "keel": norms,
+        "peri_ln": norms + final,
+        "hybrid_norm": -norms // 2 + gains + final,
+    }
+    change = change.get(residual, 0)
     assert counts["encoder"] == model.num_layers * layer_parameters(model) + change
     assert counts["omega"] == (model.num_layers * 2 * model.embed_dim if residual == "admin" else 0)
 
@@ -196,10 +204,13 @@ def test_parameters_of_every_grouping_of_an_encoder_and_a_decoder(make_config, h
     assert (model.num_layers, model.num_decoder_layers) == (layers, layers)
     counts = parameter_counts(model)
     attention = 4 * d * 64 * heads_per_layer + 3 * 64 * heads_per_layer + d
-    norm = {"rezero": 1}.get(residual, 2 * d)
-    final = 2 * d if residual == "pre_ln" else 0
-    assert counts["encoder"] == layers * (layer_parameters(model) - 4 * d + 2 * norm) + final
-    assert counts["decoder"] == layers * (layer_parameters(model) - 4 * d + attention + 3 * norm) + final
+    norm = {"rezero": 1, "keel": 4 * d, "peri_ln": 4 * d}.get(residual, 2 * d)
+    final = 2 * d if residual in ("pre_ln", "peri_ln", "ln_scaling", "completep", "hybrid_norm") else 0
+    norms = {"encoder": 2 * norm, "decoder": 3 * norm}
+    if residual == "hybrid_norm":  # the feed-forward's, and three gains an attention
+        norms = {"encoder": norm + 3 * 64, "decoder": norm + 2 * 3 * 64}
+    assert counts["encoder"] == layers * (layer_parameters(model) - 4 * d + norms["encoder"]) + final
+    assert counts["decoder"] == layers * (layer_parameters(model) - 4 * d + attention + norms["decoder"]) + final
     assert counts["omega"] == (layers * 5 * d if residual == "admin" else 0)
     assert counts["embeddings"] == (model.vocab_size + 2 * model.max_positions) * d
 

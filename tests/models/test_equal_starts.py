@@ -11,7 +11,8 @@ import pytest
 from flax import linen as nn
 from msgspec.structs import replace
 
-from mhsh.config.schema import INITS, ModelConfig, regroup
+from mhsh.config.schema import INITS, ModelConfig
+from mhsh.config.shapes import regroup
 from mhsh.models.attention import MultiHeadAttention
 from mhsh.models.layers import FeedForward
 from tests.conftest import MakeConfig
@@ -58,7 +59,7 @@ def start(model: ModelConfig) -> tuple[float, float, float]:
         return jnp.var(attended), jnp.var(fed), jnp.var(logits)
 
     # As many heads and hidden units are drawn for every grouping.
-    draws = DRAWS * model.layers_per_group
+    draws = round(DRAWS * model.layers_per_group)
     attended, fed, logits = np.mean([one_layer(key) for key in jax.random.split(jax.random.key(0), draws)], axis=0)
     return model.num_layers * attended, model.num_layers * fed, logits**0.5
 

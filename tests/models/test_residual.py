@@ -4,6 +4,8 @@ stream.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,11 @@ FORMULAS = {
     "admin": lambda x, f, p, num_layers: layer_norm(p["omega"] * x + f(x), p["norm"]),
     "deepnorm": lambda x, f, p, num_layers: layer_norm((2 * num_layers) ** 0.25 * x + f(x), p["norm"]),
     "rezero": lambda x, f, p, num_layers: x + p["alpha"] * f(x),
+    "keel": lambda x, f, p, num_layers: layer_norm(2 * num_layers * x + f(layer_norm(x, p["inner_norm"])), p["norm"]),
+    "peri_ln": lambda x, f, p, num_layers: x + layer_norm(f(layer_norm(x, p["norm"])), p["output_norm"]),
+    "ln_scaling": lambda x, f, p, num_layers: x + f(layer_norm(x, p["norm"])),  # of the first layer
+    "completep": lambda x, f, p, num_layers: x + (3 / num_layers) ** 0.7 * f(layer_norm(x, p["norm"])),
+    "hybrid_norm": lambda x, f, p, num_layers: x + f(x),  # around attention
 }
 
 
@@ -43,27 +50,57 @@ def test_every_scheme_has_a_formula_here():
 @pytest.mark.parametrize("num_layers", [1, 24])
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_formula(tiny, random_like, error, residual, num_layers):
-    config = tiny(residual=residual, num_layers=num_layers)
-    scheme = STRATEGIES[residual](config, encoder_stack(config))
+    config = tiny(residual=residual, num_layers=num_layers, base_layers=3, depth_exponent=0.7)
+    scheme = STRATEGIES[residual](config, encoder_stack(config), "attention")
     rng = np.random.default_rng(0)
     x, matrix = rng.standard_normal((2, 5, D)), rng.standard_normal((D, D))
-    stream = Stream(jnp.asarray(x, jnp.float32), None)
+    stream = STRATEGIES[residual].start(jnp.asarray(x, jnp.float32), jnp.ones((2, 5), bool))
 
     def sublayer(x):
         return jnp.tanh(x @ jnp.asarray(matrix, jnp.float32))
 
-    params = random_like(jax.eval_shape(lambda: scheme.init(jax.random.key(0), stream, sublayer))["params"])
+    params = random_like(jax.eval_shape(lambda: scheme.init(jax.random.key(0), stream, sublayer)).get("params", {}))
     out = scheme.apply({"params": params}, stream, sublayer)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     expected = FORMULAS[residual](x, lambda x: np.tanh(x @ matrix), exact, num_layers)
-    assert out.profile is None
+    assert (out.carried is None) == (residual != "ln_scaling")
     assert error(out.x, expected) < 1e-5
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)
-def test_only_pre_ln_ends_in_a_layer_norm(tiny, residual):
+def test_where_the_stream_is_a_sum_the_last_layer_ends_in_a_layer_norm(tiny, residual):
     encoder = parameter_shapes(tiny(residual=residual))["encoder"]
-    assert ("final_norm" in encoder) == (residual == "pre_ln")
+    assert ("final_norm" in encoder) == (residual in ("pre_ln", "peri_ln", "ln_scaling", "completep", "hybrid_norm"))
+
+
+def test_layer_norm_scaling_counts_the_layers(tiny, random_like, error):
+    """Sublayers 0 and 1 are layer 1, of a decoder 0 to 2."""
+    config = tiny(residual="ln_scaling")
+    for stack, per_layer in ((Stack("encoder", 4, 0), 2), (Stack("decoder", 4, 0), 3)):
+        scheme = STRATEGIES["ln_scaling"](config, stack, "feed_forward")
+        stream = scheme.start(jax.random.normal(jax.random.key(0), (2, 5, D)), jnp.ones((2, 5), bool))
+        params = random_like(jax.eval_shape(lambda: scheme.init(jax.random.key(0), stream, lambda x: x))["params"])  # noqa: B023
+        for sublayer in range(4 * per_layer):
+            following = scheme.apply({"params": params}, stream, lambda x: 2 * x)
+            exact = layer_norm(np.asarray(stream.x, np.float64), params["norm"]) / math.sqrt(sublayer // per_layer + 1)
+            assert error(following.x - stream.x, 2 * exact) < 1e-5
+            stream = following
+
+
+def test_hybrid_norm_normalises_what_the_feed_forward_is_added_to(tiny, random_like, error):
+    config = tiny(residual="hybrid_norm")
+    scheme = STRATEGIES["hybrid_norm"](config, encoder_stack(config), "feed_forward")
+    stream = Stream(jax.random.normal(jax.random.key(0), (2, 5, D)), None)
+    params = random_like(jax.eval_shape(lambda: scheme.init(jax.random.key(0), stream, jnp.tanh))["params"])
+    x = layer_norm(np.asarray(stream.x, np.float64), params["norm"])
+    assert error(scheme.apply({"params": params}, stream, jnp.tanh).x, x + np.tanh(x)) < 1e-5
+
+
+def test_completep_is_pre_ln_at_the_depth_where_it_was_tuned(tiny, make_batch, random_params):
+    config = tiny(residual="completep")
+    batch, params = make_batch([[1, 1, 1]]), random_params(config)
+    logits = [forward(build_model(tiny(residual=residual)), params, batch, None).logits for residual in ("completep", "pre_ln")]
+    np.testing.assert_array_equal(*logits)
 
 
 def test_rezero_has_no_layer_norm_in_its_layers(tiny):
@@ -96,7 +133,7 @@ DEEPNORM = [
 
 @pytest.mark.parametrize(("stack", "alpha", "beta"), DEEPNORM)
 def test_deepnorm_constants(tiny, stack, alpha, beta):
-    scheme = STRATEGIES["deepnorm"](tiny(residual="deepnorm", embed_dim=4), stack)
+    scheme = STRATEGIES["deepnorm"](tiny(residual="deepnorm", embed_dim=4), stack, "attention")
     assert deepnorm_constants(stack) == pytest.approx((alpha, beta), rel=1e-4)
     assert scheme.init_gain(stack) == pytest.approx(beta, rel=1e-4)
     # A sublayer that answers with y on an x orthogonal to it: before the LayerNorm their ratio is
@@ -198,7 +235,7 @@ def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, ran
     assert jax.eval_shape(lambda params: forward(model, params, batch, None).logits, params).dtype == "float32"
     # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
     layer = EncoderLayer(config, STRATEGIES[residual])
-    stream = Stream(jnp.zeros((1, 4, D), residual_dtype), None)
+    stream = STRATEGIES[residual].start(jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool))
     attention_context = AttentionContext(jnp.ones((1, 1, 4, 4), bool), jnp.ones((1, 4), int))
     seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, attention_context), one_layer(params))
     assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"
@@ -219,7 +256,7 @@ def captured(module, params, *inputs):
 @pytest.mark.parametrize(("residual_dtype", "kept"), [("float32", True), ("bfloat16", False)])
 def test_an_fp32_stream_keeps_what_bf16_would_round_away(tiny, residual_dtype, kept):
     config = tiny(residual="pre_ln", compute_dtype="bfloat16", residual_dtype=residual_dtype)
-    scheme = STRATEGIES["pre_ln"](config, encoder_stack(config))
+    scheme = STRATEGIES["pre_ln"](config, encoder_stack(config), "attention")
     x = jnp.full((1, 2, D), 1000.0, residual_dtype)
     out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), lambda x: jnp.full(x.shape, 0.5, jnp.bfloat16))
     assert out.x.dtype == residual_dtype

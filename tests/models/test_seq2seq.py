@@ -15,7 +15,8 @@ import pytest
 from flax import linen as nn
 from msgspec.structs import replace
 
-from mhsh.config.schema import RESIDUALS, regroup
+from mhsh.config.schema import RESIDUALS
+from mhsh.config.shapes import regroup
 from mhsh.models.build import build_model, forward
 from mhsh.models.decoding import decode_step, decoding_params, empty_caches, encode
 from mhsh.models.layers import sinusoids
@@ -259,7 +260,9 @@ def decoded(config, params, batch, length):
     [
         ("pre_ln", 1),
         ("deepnorm", 2),
-        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("post_ln", "admin", "deepnorm", "rezero")),
+        ("ln_scaling", 1),  # which counts its layers
+        ("hybrid_norm", 2),  # which normalises what is cached
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("post_ln", "admin", "deepnorm", "rezero", "keel", "peri_ln")),
         *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("post_ln", "pre_ln", "admin", "rezero")),
     ],
     ids=str,

@@ -16,7 +16,7 @@ from mhsh.config.schema import RESIDUALS
 from mhsh.models.attention import AttentionContext, attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.residual import STRATEGIES, Stream
+from mhsh.models.residual import STRATEGIES
 from mhsh.models.transformer import REMAT_POLICIES, Encoder, EncoderLayer
 
 OUTPUTS, GRADIENTS = 1e-6, 1e-5
@@ -118,11 +118,12 @@ def test_equals_a_python_loop_over_layers(tiny, random_like, error, residual):
 
     out = jax.jit(lambda params: encoder.apply({"params": params}, x, segments, None))(params)
 
-    one_layer = jax.jit(lambda params, x: layer.apply({"params": params}, Stream(x, None), None, attention_context)[0].x)
-    expected = x
+    one_layer = jax.jit(lambda params, stream: layer.apply({"params": params}, stream, None, attention_context)[0])
+    stream = strategy.start(x, segments > 0)
     for index in range(config.num_layers):
-        expected = one_layer(jax.tree.map(lambda stacked: stacked[index], params["layers"]), expected)  # noqa: B023
-    if residual == "pre_ln":
+        stream = one_layer(jax.tree.map(lambda stacked: stacked[index], params["layers"]), stream)  # noqa: B023
+    expected = stream.x
+    if strategy.final_norm:
         expected = by_hand_norm(expected, params["final_norm"], config.layer_norm_epsilon)
     assert error(out, expected) < OUTPUTS
 

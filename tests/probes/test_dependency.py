@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mhsh.config.schema import RESIDUALS
+from mhsh.models.residual import STRATEGIES
 from mhsh.probes.dependency import dependency
 
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
@@ -50,14 +51,21 @@ def test_constant_branches_are_followed_by_hand(tiny, make_batch, random_params,
     parts = {"input": x, "biases": np.zeros_like(x)}
     for layer in range(2):
         for sublayer, bias in (("attention", "out_bias"), ("feed_forward", "down_bias")):
-            join = jax.tree.map(lambda leaf: np.float64(leaf[layer]), layers[f"{sublayer}_residual"])  # noqa: B023
+            join = jax.tree.map(lambda leaf: np.float64(leaf[layer]), layers.get(f"{sublayer}_residual", {}))  # noqa: B023
             branch = np.broadcast_to(layers[sublayer][bias][layer].astype(np.float64), x.shape)
-            shortcut = {"admin": join.get("omega", 1.0), "deepnorm": 4**0.25}.get(residual, 1.0)
-            parts = {name: shortcut * part for name, part in parts.items()}
-            parts[f"{sublayer} {layer}"] = join["alpha"] * branch if residual == "rezero" else branch
-            if residual not in ("pre_ln", "rezero"):
+            if residual == "hybrid_norm" and sublayer == "feed_forward":
                 parts = through_norm(parts, join["norm"])
-    if residual == "pre_ln":
+            shortcut = {"admin": join.get("omega", 1.0), "deepnorm": 4**0.25, "keel": 4.0}.get(residual, 1.0)
+            parts = {name: shortcut * part for name, part in parts.items()}
+            name = f"{sublayer} {layer}"
+            parts[name] = join["alpha"] * branch if residual == "rezero" else branch
+            if residual == "peri_ln":  # its bias is of the biases
+                added = normalise(branch, join["output_norm"])[1]
+                parts[name] = added - join["output_norm"]["bias"]
+                parts["biases"] = parts["biases"] + join["output_norm"]["bias"]
+            if residual in ("post_ln", "admin", "deepnorm", "keel"):
+                parts = through_norm(parts, join["norm"])
+    if STRATEGIES[residual].final_norm:
         parts = through_norm(parts, jax.tree.map(np.float64, params["encoder"]["final_norm"]))
     y = sum(parts.values())
     expected = {name: np.mean(part * (y - y.mean())) / y.var() for name, part in parts.items()}

@@ -98,7 +98,7 @@ def test_schemes_are_the_residual_and_how_omega_starts(fields):
         (["seed=0", "train.seed=1"], "train.seed is set by"),
         (["data_seed=1", "seed=0"], "data.seed is set by"),
         (["scheme=admin", "residual=post_ln"], "model.residual is set by scheme"),
-        (["heads_per_layer=8,3"], "cell heads_per_layer-3: model.heads_per_layer = 3 does not divide"),
+        (["heads_per_layer=8,5"], "cell heads_per_layer-5: model.heads_per_layer = 5 does not divide"),
         (["lr=1e-3,-1", "seed=0"], "cell learning_rate--1.0_seed-0: optimizer.learning_rate = -1.0"),
         (["lr=inf"], "cell learning_rate-inf: optimizer.learning_rate = inf is not a finite number"),
         (["heads_per_layer=8,0"], "are the same run"),

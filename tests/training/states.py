@@ -32,7 +32,7 @@ def mesh_of(data: int, fsdp: int, tensor: int) -> Mesh:
 @functools.cache
 def optimizer_of(config: Config, sgd: bool = False) -> optax.GradientTransformationExtraArgs:
     """The config's, or plain gradient descent: the parameters after a step show the gradients."""
-    return optax.with_extra_args_support(optax.sgd(0.1)) if sgd else build_optimizer(config.optimizer, config.train)
+    return optax.with_extra_args_support(optax.sgd(0.1)) if sgd else build_optimizer(config)
 
 
 @functools.cache

@@ -21,15 +21,18 @@ CLOSE = dict(rtol=1e-5, atol=1e-6)
 
 @pytest.fixture(scope="module")
 def settings(make_config):
-    """settings(name="lamb", num_steps=5): the optimiser's and the training's config, tiny BERT's
-    with fields replaced.
-    """
+    """settings(name="lamb", num_steps=5): tiny BERT's config, fields of the optimiser replaced."""
     config = make_config("bert", "2l8h", **{"optimizer.warmup_steps": 2, "train.num_steps": 10, "optimizer.learning_rate": 0.1})
 
     def make(num_steps=10, **fields):
-        return replace(config.optimizer, **fields), replace(config.train, num_steps=num_steps)
+        return replace(config, optimizer=replace(config.optimizer, **fields), train=replace(config.train, num_steps=num_steps))
 
     return make
+
+
+def rate_of(config):
+    """The schedule of a config."""
+    return learning_rate(config.optimizer, config.train)
 
 
 SHAPES = {
@@ -132,7 +135,7 @@ def test_a_parameter_that_no_row_covers_is_an_error(path):
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_without_a_gradient_only_what_decays_moves(settings, params, name):
-    optimizer = build_optimizer(*settings(name=name, weight_decay=0.1))
+    optimizer = build_optimizer(settings(name=name, weight_decay=0.1))
     after = by_path(trained(optimizer, params, lambda params, step: jax.tree.map(jnp.zeros_like, params)))
     mask = by_path(decay_mask(params))
     for path, before in by_path(params).items():
@@ -140,6 +143,31 @@ def test_without_a_gradient_only_what_decays_moves(settings, params, name):
             assert (np.abs(after[path]) < np.abs(before)).all(), path
         else:
             np.testing.assert_array_equal(after[path], before, err_msg=path)
+
+
+# CompleteP.
+
+
+@pytest.mark.parametrize("exponent", [1.0, 0.5])
+def test_completep_scales_the_layers_epsilon_and_rate(settings, params, exponent):
+    """Eight times as deep: epsilon 8^-a and rate 8^(a-1) times theirs, elsewhere the plain ones."""
+    base = settings(weight_decay=0.3, clip_norm=0.0, epsilon=0.1, schedule="constant", warmup_steps=0)
+    model = replace(base.model, residual="completep", num_layers=16, base_layers=2, depth_exponent=exponent)
+    after = by_path(trained(build_optimizer(replace(base, model=model)), params))
+    for path, leaf in by_path(params).items():
+        factor = 8.0 if "layers" in path else 1.0
+        reference = optax.adamw(
+            0.1 * factor ** (exponent - 1), 0.9, 0.999, 0.1 * factor**-exponent, weight_decay=0.3, mask=decay_mask
+        )
+        alone = by_path(trained(reference, params))[path]
+        assert not np.allclose(alone, leaf)
+        np.testing.assert_allclose(after[path], alone, **CLOSE, err_msg=path)
+
+
+def test_completep_at_its_own_depth_is_plain(settings, params):
+    base = settings()
+    ours = build_optimizer(replace(base, model=replace(base.model, residual="completep")))
+    jax.tree.map(np.testing.assert_array_equal, trained(ours, params), trained(build_optimizer(base), params))
 
 
 # The schedule.
@@ -159,7 +187,7 @@ def test_without_a_gradient_only_what_decays_moves(settings, params, name):
     ],
 )
 def test_schedule(settings, schedule, warmup, steps, expected):
-    rate = learning_rate(*settings(schedule=schedule, warmup_steps=warmup, num_steps=steps))
+    rate = rate_of(settings(schedule=schedule, warmup_steps=warmup, num_steps=steps))
     for step, value in expected.items():
         assert float(rate(step)) == pytest.approx(value, abs=1e-7), step
         assert float(rate(jnp.asarray(step))) == pytest.approx(value, abs=1e-7), step
@@ -168,13 +196,13 @@ def test_schedule(settings, schedule, warmup, steps, expected):
 def test_the_update_uses_the_rate_of_its_step(settings):
     """Adam's first update of a constant gradient is the rate itself."""
     config = settings(schedule="linear", warmup_steps=2, weight_decay=0.0, clip_norm=0.0, beta1=0.0, beta2=0.0, epsilon=1e-12)
-    optimizer = build_optimizer(*config)
+    optimizer = build_optimizer(config)
     params = {"kernel": jnp.zeros(3)}
     state, rates = optimizer.init(params), []
     for step in range(5):
         updates, state = optimizer.update({"kernel": jnp.ones(3)}, state, params, step=step)
         rates.append(-float(updates["kernel"][0]))
-    np.testing.assert_allclose(rates, [float(learning_rate(*config)(step)) for step in range(5)], **CLOSE)
+    np.testing.assert_allclose(rates, [float(rate_of(config)(step)) for step in range(5)], **CLOSE)
     assert rates[0] == pytest.approx(0.05)
 
 
@@ -183,10 +211,10 @@ def test_the_update_uses_the_rate_of_its_step(settings):
 
 def test_adamw_is_optax_adamw_with_that_mask(settings, params):
     config = settings(name="adamw", weight_decay=0.3, clip_norm=0.0)
-    schedule = learning_rate(*config)
+    schedule = rate_of(config)
     mask = {path: path.endswith("kernel") or path == "embeddings/token" for path in by_path(params)}
     reference = optax.adamw(schedule, 0.9, 0.999, 1e-6, weight_decay=0.3, mask=mask)
-    after = by_path(trained(build_optimizer(*config), params))
+    after = by_path(trained(build_optimizer(config), params))
     expected = trained(reference, by_path(params), lambda _, step: by_path(gradients(params, step)))
     for path, leaf in after.items():
         np.testing.assert_allclose(leaf, expected[path], **CLOSE, err_msg=path)
@@ -194,8 +222,8 @@ def test_adamw_is_optax_adamw_with_that_mask(settings, params):
 
 def test_radam_is_optax_radam(settings, params):
     config = settings(name="radam", weight_decay=0.0, clip_norm=0.0)
-    reference = optax.radam(learning_rate(*config), 0.9, 0.999, 1e-6)
-    after = by_path(trained(build_optimizer(*config), params))
+    reference = optax.radam(rate_of(config), 0.9, 0.999, 1e-6)
+    after = by_path(trained(build_optimizer(config), params))
     expected = trained(reference, by_path(params), lambda _, step: by_path(gradients(params, step)))
     for path, leaf in after.items():
         np.testing.assert_allclose(leaf, expected[path], **CLOSE, err_msg=path)
@@ -206,8 +234,8 @@ def test_lamb_treats_every_layer_as_a_parameter_of_its_own(settings, params):
     neither decay nor ratio.
     """
     config = settings(name="lamb", weight_decay=0.3, clip_norm=0.0)
-    schedule = learning_rate(*config)
-    after = by_path(trained(build_optimizer(*config), params))
+    schedule = rate_of(config)
+    after = by_path(trained(build_optimizer(config), params))
     mask = by_path(decay_mask(params))
 
     def slices(tree):
@@ -233,8 +261,8 @@ def test_lamb_treats_every_layer_as_a_parameter_of_its_own(settings, params):
 
 def test_lamb_is_not_one_norm_over_the_whole_stack(settings, params):
     config = settings(name="lamb", weight_decay=0.3, clip_norm=0.0)
-    naive = optax.lamb(learning_rate(*config), 0.9, 0.999, 1e-6, weight_decay=0.3, mask=decay_mask)
-    after, tied = by_path(trained(build_optimizer(*config), params)), by_path(trained(naive, params))
+    naive = optax.lamb(rate_of(config), 0.9, 0.999, 1e-6, weight_decay=0.3, mask=decay_mask)
+    after, tied = by_path(trained(build_optimizer(config), params)), by_path(trained(naive, params))
     path = "encoder/layers/attention/query_kernel"
     assert np.abs(after[path] - tied[path]).max() > 0.05 * np.abs(after[path]).max()
     # Where nothing is stacked the two are one.
@@ -246,7 +274,7 @@ def test_one_layer_does_not_feel_another(settings, params, name):
     """Changing one layer's weights and gradients leaves the updates of the others as they were
     (clipping off).
     """
-    optimizer = build_optimizer(*settings(name=name, clip_norm=0.0))
+    optimizer = build_optimizer(settings(name=name, clip_norm=0.0))
     path = ("encoder", "layers", "attention", "query_kernel")
 
     def louder(tree):
@@ -265,7 +293,7 @@ def test_one_layer_does_not_feel_another(settings, params, name):
 
 
 def test_gradients_are_clipped_by_their_global_norm(settings, params):
-    clipped, free = (build_optimizer(*settings(clip_norm=norm, epsilon=1.0)) for norm in (0.5, 0.0))
+    clipped, free = (build_optimizer(settings(clip_norm=norm, epsilon=1.0)) for norm in (0.5, 0.0))
     assert float(optax.tree.norm(gradients(params, 0))) > 1
 
     def scaled(params, step):
@@ -285,5 +313,5 @@ def test_small_gradients_are_left_alone(settings, params):
         return jax.tree.map(lambda leaf: 1e-4 * leaf, gradients(params, step))
 
     assert float(optax.tree.norm(small(params, 0))) < 0.5
-    clipped, free = (trained(build_optimizer(*settings(clip_norm=norm)), params, small) for norm in (0.5, 0.0))
+    clipped, free = (trained(build_optimizer(settings(clip_norm=norm)), params, small) for norm in (0.5, 0.0))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), clipped, free)

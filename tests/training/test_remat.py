@@ -58,7 +58,7 @@ def test_the_compiled_step_needs_least_with_groups(make_config, variant):
     def temporaries(policy: str) -> int:
         config = make_config("bert", variant, **{"model.num_layers": 36, "model.remat_policy": policy, "train.batch_size": 16})
         config = replace(config, mesh=replace(config.mesh, data=1))
-        model, optimizer = build_model(config.model), build_optimizer(config.optimizer, config.train)
+        model, optimizer = build_model(config.model), build_optimizer(config)
         mesh = make_mesh(config, jax.devices()[:1])
         compiled = compile_train_step(config, model, optimizer, mesh, abstract_state(config, optimizer, mesh))
         return compiled.memory_analysis().temp_size_in_bytes

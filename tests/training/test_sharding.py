@@ -50,7 +50,7 @@ def test_where_parameters_lie(make_config):
     for variant in ("2l8h", "16l1h"):
         config = make_config("bert", variant)
         mesh = jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-        optimizer = build_optimizer(config.optimizer, config.train)
+        optimizer = build_optimizer(config)
         params = state_shardings(config, optimizer, mesh).params
         layers = params["encoder"]["layers"]
         specs[variant] = {
@@ -88,7 +88,7 @@ def test_fsdp_takes_the_first_axis_that_it_divides(make_config, fsdp, layers, qu
 def test_optimizer_moments_lie_with_their_parameters(make_config):
     config = make_config("bert", "2l8h")
     mesh = jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
-    optimizer = build_optimizer(config.optimizer, config.train)
+    optimizer = build_optimizer(config)
     shardings = state_shardings(config, optimizer, mesh)
     moments = next(part for part in jax.tree.leaves(shardings.opt_state, is_leaf=lambda x: hasattr(x, "mu")) if hasattr(part, "mu"))
     assert moments.mu == shardings.params

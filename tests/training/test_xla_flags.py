@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mhsh.errors import UserError
-from mhsh.training.xla_flags import RECOMMENDED, compiler_options, flags_in_force
+from mhsh.training.xla_flags import compiler_options, flags_in_force
 from tests.training.states import train_step_of
 
 
 def test_what_they_become(monkeypatch):
     assert compiler_options("none", "cpu") == compiler_options("recommended", "cpu") == {}
-    assert compiler_options("recommended", "TPU v6 lite") == RECOMMENDED["TPU v6 lite"]
+    assert compiler_options("recommended", "NVIDIA H200") == {"xla_gpu_enable_latency_hiding_scheduler": True}
     assert compiler_options("--xla_a=true  --xla_b=2", "cpu") == {"xla_a": True, "xla_b": "2"}
     monkeypatch.setenv("XLA_FLAGS", "--xla_c=3")
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)

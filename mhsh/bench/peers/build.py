@@ -63,6 +63,8 @@ def check_config(flag: str, config: Config, *, training: bool) -> None:
     if model.residual not in PEER_RESIDUALS:
         allowed = ", ".join(PEER_RESIDUALS)
         raise UserError(f"--{flag}: model.residual = {model.residual!r} has no torch peer; allowed with --peer: {allowed}")
+    if model.qk_norm:
+        raise UserError(f"--{flag}: model.qk_norm = True has no torch peer; add --{flag}.model.qk_norm=False")
     if training and optimizer.name != "adamw":
         raise UserError(f"--{flag}: peers train with AdamW; add --{flag}.optimizer.name=adamw")
     # Several CPU devices are the cores of one machine, which the peer has too.

@@ -16,8 +16,8 @@ import numpy as np
 
 from mhsh.config.differences import flatten
 from mhsh.config.fields import Field, all_fields
+from mhsh.config.roles import Row as ConfigRow
 from mhsh.config.schema import OBJECTIVES, Config
-from mhsh.config.schema import Row as ConfigRow
 from mhsh.errors import UserError
 from mhsh.report.compare.groups import Group
 from mhsh.report.render.format import format_distinct, format_list, format_names, format_percent, format_recorded

@@ -26,6 +26,11 @@ SCHEME_NAMES = {
     "admin_closed_one": "Admin, closed form $O(1)$",
     "deepnorm": "DeepNorm",
     "rezero": "ReZero",
+    "keel": "Keel",
+    "peri_ln": "Peri-LN",
+    "ln_scaling": "LayerNorm scaling",
+    "completep": "CompleteP",
+    "hybrid_norm": "HybridNorm",
 }
 
 

@@ -12,7 +12,8 @@ from mhsh.bench.intervals import Interval
 from mhsh.config.differences import differences
 from mhsh.config.fields import all_fields
 from mhsh.config.resolve import with_added_fields
-from mhsh.config.schema import Config, Step
+from mhsh.config.roles import Step
+from mhsh.config.schema import Config
 from mhsh.report.compare.results import crossing
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.loading import Run

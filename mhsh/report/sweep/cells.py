@@ -7,13 +7,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 
+from mhsh.config.fields import SHAPING
 from mhsh.files import absolute
 from mhsh.outcome import DIVERGED, LEFT, ON_PLATEAU, PLATEAU_RULE, SMOOTHING_RULE
 from mhsh.report.compare.fairness import SHAPE
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.loading import Run, load_runs
 from mhsh.report.runs.summary import Summary, summarize
-from mhsh.sweep.axes import HEADS_PER_LAYER, SEEDS, Axis, Value, fields_of
+from mhsh.sweep.axes import SEEDS, Axis, Value, fields_of
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, CellState, PlannedCell, SweepFolder
 
 # Verdicts, beside DIVERGED. A cell that has not ended has its state as verdict: failed, running,
@@ -110,9 +111,9 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
 
 def treatment_of(axes: Sequence[Axis]) -> tuple[str, ...]:
     """What is meant to differ between the runs of a sweep, as `compare` takes it: their shape, and
-    the fields of the axes. Heads per layer are shape, and seeds make no difference.
+    the fields of the axes. What shapes the model is shape, and seeds make no difference.
     """
-    others = (*SEEDS, HEADS_PER_LAYER)
+    others = (*SEEDS, *SHAPING)
     swept = (field for axis in axes if axis.path not in others for field in fields_of(axis.path))
     return tuple(dict.fromkeys([SHAPE, *swept]))
 

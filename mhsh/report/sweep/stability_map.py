@@ -7,10 +7,11 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from mhsh.config.fields import HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE
 from mhsh.outcome import DIVERGED
 from mhsh.report.render.format import format_loss
 from mhsh.report.sweep.cells import CONVERGED, PLATEAUED, UNKNOWN, Sweep, SweptCell, setting_words
-from mhsh.sweep.axes import DEPTH, HEADS_PER_LAYER, LEARNING_RATE, SCHEME, scheme_of
+from mhsh.sweep.axes import DEPTH, LEARNING_RATE, SCHEME, scheme_of
 from mhsh.sweep.folder import FAILED, RUNNING, STOPPED, WAITING
 
 # Verdicts and their letters. A square shows the first verdict that one of its seeds has.
@@ -60,7 +61,7 @@ class Grid:
 def map_axes(sweep: Sweep) -> tuple[str, str] | None:
     """The paths of the map's axes, learning rate and depth; None without two values of each."""
     several = [axis.path for axis in sweep.axes if len(axis.values) > 1]
-    depth = next((path for path in (DEPTH, HEADS_PER_LAYER) if path in several), None)
+    depth = next((path for path in (DEPTH, HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE) if path in several), None)
     return (LEARNING_RATE, depth) if depth and LEARNING_RATE in several else None
 
 

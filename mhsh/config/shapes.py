@@ -1,0 +1,90 @@
+"""Other shapes of the same model: its heads grouped otherwise, or its parameters in more or fewer
+layers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from mhsh.config.schema import ModelConfig
+from mhsh.errors import UserError
+
+# By how much the parameters of the layers may differ (at_equal_size).
+EQUAL_SIZE = 0.01
+
+
+def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
+    """The same heads stacked in depth, in both stacks: L' = L N / n, N' = n, F' = F n / N; H and D
+    unchanged. More heads than there are make the model shallower.
+
+    Source: Liu, Liu and Han, arXiv 2106.09650, section 3 (the shapes of their single-head models).
+
+    Raises:
+      UserError: L N / n or F n / N is not whole.
+    """
+    n, num_heads, depths = heads_per_layer, model.num_heads, (model.num_layers, model.num_decoder_layers)
+    if n < 1 or any(depth * num_heads % n for depth in depths):
+        whole = (d for d in range(1, model.num_layers * num_heads + 1) if not any(depth * num_heads % d for depth in depths))
+        raise UserError(
+            f"model.heads_per_layer = {n} does not divide the {' or '.join(str(depth * num_heads) for depth in depths if depth)} "
+            f"heads of all layers; allowed: {', '.join(map(str, whole))}"
+        )
+    if (model.mlp_dim * n) % num_heads:
+        raise UserError(
+            f"model.heads_per_layer = {n}: the feed-forward width {model.mlp_dim} x {n} is not divisible by "
+            f"model.num_heads = {num_heads}; choose another model.mlp_dim"
+        )
+    return replace(
+        model,
+        num_layers=model.num_layers * num_heads // n,
+        num_decoder_layers=model.num_decoder_layers * num_heads // n,
+        num_heads=n,
+        mlp_dim=model.mlp_dim * n // num_heads,
+        layers_per_group=model.layers_per_group * num_heads / n if model.fans == "ungrouped" else 1.0,
+        base_layers=(model.base_layers or model.num_layers) if model.residual == "completep" else model.base_layers,
+    )
+
+
+def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
+    """As many parameters in `num_layers` layers of N heads: D and H times sqrt(L / L'), rounded,
+    and F so that the layers of both stacks have as many parameters as before, within 1 %.
+
+    It is the control of regrouping: depth changes, the heads of a layer do not.
+
+    Raises:
+      UserError: a depth that is not whole in both stacks, or no such width.
+    """
+    ratio = num_layers / model.num_layers
+    if num_layers < 1 or (model.num_decoder_layers * num_layers) % model.num_layers:
+        raise UserError(
+            f"model.layers_at_equal_size = {num_layers}: give 1 or more layers, and such that the decoder's "
+            f"{model.num_decoder_layers} times {num_layers} / {model.num_layers} are whole"
+        )
+    width = 2 * round(model.embed_dim / math.sqrt(ratio) / 2)  # sinusoids come in pairs
+    narrow = replace(
+        model,
+        num_layers=num_layers,
+        num_decoder_layers=model.num_decoder_layers * num_layers // model.num_layers,
+        embed_dim=width,
+        head_dim=round(model.head_dim * width / model.embed_dim),
+        mlp_dim=0,
+        base_layers=(model.base_layers or model.num_layers) if model.residual == "completep" else model.base_layers,
+    )
+    aim, units = layer_parameters(model), (narrow.num_layers + narrow.num_decoder_layers) * (2 * width + 1)
+    found = replace(narrow, mlp_dim=round((aim - layer_parameters(narrow)) / units)) if width and narrow.head_dim else narrow
+    if found.mlp_dim < 1 or abs(layer_parameters(found) / aim - 1) > EQUAL_SIZE:
+        raise UserError(
+            f"model.layers_at_equal_size = {num_layers}: no width has the {aim:,} parameters of {model.num_layers} layers "
+            f"of {model.embed_dim} within {EQUAL_SIZE:.0%}; choose a depth nearer to {model.num_layers}"
+        )
+    return found
+
+
+def layer_parameters(model: ModelConfig) -> int:
+    """Weights, biases and LayerNorms of the layers of both stacks, of a Post-LN model."""
+    d, heads = model.embed_dim, model.num_heads * model.head_dim
+    attention, feed_forward, norm = 4 * d * heads + 3 * heads + d, 2 * d * model.mlp_dim + model.mlp_dim + d, 2 * d
+    encoder = model.num_layers * (attention + feed_forward + 2 * norm)
+    return encoder + model.num_decoder_layers * (2 * attention + feed_forward + 3 * norm)

@@ -1,0 +1,148 @@
+"""Regrouping heads in both directions, and as many parameters in more or fewer layers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from mhsh.config import shipped
+from mhsh.config.resolve import from_dict
+from mhsh.config.shapes import at_equal_size, layer_parameters, regroup
+from mhsh.errors import UserError
+from mhsh.models.costs import parameter_counts
+
+BERT = from_dict(shipped.load("bert").get_config("2l8h").to_dict())
+
+
+# (L, N, F) of every grouping of BERT-large's and BERT-base's heads, from the most heads a layer to
+# one.
+GROUPINGS = {
+    "24l16h": [(24, 16, 4096), (48, 8, 2048), (96, 4, 1024), (192, 2, 512), (384, 1, 256)],
+    "12l12h": [(12, 12, 3072), (24, 6, 1536), (36, 4, 1024), (48, 3, 768), (72, 2, 512), (144, 1, 256)],
+}
+
+
+@pytest.mark.parametrize(("base", "shape"), [(base, shape) for base, shapes in GROUPINGS.items() for shape in shapes])
+def test_regrouping_twice_is_regrouping_once(make_config, base, shape):
+    shallow = make_config("bert", base).model
+    num_heads = shape[1]
+    once, *twice = [n for n in (num_heads * 2, num_heads) if shallow.num_heads % n == 0]
+    for n in twice:
+        assert regroup(regroup(shallow, once), n) == regroup(shallow, n)
+
+
+@pytest.mark.parametrize(("base", "shape"), [(base, shape) for base, shapes in GROUPINGS.items() for shape in shapes])
+def test_regrouped_shapes(make_config, base, shape):
+    shallow = make_config("bert", base).model
+    num_layers, num_heads, mlp_dim = shape
+    parts = num_layers // shallow.num_layers
+    expected = replace(shallow, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim, layers_per_group=parts)
+    assert regroup(shallow, num_heads) == expected
+    assert make_config("bert", f"{num_layers}l{num_heads}h").model == expected
+
+
+@pytest.mark.parametrize("heads_per_layer", [3, 5, 7, 32, 0, -1, -8])
+def test_regroup_refuses_what_does_not_divide_the_heads(heads_per_layer):
+    said = f"heads_per_layer = {heads_per_layer} does not divide the 16 heads of all layers; allowed: 1, 2, 4, 8, 16$"
+    with pytest.raises(UserError, match=said):
+        regroup(BERT.model, heads_per_layer)
+
+
+def test_regroup_refuses_what_does_not_divide_the_heads_of_both_stacks(make_config):
+    model = replace(make_config("translation", "6l8h").model, num_decoder_layers=4)
+    assert regroup(model, 16).num_decoder_layers == 2
+    with pytest.raises(UserError, match=r"= 24 does not divide the 48 or 32 heads of all layers; allowed: 1, 2, 4, 8, 16$"):
+        regroup(model, 24)
+
+
+def test_regroup_upwards_makes_fewer_layers_of_more_heads(make_config):
+    large = make_config("bert", "24l16h").model
+    up = regroup(large, 32)
+    assert (up.num_layers, up.num_heads, up.mlp_dim, up.layers_per_group) == (12, 32, 8192, 0.5)
+    assert regroup(up, 16) == large
+    counts = [parameter_counts(model)["encoder"] for model in (large, up)]
+    assert counts[1] == pytest.approx(counts[0], rel=0.01)
+
+
+def test_regroup_keeps_the_depth_at_which_completep_was_tuned(make_config):
+    model = make_config("bert", "24l16h", **{"model.residual": "completep"}).model
+    assert [regroup(model, n).base_layers for n in (32, 16, 4, 1)] == [24, 24, 24, 24]
+    assert regroup(regroup(model, 4), 1).base_layers == 24
+    assert regroup(replace(model, base_layers=6), 1).base_layers == 6
+
+
+def test_regroup_refuses_a_feed_forward_width_that_cannot_be_shared_out():
+    odd = replace(BERT.model, mlp_dim=100)
+    assert regroup(odd, 2).mlp_dim == 25
+    with pytest.raises(UserError, match=r"width 100 x 1 is not divisible by model.num_heads = 8; choose another model.mlp_dim"):
+        regroup(odd, 1)
+
+
+SHAPES = st.tuples(st.integers(1, 64), st.integers(1, 48), st.integers(1, 512), st.integers(1, 48))
+
+
+@settings(deadline=None, database=None)
+@given(SHAPES)
+def test_regroup_keeps_what_it_must_or_refuses(shape):
+    num_layers, num_heads, mlp_dim, n = shape
+    before = replace(BERT.model, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
+    if (num_layers * num_heads) % n or (mlp_dim * n) % num_heads:
+        with pytest.raises(UserError):
+            regroup(before, n)
+        return
+    after = regroup(before, n)
+    assert after.num_heads == n
+    assert after.num_layers * after.num_heads == num_layers * num_heads
+    assert after.num_layers * after.mlp_dim == num_layers * mlp_dim
+    assert after.layers_per_group == num_heads / n
+    unchanged = dict(num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim, layers_per_group=1)
+    assert replace(after, **unchanged) == before
+    assert regroup(after, n) == after
+
+
+@settings(deadline=None, database=None)
+@given(SHAPES)
+def test_regroup_to_the_same_heads_is_the_identity(shape):
+    num_layers, num_heads, mlp_dim, _ = shape
+    model = replace(BERT.model, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
+    assert regroup(model, num_heads) == model
+
+
+@pytest.mark.parametrize("num_layers", [6, 12, 24, 48, 96])
+def test_as_many_parameters_in_other_depths(make_config, num_layers):
+    large = make_config("bert", "24l16h").model
+    other = make_config("bert", "24l16h", **{"model.layers_at_equal_size": num_layers}).model
+    assert other == at_equal_size(large, num_layers)
+    assert (other.num_layers, other.num_heads) == (num_layers, 16)
+    assert other.embed_dim == pytest.approx(1024 * (24 / num_layers) ** 0.5, abs=1)
+    assert other.head_dim == pytest.approx(64 * (24 / num_layers) ** 0.5, abs=0.51)
+    assert parameter_counts(other)["encoder"] == pytest.approx(parameter_counts(large)["encoder"], rel=0.01)
+
+
+def test_as_many_parameters_in_both_stacks(make_config):
+    base = make_config("translation", "6l8h", **{"model.residual": "post_ln"}).model
+    deep = at_equal_size(base, 24)
+    assert (deep.num_layers, deep.num_decoder_layers, deep.num_heads, deep.embed_dim) == (24, 24, 8, 256)
+    counts = [parameter_counts(model) for model in (base, deep)]
+    sums = [count["encoder"] + count["decoder"] for count in counts]
+    assert sums[1] == pytest.approx(sums[0], rel=0.01)
+
+
+def test_the_counted_parameters_are_the_models():
+    assert layer_parameters(BERT.model) == parameter_counts(replace(BERT.model, residual="post_ln"))["encoder"]
+
+
+def test_the_same_depth_is_the_same_model():
+    assert at_equal_size(BERT.model, BERT.model.num_layers) == BERT.model
+
+
+def test_a_depth_without_a_width_is_refused(make_config):
+    with pytest.raises(UserError, match=r"^model.layers_at_equal_size = 99999: no width has the .* parameters of 2 layers"):
+        at_equal_size(BERT.model, 99999)
+    with pytest.raises(UserError, match=r"^model.layers_at_equal_size = -1: give 1 or more layers"):
+        at_equal_size(BERT.model, -1)
+    uneven = replace(make_config("translation", "6l8h").model, num_decoder_layers=5)
+    with pytest.raises(UserError, match=r"the decoder's 5 times 8 / 6 are whole$"):
+        at_equal_size(uneven, 8)
