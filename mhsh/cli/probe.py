@@ -40,6 +40,7 @@ class Source(NamedTuple):
     config: Config
     params: Any
     batch: Mapping[str, Any]
+    corpus: Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_kind(kinds, "gradients", "the gradient's norm in every layer and sublayer")
     _add_kind(kinds, "coverage", "how many positions a token draws on: in a head, in a layer, through the stack")
     _add_kind(kinds, "similarity", "how alike the residual stream is before and after each layer")
+    ablation = _add_kind(kinds, "ablation", "the loss without a layer, with two swapped, and without the last ones")
+    ablation.add_argument("--batches", type=int, default=4, metavar="K", help="validation batches of --rows rows (default: 4)")
     depths = "6,12,24,48,96,192,384"
     schemes = (
         "post_ln, pre_ln, admin_profiled, admin_closed_log, admin_closed_one, deepnorm, rezero, keel, peri_ln, ln_scaling, "
@@ -95,8 +98,10 @@ def run(
     configs; prints a table, and writes `out` and the pictures beside it.
 
     Args:
-      kind: the probe. Amplification has the `options` depths, schemes, draws and noise.
-      rows: of the batch, which is the first that training draws at this size.
+      kind: the probe. Amplification has the `options` depths, schemes, draws and noise, ablation
+        has batches.
+      rows: of the batch, which is the first that training draws at this size; of ablation, of each
+        validation batch.
 
     Raises:
       UserError: neither runs nor a config are given, or both; a run has no such checkpoint; a file
@@ -134,12 +139,10 @@ def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: 
         raise UserError(f"give either runs ({folders[0]}) or --config, not both")
     if configs and step is not None:
         raise UserError("--step goes with RUN: a fresh model has no checkpoints")
-    if options and "against" in configs:
+    if "noise" in options and "against" in configs:
         raise UserError("--against does not go with amplification: give --schemes and --depths")
-    if options and not folders and not math.isfinite(options["noise"]):
-        raise UserError(f"--noise={options['noise']}: give a number above 0")
-    for name, value in (("rows", rows), ("draws", options.get("draws", 1)), ("noise", options.get("noise", 1))):
-        if not value > 0:
+    for name, value in {"rows": rows, **{name: options[name] for name in ("batches", "draws", "noise") if name in options}}.items():
+        if not 0 < value < math.inf:
             raise UserError(f"--{name}={value}: give a number above 0")
     for name, config in configs.items():
         if config.train.start_from:
@@ -153,8 +156,9 @@ def _of_run(folder: str, step: int | None, rows: int) -> Source:
     config = run_folder.read_config()
     _, params = load_for_inference(run_folder, config, step, 1)
     _check_finite(folder, params)
-    batch = _batch(load_recorded_corpus(run_folder, config), rows)
-    return Source(Path(folder).name or folder, step if step is not None else run_folder.newest_checkpoint(), config, params, batch)
+    corpus = load_recorded_corpus(run_folder, config)
+    at = step if step is not None else run_folder.newest_checkpoint()
+    return Source(Path(folder).name or folder, at, config, params, _batch(corpus, rows), corpus)
 
 
 def _check_finite(folder: str, params: Any) -> None:
@@ -181,10 +185,10 @@ def _fresh(name: str, config: Config, rows: int) -> Source:
     from mhsh.training.sharding import make_mesh
     from mhsh.training.state import create_state
 
-    batch = _batch(load_corpus(config, None), rows)
-    here = _here(config, rows)
+    corpus = load_corpus(config, None)
+    batch, here = _batch(corpus, rows), _here(config, rows)
     state = create_state(here, build_model(config.model), optax.identity(), make_mesh(here, jax.devices()[:1]), batch)
-    return Source(f"{name}: {_shape(config)} {config.model.residual}, fresh", None, config, state.params, batch)
+    return Source(f"{name}: {_shape(config)} {config.model.residual}, fresh", None, config, state.params, batch, corpus)
 
 
 def _here(config: Config, rows: int) -> Config:
@@ -199,6 +203,16 @@ def _batch(corpus: Any, rows: int) -> Mapping[str, Any]:
     first = corpus.train_steps(rows)[0]
     assert first is not None
     return first
+
+
+def _validation(corpus: Any, count: int, rows: int) -> list[Mapping[str, Any]]:
+    """The first `count` batches of validation rows, none of them filled up."""
+    if len(corpus.validation) < count * rows:
+        raise UserError(
+            f"--batches={count} of --rows={rows} are more than the {len(corpus.validation)} validation rows; lower one of them"
+        )
+    batches = corpus.validation_batches(rows)
+    return [batches[index] for index in range(count)]
 
 
 def _shape(config: Config) -> str:
@@ -290,6 +304,12 @@ def _probe(kind: str, source: Source, options: dict[str, Any]) -> dict[str, Any]
     """What the probe `kind` finds in a model."""
     if kind == "amplification":
         return _layer_changes(source, options)
+    from mhsh.probes.ablation import ablation
+
+    if kind == "ablation":
+        return ablation(
+            source.config.model, source.params, _validation(source.corpus, options["batches"], len(source.batch["inputs"]))
+        )
     from mhsh.probes.coverage import coverage
     from mhsh.probes.dependency import dependency
     from mhsh.probes.gradient_flow import gradient_flow

@@ -1,4 +1,4 @@
-"""How a quantity grows with depth: the exponent of a power law, and the best of three laws."""
+"""How a quantity grows with depth: the exponent of a power law, and the best of four laws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from scipy import stats
 CONFIDENCE = 0.95
 
 # The laws of the theory. Each has one free factor, so that the fits are comparable.
-LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"O(1)": np.ones_like, "O(log n)": np.log, "O(n)": lambda n: n}
+LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "O(1/n)": lambda n: 1 / n,
+    "O(1)": np.ones_like,
+    "O(log n)": np.log,
+    "O(n)": lambda n: n,
+}
 
 
 class Growth(NamedTuple):

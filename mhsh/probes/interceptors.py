@@ -35,14 +35,14 @@ def plain_model(config: ModelConfig) -> Model:
     return build_model(replace(config, kernels="plain", attention_implementation="xla", remat_policy="none"))
 
 
-def run_and_collect(model: Model, params: Any, batch: Batch, interceptor: Interceptor) -> dict[str, Any]:
+def run_and_collect(model: Model, params: Any, batch: Batch, interceptor: Interceptor, perturbations: Any = None) -> dict[str, Any]:
     """Runs one forward pass without dropout. Pure if the interceptor is.
 
     Returns, by module, what the interceptor wrote with `module.sow(PROBE, name, value)` or
-    `module.perturb(name, value, PROBE)`.
+    `module.perturb(name, value, PROBE)`, which adds the `perturbations`.
     """
     with nn.intercept_methods(_flax_interceptor(interceptor)):
-        _, written = model.apply({"params": params}, batch, None, mutable=[PROBE])
+        _, written = model.apply(_variables(params, perturbations), batch, None, mutable=[PROBE])
     collected: Any = written.get(PROBE, {})
     return dict(collected)
 
@@ -52,9 +52,12 @@ def run_intercepted(model: Model, params: Any, batch: Batch, interceptor: Interc
 
     `perturb` adds the `perturbations`: a tree like the zeros that `run_and_collect` returns for it.
     """
-    variables = {"params": params} if perturbations is None else {"params": params, PROBE: perturbations}
     with nn.intercept_methods(_flax_interceptor(interceptor)):
-        model.apply(variables, batch, None)
+        model.apply(_variables(params, perturbations), batch, None)
+
+
+def _variables(params: Any, perturbations: Any) -> dict[str, Any]:
+    return {"params": params} if perturbations is None else {"params": params, PROBE: perturbations}
 
 
 def non_padding(batch: Batch, stack: str) -> Bool[Array, "B T"]:

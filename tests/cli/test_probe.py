@@ -59,10 +59,10 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize("kind", ["dependency", "gradients", "coverage", "similarity", "amplification"])
+@pytest.mark.parametrize("kind", ["dependency", "gradients", "coverage", "similarity", "amplification", "ablation"])
 def test_a_run(run, tmp_path, capsys, kind):
     out = tmp_path / "found.json"
-    few = ["--draws=1"] if kind == "amplification" else []
+    few = {"amplification": ["--draws=1"], "ablation": ["--batches=2"]}.get(kind, [])
     assert main(["probe", kind, str(run), "--rows=2", *few, f"--out={out}"]) == 0
     said = capsys.readouterr().out
     assert "_tiny$run" in said
@@ -84,6 +84,9 @@ def test_a_run(run, tmp_path, capsys, kind):
         assert sum(sum(part) if isinstance(part, list) else part for part in figures.values()) == pytest.approx(1, abs=1e-3)
     elif kind == "similarity":
         assert all(0 < value <= 1.0001 for value in figures["cka"])
+    elif kind == "ablation":
+        assert [len(figures[name]) for name in ("whole", "skipped", "swapped", "influence", "later")] == [2, 3, 2, 3, 3]
+        assert all(len(losses) == 2 for losses in (*figures["skipped"], *figures["without_last"].values()))
     else:
         assert len(figures) == 3 and min(figures) > 0
     if kind == "amplification":  # the layers of a model are not independent: an exponent has no interval

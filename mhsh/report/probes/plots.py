@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mhsh.report.estimate import mean_band
 from mhsh.report.render.figure_files import PAGE, add_legend, figure_bytes, figure_style
 from mhsh.report.render.format import SCHEME_NAMES
 from mhsh.report.render.styles import curve_style
@@ -116,6 +117,26 @@ def _similarity(figure: Figure, document: Document) -> None:
         _finish(axes, f"stream before and after a layer: {title}", "depth (1: the last layer)", "1: the same")
 
 
+def _ablation(figure: Figure, document: Document) -> None:
+    panels = figure.subplots(1, 3)
+    for index, (label, values) in enumerate(_stacks(document)):
+        depth, whole = len(values["skipped"]), np.array(values["whole"])
+        counts = np.array([int(count) for count in values["without_last"]])
+        left_out = np.array(list(values["without_last"].values())) - whole
+        for axes, x, more in (
+            (panels[0], _depth(depth), np.array(values["skipped"]) - whole),
+            (panels[1], np.arange(1, depth) / depth, np.array(values["swapped"]).reshape(-1, len(whole)) - whole),
+            (panels[2], counts / depth, left_out),
+        ):
+            mean, low, high = mean_band(more.T)
+            _line(axes, index, label, x, mean)
+            axes.fill_between(x, low, high, color=curve_style(index).color, alpha=0.15, linewidth=0)
+    titles = ("one layer skipped", "two neighbours swapped", "the last layers left out")
+    places = ("depth (1: the last layer)", "depth", "share of the layers")
+    for axes, title, place in zip(panels, titles, places, strict=True):
+        _finish(axes, title, place, "more loss, nats" if axes is panels[0] else "")
+
+
 def _amplification(figure: Figure, document: Document) -> None:
     axes = figure.subplots(1, 1)
     axes.set_xscale("log", base=2)
@@ -160,4 +181,5 @@ _KINDS: dict[str, Callable[[Figure, Document], None]] = {
     "gradients": _gradients,
     "coverage": _coverage,
     "similarity": _similarity,
+    "ablation": _ablation,
 }

@@ -90,6 +90,49 @@ def _similarity_table(document: dict[str, Any]) -> None:
     _print("the residual stream before and after a layer", columns, rows)
 
 
+def _ablation_table(document: dict[str, Any]) -> None:
+    def more(figures: dict[str, Any], name: str) -> np.ndarray:
+        """The mean increase of the loss, layer by layer."""
+        return (np.array(figures[name]).reshape(-1, len(figures["whole"])) - np.array(figures["whole"])).mean(axis=1)
+
+    rows = [
+        [
+            model["name"],
+            stack,
+            float(np.mean(figures["whole"])),
+            float(more(figures, "skipped").mean()),
+            float(more(figures, "skipped").max()),
+            float(more(figures, "swapped").mean()) if figures["swapped"] else "",
+            *_without_half(figures),
+            float(np.mean(figures["influence"])),
+            float(np.mean(figures["later"])),
+        ]
+        for model in document["models"]
+        for stack, figures in model["result"].items()
+    ]
+    columns = [
+        "model",
+        "stack",
+        "loss",
+        "+ a layer skipped",
+        "most",
+        "+ two swapped",
+        "last left out",
+        "+",
+        "influence",
+        "on later",
+    ]
+    _print("the loss without layers, and in another order; means over the layers", columns, rows)
+
+
+def _without_half(figures: dict[str, Any]) -> list[Any]:
+    """How many of the last layers are left out, at most half of them, and the increase."""
+    depth = len(figures["skipped"])
+    counts = [int(count) for count in figures["without_last"] if int(count) <= max(1, depth // 2)]
+    losses = figures["without_last"][str(max(counts))]
+    return [f"{max(counts)} of {depth}", float(np.mean(losses) - np.mean(figures["whole"]))]
+
+
 def _amplification_table(document: dict[str, Any]) -> None:
     if "schemes" in document:
         rows = [
@@ -128,4 +171,5 @@ _PRINTERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "gradients": _gradients_table,
     "coverage": _coverage_table,
     "similarity": _similarity_table,
+    "ablation": _ablation_table,
 }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
 from mhsh.data.fine_tuning.classification import kept_lengths, load_classification, read_splits
 from mhsh.data.fine_tuning.glue import GLUE_TASKS
@@ -37,7 +38,8 @@ def load(make_config, tmp_path: Path):
             (tmp_path / folder / name).write_text("".join(line + "\n" for line in lines))
         (tmp_path / "vocab.txt").write_text("".join(token + "\n" for token in VOCAB))
         shape = load_fields("bert", "2l8h")["model"]
-        shape.pop("heads_per_layer")
+        for path in SHAPING:
+            shape.pop(path.split(".")[1])
         model = ModelConfig(**shape | dict(objective="classification", next_sentence=False, num_classes=2) | changes)
         data = data_config(task, f"tsv:{tmp_path}", str(tmp_path / "vocab.txt"), sequence_length)
         return load_classification(model, data, None)

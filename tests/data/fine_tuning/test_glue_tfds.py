@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
 from mhsh.data.fine_tuning.classification import ClassificationCorpus, load_classification, read_splits
 from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file
@@ -76,7 +77,8 @@ def write_task(folder: Path, name: str) -> dict[str, tuple[str, str]]:
 def load(task: str, source: str, vocab: Path) -> tuple[ClassificationCorpus, list[list[int]]]:
     """The corpus, and the indices of the examples of every split."""
     model = load_fields("bert", "2l8h")["model"]
-    model.pop("heads_per_layer")
+    for path in SHAPING:
+        model.pop(path.split(".")[1])
     model |= dict(objective="classification", vocab_size=30522, next_sentence=False, num_classes=GLUE_TASKS[task].num_classes)
     data = ClassificationDataConfig(task=task, source=source, vocab_path=str(vocab), lowercase=True, sequence_length=16, seed=0)
     corpus = load_classification(ModelConfig(**model), data, None)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ModelConfig, SpanDataConfig
 from mhsh.data.fine_tuning.spans import SpanCorpus, encode_questions, load_spans, span_targets
 from mhsh.data.fine_tuning.squad import Answer, Question
@@ -25,7 +26,8 @@ VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##ish", "##en", 
 
 def model_config() -> ModelConfig:
     shape = load_fields("bert", "2l8h")["model"]
-    shape.pop("heads_per_layer")
+    for path in SHAPING:
+        shape.pop(path.split(".")[1])
     return ModelConfig(**shape | dict(objective="span", next_sentence=False))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ModelConfig, SpanDataConfig
 from mhsh.data.fine_tuning.spans import load_spans
 from mhsh.data.fine_tuning.squad import Answer, Question, SquadData, read_prepared_squad, read_squad
@@ -115,7 +116,8 @@ def test_the_same_questions_as_in_the_original_files(folder, prepared):
 def test_the_same_rows_as_from_files_in_the_same_order(prepared, tmp_path):
     (tmp_path / "vocab.txt").write_text("".join(token + "\n" for token in VOCAB))
     model = load_fields("bert", "2l8h")["model"] | dict(objective="span", next_sentence=False)
-    model.pop("heads_per_layer")
+    for path in SHAPING:
+        model.pop(path.split(".")[1])
     common = dict(
         vocab_path=str(tmp_path / "vocab.txt"), lowercase=True, sequence_length=24, stride=5, max_question_length=8, seed=0
     )

@@ -1,0 +1,134 @@
+"""Ablation: what the loss becomes when layers are left out or change places. Is the depth used?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from mhsh.config.schema import ModelConfig
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
+from mhsh.models.residual import Stream
+from mhsh.models.transformer import DecoderLayer, EncoderLayer
+from mhsh.models.types import Batch, in_stack_order
+from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
+from mhsh.probes.similarity import similarity
+
+_STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
+
+
+def ablation(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
+    """By stack; a list over layers holds a list over the K batches.
+
+    - `whole`: the loss of the model as it is (K values).
+    - `skipped`: the loss without layer l: the stream passes it by. What a scheme derives from the
+      depth stays, as does the number of every other layer.
+    - `swapped`: the loss with layers l and l + 1 in each other's place.
+    - `without_last`: {k: loss without the last k layers}, k = 1, 2, 4, ... and all of them.
+    - `influence`: 1 - the mean cosine between a token's stream before and after layer l (Men et al.
+      2024, ShortGPT, arXiv 2403.03853, eq. 1).
+    - `later`: how much the later layers depend on layer l: the largest relative change of what one
+      of them adds, |c' - c| / |c| averaged over tokens, where l is skipped (Csordas et al. 2025,
+      arXiv 2505.13898, section 3.2); 0 of the last layer. Of the first batch alone.
+    """
+    losses = _Losses(config, params)
+    found: dict[str, dict[str, Any]] = {}
+    for stack, depth in losses.depths.items():
+        counts = sorted({2**power for power in range(depth.bit_length()) if 2**power < depth} | {depth})
+        found[stack] = {
+            "whole": [losses(batch) for batch in batches],
+            "skipped": [[losses(batch, stack, skipped=[layer]) for batch in batches] for layer in range(depth)],
+            "swapped": [[losses(batch, stack, swapped=layer) for batch in batches] for layer in range(depth - 1)],
+            "without_last": {
+                str(count): [losses(batch, stack, skipped=range(depth - count, depth)) for batch in batches] for count in counts
+            },
+            "later": losses.later_changes(batches[0], stack),
+        }
+    cosines = [similarity(config, params, batch) for batch in batches]
+    for stack, figures in found.items():
+        figures["influence"] = (1 - np.array([each[stack]["cosine"] for each in cosines]).T).tolist()
+    return found
+
+
+class _Losses:
+    """The loss of a model with other layers, by one compiled program."""
+
+    def __init__(self, config: ModelConfig, params: Any) -> None:
+        self._model, self._params = plain_model(config), params
+        depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
+        self.depths = {stack: depth for stack, depth in depths.items() if depth}
+        self._loss = jax.jit(self._loss_of)
+        self._streams = jax.jit(self._streams_of)
+
+    def __call__(self, batch: Batch, stack: str = "encoder", skipped: Sequence[int] = (), swapped: int | None = None) -> float:
+        order = {name: np.arange(depth) for name, depth in self.depths.items()}
+        if swapped is not None:
+            order[stack][[swapped, swapped + 1]] = swapped + 1, swapped
+        return float(self._loss(self._params, dict(batch), self._gates(stack, skipped), order))
+
+    def later_changes(self, batch: Batch, stack: str) -> list[float]:
+        """The figures `later` of this batch."""
+        depth = self.depths[stack]
+        whole = np.asarray(self._streams(self._params, dict(batch), self._gates(stack, ()))[stack])
+        real = np.asarray(non_padding(batch, stack))[None]
+        changes = []
+        for layer in range(depth):
+            other = np.asarray(self._streams(self._params, dict(batch), self._gates(stack, [layer]))[stack])
+            after = slice(layer + 1, depth)
+            sizes = np.linalg.norm(whole[after], axis=-1)
+            relative = np.linalg.norm(other[after] - whole[after], axis=-1) / np.where(sizes > 0, sizes, 1.0)
+            means = (relative * real).sum(axis=(1, 2)) / real.sum()
+            changes.append(float(means.max(initial=0.0)))
+        return changes
+
+    def _gates(self, stack: str, skipped: Sequence[int]) -> dict[str, Any]:
+        """What a gate adds to the 1 of each layer: -1 where it is skipped."""
+        gates = {name: np.zeros(depth, np.float32) for name, depth in self.depths.items()}
+        gates[stack][list(skipped)] = -1
+        return {name: {"layers": {"gate": each}} for name, each in gates.items()}
+
+    def _loss_of(self, params: Any, batch: Batch, gates: Any, order: Any) -> Float[Array, ""]:
+        outputs: list[Any] = []
+
+        def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+            result = _gated(module, method, call, args)
+            if type(module) is type(self._model) and method == "__call__":
+                outputs.append(result)
+            return result
+
+        ordered = params | {
+            stack: params[stack] | {"layers": jax.tree.map(lambda leaf, stack=stack: leaf[order[stack]], params[stack]["layers"])}
+            for stack in order
+        }
+        run_intercepted(self._model, ordered, batch, interceptor, gates)
+        return total_loss(compute_metrics(outputs[0], batch), loss_weights(batch))
+
+    def _streams_of(self, params: Any, batch: Batch, gates: Any) -> Any:
+        """By stack, what every layer adds to the stream: [L,B,T,D]."""
+
+        def of_example(example: Batch) -> Any:
+            def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+                result = _gated(module, method, call, args)
+                if type(module) in _STACK_OF_LAYER and method == "__call__":
+                    module.sow(PROBE, "added", result[0].x - args[0].x)
+                return result
+
+            left = run_and_collect(self._model, params, example, interceptor, gates)
+            return {stack: found["layers"]["added"][0][:, 0] for stack, found in left.items()}
+
+        return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), in_stack_order(map_examples(of_example, batch)))
+
+
+def _gated(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A layer whose stream passes it by where its gate is closed; anything else as it is."""
+    result = call(*args)
+    if type(module) not in _STACK_OF_LAYER or method != "__call__":
+        return result
+    (after, nothing), before = result, args[0]
+    opened = 1 + module.perturb("gate", jnp.zeros(()), PROBE) > 0.5
+    return Stream(jnp.where(opened, after.x, before.x), after.carried), nothing

@@ -1,0 +1,129 @@
+"""Ablation: against models built without a layer, with permuted parameters, and silent branches."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from mhsh.models.build import build_model, forward
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
+from mhsh.probes.ablation import ablation
+from mhsh.probes.similarity import similarity
+
+SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0]]
+
+
+def loss(config, params, batch):
+    outputs = forward(build_model(config), params, batch, None)
+    return float(total_loss(compute_metrics(outputs, batch), loss_weights(batch)))
+
+
+def with_layers(params, order, stack="encoder"):
+    """The parameters of these layers alone, in this order."""
+    layers = jax.tree.map(lambda leaf: leaf[np.array(order)], params[stack]["layers"])
+    return params | {stack: params[stack] | {"layers": layers}}
+
+
+@pytest.fixture(scope="module", params=["admin", "pre_ln"])
+def ablated(request, tiny, make_batch, random_params):
+    config = tiny(residual=request.param, num_layers=4)
+    params, batches = random_params(config), [make_batch(SEGMENTS, seed=seed) for seed in (0, 1)]
+    return config, params, batches, ablation(config, params, batches)["encoder"]
+
+
+def test_the_whole_model(ablated):
+    config, params, batches, found = ablated
+    assert found["whole"] == pytest.approx([loss(config, params, batch) for batch in batches], rel=1e-5)
+
+
+def test_a_skipped_layer_is_a_model_without_it(ablated):
+    config, params, batches, found = ablated
+    shorter = replace(config, num_layers=3)
+    for layer in range(4):
+        rest = with_layers(params, [each for each in range(4) if each != layer])
+        assert found["skipped"][layer] == pytest.approx([loss(shorter, rest, batch) for batch in batches], rel=1e-5)
+
+
+def test_swapped_layers_have_each_others_parameters(ablated):
+    config, params, batches, found = ablated
+    for layer, order in enumerate([(1, 0, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)]):
+        assert found["swapped"][layer] == pytest.approx(
+            [loss(config, with_layers(params, order), batch) for batch in batches], rel=1e-5
+        )
+
+
+def test_the_last_layers_are_left_out(ablated):
+    config, params, batches, found = ablated
+    assert list(found["without_last"]) == ["1", "2", "4"]
+    assert found["without_last"]["1"] == found["skipped"][3]
+    half = replace(config, num_layers=2)
+    expected = [loss(half, with_layers(params, [0, 1]), batch) for batch in batches]
+    assert found["without_last"]["2"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_influence_is_one_less_the_cosine(ablated):
+    config, params, batches, found = ablated
+    expected = [1 - np.array(similarity(config, params, batch)["encoder"]["cosine"]) for batch in batches]
+    np.testing.assert_allclose(found["influence"], np.array(expected).T)
+
+
+def test_a_layer_keeps_its_number_when_another_is_skipped(tiny, make_batch, random_params):
+    """In a stream that is a sum, a layer is skipped where its branches put out nothing."""
+    config = tiny(residual="ln_scaling")
+    params, batch = random_params(config), make_batch(SEGMENTS)
+    found = ablation(config, params, [batch])["encoder"]
+    layers = dict(params["encoder"]["layers"])
+    for sublayer, names in (("attention", ("out_kernel", "out_bias")), ("feed_forward", ("down_kernel", "down_bias"))):
+        silent = {name: np.array(layers[sublayer][name]) for name in names}
+        for leaf in silent.values():
+            leaf[1] = 0
+        layers[sublayer] = layers[sublayer] | silent
+    expected = loss(config, params | {"encoder": params["encoder"] | {"layers": layers}}, batch)
+    assert found["skipped"][1] == pytest.approx([expected], rel=1e-5)
+
+
+def test_later_layers_that_add_a_constant_depend_on_none(tiny, make_batch, random_params):
+    config = tiny(residual="pre_ln")
+    params, batch = random_params(config), make_batch(SEGMENTS)
+    later = ablation(config, params, [batch])["encoder"]["later"]
+    assert later[0] > 0.01 and later[1] > 0.01 and later[2] == 0
+    layers = dict(params["encoder"]["layers"])
+    for sublayer, kernel in (("attention", "out_kernel"), ("feed_forward", "down_kernel")):
+        layers[sublayer] = layers[sublayer] | {kernel: np.zeros_like(layers[sublayer][kernel])}
+    constant = params | {"encoder": params["encoder"] | {"layers": layers}}
+    np.testing.assert_allclose(ablation(config, constant, [batch])["encoder"]["later"], 0, atol=1e-6)
+
+
+def test_later_changes_by_hand(tiny, make_batch, random_params):
+    """Without layer 1 of two, layer 2 reads the embeddings; its stream, less what it read."""
+    config = tiny(residual="rezero", num_layers=2)
+    params, batch = random_params(config), make_batch(SEGMENTS)
+
+    def stream(order):
+        model = build_model(replace(config, num_layers=len(order)))
+        _, state = model.apply(
+            {"params": with_layers(params, order)}, batch, None, capture_intermediates=lambda module, _: module.name == "encoder"
+        )
+        return np.asarray(state["intermediates"]["encoder"]["__call__"][0], np.float64)
+
+    embedded = stream([0]) * 0
+    _, state = build_model(config).apply(
+        {"params": params}, batch, None, capture_intermediates=lambda module, _: module.name == "embeddings"
+    )
+    embedded = np.asarray(state["intermediates"]["embeddings"]["__call__"][0], np.float64)
+    added, alone = stream([0, 1]) - stream([0]), stream([1]) - embedded
+    relative = np.linalg.norm(alone - added, axis=-1) / np.linalg.norm(added, axis=-1)
+    expected = relative[batch["inputs_segmentation"] > 0].mean()
+    assert ablation(config, params, [batch])["encoder"]["later"] == pytest.approx([expected, 0], rel=1e-4)
+
+
+def test_both_stacks_of_a_translation_model(tiny_seq2seq, make_pairs, random_params):
+    config = tiny_seq2seq()
+    params, batch = random_params(config), make_pairs([[1, 1, 1, 2, 2]], [[1, 1, 2, 2]])
+    found = ablation(config, params, [batch])
+    assert {stack: len(figures["skipped"]) for stack, figures in found.items()} == {"encoder": 2, "decoder": 3}
+    shorter = replace(config, num_decoder_layers=2)
+    expected = loss(shorter, with_layers(params, [0, 2], "decoder"), batch)
+    assert found["decoder"]["skipped"][1] == pytest.approx([expected], rel=1e-5)
