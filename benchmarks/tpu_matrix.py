@@ -5,7 +5,7 @@
 One chip, and 16 with data and with fsdp; rows of the shipped length and of 512 tokens, 2,048 tokens
 a chip. Needs the tpu extra, no TPU, and about a minute a step on two cores. It appends a line of
 JSON for each step and leaves out those that are there, so it may be stopped at any time. At last it
-prints a Markdown table of all lines.
+prints the two Markdown tables of docs/aot.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.planning.aot import GIB, measure, parse_topology
+from mhsh.training.remat import CANDIDATES
 
 SHAPES = (
     *(f"bert:{name}" for name in ("24l16h", "48l8h", "96l4h", "192l2h", "384l1h", "12l12h", "144l1h")),
@@ -78,23 +79,28 @@ def compiled(config: Config, topology: str) -> dict[str, Any]:
     }
 
 
-def table(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """The lines as Markdown."""
-    yield "| step | fits | GiB a chip | remat | collectives | sent, MiB | main memory moved, GB | M cycles | compile s |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for line in lines:
-        if "error" in line:
-            yield f"| {line['step']} | {line['error'][:80]} | | | | | | | |"
-            continue
-        size = "more" if line["needed_bytes"] is None else f"{line['needed_bytes'] / GIB:.2f}"
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(line["collectives"].items())) or "none"
-        sent = f"{line['sent_bytes'] / 2**20:,.0f}"
-        fits = "yes" if line["fits"] else "no"
-        moved, cycles = (
-            "" if line[name] is None else f"{line[name] / unit:,.1f}" for name, unit in (("moved_bytes", 1e9), ("cycles", 1e6))
-        )
-        seconds = f"{line['compile_seconds']:.0f}"
-        yield f"| {line['step']} | {fits} | {size} | {line['remat_policy']} | {kinds} | {sent} | {moved} | {cycles} | {seconds} |"
+def table(lines: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str], meshes: Sequence[str]) -> Iterator[str]:
+    """The steps on these meshes as Markdown, a column for each kind of chip."""
+    found = {line["step"]: line for line in lines}
+    yield f"| step | {' | '.join(ONE_CHIP)} |"
+    yield f"|---|{'---|' * len(ONE_CHIP)}"
+    for step in dict.fromkeys(name.rsplit(" ", 1)[0] for name, _, _ in steps()):
+        cells = [found.get(f"{step} {kind}") for kind in ONE_CHIP]
+        if any(cells) and step.endswith(tuple(meshes)):
+            yield f"| {step} | {' | '.join('' if line is None else line.get('error') or cell(line) for line in cells)} |"
+
+
+def fitting(line: dict[str, Any]) -> str:
+    """GiB a chip, the remat policy where it is not the first, and the collectives of a step."""
+    size = "more" if line["needed_bytes"] is None else f"{line['needed_bytes'] / GIB:.1f}"
+    count = sum(line["collectives"].values())
+    policy = "" if line["remat_policy"] == CANDIDATES["tpu"][0] else f" {line['remat_policy']}"
+    return f"{'' if line['fits'] else '**does not fit:** '}{size}{policy}" + (f", {count}" if count else "")
+
+
+def moving(line: dict[str, Any]) -> str:
+    """GB of main memory, and millions of cycles."""
+    return f"{line['moved_bytes'] / 1e9:.1f}, {line['cycles'] / 1e6:.0f}" if line["moved_bytes"] else ""
 
 
 def main() -> None:
@@ -112,7 +118,8 @@ def main() -> None:
         with options.out.open("a") as file:
             file.write(json.dumps(lines[-1]) + "\n")
         print(step, lines[-1].get("error") or f"{lines[-1]['compile_seconds']:.0f} s", file=sys.stderr, flush=True)
-    print("\n".join(table(lines)))
+    print("\n".join(table(lines, fitting, ("one chip", "data 16", "fsdp 16"))))
+    print("\n".join(["", *table(lines, moving, ("one chip",))]))
 
 
 if __name__ == "__main__":

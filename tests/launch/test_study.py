@@ -1,0 +1,77 @@
+"""launch/study: which commands a stage becomes, that every stage is a plan, what is published."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mhsh.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = ROOT / "launch/study"
+STAGES = re.findall(r"^(\w+) +(?:study|evidence):", LAUNCHER.read_text(encoding="utf-8"), re.MULTILINE)
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def study(launch: Launch, tmp_path: Path) -> Callable[..., list[list[str]]]:
+    """study("heads", "--dry-run"): the arguments of every mhsh that it started."""
+    venv = tmp_path / "environment"
+    (venv / "bin").mkdir(parents=True)
+    mhsh = venv / "bin/mhsh"
+    # A sweep leaves its report behind, mhsh tuned its own.
+    mhsh.write_text(
+        '#!/usr/bin/env bash\nprintf "%s\\n" "$@" . >>"$HOME/calls"\n'
+        'mkdir -p "$HOME/study/width" && touch "$HOME/study/width/sweep.json" "$HOME/study/width/tuned.png"\n'
+    )
+    mhsh.chmod(0o755)
+    made_from = 'echo "$(cat pyproject.toml constraints.txt | cksum) $(python3 --version) "'
+    installed = subprocess.run(["bash", "-c", made_from], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (venv / ".installed").write_text(installed)
+
+    def run(*arguments: str) -> list[list[str]]:
+        done = launch("study", *arguments, f"--workdir={tmp_path}/study", MHSH_VENV=str(venv))
+        assert done.returncode == 0, done.stderr
+        calls = (tmp_path / "calls").read_text(encoding="utf-8")
+        (tmp_path / "calls").unlink()
+        return [call.strip("\n").split("\n") for call in calls.split("\n.\n") if call.strip()]
+
+    return run
+
+
+def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
+    sweep, tuned = study("width", "--parallel=2")
+    assert sweep == [
+        "sweep",
+        "--config=study:base_causal",
+        "--axes",
+        "layers_at_equal_size=1,3,6,12,24",
+        "lr=5e-4,1e-3,2e-3,4e-3",
+        "seed=0,1,2,3,4",
+        f"--workdir={tmp_path}/study/width",
+        "--parallel=2",
+    ]
+    assert tuned == ["tuned", f"{tmp_path}/study/width", "--over=lr", "--by=layers_at_equal_size", "--choosing-seeds=2"]
+    assert {path.name for path in (tmp_path / "study/published/width").iterdir()} == {"sweep.json", "tuned.png"}
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param(stage, marks=() if stage in ("schemes", "stability") else pytest.mark.slow) for stage in STAGES]
+)
+def test_every_stage_is_a_plan(study, monkeypatch, capsys, stage):
+    monkeypatch.chdir(ROOT)
+    (sweep,) = study(stage, "--dry-run")
+    assert main(sweep) == 0
+    assert re.search(r"^ *\d+ cells", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_an_unknown_stage_is_told_which_there_are(launch):
+    for arguments in ((), ("head",), (".*",)):
+        done = launch("study", *arguments)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(STAGES)} "
