@@ -1,6 +1,6 @@
 """Compiles the default training step of the shipped shapes for every kind of TPU.
 
-  python benchmarks/tpu_matrix.py --out=matrix.jsonl --only='384l1h|24l16h'
+  python benchmarks/tpu_matrix.py --out=docs/tpu_matrix.jsonl --only='384l1h|24l16h'
 
 One chip, and 16 with data and with fsdp; rows of the shipped length and of 512 tokens, 2,048 tokens
 a chip. Needs the tpu extra, no TPU, and about a minute a step on two cores. It appends a line of
