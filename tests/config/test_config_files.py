@@ -42,7 +42,7 @@ def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
     config = from_dict(fields.to_dict())
     # A sweep's base has no shape of its own to be named for.
     named = re.search(f"(^|_){config.model.num_layers}l{config.model.num_heads}h", variant)
-    assert named or variant in ("small", "tiny") or task == "evidence"
+    assert named or variant in ("small", "tiny") or task in ("evidence", "study")
     again = from_dict(json.loads(json.dumps(to_dict(config))))
     assert again == config
     assert "heads_per_layer" not in to_dict(config)["model"]
