@@ -43,7 +43,7 @@ def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
         num_heads=n,
         mlp_dim=model.mlp_dim * n // num_heads,
         layers_per_group=model.layers_per_group * num_heads / n if model.fans == "ungrouped" else 1.0,
-        base_layers=(model.base_layers or model.num_layers) if model.residual == "completep" else model.base_layers,
+        base_layers=_base_layers(model),
     )
 
 
@@ -70,7 +70,7 @@ def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
         embed_dim=width,
         head_dim=round(model.head_dim * width / model.embed_dim),
         mlp_dim=0,
-        base_layers=(model.base_layers or model.num_layers) if model.residual == "completep" else model.base_layers,
+        base_layers=_base_layers(model),
     )
     aim, units = layer_parameters(model), (narrow.num_layers + narrow.num_decoder_layers) * (2 * width + 1)
     found = replace(narrow, mlp_dim=round((aim - layer_parameters(narrow)) / units)) if width and narrow.head_dim else narrow
@@ -80,6 +80,11 @@ def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
             f"of {model.embed_dim} within {EQUAL_SIZE:.0%}; choose a depth nearer to {model.num_layers}"
         )
     return found
+
+
+def _base_layers(model: ModelConfig) -> int:
+    """L0 of CompleteP in another shape: the depth that this one was tuned at."""
+    return model.base_layers or (model.num_layers if model.residual == "completep" else 0)
 
 
 def layer_parameters(model: ModelConfig) -> int:

@@ -117,23 +117,26 @@ def check_exportable(model: ModelConfig) -> None:
     """Raises UserError where no plain BERT computes what the model does, whatever its parameters
     are.
     """
-    reasons = {
-        "clm": "its attention is causal, a BERT's is not",
-        "translation": "it has a decoder, a BERT has none",
-        "pre_ln": "LayerNorm stands before the sublayers, in a BERT behind them",
-        "rezero": "it has no LayerNorm, a BERT cannot do without",
-        "keel": "a LayerNorm stands before each sublayer too, in a BERT only behind",
-        "peri_ln": "LayerNorm stands around the sublayers, in a BERT behind them",
-        "ln_scaling": "LayerNorm stands before the sublayers, in a BERT behind them",
-        "completep": "LayerNorm stands before the sublayers, in a BERT behind them",
-        "hybrid_norm": "queries, keys and values are normalised, in a BERT they are not",
-        True: "queries and keys are normalised, in a BERT they are not",
+    before = "LayerNorm stands before the sublayers, in a BERT behind them"
+    reasons: dict[str, dict[object, str]] = {
+        "objective": {
+            "clm": "its attention is causal, a BERT's is not",
+            "translation": "it has a decoder, a BERT has none",
+        },
+        "residual": {
+            **dict.fromkeys(("pre_ln", "ln_scaling", "completep"), before),
+            "rezero": "it has no LayerNorm, a BERT cannot do without",
+            "keel": "a LayerNorm stands before each sublayer too, in a BERT only behind",
+            "peri_ln": "LayerNorm stands around the sublayers, in a BERT behind them",
+            "hybrid_norm": "queries, keys and values are normalised, in a BERT they are not",
+        },
+        "qk_norm": {True: "queries and keys are normalised, in a BERT they are not"},
     }
-    for field in ("objective", "residual", "qk_norm"):
+    for field, refused in reasons.items():
         value = getattr(model, field)
-        if value in reasons:
+        if value in refused:
             raise UserError(
-                f"model.{field} = {value!r} cannot be exported: {reasons[value]}; no BERT computes what this model does"
+                f"model.{field} = {value!r} cannot be exported: {refused[value]}; no BERT computes what this model does"
             )
     _head_grid(model)
 

@@ -41,7 +41,7 @@ class MultiHeadAttention(nn.Module):
     Every contraction has the heads N as a batch axis, so one head costs no more than it computes.
 
     With model.qk_norm the queries and keys of each head have a LayerNorm (Dehghani et al. 2023,
-    arXiv 2302.05442, section 2), with hybrid_norm its values too.
+    arXiv 2302.05442), with hybrid_norm its values too.
     """
 
     config: ModelConfig

@@ -178,7 +178,7 @@ class LNScaling(Residual):
 
 class CompleteP(Residual):
     """x + (L0 / L)^a f(LN(x)), with a LayerNorm after the last layer (Dey et al. 2025, arXiv
-    2505.01618, section 3). The optimizer has its share (mhsh/training/optimizer.py).
+    2505.01618). The optimizer has its share (mhsh/training/optimizer.py).
     """
 
     final_norm: ClassVar[bool] = True
@@ -194,7 +194,7 @@ class CompleteP(Residual):
 class HybridNorm(Residual):
     """x + f(x) around attention, whose queries, keys and values are normalised
     (mhsh/models/attention.py); y + f(y), y = LN(x), around the feed-forward; a LayerNorm after the
-    last layer (Zhuo et al. 2025, arXiv 2503.04598, section 3.2).
+    last layer (Zhuo et al. 2025, arXiv 2503.04598).
     """
 
     final_norm: ClassVar[bool] = True

@@ -18,16 +18,15 @@ from mhsh.training.remat import CANDIDATES, with_policy
 
 
 def plans(config: Config, kind: str) -> Iterator[Config]:
-    """The configs to try on this kind of device (a key of `CHIPS`, or local): what `config` leaves
+    """The configs to try on this kind of device (of a TPU, or local): what `config` leaves
     to `auto` takes every value that could be faster somewhere.
     """
-    policies, kernels = [config.model.remat_policy], [config.model.kernels]
-    if policies == ["auto"]:
-        policies = list(CANDIDATES["tpu" if kind in CHIPS else "cpu"])
-    if kernels == ["auto"]:
-        kernels = ["plain", "fused"] if kind in CHIPS and CHIPS[kind].dimensions else ["plain"]
+    model, platform = config.model, "cpu" if kind == "local" else "tpu"
+    policies = CANDIDATES[platform] if model.remat_policy == "auto" else (model.remat_policy,)
+    every_kernel = ("plain", "fused") if platform == "tpu" else ("plain",)
+    kernels = every_kernel if model.kernels == "auto" else (model.kernels,)
     for kernel, policy in itertools.product(kernels, policies):
-        yield with_policy(replace(config, model=replace(config.model, kernels=kernel)), policy)
+        yield with_policy(replace(config, model=replace(model, kernels=kernel)), policy)
 
 
 def least_seconds(report: dict[str, Any]) -> float | None:

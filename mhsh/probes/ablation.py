@@ -14,12 +14,17 @@ from jaxtyping import Array, Float
 from mhsh.config.schema import ModelConfig
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.residual import Stream
-from mhsh.models.transformer import DecoderLayer, EncoderLayer
 from mhsh.models.types import Batch, in_stack_order
-from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
-from mhsh.probes.similarity import similarity
-
-_STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
+from mhsh.probes.interceptors import (
+    PROBE,
+    STACK_OF_LAYER,
+    map_examples,
+    non_padding,
+    plain_model,
+    run_and_collect,
+    run_intercepted,
+)
+from mhsh.probes.similarity import similarities
 
 
 def ablation(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
@@ -31,10 +36,10 @@ def ablation(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> dict
     - `swapped`: the loss with layers l and l + 1 in each other's place.
     - `without_last`: {k: loss without the last k layers}, k = 1, 2, 4, ... and all of them.
     - `influence`: 1 - the mean cosine between a token's stream before and after layer l (Men et al.
-      2024, ShortGPT, arXiv 2403.03853, eq. 1).
+      2024, ShortGPT, arXiv 2403.03853).
     - `later`: how much the later layers depend on layer l: the largest relative change of what one
       of them adds, |c' - c| / |c| averaged over tokens, where l is skipped (Csordas et al. 2025,
-      arXiv 2505.13898, section 3.2); 0 of the last layer. Of the first batch alone.
+      arXiv 2505.13898); 0 of the last layer. Of the first batch alone.
     """
     losses = _Losses(config, params)
     found: dict[str, dict[str, Any]] = {}
@@ -49,7 +54,7 @@ def ablation(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> dict
             },
             "later": losses.later_changes(batches[0], stack),
         }
-    cosines = [similarity(config, params, batch) for batch in batches]
+    cosines = similarities(config, params, batches)
     for stack, figures in found.items():
         figures["influence"] = (1 - np.array([each[stack]["cosine"] for each in cosines]).T).tolist()
     return found
@@ -114,7 +119,7 @@ class _Losses:
         def of_example(example: Batch) -> Any:
             def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
                 result = _gated(module, method, call, args)
-                if type(module) in _STACK_OF_LAYER and method == "__call__":
+                if type(module) in STACK_OF_LAYER and method == "__call__":
                     module.sow(PROBE, "added", result[0].x - args[0].x)
                 return result
 
@@ -127,7 +132,7 @@ class _Losses:
 def _gated(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """A layer whose stream passes it by where its gate is closed; anything else as it is."""
     result = call(*args)
-    if type(module) not in _STACK_OF_LAYER or method != "__call__":
+    if type(module) not in STACK_OF_LAYER or method != "__call__":
         return result
     (after, nothing), before = result, args[0]
     opened = 1 + module.perturb("gate", jnp.zeros(()), PROBE) > 0.5

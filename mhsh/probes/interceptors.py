@@ -15,11 +15,15 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model, build_model
+from mhsh.models.transformer import DecoderLayer, EncoderLayer
 from mhsh.models.types import Batch
 
 # The collection that interceptors write to. Scans over layers stack it on axis 0
 # (mhsh/models/transformer.py, SOWN).
 PROBE = "probe"
+
+# The layers of each stack. The scan over them is a derived class and does not count.
+STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
 
 # Called in place of every method of every module, with the module, the method's name, the method
 # and its arguments. Its result replaces the method's.

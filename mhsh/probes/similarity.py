@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,12 +12,10 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.transformer import DecoderLayer, EncoderLayer
 from mhsh.models.types import Batch, in_stack_order
-from mhsh.probes.interceptors import PROBE, non_padding, plain_model, run_and_collect
+from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, non_padding, plain_model, run_and_collect
 
-# The layers of each stack. The scan over them is a derived class and does not count.
-_STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
+Similarity = dict[str, dict[str, list[float]]]
 
 
 def linear_cka(x: Float[Array, "P D"], y: Float[Array, "P E"], counts: Bool[Array, " P"]) -> Float[Array, ""]:
@@ -36,22 +34,34 @@ def mean_cosine(x: Float[Array, "P D"], y: Float[Array, "P D"], counts: Bool[Arr
     return jnp.mean(cosine, where=counts)
 
 
-def similarity(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[str, list[float]]]:
+def similarity(config: ModelConfig, params: Any, batch: Batch) -> Similarity:
     """By stack, for each layer: `cka` and `cosine` between the residual stream before and after it,
     over the tokens that are not padding.
     """
+    return similarities(config, params, [batch])[0]
+
+
+def similarities(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> list[Similarity]:
+    """`similarity` of each batch, by one compiled program."""
     model = plain_model(config)
 
-    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        result = call(*args)
-        if method == "__call__" and type(module) in _STACK_OF_LAYER:
-            counts = non_padding(batch, _STACK_OF_LAYER[type(module)]).reshape(-1)
-            before, after = (stream.x.reshape(len(counts), -1) for stream in (args[0], result[0]))
-            module.sow(PROBE, "cka", linear_cka(before, after, counts))
-            module.sow(PROBE, "cosine", mean_cosine(before, after, counts))
-        return result
+    @jax.jit
+    def collect(params: Any, batch: Batch) -> dict[str, Any]:
+        def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+            result = call(*args)
+            if method == "__call__" and type(module) in STACK_OF_LAYER:
+                counts = non_padding(batch, STACK_OF_LAYER[type(module)]).reshape(-1)
+                before, after = (stream.x.reshape(len(counts), -1) for stream in (args[0], result[0]))
+                module.sow(PROBE, "cka", linear_cka(before, after, counts))
+                module.sow(PROBE, "cosine", mean_cosine(before, after, counts))
+            return result
 
-    left = jax.device_get(jax.jit(lambda params: run_and_collect(model, params, batch, interceptor))(params))
+        return run_and_collect(model, params, batch, interceptor)
+
+    return [_as_lists(jax.device_get(collect(params, dict(batch)))) for batch in batches]
+
+
+def _as_lists(left: dict[str, Any]) -> Similarity:
     layers = {stack: found["layers"] for stack, found in in_stack_order(left).items()}
     return {stack: {name: np.asarray(each[name][0]).tolist() for name in ("cka", "cosine")} for stack, each in layers.items()}
 
