@@ -1,7 +1,8 @@
-"""The models of the study "heads or depth?" (launch/study): three sizes, causal and masked.
+"""The models of the study "heads or depth?" (launch/study).
 
-A language model over bytes of English with heads of width 16. `launch/study` names the axes of each
-stage, and docs/evidence.md shows what came out.
+Language models over bytes of English in three sizes, causal and masked, and translation of number
+words and of multi30k, all with heads of width 16. `launch/study` names the axes of each stage, and
+docs/evidence.md shows what came out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs.base import find_variant, make_config
+from configs.translation import CHANGES
+from configs.translation import RECIPE as TRANSLATION
 
 # size: its model before heads are grouped. In all 12, 24 and 48 heads, in 3 layers.
 SIZES: dict[str, dict[str, Any]] = {
@@ -22,14 +25,23 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "causal": dict(model=dict(objective="clm")),
     "masked": dict(model=dict(objective="mlm"), data=dict(max_predictions=20, mask_fraction=0.15)),
 }
-RECIPE = dict(
+LANGUAGE = dict(
     model=dict(head_dim=16),
     train=dict(num_steps=400, eval_interval=100, eval_batches=32, checkpoint_interval=200),
 )
-VARIANTS = {f"{size}_{objective}": (size, objective) for size in SIZES for objective in OBJECTIVES}
+# 6 + 6 layers of 8 heads, of the width of translation:tiny and :small; the recipe is theirs.
+PAIRS = dict(num_layers=6, num_decoder_layers=6, num_heads=8, head_dim=16, embed_dim=128, mlp_dim=512)
+VARIANTS = {
+    **{
+        f"{size}_{objective}": (LANGUAGE, dict(model=SIZES[size]), OBJECTIVES[objective])
+        for size in SIZES
+        for objective in OBJECTIVES
+    },
+    "numbers": (TRANSLATION, dict(model=PAIRS), CHANGES["tiny"]),
+    "multi30k": (TRANSLATION, dict(model=PAIRS), CHANGES["small"], dict(train=dict(num_steps=1000, checkpoint_interval=200))),
+}
 
 
 def get_config(variant: str) -> ConfigDict:
-    """The config of a size and an objective, such as base_causal."""
-    size, objective = find_variant(__file__, VARIANTS, variant)
-    return make_config(RECIPE, dict(model=SIZES[size]), OBJECTIVES[objective])
+    """The config of a size and an objective, such as base_causal, or of a translation."""
+    return make_config(*find_variant(__file__, VARIANTS, variant))

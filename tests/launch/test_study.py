@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from mhsh.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "launch/study"
-STAGES = re.findall(r"^(\w+) +(?:study|evidence):", LAUNCHER.read_text(encoding="utf-8"), re.MULTILINE)
+SWEEPS = re.findall(r"^(\w+) +(?:study|evidence):", LAUNCHER.read_text(encoding="utf-8"), re.MULTILINE)
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -30,6 +32,7 @@ def study(launch: Launch, tmp_path: Path) -> Callable[..., list[list[str]]]:
         'mkdir -p "$HOME/study/width" && touch "$HOME/study/width/sweep.json" "$HOME/study/width/tuned.png"\n'
     )
     mhsh.chmod(0o755)
+    (venv / "bin/python").symlink_to(sys.executable)
     made_from = 'echo "$(cat pyproject.toml constraints.txt | cksum) $(python3 --version) "'
     installed = subprocess.run(["bash", "-c", made_from], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (venv / ".installed").write_text(installed)
@@ -37,8 +40,9 @@ def study(launch: Launch, tmp_path: Path) -> Callable[..., list[list[str]]]:
     def run(*arguments: str) -> list[list[str]]:
         done = launch("study", *arguments, f"--workdir={tmp_path}/study", MHSH_VENV=str(venv))
         assert done.returncode == 0, done.stderr
-        calls = (tmp_path / "calls").read_text(encoding="utf-8")
-        (tmp_path / "calls").unlink()
+        log = tmp_path / "calls"
+        calls = log.read_text(encoding="utf-8") if log.exists() else ""
+        log.unlink(missing_ok=True)
         return [call.strip("\n").split("\n") for call in calls.split("\n.\n") if call.strip()]
 
     return run
@@ -61,7 +65,7 @@ def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param(stage, marks=() if stage in ("schemes", "stability") else pytest.mark.slow) for stage in STAGES]
+    "stage", [pytest.param(stage, marks=() if stage in ("schemes", "stability") else pytest.mark.slow) for stage in SWEEPS]
 )
 def test_every_stage_is_a_plan(study, monkeypatch, capsys, stage):
     monkeypatch.chdir(ROOT)
@@ -70,8 +74,39 @@ def test_every_stage_is_a_plan(study, monkeypatch, capsys, stage):
     assert re.search(r"^ *\d+ cells", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_a_stage_at_one_rate_is_compared(study, tmp_path):
+    (tmp_path / "study/numbers/runs/a").mkdir(parents=True)
+    sweep, compared = study("numbers")
+    assert sweep[2:6] == ["--axes", "heads_per_layer=8,1", "seed=0,1,2", f"--workdir={tmp_path}/study/numbers"]
+    published = tmp_path / "study/published/numbers"
+    assert compared == ["compare", f"{tmp_path}/study/numbers/runs/a", f"--out={published}/comparison.html"]
+
+
+def test_the_fields_of_a_stage_come_before_those_given(study):
+    (sweep,) = study("heads_own", "--dry-run", "--config.train.num_steps=2")
+    assert sweep[-3:] == ["--config.model.fans=own", "--config.train.num_steps=2", "--dry-run"]
+
+
+def test_probes_look_into_the_reporting_runs_of_every_shape_once(study, tmp_path, launch):
+    done = launch("study", "probes", f"--workdir={tmp_path}/study", MHSH_VENV=str(tmp_path / "environment"))
+    assert (done.returncode, done.stderr) == (2, f"probes: run 'bash launch/study heads --workdir={tmp_path}/study' first\n")
+    (tmp_path / "study/heads").mkdir(parents=True)
+    settings = [{"runs": ["heads_per_layer=8,seed=2", "heads_per_layer=8,seed=3"]}, {"runs": ["heads_per_layer=1,seed=2"]}]
+    (tmp_path / "study/heads/tuned.json").write_text(json.dumps({"settings": settings}))
+    runs = [f"{tmp_path}/study/heads/runs/{run}" for setting in settings for run in setting["runs"]]
+    assert study("probes", "--dry-run") == []
+    published = tmp_path / "study/published/probes"
+    ablation, similarity, coverage = study("probes")
+    assert ablation == ["probe", "ablation", *runs, "--batches=16", f"--out={published}/ablation.json"]
+    assert similarity == ["probe", "similarity", *runs, f"--out={published}/similarity.json"]
+    assert coverage[:2] == ["probe", "coverage"]
+    for kind in ("ablation", "similarity", "coverage"):
+        (published / f"{kind}.json").touch()
+    assert study("probes") == []
+
+
 def test_an_unknown_stage_is_told_which_there_are(launch):
     for arguments in ((), ("head",), (".*",)):
         done = launch("study", *arguments)
         assert done.returncode == 2
-        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(STAGES)} "
+        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(SWEEPS)} probes"

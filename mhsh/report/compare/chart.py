@@ -68,7 +68,7 @@ def describe_chart(comparison: Comparison) -> Chart:
     """Every number of every run that the chart can show."""
     most = comparison.drawn_points
     keys = dict.fromkeys(key for run in comparison.runs for curve in run.curves.values() for key in curve.metrics)
-    metrics = {sanitize(key): _name(key) for key in ("loss", *keys)}
+    metrics = {sanitize(key): metric_name(key) for key in ("loss", *keys)}
     values = {row.name: format_distinct([_value(run, row.name) for run in comparison.runs]) for row in comparison.config_fields}
     fields = {name: each for name, each in values.items() if len(set(each)) > 1}
     longest = max((len(curve) for run in comparison.runs for curve in run.curves.values()), default=0)
@@ -113,7 +113,8 @@ def _first_split(comparison: Comparison) -> str:
     return "train" if all(len(run.curves["train"]) for run in drawn) else "validation"
 
 
-def _name(key: str) -> str:
+def metric_name(key: str) -> str:
+    """What a logged number is called."""
     return _METRICS[key][0] if key in _METRICS else sanitize(key).replace("_", " ")
 
 

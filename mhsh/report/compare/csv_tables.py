@@ -54,6 +54,7 @@ def _group_rows(comparison: Comparison) -> Iterator[Sequence[object]]:
     baseline = comparison.groups[results.baseline].name if comparison.groups else ""
     for group, scores in zip(comparison.groups, results.scores, strict=True):
         measures: list[tuple[str, str, Score]] = [(results.measure, "", scores.final), ("best loss", "", scores.best)]
+        measures += [(f"final validation {name}", "", score) for name, score in scores.metrics.items()]
         measures += [("mean loss", axis, score) for axis, score in scores.mean_loss.items()]
         measures += [(f"reached loss {results.target}", axis, score) for axis, score in scores.cost_to_target.items()]
         seeds = " ".join(map(str, group.seeds))

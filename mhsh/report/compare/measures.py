@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable
 
 from mhsh import text
+from mhsh.report.compare.chart import metric_name
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.results import Cost, GroupScores, Score
 from mhsh.report.estimate import Estimate
@@ -38,7 +39,7 @@ class MeasureRow:
 
 
 def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
-    """Final and best loss, then by axis the cost to reach the target and the mean loss."""
+    """Final and best loss, final metrics; by axis the cost to a target and the mean loss."""
     results = comparison.results
     loss = {"validation": "validation loss", "train": "smoothed training loss"}[results.split]
 
@@ -49,6 +50,12 @@ def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
         row(results.measure, lambda scores: scores.final, format_loss, "not finite"),
         row(f"lowest {loss}", lambda scores: scores.best, format_loss, "not finite"),
     ]
+    for name in results.scores[0].metrics if results.scores else ():
+        found = [scores.metrics[name] for scores in results.scores]
+        # Higher may be better: none is marked as lowest.
+        rows.append(
+            MeasureRow(f"final validation {metric_name(name)}", tuple(_cell(each, _digits, "not known", None) for each in found))
+        )
     if results.target is not None:
         for axis in AXES:
             what = f"{AXIS_NAMES[axis]}{comparison.axis_suffix} to {loss} {format_loss(results.target)}"
@@ -62,6 +69,10 @@ def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
             what = f"mean {loss} by {AXIS_NAMES[axis]}{comparison.axis_suffix}, {words(span[0])} to {words(span[1])}"
             rows.append(row(what, lambda scores, axis=axis: scores.mean_loss[axis], format_loss, "none: a gap"))
     return tuple(rows)
+
+
+def _digits(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def axis_words(axis: str, values: Iterable[float | None]) -> _Words:

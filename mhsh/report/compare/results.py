@@ -95,6 +95,7 @@ class GroupScores:
 
     final: Score
     best: Score  # the lowest finite loss
+    metrics: Mapping[str, Score]  # every other number of the last validation row, such as bleu; empty without validation
     mean_loss: Mapping[str, Score]  # by axis, by AREA_RULE
     cost_to_target: Mapping[str, Cost]  # by axis, in its unit, by TARGET_RULE
 
@@ -139,6 +140,10 @@ def measure_groups(runs: Sequence[Run], groups: Sequence[Group], target: float |
         return _scores(runs, groups, [value(index) for index in range(len(runs))], baseline)
 
     final, best = scores(finals.__getitem__), scores(lambda index: _lowest(curves[index].loss))
+    metrics = {
+        name: scores(lambda index, name=name: _final_metric(curves[index], name, finals[index]))
+        for name in dict.fromkeys(name for index in finite for name in curves[index].metrics)
+    }
     means = {axis: scores(lambda index, axis=axis: _mean_loss(curves[index], axis, ranges[axis])) for axis in AXES}
     costs = {axis: _costs(runs, groups, [_crossing(curve, axis, target) for curve in curves], baseline) for axis in AXES}
     return Results(
@@ -148,7 +153,11 @@ def measure_groups(runs: Sequence[Run], groups: Sequence[Group], target: float |
         ranges,
         tuple(
             GroupScores(
-                final[place], best[place], {axis: means[axis][place] for axis in AXES}, {axis: costs[axis][place] for axis in AXES}
+                final[place],
+                best[place],
+                {name: each[place] for name, each in metrics.items()},
+                {axis: means[axis][place] for axis in AXES},
+                {axis: costs[axis][place] for axis in AXES},
             )
             for place in range(len(groups))
         ),
@@ -195,6 +204,11 @@ def _final(run: Run, split: str) -> float:
         return math.nan
     final = float(loss[-1]) if split == "validation" else smoothed_final(loss)
     return math.nan if final is None else final
+
+
+def _final_metric(curve: Curve, name: str, final: float) -> float:
+    """nan for a run without a final loss, too."""
+    return float(curve.metrics[name][-1]) if name in curve.metrics and math.isfinite(final) else math.nan
 
 
 def _lowest(loss: np.ndarray) -> float:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhsh.report.estimate import mean_band
+from mhsh.report.probes.seeds import group_name, seed_groups
 from mhsh.report.render.figure_files import PAGE, add_legend, figure_bytes, figure_style
 from mhsh.report.render.format import SCHEME_NAMES
 from mhsh.report.render.styles import curve_style
@@ -119,22 +120,39 @@ def _similarity(figure: Figure, document: Document) -> None:
 
 def _ablation(figure: Figure, document: Document) -> None:
     panels = figure.subplots(1, 3)
-    for index, (label, values) in enumerate(_stacks(document)):
-        depth, whole = len(values["skipped"]), np.array(values["whole"])
-        counts = np.array([int(count) for count in values["without_last"]])
-        left_out = np.array(list(values["without_last"].values())) - whole
-        for axes, x, more in (
-            (panels[0], _depth(depth), np.array(values["skipped"]) - whole),
-            (panels[1], np.arange(1, depth) / depth, np.array(values["swapped"]).reshape(-1, len(whole)) - whole),
-            (panels[2], counts / depth, left_out),
+    for index, (label, runs) in enumerate(_stacks_over_seeds(document)):
+        depth = len(runs[0]["skipped"])
+        counts = np.array([int(count) for count in runs[0]["without_last"]])
+        for axes, x, name in (
+            (panels[0], _depth(depth), "skipped"),
+            (panels[1], np.arange(1, depth) / depth, "swapped"),
+            (panels[2], counts / depth, "without_last"),
         ):
-            mean, low, high = mean_band(more.T)
+            mean, low, high = mean_band(_more_loss(runs, name))
             _line(axes, index, label, x, mean)
             axes.fill_between(x, low, high, color=curve_style(index).color, alpha=0.15, linewidth=0)
     titles = ("one layer skipped", "two neighbours swapped", "the last layers left out")
     places = ("depth (1: the last layer)", "depth", "share of the layers")
     for axes, title, place in zip(panels, titles, places, strict=True):
         _finish(axes, title, place, "more loss, nats" if axes is panels[0] else "")
+
+
+def _stacks_over_seeds(document: Document) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Label and numbers of every stack, of all models that differ only in their seeds."""
+    models = document["models"]
+    for group in ([models[index] for index in indices] for indices in seed_groups(models)):
+        for stack in group[0]["result"]:
+            name = group_name(group)
+            yield f"{name}, {stack}" if len(group[0]["result"]) > 1 else name, [model["result"][stack] for model in group]
+
+
+def _more_loss(runs: Sequence[dict[str, Any]], name: str) -> np.ndarray:
+    """How much the changes `name` add to the loss: by seed, or by batch where there is one seed."""
+    found = []
+    for run in runs:
+        losses = list(run[name].values()) if isinstance(run[name], dict) else run[name]
+        found.append((np.array(losses).reshape(-1, len(run["whole"])) - np.array(run["whole"])).T)
+    return np.stack([more.mean(axis=0) for more in found]) if len(found) > 1 else found[0]
 
 
 def _amplification(figure: Figure, document: Document) -> None:

@@ -10,6 +10,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from mhsh.report.estimate import estimate
+from mhsh.report.probes.seeds import Model, group_name, seed_groups
+
 _WIDTH = 120  # of a table, at least
 
 
@@ -26,17 +29,44 @@ def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
     Console(markup=False, width=max(_WIDTH, Console().width)).print(table)
 
 
+def _print_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model, Sequence[Any]]]) -> None:
+    """A row for each stack of each model, and the means over seeds where there are several."""
+    _print(title, ["model", *columns], [[model["name"], *cells] for model, cells in rows])
+    models = list({id(model): model for model, _ in rows}.values())
+    by_model = [[cells for each, cells in rows if each is model] for model in models]
+    groups = [group for group in seed_groups(models) if len(group) > 1]
+    if not groups:
+        return
+    means = []
+    for group in groups:
+        for stack in zip(*(by_model[index] for index in group), strict=True):
+            means.append([group_name([models[index] for index in group]), *map(_over_seeds, zip(*stack, strict=True))])
+    _print(
+        "means over seeds, with 95 % intervals",
+        ["", *(row[0] for row in means)],
+        list(zip(columns, *(row[1:] for row in means), strict=True)),
+    )
+
+
+def _over_seeds(cells: Sequence[Any]) -> str:
+    """One column of the runs of a group."""
+    if any(isinstance(cell, str) for cell in cells):
+        return str(cells[0]) if len(set(cells)) == 1 else ""
+    mean = estimate(cells)
+    return f"{mean.mean:.4g} ({mean.low:.4g} to {mean.high:.4g})"
+
+
 def _dependency_table(document: dict[str, Any]) -> None:
     rows = [
-        [model["name"], stack, figures["input"], *(sum(figures[name]) for name in names), figures["biases"], _half(figures, names)]
+        (model, [stack, figures["input"], *(sum(figures[name]) for name in names), figures["biases"], _half(figures, names)])
         for model in document["models"]
         for stack, figures in model["result"].items()
         for names in [[name for name in figures if name not in ("input", "biases")]]
     ]
-    width = max(len(row) for row in rows)
-    parts = ["attention", "feed-forward"] if width == 7 else ["sublayers", "in", "order"]
-    rows = [row[:3] + row[3:-2] + [""] * (width - len(row)) + row[-2:] for row in rows]
-    _print("shares of the final residual stream", ["model", "stack", "input", *parts, "biases", "second half of the layers"], rows)
+    width = max(len(cells) for _, cells in rows)
+    parts = ["attention", "feed-forward"] if width == 6 else ["sublayers", "in", "order"]
+    rows = [(model, cells[:-2] + [""] * (width - len(cells)) + cells[-2:]) for model, cells in rows]
+    _print_models("shares of the final residual stream", ["stack", "input", *parts, "biases", "second half of the layers"], rows)
 
 
 def _half(figures: dict[str, Any], names: Sequence[str]) -> float:
@@ -45,49 +75,52 @@ def _half(figures: dict[str, Any], names: Sequence[str]) -> float:
 
 def _gradients_table(document: dict[str, Any]) -> None:
     rows = [
-        [
-            model["name"],
-            stack,
-            model["result"]["loss"],
-            figures["layer"][0],
-            figures["layer"][-1],
-            max(figures["layer"]),
-            min(figures["layer"]),
-        ]
+        (
+            model,
+            [
+                stack,
+                model["result"]["loss"],
+                *(figures["layer"][end] for end in (0, -1)),
+                max(figures["layer"]),
+                min(figures["layer"]),
+            ],
+        )
         for model in document["models"]
         for stack, figures in model["result"]["stacks"].items()
     ]
-    _print("gradient norms of the layers", ["model", "stack", "loss", "first", "last", "largest", "smallest"], rows)
+    _print_models("gradient norms of the layers", ["stack", "loss", "first", "last", "largest", "smallest"], rows)
 
 
 def _coverage_table(document: dict[str, Any]) -> None:
     rows = [
-        [
-            model["name"],
-            f"{stack} {name}",
-            str(sum(len(heads) for heads in figures["heads"])),
-            figures["visible"],
-            float(np.mean(figures["heads"])),
-            float(np.mean(figures["layers"])),
-            figures["rollout"][-1] if "rollout" in figures else "",
-            figures["rollout_without_residual"][-1] if "rollout" in figures else "",
-        ]
+        (
+            model,
+            [
+                f"{stack} {name}",
+                str(sum(len(heads) for heads in figures["heads"])),
+                figures["visible"],
+                float(np.mean(figures["heads"])),
+                float(np.mean(figures["layers"])),
+                figures["rollout"][-1] if "rollout" in figures else "",
+                figures["rollout_without_residual"][-1] if "rollout" in figures else "",
+            ],
+        )
         for model in document["models"]
         for stack, sublayers in model["result"].items()
         for name, figures in sublayers.items()
     ]
-    columns = ["model", "sublayer", "heads", "may see", "a head", "a layer", "whole stack", "whole stack, no residual"]
-    _print("effective number of positions that a token draws on", columns, rows)
+    columns = ["sublayer", "heads", "may see", "a head", "a layer", "whole stack", "whole stack, no residual"]
+    _print_models("effective number of positions that a token draws on", columns, rows)
 
 
 def _similarity_table(document: dict[str, Any]) -> None:
     rows = [
-        [model["name"], stack, *(f(figures[key]) for key in ("cka", "cosine") for f in (np.mean, min))]
+        (model, [stack, *(f(figures[key]) for key in ("cka", "cosine") for f in (np.mean, min))])
         for model in document["models"]
         for stack, figures in model["result"].items()
     ]
-    columns = ["model", "stack", "CKA, mean", "CKA, least", "cosine, mean", "cosine, least"]
-    _print("the residual stream before and after a layer", columns, rows)
+    columns = ["stack", "CKA, mean", "CKA, least", "cosine, mean", "cosine, least"]
+    _print_models("the residual stream before and after a layer", columns, rows)
 
 
 def _ablation_table(document: dict[str, Any]) -> None:
@@ -96,33 +129,24 @@ def _ablation_table(document: dict[str, Any]) -> None:
         return (np.array(figures[name]).reshape(-1, len(figures["whole"])) - np.array(figures["whole"])).mean(axis=1)
 
     rows = [
-        [
-            model["name"],
-            stack,
-            float(np.mean(figures["whole"])),
-            float(more(figures, "skipped").mean()),
-            float(more(figures, "skipped").max()),
-            float(more(figures, "swapped").mean()) if figures["swapped"] else "",
-            *_without_half(figures),
-            float(np.mean(figures["influence"])),
-            float(np.mean(figures["later"])),
-        ]
+        (
+            model,
+            [
+                stack,
+                float(np.mean(figures["whole"])),
+                float(more(figures, "skipped").mean()),
+                float(more(figures, "skipped").max()),
+                float(more(figures, "swapped").mean()) if figures["swapped"] else "",
+                *_without_half(figures),
+                float(np.mean(figures["influence"])),
+                float(np.mean(figures["later"])),
+            ],
+        )
         for model in document["models"]
         for stack, figures in model["result"].items()
     ]
-    columns = [
-        "model",
-        "stack",
-        "loss",
-        "+ a layer skipped",
-        "most",
-        "+ two swapped",
-        "last left out",
-        "+",
-        "influence",
-        "on later",
-    ]
-    _print("the loss without layers, and in another order; means over the layers", columns, rows)
+    columns = ["stack", "loss", "+ a layer skipped", "most", "+ two swapped", "last left out", "+", "influence", "on later"]
+    _print_models("the loss without layers, and in another order; means over the layers", columns, rows)
 
 
 def _without_half(figures: dict[str, Any]) -> list[Any]:

@@ -163,6 +163,30 @@ def test_two_groups_of_two_seeds_by_hand(make_run) -> None:
     assert ours.mean_loss["seconds"].each == pytest.approx(ours.mean_loss["step"].each)
 
 
+def test_metrics_of_the_last_validation_row_have_intervals_too(make_run) -> None:
+    """Mean, difference and t-interval of two seeds, by hand; one run lacks the metric."""
+    bleu = {"a-0": 30.0, "a-1": 32.0, "b-0": 31.5, "b-1": 33.0}
+    paths = []
+    for name, score in bleu.items():
+        shape, seed = name.split("-")
+        path = make_run(
+            name, [3.0] * 20, [3.0], training={"seed": int(seed)}, model={"residual": {"a": "admin", "b": "pre_ln"}[shape]}
+        )
+        last = {"step": 20, "split": "validation", "tokens": 10240, "flops": 2e10, "seconds": 2.0, "loss": 2.0, "bleu": score}
+        RunFolder(path).append_metrics([last])
+        paths.append(path)
+    comparison = compared(*paths)
+    ours, theirs = (scores.metrics["bleu"] for scores in comparison.results.scores)
+    assert (ours.each, theirs.each) == ({0: 30.0, 1: 32.0}, {0: 31.5, 1: 33.0})
+    assert theirs.difference is not None
+    assert theirs.difference.high == pytest.approx(1.25 + 12.706205 * 0.25)
+    (row,) = (row for row in measure_rows(comparison) if row.name == "final validation bleu")
+    assert [(cell.number, cell.lowest) for cell in row.cells] == [("31", False), ("32.25", False)]
+    assert row.cells[1].change == "+1.25 (\u22121.927 to +4.427)" and row.cells[1].sign == LEVEL
+    other = make_run("c", [3.0] * 20, [2.5, 2.0], model={"residual": "rezero"})
+    assert compared(*paths, other).results.scores[2].metrics["bleu"].estimate is None
+
+
 def test_one_seed_has_numbers_and_no_interval(make_run) -> None:
     found = results(make_run("a", [3.0] * 20, [2.5, 2.0]), make_run("b", [3.0] * 20, [2.6, 2.2]))
     against = found.scores[1].final.difference

@@ -1,0 +1,70 @@
+"""Tests of probed runs that differ only in their seeds: who is a group, and the means over them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mhsh.report.probes.plots import picture
+from mhsh.report.probes.seeds import seed_groups
+from mhsh.report.probes.table import print_table
+
+
+def model(name: str, seed: int, heads: int = 8, step: int = 4, whole: float = 2.0) -> dict[str, Any]:
+    """Two layers on two batches; without a layer the loss is 0.1 and 0.3 higher."""
+    shape = {"num_layers": 2, "num_decoder_layers": 0, "num_heads": heads, "residual": "admin"}
+    result = {
+        "whole": [whole, whole + 0.2],
+        "skipped": [[whole + 0.1, whole + 0.3], [whole + 0.3, whole + 0.5]],
+        "swapped": [[whole + 0.5 * seed, whole + 0.2 + 0.5 * seed]],
+        "without_last": {"1": [whole + 0.3, whole + 0.5], "2": [whole + 1.0, whole + 1.2]},
+        "influence": [[0.5, 0.5], [0.5, 0.5]],
+        "later": [0.4, 0.0],
+    }
+    config = {"model": shape, "train": {"seed": seed, "num_steps": 4}, "data": {"seed": seed}}
+    return {"name": name, "step": step, "config": config, "result": {"encoder": result}}
+
+
+@pytest.mark.parametrize(
+    ("models", "groups"),
+    [
+        ([model("a", 0), model("b", 0, heads=4), model("c", 1)], [[0, 2], [1]]),
+        ([model("a", 0), model("b", 1, step=2)], [[0], [1]]),
+        ([model("a", 0), model("again", 0), model("b", 1)], [[0, 2], [1]]),
+    ],
+)
+def test_only_seeds_may_differ(models, groups):
+    assert seed_groups(models) == groups
+
+
+def test_means_over_seeds_have_the_interval_of_the_seeds(capsys):
+    losses = (2.0, 2.1, 2.5)
+    models = [model(f"seed={seed}", seed, whole=loss) for seed, loss in enumerate(losses)]
+    print_table({"kind": "ablation", "models": [*models, model("alone", 0, heads=4)]})
+    said = capsys.readouterr().out
+    assert said.count("alone") == 1 and "2L8H admin, 3 seeds" in said
+    means = said[said.index("means over seeds") :]
+    values = np.array(losses) + 0.1  # the mean of the two batches
+    low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+    assert re.search(rf"^ *loss +{values.mean():.4g} \({low:.4g} to {high:.4g}\)", means, re.MULTILINE)
+    assert re.search(r"^ *\+ a layer skipped +0\.2 \(0\.2 to 0\.2\)", means, re.MULTILINE)
+    low, high = stats.t.interval(0.95, 2, 0.5, stats.sem([0.0, 0.5, 1.0]))
+    assert re.search(rf"^ *\+ two swapped +0\.5 \({low:.4g} to {high:.4g}\)", means, re.MULTILINE)
+    assert re.search(r"^ *last left out +1 of 2", means, re.MULTILINE)
+
+
+def test_runs_of_single_seeds_have_no_second_table(capsys):
+    print_table({"kind": "ablation", "models": [model("a", 0), model("b", 0, heads=4)]})
+    assert "seeds" not in capsys.readouterr().out
+
+
+def test_the_picture_has_one_line_for_the_seeds():
+    models = [model(f"seed={seed}", seed) for seed in range(3)]
+    drawn = picture({"kind": "ablation", "models": [*models, model("alone", 0, heads=4)]}, "svg").decode()
+    shown = re.findall("<!-- (.*?) -->", drawn)
+    assert "2L8H admin, 3 seeds" in shown and "alone" in shown
+    assert not any(text.startswith("seed=") for text in shown)
