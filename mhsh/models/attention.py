@@ -21,7 +21,7 @@ from mhsh.kernels.fallback import fallback_reasons
 from mhsh.kernels.out_proj_residual_norm import OutProjSettings, OutWeights, out_proj_residual_norm
 from mhsh.kernels.residual_norm import NormParams
 from mhsh.kernels.target import current_platform
-from mhsh.models.layers import FusedSublayer, HeadNorm, Sublayer, bias_init, kernel_init
+from mhsh.models.layers import HeadNorm, Sublayer, bias_init, kernel_init
 
 # The widest head that cuDNN's attention computes on any GPU.
 CUDNN_MAX_HEAD_DIM = 128
@@ -97,10 +97,10 @@ class MultiHeadAttention(nn.Module):
         out = self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities))
         return dropout(out, config.hidden_dropout, out_key)
 
-    def sublayer(self, context: AttentionContext, dropout_key: DropoutKey) -> tuple[Sublayer, FusedSublayer | None]:
-        """Self-attention in this context, and its fused form where there is one."""
+    def sublayer(self, context: AttentionContext, dropout_key: DropoutKey) -> Sublayer:
+        """Self-attention in this context."""
         fused = fallback_reasons(self.config, context.segment_ids.shape[1])["attention"] is None
-        return (
+        return Sublayer(
             lambda x: self(x, None, context.mask, dropout_key),
             (lambda x, norm: self._fused(x, context.segment_ids, norm, dropout_key)) if fused else None,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,20 @@ from mhsh.kernels.fallback import fallback_reasons
 from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward
 from mhsh.kernels.residual_norm import NormParams, normalize
 
-# A sublayer f with its dropout: x [B,T,D] -> f(x); and LN(omega * x + f(x)) in fused kernels.
-Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
-FusedSublayer = Callable[[Float[Array, "B T D"], NormParams], Float[Array, "B T D"]]
-
 BERT_STDDEV = 0.02
 LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
 _REGROUPED = ("heads", "mlp")  # the axes that regrouping shortens
+
+
+class Sublayer(NamedTuple):
+    """A sublayer f with its dropout."""
+
+    plain: Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
+    # LN(omega * x + f(x)), by kernels; None where there are none.
+    fused: Callable[[Float[Array, "B T D"], NormParams], Float[Array, "B T D"]] | None = None
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self.plain(x)
 
 
 def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain: float = 1.0, num_joint: int = 1) -> Initializer:
@@ -212,10 +219,10 @@ class FeedForward(nn.Module):
         hidden = dropout(ACTIVATIONS[config.activation](hidden), config.mlp_dropout, hidden_key)
         return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_key)
 
-    def sublayer(self, length: int, dropout_key: DropoutKey) -> tuple[Sublayer, FusedSublayer | None]:
-        """This sublayer of a residual stream [B,T,D], and its fused form where there is one."""
+    def sublayer(self, length: int, dropout_key: DropoutKey) -> Sublayer:
+        """This sublayer of a residual stream [B,T,D]."""
         fused = fallback_reasons(self.config, length)["feed_forward"] is None
-        return lambda x: self(x, dropout_key), (lambda x, norm: self._fused(x, norm, dropout_key)) if fused else None
+        return Sublayer(lambda x: self(x, dropout_key), (lambda x, norm: self._fused(x, norm, dropout_key)) if fused else None)
 
     def _fused(self, x: Float[Array, "B T D"], norm: NormParams, dropout_key: DropoutKey) -> Float[Array, "B T D"]:
         config = self.config

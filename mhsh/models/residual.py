@@ -11,7 +11,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.layers import FusedSublayer, LayerNorm, Sublayer
+from mhsh.models.layers import LayerNorm, Sublayer
 from mhsh.models.types import SUBLAYERS, Stack
 
 
@@ -32,8 +32,8 @@ class Stream(NamedTuple):
 class Residual(nn.Module):
     """A residual scheme: `__call__` adds one sublayer f, which includes its dropout, to the stream.
 
-    A scheme that normalises the sum calls `fused` instead, where a kernel computes all of it
-    (mhsh/kernels/fallback.py).
+    A scheme that normalises the sum calls `sublayer.fused` where there is one: kernels that compute
+    all of it (mhsh/kernels/fallback.py).
     """
 
     config: ModelConfig
@@ -60,9 +60,9 @@ class PostLN(Residual):
     def setup(self) -> None:
         self.norm = LayerNorm(self.config)
 
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        if fused is not None:
-            return Stream(fused(stream.x, self.norm.with_omega(1.0)), None)
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        if sublayer.fused is not None:
+            return Stream(sublayer.fused(stream.x, self.norm.with_omega(1.0)), None)
         return Stream(self.norm(stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
 
 
@@ -72,8 +72,7 @@ class PreLN(Residual):
     final_norm: ClassVar[bool] = True
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        assert fused is None, "this scheme has no fused form"
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         return Stream(stream.x + sublayer(LayerNorm(self.config, name="norm")(stream.x)).astype(stream.x.dtype), None)
 
 
@@ -88,9 +87,9 @@ class Admin(Residual):
         self.omega = jnp.asarray(self.param("omega", init, (self.config.embed_dim,)))
         self.norm = LayerNorm(self.config)
 
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        if fused is not None:
-            return Stream(fused(stream.x, self.norm.with_omega(self.omega)), None)
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        if sublayer.fused is not None:
+            return Stream(sublayer.fused(stream.x, self.norm.with_omega(self.omega)), None)
         x = self.omega.astype(stream.x.dtype) * stream.x + sublayer(stream.x).astype(stream.x.dtype)
         return Stream(self.norm(x), None)
 
@@ -107,10 +106,10 @@ class DeepNorm(Residual):
     def setup(self) -> None:
         self.norm = LayerNorm(self.config)
 
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         alpha, _ = deepnorm_constants(self.stack)
-        if fused is not None:
-            return Stream(fused(stream.x, self.norm.with_omega(alpha)), None)
+        if sublayer.fused is not None:
+            return Stream(sublayer.fused(stream.x, self.norm.with_omega(alpha)), None)
         return Stream(self.norm(alpha * stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
 
 
@@ -120,8 +119,7 @@ class ReZero(Residual):
     """
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        assert fused is None, "this scheme has no fused form"
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         init = nn.with_logical_partitioning(nn.initializers.zeros, ())
         alpha = jnp.asarray(self.param("alpha", init, ()), stream.x.dtype)
         return Stream(stream.x + alpha * sublayer(stream.x).astype(stream.x.dtype), None)
@@ -133,8 +131,7 @@ class Keel(Residual):
     """
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        assert fused is None, "this scheme has no fused form"
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         branch = sublayer(LayerNorm(self.config, name="inner_norm")(stream.x)).astype(stream.x.dtype)
         return Stream(LayerNorm(self.config, name="norm")(self.stack.num_sublayers * stream.x + branch), None)
 
@@ -147,8 +144,7 @@ class PeriLN(Residual):
     final_norm: ClassVar[bool] = True
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        assert fused is None, "this scheme has no fused form"
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         branch = sublayer(LayerNorm(self.config, name="norm")(stream.x))
         return Stream(stream.x + LayerNorm(self.config, name="output_norm")(branch), None)
 
@@ -166,8 +162,7 @@ class LNScaling(Residual):
         return Stream(x, jnp.zeros((), jnp.int32))
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        assert fused is None, "this scheme has no fused form"
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         count = stream.carried
         assert isinstance(count, jax.Array), "a pass starts from LNScaling.start"
         normed = LayerNorm(self.config, name="norm")(stream.x)
@@ -184,8 +179,7 @@ class CompleteP(Residual):
     final_norm: ClassVar[bool] = True
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        assert fused is None, "this scheme has no fused form"
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         factor = depth_multiple(self.config) ** -self.config.depth_exponent
         branch = sublayer(LayerNorm(self.config, name="norm")(stream.x))
         return Stream(stream.x + factor * branch.astype(stream.x.dtype), None)
@@ -200,8 +194,7 @@ class HybridNorm(Residual):
     final_norm: ClassVar[bool] = True
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        assert fused is None, "this scheme has no fused form"
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         x = LayerNorm(self.config, name="norm")(stream.x) if self.sublayer == "feed_forward" else stream.x
         return Stream(x + sublayer(x).astype(x.dtype), None)
 
@@ -219,8 +212,7 @@ class AdminProfile(Residual):
         return Stream(x, Profile(jnp.ones((), jnp.float32), real))
 
     @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer, fused: FusedSublayer | None = None) -> Stream:
-        del fused  # the output of the sublayer is needed by itself
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         profile = stream.carried
         assert isinstance(profile, Profile), "a profiling pass starts from AdminProfile.start"
         branch = sublayer(stream.x)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.kernels.dropout import DropoutKey, layer_keys, subkeys
 from mhsh.models.attention import AttentionContext, MultiHeadAttention, attention_mask
-from mhsh.models.layers import FeedForward, LayerNorm
+from mhsh.models.layers import FeedForward, LayerNorm, Sublayer
 from mhsh.models.residual import Residual, Stream
 from mhsh.models.types import decoder_stack, encoder_stack
 
@@ -94,8 +94,8 @@ class EncoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, dropout_key: DropoutKey, context: AttentionContext) -> tuple[Stream, None]:
         attention_key, feed_forward_key = subkeys(dropout_key, 2)
-        stream = self.attention_residual(stream, *self.attention.sublayer(context, attention_key))
-        stream = self.feed_forward_residual(stream, *self.feed_forward.sublayer(stream.x.shape[1], feed_forward_key))
+        stream = self.attention_residual(stream, self.attention.sublayer(context, attention_key))
+        stream = self.feed_forward_residual(stream, self.feed_forward.sublayer(stream.x.shape[1], feed_forward_key))
         return _end_of_layer(self, stream), None
 
 
@@ -144,11 +144,11 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, dropout_key: DropoutKey, context: DecoderContext) -> tuple[Stream, None]:
         self_key, cross_key, feed_forward_key = subkeys(dropout_key, 3)
-        stream = self.self_attention_residual(stream, lambda x: self.self_attention(x, None, context.self_mask, self_key))
+        stream = self.self_attention_residual(stream, Sublayer(lambda x: self.self_attention(x, None, context.self_mask, self_key)))
         stream = self.cross_attention_residual(
-            stream, lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_key)
+            stream, Sublayer(lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_key))
         )
-        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_key))
+        stream = self.feed_forward_residual(stream, Sublayer(lambda x: self.feed_forward(x, feed_forward_key)))
         return _end_of_layer(self, stream), None
 
 
