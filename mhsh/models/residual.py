@@ -127,7 +127,7 @@ class ReZero(Residual):
 
 class Keel(Residual):
     """LN(alpha x + f(LN(x))), alpha the number of sublayers (Chen and Wei 2026, arXiv
-    2601.19895).
+    2601.19895), in every layer, the first too.
     """
 
     @nn.compact
@@ -188,7 +188,8 @@ class CompleteP(Residual):
 class HybridNorm(Residual):
     """x + f(x) around attention, whose queries, keys and values are normalised
     (mhsh/models/attention.py); y + f(y), y = LN(x), around the feed-forward; a LayerNorm after the
-    last layer (Zhuo et al. 2025, arXiv 2503.04598).
+    last layer (Zhuo et al. 2025, arXiv 2503.04598; the authors' BryceZhuo/HybridNorm at f0dd605,
+    dense_model/olmo/model.py, lines 668 to 673, 815 to 890 and 1517, with ffn_residual_after_norm).
     """
 
     final_norm: ClassVar[bool] = True
