@@ -214,6 +214,14 @@ def _roots(computation: Computation) -> list[Instruction]:
     return [_behind_bitcasts(computation, name) for name in names]
 
 
+def _result(computation: Computation, element: int) -> tuple[Instruction, int]:
+    """What gives a result of a fusion, and its place in that: a fusion within may give several."""
+    root = computation.root
+    if root.opcode == "tuple":
+        return _behind_bitcasts(computation, root.operands[element]), 0
+    return _behind_bitcasts(computation, root.name), element
+
+
 def _behind_bitcasts(computation: Computation, name: str) -> Instruction:
     instruction = computation.instructions[name]
     return _behind_bitcasts(computation, instruction.operands[0]) if instruction.opcode == "bitcast" else instruction
@@ -243,7 +251,7 @@ def _updated_operand(module: Module, instruction: Instruction, element: int) -> 
     if instruction.opcode != "fusion":
         return None
     called = module.computations[instruction.called()[0]]
-    inner = _updated_operand(module, _roots(called)[element], 0)
+    inner = _updated_operand(module, *_result(called, element))
     target = None if inner is None else _behind_bitcasts(called, inner)
     return instruction.operands[int(target.arguments)] if target is not None and target.opcode == "parameter" else None
 
@@ -255,7 +263,7 @@ def _value_written(module: Module, computation: Computation, instruction: Instru
     if instruction.opcode != "fusion":
         return instruction
     called = module.computations[instruction.called()[0]]
-    value = _value_written(module, called, _roots(called)[element], 0)
+    value = _value_written(module, called, *_result(called, element))
     return _behind_bitcasts(computation, instruction.operands[int(value.arguments)]) if value.opcode == "parameter" else value
 
 

@@ -89,6 +89,44 @@ def test_what_the_tpu_compiler_writes():
     }
 
 
+# A fusion in a fusion, which updates two stacks in place, as the compiler for a v5e makes of 100
+# layers with fsdp.
+BOTH = "(f32[12,16]{1,0}, f32[12,16]{1,0})"
+PARAMETERS = """
+  %p0 = f32[12,16]{1,0} parameter(0)
+  %p1 = f32[12,16]{1,0} parameter(1)
+  %p2 = f32[1,16]{1,0} parameter(2)
+  %p3 = s32[] parameter(3)"""
+NESTED = f"""HloModule nested
+
+%inner (p0: f32[12,16], p1: f32[12,16], p2: f32[1,16], p3: s32[]) -> {BOTH} {{{PARAMETERS}
+  %zero = s32[] constant(0)
+  %left = f32[12,16]{{1,0}} dynamic-update-slice(%p0, %p2, %p3, %zero)
+  %right = f32[12,16]{{1,0}} dynamic-update-slice(%p1, %p2, %p3, %zero)
+  ROOT %both = {BOTH} tuple(%left, %right)
+}}
+
+%outer (p0: f32[12,16], p1: f32[12,16], p2: f32[1,16], p3: s32[]) -> {BOTH} {{{PARAMETERS}
+  ROOT %within = {BOTH} fusion(%p0, %p1, %p2, %p3), kind=kLoop, calls=%inner
+}}
+
+ENTRY %main (p0: f32[12,16], p1: f32[12,16], p2: f32[1,16], p3: s32[]) -> {BOTH} {{{PARAMETERS}
+  %outside = {BOTH} fusion(%p0, %p1, %p2, %p3), kind=kLoop, calls=%outer
+  %first = f32[12,16]{{1,0}} get-tuple-element(%outside), index=0
+  %second = f32[12,16]{{1,0}} get-tuple-element(%outside), index=1
+  ROOT %out = {BOTH} tuple(%first, %second)
+}}
+"""
+
+
+def test_stacks_updated_by_a_fusion_in_a_fusion():
+    traffic = count_traffic(parse_module(NESTED))
+    row = 16 * 4
+    assert (traffic.read, traffic.written) == (row + 4, 2 * row)
+    written = [(buffer.source, buffer.written) for buffer in traffic.buffers if buffer.written]
+    assert sorted(written) == [("p0", row), ("p1", row)]
+
+
 def test_a_kernel_says_its_own_flops():
     program = read_program(parse_module(TPU_TEXT), 1)
     assert program.kernel_flops == 2048
