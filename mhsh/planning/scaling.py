@@ -225,21 +225,22 @@ def exchange_seconds(traffic: Traffic, group: Group, chip: Chip) -> Exchange:
 def memory_bytes(reports: Sequence[dict[str, Any]], rows: int) -> float:
     """What one device with `rows` rows moves to and from its memory in a step.
 
-    It was counted in the compiled programs. Between and beyond programs of several numbers of rows
-    a device it lies on the line through the two nearest ones. With one such number, the update and
-    what belongs to no layer stay as they are, and all else grows with the rows, which is too much
-    by the weights.
+    It was counted in the compiled programs. Between two of them, by their rows a device, it lies on
+    the line through them. Beyond them, the update and what belongs to no layer stay as in the
+    nearest one, and all else grows with the rows, which is too much by the weights. The line would
+    not do there: a stream of few rows stays on the chip, and one of many does not.
     """
     counted: dict[int, tuple[float, float]] = {}
     for report in reports:
         moved = {phase: part["moved"] for phase, part in report["traffic"]["by_phase"].items()}
         counted[report["batch_size"] // report["num_devices"]] = (sum(moved.values()), moved["optimizer"] + moved["other"])
     known = sorted(counted)
-    if len(known) == 1:
-        total, fixed = counted[known[0]]
-        return fixed + (total - fixed) * rows / known[0]
+    nearest = min(max(rows, known[0]), known[-1])
+    if nearest != rows or len(known) == 1:
+        total, fixed = counted[nearest]
+        return fixed + (total - fixed) * rows / nearest
     low, high = _nearest_two(known, rows)
-    return max(0.0, counted[low][0] + (rows - low) / (high - low) * (counted[high][0] - counted[low][0]))
+    return counted[low][0] + (rows - low) / (high - low) * (counted[high][0] - counted[low][0])
 
 
 def _nearest_two(known: Sequence[int], at: int) -> tuple[int, int]:
