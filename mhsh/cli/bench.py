@@ -86,10 +86,10 @@ def run(kind: str, config: Config | None = None, against: Config | None = None, 
     except KeyboardInterrupt:
         print(f"mhsh bench {kind}: interrupted; nothing is written", file=sys.stderr)
         return 128 + signal.SIGINT
+    print(table(results), flush=True)  # first: a full disk does not take it
     if out is not None:
         write(results, out)
-    print(table(results))
-    if out is None:
+    else:
         _note("--out=FILE.json keeps all times")
     return 0
 

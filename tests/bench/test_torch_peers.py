@@ -218,3 +218,13 @@ def test_the_table_of_a_run_with_a_peer(make_config, tmp_path: Path):
     assert theirs["parameters"] == ours["parameters"] - ours["omega"] and ours["omega"] > 0
     assert theirs["flops"] == ours["flops"] and theirs["time_ratio"]["median"] > 0
     assert "| torch-eager | transformers BertForPreTraining 2L8H float32, torch-eager |" in done.stdout
+
+
+def test_the_environment_of_the_peers_can_be_written():
+    """torch.__version__ is no plain string, and msgspec refuses it when all is measured."""
+    import msgspec
+
+    from mhsh.bench.peers.build import torch_environment
+
+    found = msgspec.to_builtins(torch_environment())
+    assert found["versions"]["torch"] == str(torch.__version__)

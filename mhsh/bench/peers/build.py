@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ def torch_environment() -> dict[str, Any]:
 
     where = device()
     return {
-        "versions": {name: importlib.import_module(name).__version__ for name in ("torch", "transformers")},
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if where.type == "cuda" else "cpu",
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
