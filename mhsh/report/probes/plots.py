@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhsh.report.estimate import mean_band
+from mhsh.report.probes.ablation import more_loss
 from mhsh.report.probes.seeds import group_name, seed_groups
 from mhsh.report.render.figure_files import PAGE, add_legend, figure_bytes, figure_style
 from mhsh.report.render.format import SCHEME_NAMES
@@ -148,11 +149,9 @@ def _stacks_over_seeds(document: Document) -> Iterator[tuple[str, list[dict[str,
 
 def _more_loss(runs: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     """How much the changes `name` add to the loss: by seed, or by batch where there is one seed."""
-    found = []
-    for run in runs:
-        losses = list(run[name].values()) if isinstance(run[name], dict) else run[name]
-        found.append((np.array(losses).reshape(-1, len(run["whole"])) - np.array(run["whole"])).T)
-    return np.stack([more.mean(axis=0) for more in found]) if len(found) > 1 else found[0]
+    if len(runs) == 1:
+        return more_loss(runs[0], name)
+    return np.stack([more_loss(run, name).mean(axis=0) for run in runs])
 
 
 def _amplification(figure: Figure, document: Document) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mhsh.report.estimate import estimate
+from mhsh.report.probes.ablation import more_loss
 from mhsh.report.probes.seeds import Model, group_name, seed_groups
 
 _WIDTH = 120  # of a table, at least
@@ -124,19 +125,15 @@ def _similarity_table(document: dict[str, Any]) -> None:
 
 
 def _ablation_table(document: dict[str, Any]) -> None:
-    def more(figures: dict[str, Any], name: str) -> np.ndarray:
-        """The mean increase of the loss, layer by layer."""
-        return (np.array(figures[name]).reshape(-1, len(figures["whole"])) - np.array(figures["whole"])).mean(axis=1)
-
     rows = [
         (
             model,
             [
                 stack,
                 float(np.mean(figures["whole"])),
-                float(more(figures, "skipped").mean()),
-                float(more(figures, "skipped").max()),
-                float(more(figures, "swapped").mean()) if figures["swapped"] else "",
+                float(more_loss(figures, "skipped").mean()),
+                float(more_loss(figures, "skipped").mean(axis=0).max()),
+                float(more_loss(figures, "swapped").mean()) if figures["swapped"] else "",
                 *_without_half(figures),
                 float(np.mean(figures["influence"])),
                 float(np.mean(figures["later"])),
