@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from mhsh.bench.batch import synthetic_batch
 from mhsh.bench.harness import Candidate
 from mhsh.config.schema import Config, DataConfig, MeshConfig, TranslationDataConfig
+from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, forward
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
@@ -29,10 +30,8 @@ CONFIG, AGAINST = "config", "against"
 
 
 def label(config: Config) -> str:
-    """12L12H admin float32, or 6L-6L 8H ... with a decoder."""
-    model = config.model
-    depth = f"{model.num_layers}L" + (f"-{model.num_decoder_layers}L " if model.num_decoder_layers else "")
-    return f"mhsh {depth}{model.num_heads}H {model.residual} {model.compute_dtype}"
+    """mhsh 12L12H admin float32."""
+    return f"mhsh {shape_name(config.model)} {config.model.residual} {config.model.compute_dtype}"
 
 
 def baseline_of(name: str) -> str | None:

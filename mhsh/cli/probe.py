@@ -19,6 +19,7 @@ from mhsh.cli.parser import add_command, examples
 from mhsh.config.loading import LIST
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
+from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.files import check_new_file, write_new
 from mhsh.probes.growth import growth, mean_interval
@@ -188,7 +189,7 @@ def _fresh(name: str, config: Config, rows: int) -> Source:
     corpus = load_corpus(config, None)
     batch, here = _batch(corpus, rows), _here(config, rows)
     state = create_state(here, build_model(config.model), optax.identity(), make_mesh(here, jax.devices()[:1]), batch)
-    return Source(f"{name}: {_shape(config)} {config.model.residual}, fresh", None, config, state.params, batch, corpus)
+    return Source(f"{name}: {shape_name(config.model)} {config.model.residual}, fresh", None, config, state.params, batch, corpus)
 
 
 def _here(config: Config, rows: int) -> Config:
@@ -213,12 +214,6 @@ def _validation(corpus: Any, count: int, rows: int) -> list[Mapping[str, Any]]:
         )
     batches = corpus.validation_batches(rows)
     return [batches[index] for index in range(count)]
-
-
-def _shape(config: Config) -> str:
-    model = config.model
-    decoder = f"-{model.num_decoder_layers}L" if model.num_decoder_layers else ""
-    return f"{model.num_layers}L{decoder}{model.num_heads}H"
 
 
 def _entry(source: Source, result: dict[str, Any]) -> dict[str, Any]:

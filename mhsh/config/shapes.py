@@ -15,6 +15,12 @@ from mhsh.errors import UserError
 EQUAL_SIZE = 0.01
 
 
+def shape_name(model: ModelConfig) -> str:
+    """Layers and heads a layer, as in `24L16H`; with a decoder, `6L-6L8H`."""
+    decoder = f"-{model.num_decoder_layers}L" if model.num_decoder_layers else ""
+    return f"{model.num_layers}L{decoder}{model.num_heads}H"
+
+
 def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
     """The same heads stacked in depth, in both stacks: L' = L N / n, N' = n, F' = F n / N; H and D
     unchanged. More heads than there are make the model shallower.

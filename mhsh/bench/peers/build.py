@@ -13,6 +13,7 @@ import jax
 from mhsh.bench.harness import cores
 from mhsh.bench.mhsh_steps import CONFIG
 from mhsh.config.schema import Config
+from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_counts
 
@@ -164,4 +165,4 @@ def peer_name(peer: str, of: str) -> str:
 def label(config: Config, title: str, peer: str) -> str:
     """transformers BertForPreTraining 12L12H bfloat16, torch-compile."""
     model = config.model
-    return f"{title} {model.num_layers}L{model.num_heads}H {model.compute_dtype}, {peer}"
+    return f"{title} {shape_name(model)} {model.compute_dtype}, {peer}"

@@ -11,19 +11,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config
+from mhsh.config.shapes import shape_name
 from mhsh.report.estimate import mean_band
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.curves import AXES, SPLITS, Curve
 from mhsh.report.runs.downsample import smooth
 from mhsh.report.runs.loading import Run
+from mhsh.report.seed_groups import seed_groups, without_seeds
 
 BAND_POINTS = 500  # of one band
 
-GROUP_RULE = (
-    "Runs are one group if their configs are equal in every field but train.seed, and data.seed is equal in all of them or "
-    "different in each; where they start from other runs, those runs likewise. A second run of the same config and seed starts "
-    "another group, so that no seed counts twice."
-)
 BAND_RULE = (
     "A group's curve is the mean of its runs' curves (training is smoothed first), interpolated linearly between logged rows, "
     "from the latest first row to the earliest last row, with the 95 % interval of the mean. Where a run has no finite loss, the "
@@ -53,7 +50,7 @@ class Group:
 
 def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
     """The groups, in the order of their first runs."""
-    members = _members(runs)
+    members = seed_groups([_without_seeds_of_all(run) for run in runs], [run.config for run in runs])
     names = _names([[runs[index] for index in group] for group in members])
     return tuple(
         Group(
@@ -95,27 +92,6 @@ def _placed(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.interp(np.arange(len(x)), np.flatnonzero(known), x[known]), np.where(known, loss, np.nan)
 
 
-def _members(runs: Sequence[Run]) -> list[list[int]]:
-    alike: dict[tuple[Config, ...], list[int]] = {}
-    for index, run in enumerate(runs):
-        alike.setdefault(_without_seeds_of_all(run), []).append(index)
-    groups: list[list[int]] = []
-    for indices in alike.values():
-        data_seeds = [runs[index].config.data.seed for index in indices]
-        train_seeds = [runs[index].config.train.seed for index in indices]
-        if len(set(data_seeds)) == len(set(train_seeds)) == len(indices):
-            groups.append(indices)
-            continue
-        # The first runs of each config and seed are one group, the second ones another.
-        repeated: dict[tuple[int, int], list[int]] = {}
-        seen: dict[tuple[int, int], int] = {}
-        for index, data_seed, train_seed in zip(indices, data_seeds, train_seeds, strict=True):
-            time = seen[data_seed, train_seed] = seen.get((data_seed, train_seed), 0) + 1
-            repeated.setdefault((data_seed, time), []).append(index)
-        groups += repeated.values()
-    return sorted(groups)
-
-
 def _without_seeds_of_all(run: Run) -> tuple[Config, ...]:
     """The configs of the run and of those that it started from, without their seeds. Where those
     are known, the folder that it started from does not matter: every seed may have its own.
@@ -123,17 +99,13 @@ def _without_seeds_of_all(run: Run) -> tuple[Config, ...]:
     parents = run.lineage
     recorded = [parent.config for parent in parents if parent.config is not None]
     if not parents or len(recorded) < len(parents):
-        return (_without_seeds(run.config),)
-    configs = [_without_seeds(config) for config in (run.config, *recorded)]
+        return (without_seeds(run.config),)
+    configs = [without_seeds(config) for config in (run.config, *recorded)]
     steps = [run.config.train.num_steps, *(parent.step for parent in parents)]
     return tuple(
         replace(config, train=replace(config.train, start_from="", num_steps=step))
         for config, step in zip(configs, steps, strict=True)
     )
-
-
-def _without_seeds(config: Config) -> Config:
-    return replace(config, train=replace(config.train, seed=0), data=replace(config.data, seed=0))
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -159,7 +131,7 @@ def _common_name(runs: Sequence[Run]) -> str:
     if not start and len(parents) == 1 and all(re.fullmatch(r"(seed|s)?[^0-9A-Za-z]*[0-9]+", name) for name in names):
         return sanitize(parents.pop())
     model = runs[0].config.model
-    return start or re.sub(r"^[^A-Za-z]*/", "", end) or f"{model.num_layers}L x {model.num_heads}H {model.residual}"
+    return start or re.sub(r"^[^A-Za-z]*/", "", end) or f"{shape_name(model)} {model.residual}"
 
 
 def _common_start(texts: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from mhsh.report.render.html import render
 from mhsh.report.render.styles import curve_style, run_styles
 from mhsh.report.render.table import Table
 from mhsh.report.runs import downsample
+from mhsh.report.seed_groups import GROUP_RULE
 
 PARTS = ("claim", "controls", "more", "notes", "problems", "groups", "runs", "fairness", "rules")
 
@@ -60,7 +61,7 @@ _RULES = (
     results.MEASURE_RULE,
     results.TARGET_RULE,
     results.AREA_RULE,
-    groups.GROUP_RULE,
+    GROUP_RULE,
     groups.BAND_RULE,
     estimate.INTERVAL_RULE,
     estimate.DIFFERENCE_RULE,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from mhsh.report.estimate import mean_band
 from mhsh.report.probes.ablation import more_loss
-from mhsh.report.probes.seeds import group_name, seed_groups
+from mhsh.report.probes.seeds import model_groups
 from mhsh.report.render.figure_files import PAGE, add_legend, figure_bytes, figure_style
 from mhsh.report.render.format import SCHEME_NAMES
 from mhsh.report.render.styles import curve_style
@@ -141,9 +141,9 @@ def _ablation(figure: Figure, document: Document) -> None:
 def _stacks_over_seeds(document: Document) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Label and numbers of every stack, of all models that differ only in their seeds."""
     models = document["models"]
-    for group in ([models[index] for index in indices] for indices in seed_groups(models)):
+    for name, indices in model_groups(models):
+        group = [models[index] for index in indices]
         for stack in group[0]["result"]:
-            name = group_name(group)
             yield f"{name}, {stack}" if len(group[0]["result"]) > 1 else name, [model["result"][stack] for model in group]
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mhsh.report.estimate import estimate
 from mhsh.report.probes.ablation import more_loss
-from mhsh.report.probes.seeds import Model, group_name, seed_groups
+from mhsh.report.probes.seeds import Model, model_groups
 
 _WIDTH = 120  # of a table, at least
 
@@ -35,13 +35,13 @@ def _print_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model
     _print(title, ["model", *columns], [[model["name"], *cells] for model, cells in rows])
     models = list({id(model): model for model, _ in rows}.values())
     by_model = [[cells for each, cells in rows if each is model] for model in models]
-    groups = [group for group in seed_groups(models) if len(group) > 1]
+    groups = [(name, indices) for name, indices in model_groups(models) if len(indices) > 1]
     if not groups:
         return
     means = []
-    for group in groups:
-        for stack in zip(*(by_model[index] for index in group), strict=True):
-            means.append([group_name([models[index] for index in group]), *map(_over_seeds, zip(*stack, strict=True))])
+    for name, indices in groups:
+        for stack in zip(*(by_model[index] for index in indices), strict=True):
+            means.append([name, *map(_over_seeds, zip(*stack, strict=True))])
     _print(
         "means over seeds, with 95 % intervals",
         ["", *(row[0] for row in means)],

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from mhsh.config.shapes import shape_name
 from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
 from mhsh.report.runs.curves import Curve
 from mhsh.report.runs.loading import Run
@@ -24,7 +25,7 @@ class Summary:
     """The numbers of one run. None: not recorded. A nan loss: not finite."""
 
     name: str
-    shape: str  # layers and heads a layer, as in `6L x 8H`
+    shape: str  # layers and heads a layer, as in `6L8H`
     residual: str
     seed: int
     status: str | None  # running, finished or stopped, as training last wrote it
@@ -61,7 +62,7 @@ def summarize(run: Run) -> Summary:
     diverged = gave_up or (final_validation is not None and not np.isfinite(final_validation.loss))
     return Summary(
         name=run.name,
-        shape=f"{run.config.model.num_layers}L x {run.config.model.num_heads}H",
+        shape=shape_name(run.config.model),
         residual=run.config.model.residual,
         seed=run.config.train.seed,
         status=status if status in ("running", "finished", "stopped") else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from mhsh.config.shapes import shape_name
 from mhsh.report.compare.run_columns import COLUMNS
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE
 from mhsh.report.render.figure_files import for_page
@@ -107,7 +108,6 @@ def _cells_table(sweep: Sweep) -> Table:
 def _cell_texts(cell: SweptCell) -> list[str]:
     columns = dict(COLUMNS)
     reason = f": {sanitize(cell.state.reason)}" if cell.state.reason else ""
-    model = cell.plan.config.model
     numbers = [columns[name](cell.summary) if cell.summary else "" for name in _COLUMNS[1:]]
     settings = [sanitize(str(value)) for value in cell.plan.settings.values()]
-    return [*settings, cell.verdict + reason, f"{model.num_layers}L x {model.num_heads}H", *numbers]
+    return [*settings, cell.verdict + reason, shape_name(cell.plan.config.model), *numbers]

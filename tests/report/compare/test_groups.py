@@ -41,6 +41,8 @@ def test_a_second_run_of_the_same_seed_starts_another_group(make_run) -> None:
 def test_data_seeds_belong_together_only_where_each_run_has_its_own(make_run) -> None:
     both = [make_run(f"a-{seed}", [3.0], training={"seed": seed}, data={"seed": 7 + seed}) for seed in (0, 1)]
     assert grouped(*both) == [("a", (0, 1), (0, 1))]
+    again = make_run("again", [3.0], data={"seed": 7})  # breaks no group up
+    assert grouped(*both, again) == [("a", (0, 1), (0, 1)), ("again", (2,), (0,))]
     data_alone = make_run("b", [3.0], data={"seed": 8})
     third = make_run("a-2", [3.0], training={"seed": 2}, data={"seed": 7})
     assert grouped(both[0], data_alone) == [("a-0", (0,), (0,)), ("b", (1,), (0,))]
@@ -84,9 +86,9 @@ def test_names_are_what_the_runs_have_in_common(make_run, tmp_path) -> None:
     ends = [make_run(f"{seed}/deep", [3.0], training={"seed": seed}) for seed in (0, 1)]
     assert [name for name, *_ in grouped(*ends)] == ["deep"]
     nothing = [make_run(name, [3.0], training={"seed": seed}) for seed, name in enumerate(("foo", "bar"))]
-    assert [name for name, *_ in grouped(*nothing)] == ["2L x 8H admin"]
+    assert [name for name, *_ in grouped(*nothing)] == ["2L8H admin"]
     more = [make_run(name, [3.0], training={"seed": s}, optimizer={"beta2": 0.9}) for s, name in enumerate(("qux", "baz"))]
-    assert [name for name, *_ in grouped(*nothing, *more)] == ["2L x 8H admin", "2L x 8H admin (2)"]
+    assert [name for name, *_ in grouped(*nothing, *more)] == ["2L8H admin", "2L8H admin (2)"]
     cut = [make_run(f"x-{seed}", [3.0], training={"seed": seed}) for seed in (10, 11)]
     assert [name for name, *_ in grouped(*cut)] == ["x"]
 

@@ -10,13 +10,13 @@ import pytest
 from scipy import stats
 
 from mhsh.report.probes.plots import picture
-from mhsh.report.probes.seeds import seed_groups
+from mhsh.report.probes.seeds import model_groups
 from mhsh.report.probes.table import print_table
+from tests.conftest import load_fields
 
 
 def model(name: str, seed: int, heads: int = 8, step: int = 4, whole: float = 2.0) -> dict[str, Any]:
     """Two layers on two batches; without a layer the loss is 0.1 and 0.3 higher."""
-    shape = {"num_layers": 2, "num_decoder_layers": 0, "num_heads": heads, "residual": "admin"}
     result = {
         "whole": [whole, whole + 0.2],
         "skipped": [[whole + 0.1, whole + 0.3], [whole + 0.3, whole + 0.5]],
@@ -25,7 +25,9 @@ def model(name: str, seed: int, heads: int = 8, step: int = 4, whole: float = 2.
         "influence": [[0.5, 0.5], [0.5, 0.5]],
         "later": [0.4, 0.0],
     }
-    config = {"model": shape, "train": {"seed": seed, "num_steps": 4}, "data": {"seed": seed}}
+    config = load_fields("evidence", "heads")
+    config["model"] |= {"num_layers": 2, "num_heads": heads}
+    config["train"]["seed"] = config["data"]["seed"] = seed
     return {"name": name, "step": step, "config": config, "result": {"encoder": result}}
 
 
@@ -38,7 +40,7 @@ def model(name: str, seed: int, heads: int = 8, step: int = 4, whole: float = 2.
     ],
 )
 def test_only_seeds_may_differ(models, groups):
-    assert seed_groups(models) == groups
+    assert [indices for _, indices in model_groups(models)] == groups
 
 
 def test_means_over_seeds_have_the_interval_of_the_seeds(capsys):
