@@ -36,6 +36,7 @@ COMMANDS = {
     "sweep": "train a config at every combination of some fields' values, and report",
     "sweep-report": "write a sweep's report again, also while it runs",
     "tuned": "each shape of a sweep at its own best learning rate: chosen on some seeds, reported on others",
+    "gap": "whether one shape overtakes another: the gap of their losses against tokens and size",
     "quickstart": "train the small comparison and write its report",
 }
 

@@ -54,7 +54,7 @@ def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
         "sweep",
         "--config=study:base_causal",
         "--axes",
-        "layers_at_equal_size=1,3,6,12,24",
+        "layers_at_equal_size=3,1,6,12,24",
         "lr=5e-4,1e-3,2e-3,4e-3",
         "seed=0,1,2,3,4",
         f"--workdir={tmp_path}/study/width",
@@ -105,8 +105,22 @@ def test_probes_look_into_the_reporting_runs_of_every_shape_once(study, tmp_path
     assert study("probes") == []
 
 
+def test_the_gap_is_that_of_the_sizes_that_are_tuned(study, tmp_path, launch):
+    done = launch("study", "gap", f"--workdir={tmp_path}/study", MHSH_VENV=str(tmp_path / "environment"))
+    assert (done.returncode, done.stderr) == (2, f"gap: run 'bash launch/study heads --workdir={tmp_path}/study' first\n")
+    for stage in ("heads", "large", "small_masked"):
+        (tmp_path / "study" / stage).mkdir(parents=True)
+        (tmp_path / "study" / stage / "tuned.json").touch()
+    tuned = ["--over=lr", "--choosing-seeds=2"]
+    published = tmp_path / "study/published/gap"
+    assert study("gap") == [
+        ["gap", f"{tmp_path}/study/heads", f"{tmp_path}/study/large", *tuned, f"--out={published}/gap.json"],
+        ["gap", f"{tmp_path}/study/small_masked", *tuned, f"--out={published}/gap_masked.json"],
+    ]
+
+
 def test_an_unknown_stage_is_told_which_there_are(launch):
     for arguments in ((), ("head",), (".*",)):
         done = launch("study", *arguments)
         assert done.returncode == 2
-        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(SWEEPS)} probes"
+        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(SWEEPS)} probes gap"

@@ -86,12 +86,12 @@ def format_mean(of: Estimate, seeds: str) -> str:
     return f"{format_loss(of.mean)} ({interval}{seeds})"
 
 
-def format_difference(estimated: Estimate) -> str:
-    """`-0.012 (-0.020 to -0.004), lower`."""
+def format_difference(estimated: Estimate, words: tuple[str, str] = ("lower", "higher")) -> str:
+    """`-0.012 (-0.020 to -0.004), lower`. `words`: of a significant one below and above 0."""
     if not estimated.has_interval:
         return f"{estimated.mean:+.3f} (too few seeds for an interval)"
-    words = ("lower" if estimated.mean < 0 else "higher") if estimated.is_significant else "no significant difference"
-    return f"{estimated.mean:+.3f} ({estimated.low:+.3f} to {estimated.high:+.3f}), {words}"
+    said = words[estimated.mean > 0] if estimated.is_significant else "no significant difference"
+    return f"{estimated.mean:+.3f} ({estimated.low:+.3f} to {estimated.high:+.3f}), {said}"
 
 
 def format_number(count: int, noun: str) -> str:

@@ -1,0 +1,185 @@
+"""The gap between the shapes of a sweep: how it changes while they train, and with their size."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from mhsh.errors import UserError
+from mhsh.report.estimate import Estimate, estimate, holm
+from mhsh.report.render.sanitize import sanitize
+from mhsh.report.sweep.cells import Sweep, SweptCell, setting_words
+from mhsh.report.sweep.quality import format_difference, format_number
+from mhsh.report.sweep.tuning import tune
+from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Value
+
+GAP_RULE = (
+    "A gap is the validation loss of a setting minus that of the first setting of its sweep, seed by seed over the seeds that "
+    "finished in both, at the steps after which all of these runs were evaluated. Its change is that from the evaluation nearest "
+    "to half of the steps to the last one. A change with size is that of the last gap from one sweep to another, seed by seed."
+)
+
+Seeds = tuple[Value, ...]  # a value for each seed axis
+
+
+@dataclasses.dataclass(frozen=True)
+class GapPoint:
+    """The gap after some steps."""
+
+    step: int
+    tokens: float
+    gap: Estimate  # nats per predicted token
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """One setting against the first of its sweep."""
+
+    setting: str  # printable
+    points: tuple[GapPoint, ...]  # by step; at least one; the p-value of the last is Holm's over the sweep
+    by_seed: Mapping[Seeds, float]  # the last gap
+    changed_from: int | None  # the step; None where there is one evaluation
+    change: Estimate | None
+
+    @property
+    def last(self) -> Estimate:
+        """The gap at the end."""
+        return self.points[-1].gap
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepGaps:
+    """The gaps of one sweep, with the size of its first setting."""
+
+    name: str  # printable
+    baseline: str  # the first setting, printable
+    embed_dim: int  # D
+    heads: int  # of all layers
+    gaps: tuple[Gap, ...]
+
+    @property
+    def size(self) -> str:
+        """`24 heads, D = 128`."""
+        return f"{format_number(self.heads, 'head')}, D = {self.embed_dim}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeChange:
+    """How much larger the last gap of a setting is in another sweep."""
+
+    setting: str
+    smaller: str  # the sweeps
+    larger: str
+    change: Estimate
+
+
+def sweep_gaps(name: str, sweep: Sweep, over: str | None, choose: int | None) -> SweepGaps:
+    """The gaps of all settings but the first; with `over` each at its own best value of that axis,
+    as `tune` chooses it on `choose` seeds.
+
+    Raises:
+      UserError: as `tune`; or there is no setting beside the first with a seed in common.
+    """
+    groups = _groups(sweep, over, choose)
+    (baseline, first), *others = groups.items()
+    gaps = [gap for label, cells in others if (gap := _gap(label, cells, first)) is not None]
+    if not gaps:
+        raise UserError(f"{name}: no setting has a seed that finished in common with the first one; run `mhsh sweep` again")
+    adjusted = holm([gap.last for gap in gaps])
+    model = first[0].plan.config.model
+    return SweepGaps(
+        sanitize(name),
+        baseline,
+        model.embed_dim,
+        (model.num_layers + model.num_decoder_layers) * model.num_heads,
+        tuple(_with_last(gap, last) for gap, last in zip(gaps, adjusted, strict=True) if last is not None),
+    )
+
+
+def size_changes(sweeps: Sequence[SweepGaps]) -> list[SizeChange]:
+    """From the first sweep to each other one, for every setting that both have."""
+    changes = []
+    first, *others = sweeps
+    for gap in first.gaps:
+        for sweep in others:
+            there = next((each.by_seed for each in sweep.gaps if each.setting == gap.setting), {})
+            apart = [there[seed] - loss for seed, loss in gap.by_seed.items() if seed in there]
+            if apart:
+                changes.append(SizeChange(gap.setting, first.name, sweep.name, estimate(apart)))
+    return changes
+
+
+def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange]) -> list[str]:
+    """A sentence for each gap and each change with size: does the setting overtake the first?"""
+    said = [
+        f"{sweep.name} ({sweep.size}), {gap.setting}: {_finding(gap, sweep.baseline)}." for sweep in sweeps for gap in sweep.gaps
+    ]
+    sizes = {sweep.name: sweep.size for sweep in sweeps}
+    for each in changes:
+        where = f"from {each.smaller} ({sizes[each.smaller]}) to {each.larger} ({sizes[each.larger]})"
+        said.append(f"{each.setting}: {where} the gap changes by {format_difference(each.change, ('falls', 'grows'))}.")
+    return said
+
+
+def _finding(gap: Gap, baseline: str) -> str:
+    last, change = gap.last, gap.change
+    ends = f"against {baseline} {format_difference(last)}"
+    if change is None:
+        return ends
+    ends += f"; since step {gap.changed_from} {format_difference(change, ('falls', 'grows'))}"
+    if last.is_significant and last.mean < 0:
+        return f"{ends}: it has overtaken"
+    if last.is_significant and change.is_significant and change.mean < 0:
+        doublings = math.log2(gap.points[-1].step / gap.changed_from) if gap.changed_from else math.nan
+        more = last.mean / -change.mean * doublings
+        return f"{ends}: it does not overtake in this range; at this pace it would after {more:.1f} more doublings of the steps"
+    if last.is_significant:
+        return f"{ends}: it does not overtake in this range"
+    return f"{ends}: it cannot be told apart"
+
+
+def _groups(sweep: Sweep, over: str | None, choose: int | None) -> dict[str, list[SweptCell]]:
+    """The cells of every setting, in the sweep's order."""
+    if over is not None:
+        cells = {cell.plan.name: cell for cell in sweep.cells}
+        by = [
+            axis.name for axis in sweep.axes if axis.path not in SEEDS and SHORT_NAMES.get(over, over) not in (axis.name, axis.path)
+        ]
+        return {setting.label: [cells[name] for name in setting.runs] for setting in tune(sweep, over, by, choose).settings}
+    groups: dict[str, list[SweptCell]] = {}
+    for cell in sweep.cells:
+        groups.setdefault(setting_words(cell.without()), []).append(cell)
+    return groups
+
+
+def _gap(label: str, cells: Sequence[SweptCell], baseline: Sequence[SweptCell]) -> Gap | None:
+    ours, theirs = _losses(cells), _losses(baseline)
+    seeds = [seed for seed in ours if seed in theirs]
+    if not seeds:
+        return None
+    steps = sorted(set.intersection(*(set(losses[seed]) for losses in (ours, theirs) for seed in seeds)))
+    apart = {seed: [ours[seed][step][0] - theirs[seed][step][0] for step in steps] for seed in seeds}
+    points = tuple(
+        GapPoint(step, ours[seeds[0]][step][1], estimate([apart[seed][place] for seed in seeds]))
+        for place, step in enumerate(steps)
+    )
+    half = min(range(len(steps)), key=lambda place: abs(steps[place] - steps[-1] / 2))
+    change = estimate([apart[seed][-1] - apart[seed][half] for seed in seeds]) if len(steps) > 1 else None
+    return Gap(label, points, {seed: apart[seed][-1] for seed in seeds}, steps[half] if change else None, change)
+
+
+def _losses(cells: Sequence[SweptCell]) -> dict[Seeds, dict[int, tuple[float, float]]]:
+    """By seed and step: validation loss and tokens, of cells that finished with a finite loss."""
+    found = {}
+    for cell in cells:
+        if cell.run is None or cell.final_loss is None:
+            continue
+        curve = cell.run.curves["validation"]
+        rows = zip(curve.x["step"], curve.loss, curve.x["tokens"], strict=True)
+        found[cell.seeds] = {int(step): (float(loss), float(tokens)) for step, loss, tokens in rows if math.isfinite(loss)}
+    return found
+
+
+def _with_last(gap: Gap, last: Estimate) -> Gap:
+    return dataclasses.replace(gap, points=(*gap.points[:-1], dataclasses.replace(gap.points[-1], gap=last)))

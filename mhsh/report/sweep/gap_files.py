@@ -1,0 +1,106 @@
+"""What `mhsh gap` shows: a table, gap.json and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate
+from mhsh.report.render.figure_files import PAGE, add_legend, figure_bytes, figure_style
+from mhsh.report.render.styles import curve_style
+from mhsh.report.render.table import Table
+from mhsh.report.sweep.gap import GAP_RULE, Gap, SizeChange, SweepGaps
+from mhsh.report.sweep.quality import format_difference
+from mhsh.report.sweep.tables import finite
+
+MARK = "written by mhsh gap"
+_COLUMNS = 3  # panels side by side
+
+
+def as_table(sweeps: Sequence[SweepGaps]) -> Table:
+    """A row a gap, for people."""
+    columns = ["sweep", "size", "setting", "gap at the end (nats per token)", "change", "since step", "seeds"]
+    return Table(columns, [_texts(sweep, gap) for sweep in sweeps for gap in sweep.gaps])
+
+
+def as_json(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange], said: Sequence[str]) -> bytes:
+    """All numbers; null for an interval that there is not."""
+    fields = {
+        "generator": MARK,
+        "rules": [GAP_RULE, INTERVAL_RULE, DIFFERENCE_RULE],
+        "findings": list(said),
+        "sweeps": [
+            {
+                **{name: getattr(sweep, name) for name in ("name", "baseline", "embed_dim", "heads")},
+                "gaps": [_fields(gap) for gap in sweep.gaps],
+            }
+            for sweep in sweeps
+        ],
+        "size_changes": [dataclasses.asdict(change) for change in changes],
+    }
+    return (json.dumps(finite(fields), indent=1, allow_nan=False) + "\n").encode()
+
+
+def picture(sweeps: Sequence[SweepGaps], kind: str) -> bytes:
+    """A panel for every sweep: its gaps against tokens, with 95 % intervals; where there are
+    several sweeps, one more: the last gaps against the number of heads. A `png` or an `svg`.
+    """
+    settings = list(dict.fromkeys(gap.setting for sweep in sweeps for gap in sweep.gaps))
+    count = len(sweeps) + (len(sweeps) > 1)
+    columns = min(_COLUMNS, count)
+    rows = -(-count // columns)
+    with figure_style():
+        figure = Figure(figsize=(PAGE, 2.0 * rows), layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False, sharey=True).reshape(-1)
+        drawn: dict[str, Any] = {}
+        for axes, sweep in zip(panels, sweeps, strict=False):
+            axes.set_title(f"{sweep.name}: {sweep.size}", parse_math=False)
+            axes.set_xlabel("tokens")
+            for gap in sweep.gaps:
+                x = [point.tokens for point in gap.points]
+                drawn[gap.setting] = _line(axes, settings.index(gap.setting), x, [point.gap for point in gap.points])
+        if len(sweeps) > 1:
+            _against_size(panels[len(sweeps)], sweeps, settings)
+        for axes in panels[count:]:
+            axes.set_axis_off()
+        for axes in panels[::columns]:
+            axes.set_ylabel("gap, nats per token")
+        caption = f"validation loss minus that of {sweeps[0].baseline}; bars: 95 % intervals over seeds"
+        add_legend(figure, [drawn[setting] for setting in settings], settings, caption)
+        return figure_bytes(figure, kind, MARK)
+
+
+def _against_size(axes: Axes, sweeps: Sequence[SweepGaps], settings: Sequence[str]) -> None:
+    axes.set_title("at the end")
+    axes.set_xlabel("heads in all")
+    axes.set_xscale("log", base=2)
+    ticks = sorted({sweep.heads for sweep in sweeps})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    for index, setting in enumerate(settings):
+        found = [(sweep.heads, gap.last) for sweep in sweeps for gap in sweep.gaps if gap.setting == setting]
+        found.sort(key=lambda each: each[0])
+        _line(axes, index, [heads for heads, _ in found], [last for _, last in found])
+
+
+def _line(axes: Axes, index: int, x: Sequence[int | float], gaps: Sequence[Estimate]) -> Any:
+    style = curve_style(index)
+    half = [gap.high - gap.mean if gap.has_interval else 0.0 for gap in gaps]
+    axes.axhline(0, color="#7F7F7F", linewidth=0.6)
+    return axes.errorbar(x, [gap.mean for gap in gaps], half, color=style.color, linestyle=style.linestyle, marker=style.marker)
+
+
+def _fields(gap: Gap) -> dict[str, Any]:
+    seeds = [{"seed": list(seed), "gap": loss} for seed, loss in gap.by_seed.items()]
+    return dataclasses.asdict(dataclasses.replace(gap, by_seed={})) | {"by_seed": seeds}
+
+
+def _texts(sweep: SweepGaps, gap: Gap) -> list[str]:
+    change = format_difference(gap.change, ("falls", "grows")) if gap.change else ""
+    since = "" if gap.changed_from is None else str(gap.changed_from)
+    return [sweep.name, sweep.size, gap.setting, format_difference(gap.last), change, since, str(len(gap.by_seed))]
