@@ -190,12 +190,11 @@ def excess(counts: Iterable[float | None]) -> float:
     return (max(known) - min(known)) / min(known) if min(known) > 0 else math.inf
 
 
-def same_data(runs: Sequence[Run]) -> bool | None:
-    """Whether the data fingerprints are equal; None if one is missing and the others are equal."""
-    prints = [run.recorded("data", "fingerprint") for run in runs]
-    if len({format_recorded(each) for each in prints if each is not None}) > 1:
-        return False
-    return None if None in prints else True
+def same_data(groups: Sequence[Sequence[Run]]) -> bool | None:
+    """Whether the groups have the same data fingerprints, a seed's in one as in the others; None if
+    that is not recorded in one of them and the others are equal.
+    """
+    return _equal([_distinct(run.recorded("data", "fingerprint") for run in runs) for runs in groups])
 
 
 def different_tasks(runs: Sequence[Run]) -> str | None:

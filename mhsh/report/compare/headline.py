@@ -62,14 +62,14 @@ def write_headline(
 
     It names a winner only if the losses are in one unit and at least two groups are finite.
     """
-    drawn = [run for run in runs if run.drawable]
+    drawn = [members for group in groups if (members := [runs[index] for index in group.runs if runs[index].drawable])]
     untrained = [name for group in groups if (name := _untrained(group, summaries))]
     places = [place for place in results.ranked if not _untrained(groups[place], summaries)] or list(results.ranked)
     ranking = [_ranked(groups[place], results, place, summaries) for place in places]
-    task = fairness.different_tasks(drawn)
+    task = fairness.different_tasks([run for members in drawn for run in members])
     worth = (
         _data_sentence(drawn),
-        _amount_sentence([item for item in summaries if item.outcome != outcome.NO_METRICS]),
+        _amount_sentence([items for group in groups if (items := _measured(group, summaries))]),
         _config_sentence(differences, len(runs)),
         _size_sentence(summaries),
         *_outcome_sentences(summaries, groups),
@@ -104,6 +104,10 @@ def _ranked(group: Group, results: Results, place: int, summaries: Sequence[Summ
     final = results.scores[place].final
     assert final.estimate is not None
     return _Ranked(group.name, final.estimate.mean, dict(final.each), tuple(summaries[index] for index in group.runs))
+
+
+def _measured(group: Group, summaries: Sequence[Summary]) -> list[Summary]:
+    return [summaries[index] for index in group.runs if summaries[index].outcome != outcome.NO_METRICS]
 
 
 def _untrained(group: Group, summaries: Sequence[Summary]) -> str | None:
@@ -146,9 +150,8 @@ def _title(ranking: Sequence[_Ranked], apart: Estimate, measure: str) -> str:
 
 def _but(ranking: Sequence[_Ranked], measure: str, same_data: bool | None) -> str:
     """What the title's claim suffers from."""
-    items = [item for ranked in ranking for item in ranked.summaries]
     but = ["the runs had different data"] if same_data is False else []
-    if len({_measured_at(item, measure) for item in items}) > 1:
+    if len({frozenset(_measured_at(item, measure) for item in ranked.summaries) for ranked in ranking}) > 1:
         but.append("the runs were measured after unequal training")
     return f"; but {format_list(but)}" if but else ""
 
@@ -199,19 +202,25 @@ def _others_sentence(ranking: Sequence[_Ranked], differences: Sequence[Estimate 
     return f"After it, by {measure}: {format_names(others)}." if len(others) > 1 else ""
 
 
-def _data_sentence(runs: Sequence[Run]) -> str:
+def _data_sentence(groups: Sequence[Sequence[Run]]) -> str:
+    """`groups`: the runs of each."""
+    runs = [run for members in groups for run in members]
     if len(runs) < 2:
         return ""
-    same = fairness.same_data(runs)
+    same = fairness.same_data(groups)
     if same is None:
         without = [run.name for run in runs if run.recorded("data", "fingerprint") is None]
         return f"Whether the data were equal is not known: no data fingerprint is recorded for {format_names(without)}."
-    if same:
+    if same and fairness.same_data([[run] for run in runs]):
         return "All runs had the same data (equal fingerprints)."
+    if same:
+        return "Every group had the same data, another split for each seed (equal sets of fingerprints)."
     return "The runs had different data (their fingerprints differ), so a difference in loss is not one between the models alone."
 
 
-def _amount_sentence(items: Sequence[Summary]) -> str:
+def _amount_sentence(groups: Sequence[Sequence[Summary]]) -> str:
+    """`groups`: the summaries of each."""
+    items = [item for members in groups for item in members]
     if len(items) < 2:
         return ""
     tokens = [item.tokens for item in items]
@@ -223,6 +232,8 @@ def _amount_sentence(items: Sequence[Summary]) -> str:
     if len(set(known)) == 1:
         return f"All runs were trained on {text.count(known[0])} tokens." + ending
     low, high = min(known), max(known)
+    if len({frozenset(item.tokens for item in members) for members in groups}) == 1:
+        return f"Every group was trained on equal amounts, by seed {low:,.0f} to {high:,.0f} tokens." + ending
     return (
         f"The runs were trained on unequal amounts, {low:,.0f} to {high:,.0f} tokens: the final losses are not at equal cost."
         + ending

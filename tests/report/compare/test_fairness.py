@@ -57,10 +57,10 @@ def test_conditions_say_equal_differs_or_not_recorded(make_run) -> None:
 def test_same_data(make_run) -> None:
     a, b = make_run("a"), make_run("b")
     c, d = make_run("c", record={"data": {"fingerprint": "beef"}}), make_run("d", record={"data": None})
-    assert same_data(load_runs([a, b]).runs) is True
-    assert same_data(load_runs([a, c]).runs) is False
-    assert same_data(load_runs([a, d]).runs) is None
-    assert same_data(load_runs([a, c, d]).runs) is False
+    assert same_data([[run] for run in load_runs([a, b]).runs]) is True
+    assert same_data([[run] for run in load_runs([a, c]).runs]) is False
+    assert same_data([[run] for run in load_runs([a, d]).runs]) is None
+    assert same_data([[run] for run in load_runs([a, c, d]).runs]) is False
 
 
 def test_the_excess_of_counts() -> None:

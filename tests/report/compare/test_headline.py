@@ -52,6 +52,28 @@ def test_other_data_and_unequal_training_are_said_in_the_title(make_run) -> None
     assert "unequal amounts, 5,120 to 10,240 tokens" in " ".join(words.sentences)
 
 
+def test_seeds_with_splits_of_their_own_are_no_other_data(make_run) -> None:
+    """Every seed has other data and, as its rows are not full, other amounts; both groups alike."""
+    runs = [
+        make_run(
+            f"{name}-{seed}",
+            [loss + seed / 10] * (20 - seed),
+            training={"seed": seed},
+            data={"seed": seed},
+            model={"residual": residual},
+            record={"data": {"fingerprint": f"split {seed}", "unigram_entropy": 3.0}},
+        )
+        for name, residual, loss in (("a", "admin", 2.0), ("b", "pre_ln", 2.5))
+        for seed in range(2)
+    ]
+    words = headline(*runs)
+    assert "but" not in words.title
+    said = " ".join(words.sentences)
+    assert "Every group had the same data, another split for each seed (equal sets of fingerprints)." in said
+    assert "Every group was trained on equal amounts, by seed 9,728 to 10,240 tokens." in said
+    assert "but the runs had different data and the runs were measured after unequal training" in headline(*runs[:-1]).title
+
+
 def test_a_missing_fingerprint_is_not_taken_for_an_equal_one(make_run) -> None:
     said = text(make_run("a", [2.5]), make_run("b", [2.6], record={"data": {}}))
     assert "not known: no data fingerprint is recorded for b" in said
