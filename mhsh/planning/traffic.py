@@ -277,7 +277,9 @@ def _source(module: Module, step: Step, element: int) -> str:
 
 
 class _Origins:
-    """Which array in memory a value is: loops carry arrays along and update them in place."""
+    """Which array in memory a value is: loops carry arrays along and update them in place, and
+    calls take and give them.
+    """
 
     def __init__(self, module: Module):
         self._module = module
@@ -288,6 +290,15 @@ class _Origins:
             for loop in computation.instructions.values()
             if loop.opcode == "while"
         }
+        calls = [
+            (call.called()[0], (computation.name, call))
+            for computation in module.computations.values()
+            for call in computation.instructions.values()
+            if call.opcode == "call"
+        ]
+        times = Counter(called for called, _ in calls)
+        # One that is called twice has its arguments from two places.
+        self._calls = {called: site for called, site in calls if times[called] == 1}
 
     def of(self, computation: str, name: str, element: int) -> tuple[str, str, int]:
         """The instruction that first gives the array, and the array's place in its result."""
@@ -308,6 +319,12 @@ class _Origins:
         if instruction.opcode == "parameter" and computation in self._loops:
             outside, loop = self._loops[computation]
             return outside, loop.operands[0], element
+        if instruction.opcode == "parameter" and computation in self._calls:
+            outside, call = self._calls[computation]
+            return outside, call.operands[int(instruction.arguments)], element
+        if instruction.opcode == "call":
+            called = self._module.computations[instruction.called()[0]]
+            return called.name, called.root.name, element
         updated = _updated_operand(self._module, instruction, element)
         return (computation, updated, 0) if updated else None
 

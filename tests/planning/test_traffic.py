@@ -127,6 +127,35 @@ def test_stacks_updated_by_a_fusion_in_a_fusion():
     assert sorted(written) == [("p0", row), ("p1", row)]
 
 
+# A stack of 12 rows is made of zeros, and a computation that is called writes one row of it.
+CALLED = """HloModule called
+
+%update (p0: f32[12,16], p1: f32[1,16], p2: s32[]) -> f32[12,16] {
+  %p0 = f32[12,16]{1,0} parameter(0)
+  %p1 = f32[1,16]{1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  ROOT %row = f32[12,16]{1,0} dynamic-update-slice(%p0, %p1, %p2, %p2)
+}
+
+ENTRY %main (x: f32[1,16], at: s32[]) -> f32[12,16] {
+  %x = f32[1,16]{1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %zero = f32[] constant(0)
+  %stack = f32[12,16]{1,0} broadcast(%zero), dimensions={}
+  ROOT %out = f32[12,16]{1,0} call(%stack, %x, %at), to_apply=%update
+}
+"""
+
+
+def test_a_call_takes_and_gives_the_same_array():
+    row = 16 * 4
+    traffic = count_traffic(parse_module(CALLED))
+    assert [(buffer.shape, buffer.read, buffer.written) for buffer in traffic.buffers[:2]] == [
+        ("f32[12,16]", 0, 12 * row + row),
+        ("f32[1,16]", row, 0),
+    ]
+
+
 def test_a_kernel_says_its_own_flops():
     program = read_program(parse_module(TPU_TEXT), 1)
     assert program.kernel_flops == 2048
