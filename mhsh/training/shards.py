@@ -44,8 +44,7 @@ def over_shards(function: Callable[..., Any], model: ModelConfig, out_specs: Any
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or math.prod(mesh.shape[axis] for axis in BATCH_AXES) == 1:
             return function(params, batch, *alike)
-        # What is sharded over `tensor` stays XLA's to partition. A kernel of Pallas needs all axes.
-        by_xla = mesh.shape[TENSOR_AXIS] > 1
+        by_xla = _tensor_is_sharded()
         rules = [(name, None if name == "batch" else axes) for name, axes in axis_rules(model)] if by_xla else []
         specs = shard_specs(model)
 
@@ -108,8 +107,8 @@ def summed_gradients(gradients: Any, config: Config) -> Any:
     paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(gradients)
     leaves = [leaf for _, leaf in paths_and_leaves]
     vectors = [leaf for leaf, is_matrix in zip(leaves, are_matrices, strict=True) if not is_matrix]
-    by_xla = jax.sharding.get_abstract_mesh().shape[TENSOR_AXIS] > 1  # in one array they would lose their shards
-    sums = iter(jax.lax.psum(vectors, BATCH_AXES) if by_xla else summed(vectors))
+    # In one array, what is sharded over `tensor` would lose its shards.
+    sums = iter(jax.lax.psum(vectors, BATCH_AXES) if _tensor_is_sharded() else summed(vectors))
     specs = jax.tree.leaves(shard_specs(model))
     return structure.unflatten(
         of_matrix(path, leaf, spec) if is_matrix else next(sums)
@@ -124,6 +123,13 @@ def as_used(model: ModelConfig, params: Any) -> Any:
         return leaf.astype(model.compute_dtype) if is_matrix and _is_kernel(path) else leaf
 
     return jax.tree_util.tree_map_with_path(cast, params, matrices(boxed_parameters(model)))
+
+
+def _tensor_is_sharded() -> bool:
+    """Whether XLA partitions over `tensor`, which stays its own. A kernel of Pallas needs all axes
+    of the mesh.
+    """
+    return jax.sharding.get_abstract_mesh().shape[TENSOR_AXIS] > 1
 
 
 def _gathered(shards: Any, specs: Any) -> Any:
