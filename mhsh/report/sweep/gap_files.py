@@ -10,8 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mhsh import text
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate
-from mhsh.report.render.figure_files import PAGE, add_legend, figure_bytes, figure_style
+from mhsh.report.render.figure_files import COLUMN, PAGE, add_legend, figure_bytes, figure_style
 from mhsh.report.render.styles import curve_style
 from mhsh.report.render.table import Table
 from mhsh.report.sweep.gap import GAP_RULE, Gap, SizeChange, SweepGaps
@@ -55,12 +56,13 @@ def picture(sweeps: Sequence[SweepGaps], kind: str) -> bytes:
     columns = min(_COLUMNS, count)
     rows = -(-count // columns)
     with figure_style():
-        figure = Figure(figsize=(PAGE, 2.0 * rows), layout="constrained")
+        figure = Figure(figsize=(COLUMN if count == 1 else PAGE, 2.0 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False, sharey=True).reshape(-1)
         drawn: dict[str, Any] = {}
         for axes, sweep in zip(panels, sweeps, strict=False):
             axes.set_title(f"{sweep.name}: {sweep.size}", parse_math=False)
             axes.set_xlabel("tokens")
+            axes.xaxis.set_major_formatter(lambda tokens, _: text.count(tokens))
             for gap in sweep.gaps:
                 x = [point.tokens for point in gap.points]
                 drawn[gap.setting] = _line(axes, settings.index(gap.setting), x, [point.gap for point in gap.points])
@@ -70,7 +72,8 @@ def picture(sweeps: Sequence[SweepGaps], kind: str) -> bytes:
             axes.set_axis_off()
         for axes in panels[::columns]:
             axes.set_ylabel("gap, nats per token")
-        caption = f"validation loss minus that of {sweeps[0].baseline}; bars: 95 % intervals over seeds"
+        baselines = {sweep.baseline for sweep in sweeps}
+        caption = f"against {baselines.pop() if len(baselines) == 1 else 'the first setting of each'}; bars: 95 % intervals"
         add_legend(figure, [drawn[setting] for setting in settings], settings, caption)
         return figure_bytes(figure, kind, MARK)
 
