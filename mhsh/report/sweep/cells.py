@@ -82,6 +82,11 @@ class Sweep:
     cells: tuple[SweptCell, ...]  # in the plan's order
     problems: tuple[str, ...]  # a line each: failed cells, and files that are damaged or missing
 
+    def words(self, cell: SweptCell, *but: str) -> str:
+        """The cell's settings on the axes of several values, without seeds and the axes `but`."""
+        varied = [axis.path for axis in self.axes if len(axis.values) > 1]
+        return setting_words({path: value for path, value in cell.without(*but).items() if path in varied})
+
     def count(self, verdict: str) -> int:
         """How many cells have that verdict."""
         return sum(cell.verdict == verdict for cell in self.cells)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from mhsh.errors import UserError
 from mhsh.report.estimate import Estimate, estimate, holm
 from mhsh.report.render.sanitize import sanitize
-from mhsh.report.sweep.cells import Sweep, SweptCell, setting_words
+from mhsh.report.sweep.cells import Sweep, SweptCell
 from mhsh.report.sweep.quality import format_difference, format_number
 from mhsh.report.sweep.tuning import tune
 from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Value
@@ -149,7 +149,7 @@ def _groups(sweep: Sweep, over: str | None, choose: int | None) -> dict[str, lis
         return {setting.label: [cells[name] for name in setting.runs] for setting in tune(sweep, over, by, choose).settings}
     groups: dict[str, list[SweptCell]] = {}
     for cell in sweep.cells:
-        groups.setdefault(setting_words(cell.without()), []).append(cell)
+        groups.setdefault(sweep.words(cell), []).append(cell)
     return groups
 
 

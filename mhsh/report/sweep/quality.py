@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mhsh.report.estimate import Estimate, difference, estimate, holm
 from mhsh.report.render.format import format_loss
-from mhsh.report.sweep.cells import Sweep, SweptCell, setting_words
+from mhsh.report.sweep.cells import Sweep, SweptCell
 from mhsh.sweep.axes import SEEDS, Axis, Value
 
 QUALITY_RULE = (
@@ -114,7 +114,7 @@ def quality_against(sweep: Sweep, axis: Axis) -> Quality:
     """Quality against one numeric axis: a line for each setting of the other axes."""
     lines: dict[str, dict[Value, list[SweptCell]]] = {}
     for cell in sweep.cells:
-        by_value = lines.setdefault(setting_words(cell.without(axis.path)), {value: [] for value in axis.values})
+        by_value = lines.setdefault(sweep.words(cell, axis.path), {value: [] for value in axis.values})
         by_value[cell.plan.settings[axis.path]].append(cell)
     return Quality(axis, tuple(QualityLine(label, _points(by_value)) for label, by_value in lines.items()))
 

@@ -11,7 +11,7 @@ from mhsh.errors import UserError
 from mhsh.report.estimate import Estimate, difference, estimate, holm
 from mhsh.report.render.format import format_list
 from mhsh.report.render.sanitize import sanitize
-from mhsh.report.sweep.cells import Sweep, SweptCell, setting_words
+from mhsh.report.sweep.cells import Sweep, SweptCell
 from mhsh.report.sweep.quality import Quality, format_mean, format_number, is_numeric, quality_against
 from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
 
@@ -113,7 +113,7 @@ def tune(sweep: Sweep, over: str, by: Sequence[str], choose: int | None = None) 
         raise UserError(f"--choosing-seeds={choose} must be from 1 to {len(seeds) - 1}: the sweep has {len(seeds)} seeds")
     lines: dict[str, list[SweptCell]] = {}
     for cell in sweep.cells:
-        lines.setdefault(setting_words(cell.without(axis.path)) or "the config", []).append(cell)
+        lines.setdefault(sweep.words(cell, axis.path) or "the config", []).append(cell)
     settings = [_tuned(label, cells, axis, seeds, choose) for label, cells in lines.items()]
     first = settings[0].losses
     apart = holm(

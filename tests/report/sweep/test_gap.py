@@ -18,7 +18,7 @@ from mhsh.run_folder import RunFolder
 from tests.conftest import load_fields
 from tests.report.sweeps import write_sweep
 
-AXES = ["heads_per_layer=8,1", "seed=0,1,2"]
+AXES = ["heads_per_layer=8,1", "scheme=admin", "seed=0,1,2"]  # what has one value is not repeated
 # By heads a layer and seed: the losses after steps 1 to 4.
 FALLING = {
     8: [(4.0, 3.0, 2.5, 2.0), (4.0, 3.1, 2.6, 2.2), (4.0, 2.9, 2.4, 1.9)],
@@ -30,7 +30,11 @@ def write(path: Path, losses: Mapping[int, Sequence[Sequence[float]]], axes: Seq
     """A sweep whose runs were evaluated after every one of their steps."""
     fields = load_fields("evidence", "heads")
     fields["model"] |= model
-    ends = {f"heads_per_layer-{heads}_seed-{seed}": row[-1] for heads, rows in losses.items() for seed, row in enumerate(rows)}
+    ends = {
+        f"heads_per_layer-{heads}_scheme-admin_seed-{seed}": row[-1]
+        for heads, rows in losses.items()
+        for seed, row in enumerate(rows)
+    }
     folder = write_sweep(path, fields, axes, {})
     for cell in folder.read_plan().cells:
         if cell.name not in ends:
