@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -21,10 +21,14 @@ from mhsh.cli.parser import examples
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.report.render.sanitize import sanitize
+from mhsh.report.sweep.cells import load_sweep, planned_sweep
+from mhsh.report.sweep.quality import format_number
+from mhsh.report.sweep.tuning import Tuning, tune_all
 from mhsh.sweep.axes import Axis, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
 
 _SHOWN = 10  # cells of a long plan that are printed at its start, and as many at its end
+_SUMS = ("tokens", "flops")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = examples(
         "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 seed=0,1",
         "mhsh sweep --config=evidence:heads --workdir=sweep --axes seed=0,1 --dry-run",
+        "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 lr=1e-3,2e-3 seed=0,1,2 --over=lr --choosing-seeds=1",
     )
     # An axis names fields as the config file has them, before heads are regrouped.
     add_config_fields(parser, fields="config")
@@ -48,9 +53,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells at once, the cores shared out (default: 1)")
     parser.add_argument("--cells", default="1/1", metavar="I/N", help="every N-th cell from the I-th on: this host's share")
     parser.add_argument("--retry", action="store_true", help="try failed cells again")
+    parser.add_argument(
+        "--over",
+        metavar="AXIS",
+        help="train all values of this axis only on the choosing seeds, and the other seeds at each setting's best value",
+    )
+    parser.add_argument("--choosing-seeds", type=int, metavar="N", help="with --over: as in `mhsh tuned`")
 
 
-def run(fields: Mapping[str, Any], workdir: str, axes: Sequence[str], dry_run: bool, parallel: int, cells: str, retry: bool) -> int:
+def run(
+    fields: Mapping[str, Any],
+    workdir: str,
+    axes: Sequence[str],
+    dry_run: bool,
+    parallel: int,
+    cells: str,
+    retry: bool,
+    over: str | None,
+    choosing_seeds: int | None,
+) -> int:
     """Prints the plan, trains this host's share of the cells that are not finished, and writes the
     report.
 
@@ -59,16 +80,21 @@ def run(fields: Mapping[str, Any], workdir: str, axes: Sequence[str], dry_run: b
       axes: NAME=VALUE,VALUE,... each, as `parse_axes` reads them.
       cells: I/N, every N-th cell from the I-th on.
       retry: whether cells that failed are tried again.
+      over: the axis of which only the best value is trained on all seeds; None for every cell.
+      choosing_seeds: how many of the seeds choose that value; half of them by default.
 
     Returns:
-      0; 2 where a cell of this share has failed; 75 where a cell was stopped or another process
-      still runs one; 75 or 130 where SIGTERM or Ctrl-C came: the same command goes on.
+      0; 2 where a cell of this share has failed; 75 where a cell was stopped, another process
+      still runs one, or a choice waits for cells of other hosts; 75 or 130 where SIGTERM or Ctrl-C
+      came: the same command goes on.
 
     Raises:
       UserError: an axis or a cell is wrong, or the folder holds something else.
     """
     if parallel < 1:
         raise UserError(f"--parallel={parallel} must be 1 or more")
+    if choosing_seeds is not None and over is None:
+        raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")
     first, every = _share(cells)
     parsed = parse_axes(axes, fields)
     import jax
@@ -80,18 +106,23 @@ def run(fields: Mapping[str, Any], workdir: str, axes: Sequence[str], dry_run: b
     jax.config.update("jax_platforms", "cpu")
     plan = make_plan(parsed, fields)
     print_plan(plan, Console(highlight=False))
+    if over is not None:
+        _print_stages(plan, tune_all(planned_sweep(plan), over, choosing_seeds))
     if dry_run:
         return 0
     folder = SweepFolder(workdir)
     folder.open_for(plan)
     share = plan.cells[first - 1 :: every]
     again = (STOPPED, WAITING, FAILED) if retry else (STOPPED, WAITING)
-    due = [cell for cell in share if folder.state(cell.name).kind in again]
-    print(
-        f"{len(due)} of {len(share)} cells to run" + (f" here (share {cells} of {len(plan.cells)})" if every > 1 else ""),
-        flush=True,
-    )
-    stopped_by = run_cells(folder, due, parallel, _say_begun, _say_ended)
+    stopped_by = None
+    for title, names in _stages(folder, plan, over, choosing_seeds):
+        part = [cell for cell in share if cell.name in names]
+        due = [cell for cell in part if folder.state(cell.name).kind in again]
+        of = f" here (share {cells} of {len(plan.cells)})" if every > 1 else ""
+        print(f"{title}{len(due)} of {len(part)} cells to run{of}", flush=True)
+        stopped_by = run_cells(folder, due, parallel, _say_begun, _say_ended)
+        if stopped_by is not None:
+            break
     sweep_report.run(workdir)
     if stopped_by is not None:
         return interrupted(stopped_by)
@@ -99,7 +130,26 @@ def run(fields: Mapping[str, Any], workdir: str, axes: Sequence[str], dry_run: b
     if states[FAILED]:
         print(f"{states[FAILED]} cells have failed; --retry tries them again")
         return 2
+    if over is not None and not all(setting.is_chosen for setting in tune_all(load_sweep(workdir), over, choosing_seeds).settings):
+        print(
+            f"Some settings have no {over} yet: cells that choose it are other hosts'. Run the same command when those have ended"
+        )
+        return os.EX_TEMPFAIL
     return os.EX_TEMPFAIL if states[STOPPED] or states[RUNNING] else 0
+
+
+def _stages(folder: SweepFolder, plan: Plan, over: str | None, choosing_seeds: int | None) -> Iterator[tuple[str, Collection[str]]]:
+    """What is said of each stage, and the names of its cells. With `over` these are the choosing
+    cells, and when they have run the reporting cells of the settings whose value is chosen.
+    """
+    if over is None:
+        yield "", [cell.name for cell in plan.cells]
+        return
+    yield f"Choosing {over}: ", tune_all(planned_sweep(plan), over, choosing_seeds).choosing_cells
+    chosen = [setting for setting in tune_all(load_sweep(folder.path), over, choosing_seeds).settings if setting.is_chosen]
+    for setting in chosen:
+        print(f"  {setting.label}: {'no value trains' if setting.value is None else setting.value}")
+    yield f"Reporting at each setting's best {over}: ", [name for setting in chosen for name in setting.runs]
 
 
 def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
@@ -121,9 +171,25 @@ def print_plan(plan: Plan, console: Console) -> None:
             table.add_row(f"({left_out:,} more)")
         settings = [sanitize(str(value)) for value in cell.settings.values()]
         table.add_row(*map(escape, settings), *_shape(cell.config), *(text.count(cell.cost[name.lower()]) for name in costs))
-    sums = [text.count(sum(cell.cost[name] for cell in plan.cells)) for name in ("tokens", "flops")]
+    sums = [text.count(sum(cell.cost[name] for cell in plan.cells)) for name in _SUMS]
     table.add_row(f"{len(plan.cells):,} cells", *[""] * (len(names) + 2), *sums)
     console.print(table)
+
+
+def _print_stages(plan: Plan, tuning: Tuning) -> None:
+    """How many of the plan's cells choose, how many report, and what all of these cost at most."""
+    cells = {cell.name: cell for cell in plan.cells}
+    choosing = [cells[name].cost for name in tuning.choosing_cells]
+    # Nothing is chosen yet; the values of one setting may differ in cost.
+    seeds = len(tuning.reporting)
+    most = {
+        name: sum(seeds * max(cells[cell].cost[name] for cell in each.choosing_cells) for each in tuning.settings) for name in _SUMS
+    }
+    tokens, flops = (text.count(sum(cost[name] for cost in choosing) + most[name]) for name in _SUMS)
+    print(
+        f"{len(choosing)} of them choose {tuning.over.name} on {format_number(len(tuning.choosing), 'seed')}, then "
+        f"{len(tuning.settings) * seeds} report at the best one: at most {tokens} tokens, {flops} FLOPs"
+    )
 
 
 def _shape(config: Config) -> tuple[str, str]:

@@ -118,6 +118,24 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     assert shape == there.read_plan().cells[0].cost["parameters"]
 
 
+def test_only_the_best_value_is_trained_on_all_seeds(corpus, tmp_path, capsys):
+    """Two hosts: the first has seed 0, which chooses, the second seed 1, which reports."""
+    folder = tmp_path / "s"
+    tuned = ["--axes", "lr=1e-6,1e-2", "seed=0,1", "--over=lr", "--choosing-seeds=1"]
+    axes = ["sweep", *CONFIG, f"--config.data.source=text:{corpus}", *tuned, f"--workdir={folder}"]
+    assert main([*axes, "--dry-run"]) == 0
+    # Three runs of 6 steps of 2 rows of 16 tokens.
+    assert "2 of them choose learning_rate on 1 seed, then 1 report at the best one: at most 576 tokens" in capsys.readouterr().out
+    assert main([*axes, "--cells=2/2"]) == os.EX_TEMPFAIL
+    assert "Some settings have no lr yet" in capsys.readouterr().out
+    assert states(folder) == [WAITING] * 4
+    assert main([*axes, "--cells=1/2", "--parallel=2"]) == 0
+    assert "the config: 0.01\n" in capsys.readouterr().out
+    assert states(folder) == [FINISHED, WAITING, FINISHED, WAITING]
+    assert main([*axes, "--cells=2/2"]) == 0
+    assert states(folder) == [FINISHED, WAITING, FINISHED, FINISHED]
+
+
 def _children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 

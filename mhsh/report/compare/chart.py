@@ -30,7 +30,7 @@ AXIS_TITLES = {
 SPLIT_NAMES = {"train": "training", "validation": "validation"}
 RUNS, GROUPS = "runs", "groups"  # the two views
 _X_DIGITS, _Y_DIGITS = 7, 6  # that the page holds, more than a screen can show
-# Name and unit. A metric that is not here is called by its key.
+# Name and unit. Any other metric is called by its key.
 _METRICS = {
     "loss": ("loss", "nats per token"),
     "accuracy": ("accuracy", ""),

@@ -15,7 +15,7 @@ from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.loading import Run, load_runs
 from mhsh.report.runs.summary import Summary, summarize
 from mhsh.sweep.axes import SEEDS, Axis, Value, fields_of
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, CellState, PlannedCell, SweepFolder
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, WAITING, CellState, Plan, PlannedCell, SweepFolder
 
 # Verdicts, beside DIVERGED. A cell that has not ended has its state as verdict: failed, running,
 # stopped, not run.
@@ -90,6 +90,11 @@ class Sweep:
     def count(self, verdict: str) -> int:
         """How many cells have that verdict."""
         return sum(cell.verdict == verdict for cell in self.cells)
+
+
+def planned_sweep(plan: Plan) -> Sweep:
+    """A sweep of which nothing has run."""
+    return Sweep(plan.axes, tuple(SweptCell(cell, CellState(WAITING), None) for cell in plan.cells), ())
 
 
 def load_sweep(path: str | os.PathLike[str]) -> Sweep:

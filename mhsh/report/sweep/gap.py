@@ -11,8 +11,8 @@ from mhsh.report.estimate import Estimate, estimate, holm
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.sweep.cells import Sweep, SweptCell
 from mhsh.report.sweep.quality import format_difference, format_number
-from mhsh.report.sweep.tuning import tune
-from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Value
+from mhsh.report.sweep.tuning import tune_all
+from mhsh.sweep.axes import Value
 
 GAP_RULE = (
     "A gap is the validation loss of a setting minus that of the first setting of its sweep, seed by seed over the seeds that "
@@ -76,10 +76,10 @@ class SizeChange:
 
 def sweep_gaps(name: str, sweep: Sweep, over: str | None, choose: int | None) -> SweepGaps:
     """The gaps of all settings but the first; with `over` each at its own best value of that axis,
-    as `tune` chooses it on `choose` seeds.
+    as `tune_all` chooses it on `choose` seeds.
 
     Raises:
-      UserError: as `tune`; or there is no setting beside the first with a seed in common.
+      UserError: as `tune_all`; or there is no setting beside the first with a seed in common.
     """
     groups = _groups(sweep, over, choose)
     (baseline, first), *others = groups.items()
@@ -136,17 +136,14 @@ def _finding(gap: Gap, baseline: str) -> str:
         return f"{ends}: it does not overtake in this range; at this pace it would after {more:.1f} more doublings of the steps"
     if last.is_significant:
         return f"{ends}: it does not overtake in this range"
-    return f"{ends}: it cannot be told apart"
+    return ends
 
 
 def _groups(sweep: Sweep, over: str | None, choose: int | None) -> dict[str, list[SweptCell]]:
     """The cells of every setting, in the sweep's order."""
     if over is not None:
         cells = {cell.plan.name: cell for cell in sweep.cells}
-        by = [
-            axis.name for axis in sweep.axes if axis.path not in SEEDS and SHORT_NAMES.get(over, over) not in (axis.name, axis.path)
-        ]
-        return {setting.label: [cells[name] for name in setting.runs] for setting in tune(sweep, over, by, choose).settings}
+        return {setting.label: [cells[name] for name in setting.runs] for setting in tune_all(sweep, over, choose).settings}
     groups: dict[str, list[SweptCell]] = {}
     for cell in sweep.cells:
         groups.setdefault(sweep.words(cell), []).append(cell)

@@ -11,9 +11,9 @@ from mhsh.report.sweep.cells import Sweep, SweptCell
 from mhsh.sweep.axes import SEEDS, Axis, Value
 
 QUALITY_RULE = (
-    "Quality is the validation loss after the last step, its mean over the seeds that reached it with a finite loss; where some "
-    "did not, the number of seeds is given, and the mean over the others is too good. Differences are against the axis's first "
-    "value."
+    "Quality is the validation loss after the last step, its mean over the seeds whose runs have ended at every value of the axis "
+    "that is shown, as seeds can have texts of their own. A run that diverged has no loss; where there is one, the number of seeds "
+    "is given, and the mean over the others is too good. Differences are against the axis's first value."
 )
 
 
@@ -22,7 +22,7 @@ class QualityPoint:
     """One value of the axis on one line."""
 
     value: int | float
-    quality: Estimate | None  # nats per predicted token; None where no seed reached the end
+    quality: Estimate | None  # nats per predicted token; None where no common seed reached the end
     losses: tuple[float, ...]  # the losses that it is the mean of
     against_first: Estimate | None  # difference to the first value; None for that itself, and where either has no quality
     planned: int  # cells, a seed each
@@ -76,7 +76,11 @@ def format_quality(point: QualityPoint) -> str:
     """`2.512 (95 % interval 2.498 to 2.526, 3 seeds)`."""
     if point.quality is None:
         return "no seed reached the end"
-    got = f"{point.quality.seeds} of {point.planned} seeds" if point.missing else format_number(point.planned, "seed")
+    got = (
+        f"{point.quality.seeds} of {point.planned} seeds"
+        if point.quality.seeds < point.planned
+        else format_number(point.planned, "seed")
+    )
     return format_mean(point.quality, got)
 
 
@@ -120,10 +124,12 @@ def quality_against(sweep: Sweep, axis: Axis) -> Quality:
 
 
 def _points(by_value: Mapping[Value, Sequence[SweptCell]]) -> tuple[QualityPoint, ...]:
+    ended = [{cell.seeds for cell in cells if cell.has_ended} for cells in by_value.values()]
+    common = set.intersection(*filter(None, ended)) if any(ended) else set()
     places: dict[tuple[Value, ...], int] = {}  # a number for each combination of seeds
     losses: list[dict[int, float]] = []
     for cells in by_value.values():
-        placed = {places.setdefault(cell.seeds, len(places)): cell.final_loss for cell in cells}
+        placed = {places.setdefault(cell.seeds, len(places)): cell.final_loss for cell in cells if cell.seeds in common}
         losses.append({seed: loss for seed, loss in placed.items() if loss is not None})
     apart = holm([difference(each, losses[0]) if index and each and losses[0] else None for index, each in enumerate(losses)])
     points = []

@@ -47,6 +47,8 @@ class Tuned:
     reported: Estimate | None  # the mean of `losses`; None where no reporting run has a finite loss
     missing: tuple[str, ...]  # the verdicts of the reporting runs without a finite loss
     runs: tuple[str, ...]  # names of the reporting cells at that value
+    choosing_cells: tuple[str, ...]  # names
+    is_chosen: bool  # whether all of these have ended
     against_first: Estimate | None = None
 
 
@@ -59,7 +61,12 @@ class Tuning:
     choosing: tuple[Seeds, ...]
     reporting: tuple[Seeds, ...]
     settings: tuple[Tuned, ...]
-    sensitivity: Quality  # the loss against the axis, over all seeds
+    sensitivity: Quality  # the loss against the axis
+
+    @property
+    def choosing_cells(self) -> tuple[str, ...]:
+        """The names of all cells that choose."""
+        return tuple(name for setting in self.settings for name in setting.choosing_cells)
 
     @property
     def verdict(self) -> str:
@@ -72,15 +79,17 @@ class Tuning:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each setting without a value, or with the best at the edge of the grid."""
+        """A sentence for each setting whose value is missing, not final, or at the grid's edge."""
         name, values = self.over.name, sorted(self.over.values)
         return tuple(
-            f"{setting.label}: no {name} has a finite loss in every choosing run."
+            f"{setting.label}: not all choosing runs have ended; the {name} may change."
+            if not setting.is_chosen
+            else f"{setting.label}: no {name} has a finite loss in every choosing run."
             if setting.value is None
             else f"{setting.label}: the best {name} ({setting.value}) is at the edge of the values tried ({values[0]} to "
             f"{values[-1]}); a value beyond it may be better."
             for setting in self.settings
-            if setting.value is None or setting.at_edge
+            if not setting.is_chosen or setting.value is None or setting.at_edge
         )
 
 
@@ -129,6 +138,13 @@ def tune(sweep: Sweep, over: str, by: Sequence[str], choose: int | None = None) 
     )
 
 
+def tune_all(sweep: Sweep, over: str, choose: int | None = None) -> Tuning:
+    """`tune` by all axes but `over` and the seeds."""
+    names = (SHORT_NAMES.get(over, over), over)
+    by = [axis.path for axis in sweep.axes if axis.path not in SEEDS and axis.path not in names and axis.name not in names]
+    return tune(sweep, over, by, choose)
+
+
 def format_reported(setting: Tuned) -> str:
     """`2.512 (95 % interval 2.498 to 2.526, 3 seeds)`."""
     if setting.reported is None:
@@ -143,17 +159,18 @@ def format_budget(budget: Budget) -> str:
 
 def _find(sweep: Sweep, name: str, flag: str) -> Axis:
     known = {key: axis for axis in sweep.axes if axis.path not in SEEDS for key in (axis.path, axis.name)}
-    name = SHORT_NAMES.get(name, name)
-    if name not in known:
+    path = SHORT_NAMES.get(name, name)
+    if path not in known:
         allowed = format_list([sanitize(axis.name) for axis in sweep.axes if axis.path not in SEEDS] or ["none"])
         raise UserError(f"{flag}={sanitize(name)} is no axis of this sweep; allowed: {allowed}")
-    return known[name]
+    return known[path]
 
 
 def _tuned(label: str, cells: Sequence[SweptCell], over: Axis, seeds: Sequence[Seeds], choose: int) -> Tuned:
     at = {value: {cell.seeds: cell for cell in cells if cell.plan.settings[over.path] == value} for value in over.values}
     choosing = [at[value][seed] for value in over.values for seed in seeds[:choose]]
     budget = _budget([cell for cell in choosing if cell.has_ended])
+    names, is_chosen = tuple(cell.plan.name for cell in choosing), all(cell.has_ended for cell in choosing)
     means = {}
     for value in over.values:
         assert isinstance(value, int | float)
@@ -162,7 +179,7 @@ def _tuned(label: str, cells: Sequence[SweptCell], over: Axis, seeds: Sequence[S
         if len(finite) == len(losses):
             means[value] = math.fsum(finite) / len(finite)
     if not means:
-        return Tuned(label, budget, None, False, None, {}, None, (), ())
+        return Tuned(label, budget, None, False, None, {}, None, (), (), names, is_chosen)
     best = min(means, key=lambda value: means[value])
     reporting = {place: at[best][seed] for place, seed in enumerate(seeds[choose:])}
     reached = {place: loss for place, cell in reporting.items() if (loss := cell.final_loss) is not None}
@@ -178,6 +195,8 @@ def _tuned(label: str, cells: Sequence[SweptCell], over: Axis, seeds: Sequence[S
             f"seed {' and '.join(map(str, cell.seeds))}, {cell.verdict}" for cell in reporting.values() if cell.final_loss is None
         ),
         tuple(cell.plan.name for cell in reporting.values()),
+        names,
+        is_chosen,
     )
 
 

@@ -46,16 +46,39 @@ def test_mean_interval_and_paired_difference_by_hand(fields, tmp_path):
     ]
 
 
-def test_what_did_not_end_well_is_no_part_of_a_mean_and_is_told(fields, tmp_path):
-    ends = {name(8, 0): 2.5, name(8, 1): math.nan, name(8, 2): 2.7, name(1, 0): FAILED, name(1, 1): math.nan}
+def test_what_diverged_is_no_part_of_a_mean_and_is_told(fields, tmp_path):
+    ends = {
+        name(8, 0): 2.5,
+        name(8, 1): math.nan,
+        name(8, 2): 2.7,
+        name(1, 0): math.nan,
+        name(1, 1): math.nan,
+        name(1, 2): math.nan,
+    }
     write_sweep(tmp_path / "s", fields, ["heads_per_layer=8,1", "seed=0,1,2"], ends)
     (quality,) = qualities(load_sweep(tmp_path / "s"))
     first, second = quality.lines[0].points
     assert first.quality.mean == pytest.approx(2.6) and first.quality.seeds == 2
     assert first.missing == ("seed 1, diverged",)
     assert second.quality is None and second.against_first is None
-    assert second.missing == ("seed 0, failed", "seed 1, diverged", "seed 2, not run")
+    assert second.missing == ("seed 0, diverged", "seed 1, diverged", "seed 2, diverged")
     assert "2 of 3 seeds" in claims(quality)[0]
+
+
+def test_values_are_compared_on_the_seeds_that_ended_at_all_of_them(fields, tmp_path):
+    """Seed 1 has an easy text; its run at one value alone must not make that value the best."""
+    ends = {name(8, 0): 2.5, name(8, 1): 1.0, name(8, 2): 2.7, name(1, 0): 2.4, name(1, 1): FAILED, name(1, 2): 2.6}
+    write_sweep(tmp_path / "s", fields, ["heads_per_layer=8,1,4", "seed=0,1,2"], ends)
+    (quality,) = qualities(load_sweep(tmp_path / "s"))
+    eight, one, four = quality.lines[0].points
+    assert eight.losses == (2.5, 2.7) and one.losses == (2.4, 2.6)
+    assert (eight.missing, one.missing) == ((), ("seed 1, failed",))
+    assert one.against_first.mean == pytest.approx(-0.1)
+    assert four.quality is None  # nothing has run there yet, which keeps no other value out
+    assert (
+        "lowest final validation loss at heads_per_layer = 1: 2.500 (95 % interval 1.229 to 3.771, 2 of 3 seeds)"
+        in claims(quality)[0]
+    )
 
 
 def test_a_line_for_every_setting_of_the_other_axes(fields, tmp_path):

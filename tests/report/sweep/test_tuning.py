@@ -139,6 +139,22 @@ def test_unequal_budgets_are_said(tmp_path: Path):
     assert said == "Not an equal tuning budget: trials that have ended: 6 for heads_per_layer = 8 and 4 for heads_per_layer = 1."
 
 
+def test_a_choice_is_final_when_all_of_its_runs_have_ended(in_memory: Any):
+    losses = np.array([[1.0, 1.0, 1.0], [0.5, math.nan, math.nan], [math.inf, 2.0, 2.0]])
+    tuning = tune(in_memory(losses), RATE, [], choose=2)
+    (setting,) = tuning.settings
+    assert not setting.is_chosen and setting.value == 1.0
+    assert tuning.warnings == ("the config: not all choosing runs have ended; the learning_rate may change.",)
+    assert tuning.choosing_cells == ("0-0", "0-1", "1-0", "1-1", "2-0", "2-1")
+    losses[1, 1] = math.inf
+    assert tune(in_memory(losses), RATE, [], choose=2).settings[0].is_chosen
+
+
+def test_where_only_the_best_value_has_all_seeds_the_curve_is_that_of_the_choosing_ones(in_memory: Any):
+    (line,) = tune(in_memory(np.array([[3.0, 3.2, math.nan], [2.0, 2.2, 9.0]])), RATE, [], choose=2).sensitivity.lines
+    assert [point.losses for point in line.points] == [(3.0, 3.2), (2.0, 2.2)]
+
+
 def test_nothing_to_choose_from(in_memory: Any):
     tuning = tune(in_memory(np.full((2, 2), math.inf)), RATE, [])
     assert tuning.settings[0].value is None and tuning.settings[0].reported is None
