@@ -1,5 +1,5 @@
-"""`mhsh compare`: a table in the terminal, and beside each other report.html, the curves for a page
-and for a column of a paper as PNG and SVG, and the numbers as CSV.
+"""`mhsh compare`: a table in the terminal, and beside each other report.html, the table as
+Markdown, the curves for a page and for a column of a paper as PNG and SVG, and the numbers as CSV.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from mhsh.run_folder import RunFolder
 if TYPE_CHECKING:
     from mhsh.report.compare.comparison import Comparison
 
-_FILES = ("curves.png", "curves.svg", "curves_column.png", "curves_column.svg", "curves.csv", "groups.csv")  # beside the page
+_FILES = (
+    "curves.png",
+    "curves.svg",
+    "curves_column.png",
+    "curves_column.svg",
+    "curves.csv",
+    "groups.csv",
+    "results.md",
+)  # beside the page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +104,7 @@ def _compare(folders: Sequence[str], page_path: Path, options: Mapping[str, Any]
 
         from mhsh.report.compare import csv_tables, page, plots
         from mhsh.report.compare.comparison import compare
-        from mhsh.report.compare.table import print_comparison
+        from mhsh.report.compare.table import as_markdown, print_comparison
         from mhsh.report.render.figure_files import COLUMN
 
         comparison = compare(loaded(), **options)
@@ -106,14 +114,20 @@ def _compare(folders: Sequence[str], page_path: Path, options: Mapping[str, Any]
         print(f"mhsh compare: {problem}", file=sys.stderr)
     page_wide, column_wide = plots.pictures(comparison), plots.pictures(comparison, COLUMN)
     outputs.write(page_path, page.render(comparison, page_wide["png"]))
-    tables = (csv_tables.curves_table(comparison), csv_tables.groups_table(comparison))
+    tables = (
+        csv_tables.curves_table(comparison),
+        csv_tables.groups_table(comparison),
+        as_markdown(comparison, beside[0].name),
+    )
     for path, content in zip(beside, (*page_wide.values(), *column_wide.values(), *tables), strict=True):
         outputs.write(path, content)
     # Written first: a closed pipe on stdout (mhsh compare ... | head) must not cost the report.
     print_comparison(comparison, Console(highlight=False))
-    prefix = beside[-1].name.removesuffix("groups.csv")
+    prefix = beside[-1].name.removesuffix("results.md")
     print(f"\nReport: {page_path}")
-    print(f"Beside it: {prefix}curves.png, .svg and .csv; {prefix}curves_column.png and .svg; {prefix}groups.csv")
+    print(
+        f"Beside it: {prefix}curves.png, .svg and .csv; {prefix}curves_column.png and .svg; {prefix}groups.csv; {prefix}results.md"
+    )
     return comparison
 
 

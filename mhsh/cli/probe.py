@@ -24,7 +24,8 @@ from mhsh.errors import UserError
 from mhsh.files import check_new_file, write_new
 from mhsh.probes.growth import growth, mean_interval
 from mhsh.report.probes.plots import picture
-from mhsh.report.probes.table import print_table
+from mhsh.report.probes.table import print_tables, tables
+from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.outputs import write as write_bytes
 from mhsh.run_folder import RunFolder
 
@@ -96,7 +97,7 @@ def run(
     **options: Any,
 ) -> int:
     """Looks at the runs in `folders` (checkpoint `step`, or the newest), or at fresh models of the
-    configs; prints a table, and writes `out` and the pictures beside it.
+    configs; prints tables, and writes `out`, and the tables as Markdown and the pictures beside it.
 
     Args:
       kind: the probe. Amplification has the `options` depths, schemes, draws and noise, ablation
@@ -115,7 +116,8 @@ def run(
     out = out or f"probe-{kind}.json"
     check_new_file(out)
     drawn = {suffix: Path(out).with_suffix(f".{suffix}") for suffix in PICTURES}
-    for path in drawn.values():
+    page = Path(out).with_suffix(".md")
+    for path in (*drawn.values(), page):
         if os.path.lexists(path):
             raise UserError(f"{path} exists, and nothing is overwritten; choose another --out")
     settings = {"rows": rows, **options}
@@ -128,8 +130,10 @@ def run(
     write_new(out, json.dumps(document, indent=1) + "\n")
     for suffix, path in drawn.items():
         write_bytes(path, picture(document, suffix))
-    print_table(document)
-    print(f"\nWritten: {out}\nPictures: {', '.join(map(str, drawn.values()))}")
+    found_tables = tables(document)
+    write_bytes(page, to_markdown([], {drawn["png"].name: f"mhsh probe {kind}"}, found_tables, "written by mhsh probe"))
+    print_tables(found_tables)
+    print(f"\nWritten: {out} and {page.name}\nPictures: {', '.join(map(str, drawn.values()))}")
     return 0
 
 

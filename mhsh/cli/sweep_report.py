@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(folder: str) -> int:
-    """Writes sweep.html, sweep.json, sweep.csv, pictures and the comparison of its runs into the
+    """Writes sweep.html, .md, .json, .csv, pictures and the comparison of its runs into the
     sweep's folder, and prints what they say.
 
     Raises:
@@ -55,6 +55,9 @@ def run(folder: str) -> int:
         curves = [drawn["svg"], compare_plots.pictures(comparison, COLUMN, ("svg",))["svg"]]
         files |= {f"curves.{kind}": drawn[kind] for kind in KINDS}
         files[COMPARISON] = compare_page.render(comparison, drawn["png"])
+    drawings = {f"quality_{quality.axis.name}.png": f"Quality against {quality.axis.name}" for quality in found}
+    drawings |= {"stability_map.png": "Stability map"} if grids else {}
+    files["sweep.md"] = page.as_markdown(sweep, found, grids, drawings)
     files["sweep.html"] = page.render(sweep, found, grids, pictures, curves, COMPARISON)
     for name, content in files.items():
         outputs.write(place / name, content)

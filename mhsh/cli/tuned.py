@@ -15,7 +15,7 @@ from mhsh.report.render.terminal import print_line, print_table
 from mhsh.report.sweep.cells import Sweep, load_sweep, treatment_of
 from mhsh.report.sweep.plots import sensitivity_picture
 from mhsh.report.sweep.tuning import Tuning, tune
-from mhsh.report.sweep.tuning_files import as_csv, as_json, as_page, as_table
+from mhsh.report.sweep.tuning_files import as_csv, as_json, as_markdown, as_page, as_table
 
 KINDS = ("png", "svg")
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(folder: str, over: str, by: str, choosing_seeds: int | None) -> int:
-    """Writes tuned.html, tuned.json, tuned.csv and a picture into the sweep's folder, and prints
+    """Writes tuned.html, .md, .json, .csv and a picture into the sweep's folder, and prints
     what they say.
 
     Raises:
@@ -53,6 +53,7 @@ def run(folder: str, over: str, by: str, choosing_seeds: int | None) -> int:
         "tuned.csv": as_csv(tuning),
         "tuned.json": as_json(tuning, fair, sweep.problems),
         **{f"tuned.{kind}": content for kind, content in pictures.items()},
+        "tuned.md": as_markdown(tuning, fair, "tuned.png"),
         "tuned.html": as_page(tuning, fair, pictures["svg"], sweep.problems),
     }
     for name, content in files.items():

@@ -53,8 +53,11 @@ def test_good_runs(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixt
         "curves_column.svg",
         "groups.csv",
         "report.html",
+        "results.md",
     ]
     assert "<h1>a ended lowest" in out.read_text(encoding="utf-8")
+    results = (out.parent / "results.md").read_text(encoding="utf-8")
+    assert "\n- a ended lowest" in results and "\n![Loss curves](curves.png)\n" in results and "\n| b | " in results
 
 
 def test_a_report_replaces_a_report(make_run: MakeRun, tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ def test_two_pages_in_one_folder_share_no_file(make_run: MakeRun, tmp_path: Path
     assert written == sorted(
         f"{page}_{name}"
         for page in ("one", "two")
-        for name in ("curves.csv", "curves.png", "curves.svg", "curves_column.png", "curves_column.svg", "groups.csv")
+        for name in ("curves.csv", "curves.png", "curves.svg", "curves_column.png", "curves_column.svg", "groups.csv", "results.md")
     )
 
 
@@ -104,7 +107,7 @@ def test_nothing_to_draw(make_run: MakeRun, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("name", ["report.html", "curves.png", "curves.svg", "curves.csv", "groups.csv"])
+@pytest.mark.parametrize("name", ["report.html", "curves.png", "curves.svg", "curves.csv", "groups.csv", "results.md"])
 def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path: Path, name: str) -> None:
     folders = [make_run("a"), make_run("b")]
     (tmp_path / name).write_text("my thesis")

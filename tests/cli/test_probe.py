@@ -66,7 +66,8 @@ def test_a_run(run, tmp_path, capsys, kind):
     assert main(["probe", kind, str(run), "--rows=2", *few, f"--out={out}"]) == 0
     said = capsys.readouterr().out
     assert "_tiny$run" in said
-    assert f"Written: {out}" in said
+    assert f"Written: {out} and found.md" in said
+    assert "](found.png)" in out.with_suffix(".md").read_text(encoding="utf-8")
     document = json.loads(out.read_text(encoding="utf-8"))
     (model,) = document["models"]
     assert (document["kind"], model["name"], model["step"]) == (kind, "_tiny$run", 2)

@@ -58,6 +58,8 @@ def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
         "lr=5e-4,1e-3,2e-3,4e-3",
         "seed=0,1,2,3,4",
         f"--workdir={tmp_path}/study/width",
+        "--over=lr",
+        "--choosing-seeds=2",
         "--parallel=2",
     ]
     assert tuned == ["tuned", f"{tmp_path}/study/width", "--over=lr", "--by=layers_at_equal_size", "--choosing-seeds=2"]
@@ -119,8 +121,32 @@ def test_the_gap_is_that_of_the_sizes_that_are_tuned(study, tmp_path, launch):
     ]
 
 
+def test_the_page_is_what_was_published(launch, tmp_path):
+    done = launch("study", "page", f"--workdir={tmp_path}/study")
+    assert (done.returncode, done.stderr) == (2, f"page: nothing is published in {tmp_path}/study; run a stage first\n")
+    published = tmp_path / "study/published"
+    for file, text in {
+        "width/tuned.md": "- Equal tuning budget.\n\n![Loss](tuned.png)\n",
+        "heads/tuned.md": "- Higher. See \\](x.png)\n",
+        "probes/ablation.md": "| model |\n",
+    }.items():
+        (published / file).parent.mkdir(parents=True, exist_ok=True)
+        (published / file).write_text(text)
+    assert launch("study", "page", f"--workdir={tmp_path}/study").returncode == 0
+    page = (published / "index.md").read_text()
+    assert "    bash launch/study width\n\n- Equal tuning budget.\n\n![Loss](width/tuned.png)\n" in page
+    assert page.index("study heads") < page.index("study width") < page.index("study probes\n\n| model |")
+    assert "numbers" not in page
+
+
+def test_every_stage_has_a_heading():
+    script = LAUNCHER.read_text(encoding="utf-8")
+    headings = script[script.index("questions() {") :].split("TABLE\n")[1]
+    assert {line.split()[0] for line in headings.splitlines()} == {*SWEEPS, "probes", "gap"}
+
+
 def test_an_unknown_stage_is_told_which_there_are(launch):
     for arguments in ((), ("head",), (".*",)):
         done = launch("study", *arguments)
         assert done.returncode == 2
-        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(SWEEPS)} probes gap"
+        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(SWEEPS)} probes gap page"

@@ -1,4 +1,6 @@
-"""The comparison in the terminal: the headline, a line a run or group, and how sure it is."""
+"""The comparison in the terminal and as Markdown: the headline, a line a run or group, and how sure
+it is.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.results import Cost, Score
 from mhsh.report.compare.unequal_marks import SIGN, unequal_conditions
 from mhsh.report.render.format import format_loss, format_loss_difference, format_signed
+from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.table import Table
 from mhsh.report.render.terminal import print_fitted_table, print_line
 from mhsh.report.runs.summary import Summary
@@ -36,7 +39,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     below = [_legend(comparison), *(f"- {sentence}" for sentence in headline.sentences[:2] if headline.measure)]
     said = [headline.title, *below]
     free = _LINES - 4 - sum(len(Text(line).wrap(console, console.width)) for line in said)
-    places = list(dict.fromkeys([*comparison.results.ranked, *range(len(comparison.groups))]))
+    places = _places(comparison)
     shown = places[: max(_LEAST_ROWS, free)] if len(places) > free + 1 else places
     print_line(headline.title, console, style="bold")
     console.print()
@@ -45,6 +48,18 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         print_line(f"... and {len(places) - len(shown)} more, in the report", console)
     for line in below:
         print_line(line, console)
+
+
+def as_markdown(comparison: Comparison, picture: str) -> bytes:
+    """The headline with all of its limits, the file `picture` and a row a group (or run)."""
+    headline = comparison.headline
+    claims = [headline.title, *headline.sentences, _legend(comparison)]
+    return to_markdown(claims, {picture: "Loss curves"}, [("", _table(comparison, _places(comparison)))])
+
+
+def _places(comparison: Comparison) -> list[int]:
+    """The groups, the lowest loss first, those without one last."""
+    return list(dict.fromkeys([*comparison.results.ranked, *range(len(comparison.groups))]))
 
 
 _ORDER = ("run", "shape", "seeds", "loss", "difference", "target", "time", "outcome")  # from left to right

@@ -1,4 +1,4 @@
-"""The table of a probe in the terminal, out of its JSON."""
+"""The tables of a probe, out of its JSON."""
 
 from __future__ import annotations
 
@@ -7,46 +7,52 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import rich.table
 from rich.console import Console
-from rich.table import Table
 
 from mhsh.report.estimate import estimate
 from mhsh.report.probes.ablation import more_loss
 from mhsh.report.probes.seeds import Model, model_groups
+from mhsh.report.render.table import Table
 
 _WIDTH = 120  # of a table, at least
 
-
-def print_table(document: dict[str, Any]) -> None:
-    """Prints what `mhsh probe` found."""
-    _PRINTERS[document["kind"]](document)
+Titled = tuple[str, Table]
 
 
-def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    table = Table(*columns, title=title, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row))
-    # Wide enough for figures in one line each, also where the output goes to a file.
-    Console(markup=False, width=max(_WIDTH, Console().width)).print(table)
+def tables(document: dict[str, Any]) -> list[Titled]:
+    """What `mhsh probe` found: a table, and one of the means over seeds where there are several."""
+    return _TABLES[document["kind"]](document)
 
 
-def _print_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model, Sequence[Any]]]) -> None:
+def print_tables(found: Sequence[Titled]) -> None:
+    """Prints tables with their titles."""
+    for title, table in found:
+        drawn = rich.table.Table(*table.columns, title=title, box=None, pad_edge=False)
+        for row in table.rows:
+            drawn.add_row(*row)
+        # Wide enough for figures in one line each, also where the output goes to a file.
+        Console(markup=False, width=max(_WIDTH, Console().width)).print(drawn)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Titled:
+    return title, Table(columns, [[cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row] for row in rows])
+
+
+def _of_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model, Sequence[Any]]]) -> list[Titled]:
     """A row for each stack of each model, and the means over seeds where there are several."""
-    _print(title, ["model", *columns], [[model["name"], *cells] for model, cells in rows])
+    found = [_table(title, ["model", *columns], [[model["name"], *cells] for model, cells in rows])]
     models = list({id(model): model for model, _ in rows}.values())
     by_model = [[cells for each, cells in rows if each is model] for model in models]
     groups = [(name, indices) for name, indices in model_groups(models) if len(indices) > 1]
     if not groups:
-        return
+        return found
     means = []
     for name, indices in groups:
         for stack in zip(*(by_model[index] for index in indices), strict=True):
             means.append([name, *map(_over_seeds, zip(*stack, strict=True))])
-    _print(
-        "means over seeds, with 95 % intervals",
-        ["", *(row[0] for row in means)],
-        list(zip(columns, *(row[1:] for row in means), strict=True)),
-    )
+    transposed = list(zip(columns, *(row[1:] for row in means), strict=True))
+    return [*found, _table("means over seeds, with 95 % intervals", ["", *(row[0] for row in means)], transposed)]
 
 
 def _over_seeds(cells: Sequence[Any]) -> str:
@@ -57,7 +63,7 @@ def _over_seeds(cells: Sequence[Any]) -> str:
     return f"{mean.mean:.4g} ({mean.low:.4g} to {mean.high:.4g})"
 
 
-def _dependency_table(document: dict[str, Any]) -> None:
+def _dependency_table(document: dict[str, Any]) -> list[Titled]:
     rows = [
         (model, [stack, figures["input"], *(sum(figures[name]) for name in names), figures["biases"], _half(figures, names)])
         for model in document["models"]
@@ -67,14 +73,16 @@ def _dependency_table(document: dict[str, Any]) -> None:
     width = max(len(cells) for _, cells in rows)
     parts = ["attention", "feed-forward"] if width == 6 else ["sublayers", "in", "order"]
     rows = [(model, cells[:-2] + [""] * (width - len(cells)) + cells[-2:]) for model, cells in rows]
-    _print_models("shares of the final residual stream", ["stack", "input", *parts, "biases", "second half of the layers"], rows)
+    return _of_models(
+        "shares of the final residual stream", ["stack", "input", *parts, "biases", "second half of the layers"], rows
+    )
 
 
 def _half(figures: dict[str, Any], names: Sequence[str]) -> float:
     return sum(sum(figures[name][len(figures[name]) // 2 :]) for name in names)
 
 
-def _gradients_table(document: dict[str, Any]) -> None:
+def _gradients_table(document: dict[str, Any]) -> list[Titled]:
     rows = [
         (
             model,
@@ -89,10 +97,10 @@ def _gradients_table(document: dict[str, Any]) -> None:
         for model in document["models"]
         for stack, figures in model["result"]["stacks"].items()
     ]
-    _print_models("gradient norms of the layers", ["stack", "loss", "first", "last", "largest", "smallest"], rows)
+    return _of_models("gradient norms of the layers", ["stack", "loss", "first", "last", "largest", "smallest"], rows)
 
 
-def _coverage_table(document: dict[str, Any]) -> None:
+def _coverage_table(document: dict[str, Any]) -> list[Titled]:
     rows = [
         (
             model,
@@ -111,20 +119,20 @@ def _coverage_table(document: dict[str, Any]) -> None:
         for name, figures in sublayers.items()
     ]
     columns = ["sublayer", "heads", "may see", "a head", "a layer", "whole stack", "whole stack, no residual"]
-    _print_models("effective number of positions that a token draws on", columns, rows)
+    return _of_models("effective number of positions that a token draws on", columns, rows)
 
 
-def _similarity_table(document: dict[str, Any]) -> None:
+def _similarity_table(document: dict[str, Any]) -> list[Titled]:
     rows = [
         (model, [stack, *(f(figures[key]) for key in ("cka", "cosine") for f in (np.mean, min))])
         for model in document["models"]
         for stack, figures in model["result"].items()
     ]
     columns = ["stack", "CKA, mean", "CKA, least", "cosine, mean", "cosine, least"]
-    _print_models("the residual stream before and after a layer", columns, rows)
+    return _of_models("the residual stream before and after a layer", columns, rows)
 
 
-def _ablation_table(document: dict[str, Any]) -> None:
+def _ablation_table(document: dict[str, Any]) -> list[Titled]:
     rows = [
         (
             model,
@@ -143,7 +151,7 @@ def _ablation_table(document: dict[str, Any]) -> None:
         for stack, figures in model["result"].items()
     ]
     columns = ["stack", "loss", "+ a layer skipped", "most", "+ two swapped", "last left out", "+", "influence", "on later"]
-    _print_models("the loss without layers, and in another order; means over the layers", columns, rows)
+    return _of_models("the loss without layers, and in another order; means over the layers", columns, rows)
 
 
 def _without_half(figures: dict[str, Any]) -> list[Any]:
@@ -154,7 +162,7 @@ def _without_half(figures: dict[str, Any]) -> list[Any]:
     return [f"{max(counts)} of {depth}", float(np.mean(losses) - np.mean(figures["whole"]))]
 
 
-def _amplification_table(document: dict[str, Any]) -> None:
+def _amplification_table(document: dict[str, Any]) -> list[Titled]:
     if "schemes" in document:
         rows = [
             [
@@ -167,8 +175,7 @@ def _amplification_table(document: dict[str, Any]) -> None:
             for each in document["schemes"]
         ]
         ends = [f"{point['layers']} layers" for point in (document["schemes"][0]["points"][i] for i in (0, -1))]
-        _print("E|f(w) - f(w + delta)|^2, fresh", ["scheme", "theory", "exponent", "95 %", "best law", *ends], rows)
-        return
+        return [_table("E|f(w) - f(w + delta)|^2, fresh", ["scheme", "theory", "exponent", "95 %", "best law", *ends], rows)]
     rows = [
         [
             model["name"],
@@ -177,7 +184,7 @@ def _amplification_table(document: dict[str, Any]) -> None:
         ]
         for model in document["models"]
     ]
-    _print("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "best law", "at the end"], rows)
+    return [_table("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "best law", "at the end"], rows)]
 
 
 def _growth_cells(fitted: dict[str, Any] | None) -> list[str]:
@@ -186,7 +193,7 @@ def _growth_cells(fitted: dict[str, Any] | None) -> list[str]:
     return [f"{fitted['exponent']:.2f}", f"{fitted['low']:.2f} to {fitted['high']:.2f}", fitted["law"]]
 
 
-_PRINTERS: dict[str, Callable[[dict[str, Any]], None]] = {
+_TABLES: dict[str, Callable[[dict[str, Any]], list[Titled]]] = {
     "dependency": _dependency_table,
     "amplification": _amplification_table,
     "gradients": _gradients_table,

@@ -1,4 +1,4 @@
-"""What `mhsh gap` shows: a table, gap.json and a picture."""
+"""What `mhsh gap` shows: a table, gap.json, gap.md and a picture."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from mhsh import text
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate
 from mhsh.report.render.figure_files import COLUMN, PAGE, add_legend, figure_bytes, figure_style
+from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.styles import curve_style
 from mhsh.report.render.table import Table
 from mhsh.report.sweep.gap import GAP_RULE, Gap, SizeChange, SweepGaps
@@ -45,6 +46,12 @@ def as_json(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange], said: Se
         "size_changes": [dataclasses.asdict(change) for change in changes],
     }
     return (json.dumps(finite(fields), indent=1, allow_nan=False) + "\n").encode()
+
+
+def as_markdown(sweeps: Sequence[SweepGaps], said: Sequence[str], picture_file: str) -> bytes:
+    """The findings, the picture and the table."""
+    words = "Gap in validation loss to the first setting, against tokens"
+    return to_markdown(said, {picture_file: words}, [("", as_table(sweeps))], MARK)
 
 
 def picture(sweeps: Sequence[SweepGaps], kind: str) -> bytes:

@@ -1,4 +1,4 @@
-"""sweep.html: one file without scripts that opens without a network."""
+"""sweep.html: one file without scripts that opens without a network; and sweep.md."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE
 from mhsh.report.render.figure_files import for_page
 from mhsh.report.render.format import format_list
 from mhsh.report.render.html import read_asset, render_page
+from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.render.table import Table
@@ -28,6 +29,11 @@ _COLUMNS = (
     "FLOPs",
     "device time",
 )
+
+
+def as_markdown(sweep: Sweep, qualities: Sequence[Quality], grids: Sequence[Grid], pictures: Mapping[str, str]) -> bytes:
+    """The claims, and `pictures`: descriptions by file."""
+    return to_markdown(_claims(sweep, qualities, grids), pictures)
 
 
 def render(
@@ -51,11 +57,7 @@ def render(
         title=f"Sweep over {format_list([sanitize(axis.name) for axis in sweep.axes])}",
         author=MARK,
         styles=[read_asset("render/page.css"), read_asset("sweep/page.css")],
-        claims=[
-            _counts(sweep),
-            *(claim for quality in qualities for claim in claims(quality)),
-            *(grid.summary() for grid in grids),
-        ],
+        claims=_claims(sweep, qualities, grids),
         curves=for_page(curves[0]) if curves else None,
         narrow_curves=for_page(curves[1]) if curves else None,
         comparison_file=comparison_file,
@@ -75,6 +77,10 @@ def render(
             *([QUALITY_RULE, INTERVAL_RULE, DIFFERENCE_RULE] if qualities else []),
         ],
     )
+
+
+def _claims(sweep: Sweep, qualities: Sequence[Quality], grids: Sequence[Grid]) -> list[str]:
+    return [_counts(sweep), *(claim for quality in qualities for claim in claims(quality)), *(grid.summary() for grid in grids)]
 
 
 def _counts(sweep: Sweep) -> str:

@@ -1,4 +1,4 @@
-"""What `mhsh tuned` writes beside its picture: tuned.html, tuned.json and tuned.csv."""
+"""What `mhsh tuned` writes beside its picture: tuned.html, tuned.md, tuned.json and tuned.csv."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mhsh.report.render.csv_file import to_csv
 from mhsh.report.render.figure_files import for_page
 from mhsh.report.render.format import format_list, format_loss
 from mhsh.report.render.html import read_asset, render_page
+from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.render.table import Table
@@ -53,6 +54,12 @@ def as_page(tuning: Tuning, fair: Sequence[str], svg: bytes, problems: Sequence[
         problems=problems,
         rules=_RULES,
     )
+
+
+def as_markdown(tuning: Tuning, fair: Sequence[str], picture: str) -> bytes:
+    """The claims, the file `picture` and the table."""
+    words = f"Final validation loss against {sanitize(tuning.over.name)}"
+    return to_markdown([tuning.verdict, *fair, *tuning.warnings], {picture: words}, [("", as_table(tuning))])
 
 
 def as_json(tuning: Tuning, fair: Sequence[str], problems: Sequence[str]) -> bytes:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from mhsh.report.probes.plots import picture
 from mhsh.report.probes.seeds import model_groups
-from mhsh.report.probes.table import print_table
+from mhsh.report.probes.table import print_tables, tables
 from tests.conftest import load_fields
 
 
@@ -46,7 +46,7 @@ def test_only_seeds_may_differ(models, groups):
 def test_means_over_seeds_have_the_interval_of_the_seeds(capsys):
     losses = (2.0, 2.1, 2.5)
     models = [model(f"seed={seed}", seed, whole=loss) for seed, loss in enumerate(losses)]
-    print_table({"kind": "ablation", "models": [*models, model("alone", 0, heads=4)]})
+    print_tables(tables({"kind": "ablation", "models": [*models, model("alone", 0, heads=4)]}))
     said = capsys.readouterr().out
     assert said.count("alone") == 1 and "2L8H admin, 3 seeds" in said
     means = said[said.index("means over seeds") :]
@@ -60,7 +60,7 @@ def test_means_over_seeds_have_the_interval_of_the_seeds(capsys):
 
 
 def test_runs_of_single_seeds_have_no_second_table(capsys):
-    print_table({"kind": "ablation", "models": [model("a", 0), model("b", 0, heads=4)]})
+    print_tables(tables({"kind": "ablation", "models": [model("a", 0), model("b", 0, heads=4)]}))
     assert "seeds" not in capsys.readouterr().out
 
 

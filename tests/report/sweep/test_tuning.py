@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 
 from mhsh.cli import tuned
 from mhsh.errors import UserError
@@ -97,7 +98,9 @@ def test_the_choosing_seeds_choose_and_the_others_are_reported(tmp_path: Path, c
     with open(folder / "tuned.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["best_value"] for row in rows] == ["0.003", "0.001"]
-    assert {path.name for path in folder.glob("tuned.*")} == {f"tuned.{kind}" for kind in ("html", "json", "csv", "png", "svg")}
+    assert {path.name for path in folder.glob("tuned.*")} == {
+        f"tuned.{kind}" for kind in ("html", "md", "json", "csv", "png", "svg")
+    }
 
 
 def test_the_rates_are_no_unfairness_and_another_difference_is(tmp_path: Path):
@@ -168,6 +171,7 @@ def test_texts_are_escaped(tmp_path: Path):
     tuned.run(str(folder), "learning_rate", "source", None)
     page = (folder / "tuned.html").read_text()
     assert "&lt;script&gt;alert(1)" in page and "<script" not in page
+    assert "<script" not in MarkdownIt().render((folder / "tuned.md").read_text())
 
 
 @pytest.mark.parametrize(
