@@ -19,7 +19,7 @@ from jax.sharding import AxisType
 
 from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES
 from mhsh.training.state import abstract_state

@@ -15,7 +15,7 @@ from etils import epath
 
 from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
-from mhsh.training.manifest import find_damage, write_file_manifest
+from mhsh.training.checkpoints.manifest import find_damage, write_file_manifest
 from mhsh.training.step import compile_train_step
 from tests.runs import CONFIG, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start
 

@@ -39,7 +39,7 @@ PAGES: Mapping[str, Page] = {
     "training": Page(
         "Training",
         "One sharded step, its optimizer and its state; and how a trained model is restored.",
-        ("training.step", "training.optimizer", "training.state", "training.sharding", "training.restore"),
+        ("training.step", "training.optimizer", "training.state", "training.sharding", "training.checkpoints.restore"),
     ),
     "run_folders": Page(
         "Run folders",

@@ -12,33 +12,41 @@ from typing import Any, NoReturn
 from mhsh import __version__
 from mhsh.errors import UserError
 
-# In the order of `mhsh --help`, which prints them without importing a command.
-COMMANDS = {
-    "train": "train a config into a run folder, or resume the run that is there",
-    "eval": "score a run's checkpoint on its validation rows",
-    "profile": "where the time of a run's profiled steps went, by phase and part of the model",
-    "describe": "shapes, parameters, FLOPs and memory of one or two configs",
-    "configs": "list config files, variants and fields, or print one config",
-    "admin": "run Admin's profiling pass and print omega of every sublayer",
-    "aot": "memory, collectives and FLOPs of the step on a TPU slice, without access to the slice",
-    "scaling": "the step time on many devices, predicted from the output of `mhsh aot`",
-    "prepare": "make a config's sentence pairs or documents into packed rows on disk",
-    "finetune": "train a pre-trained run's model on a task, with several seeds",
-    "predict": "answer a task's examples with a fine-tuned run, in the task's own form",
-    "translate": "translate lines with a run's checkpoint, one line in, one line out",
-    "score": "score predictions of any system against references",
-    "import": "make a run folder of a Hugging Face BERT checkpoint",
-    "export": "write a run's checkpoint as a BERT that transformers loads",
-    "bench": "time mhsh beside other configs, its peers and the device's limits, in turns",
-    "probe": "look into a model: what its layers do on one batch",
-    "compare": "put runs side by side: a table, report.html and curves",
-    "speed": "which shape is faster where, from the files of mhsh bench: a table and speed.html",
-    "sweep": "train a config at every combination of some fields' values, and report",
-    "sweep-report": "write a sweep's report again, also while it runs",
-    "tuned": "each shape of a sweep at its own best learning rate: chosen on some seeds, reported on others",
-    "gap": "whether one shape overtakes another: the gap of their losses against tokens and size",
-    "quickstart": "train the small comparison and write its report",
+# By the folder that their files are in, in the order of `mhsh --help`, which prints them without
+# importing a command.
+_FOLDERS = {
+    "runs": {
+        "train": "train a config into a run folder, or resume the run that is there",
+        "eval": "score a run's checkpoint on its validation rows",
+        "profile": "where the time of a run's profiled steps went, by phase and part of the model",
+        "prepare": "make a config's sentence pairs or documents into packed rows on disk",
+        "finetune": "train a pre-trained run's model on a task, with several seeds",
+        "predict": "answer a task's examples with a fine-tuned run, in the task's own form",
+        "translate": "translate lines with a run's checkpoint, one line in, one line out",
+        "import": "make a run folder of a Hugging Face BERT checkpoint",
+        "export": "write a run's checkpoint as a BERT that transformers loads",
+        "quickstart": "train the small comparison and write its report",
+    },
+    "plans": {
+        "describe": "shapes, parameters, FLOPs and memory of one or two configs",
+        "configs": "list config files, variants and fields, or print one config",
+        "admin": "run Admin's profiling pass and print omega of every sublayer",
+        "aot": "memory, collectives and FLOPs of the step on a TPU slice, without access to the slice",
+        "scaling": "the step time on many devices, predicted from the output of `mhsh aot`",
+    },
+    "reports": {
+        "compare": "put runs side by side: a table, report.html and curves",
+        "sweep": "train a config at every combination of some fields' values, and report",
+        "sweep-report": "write a sweep's report again, also while it runs",
+        "tuned": "each shape of a sweep at its own best learning rate: chosen on some seeds, reported on others",
+        "gap": "whether one shape overtakes another: the gap of their losses against tokens and size",
+        "probe": "look into a model: what its layers do on one batch",
+        "speed": "which shape is faster where, from the files of mhsh bench: a table and speed.html",
+    },
+    "scores": {"score": "score predictions of any system against references"},
+    "benches": {"bench": "time mhsh beside other configs, its peers and the device's limits, in turns"},
 }
+COMMANDS = {name: help_text for commands in _FOLDERS.values() for name, help_text in commands.items()}
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,6 +92,7 @@ def examples(*commands: str) -> str:
 
 
 def command_module(name: str) -> ModuleType:
-    """The file of a command, mhsh/cli/NAME.py; a keyword of Python cannot be one."""
+    """The file of a command, mhsh/cli/FOLDER/NAME.py; a keyword of Python cannot be one."""
+    folder = next(folder for folder, commands in _FOLDERS.items() if name in commands)
     file = {"import": "import_checkpoint", "export": "export_checkpoint"}.get(name, name.replace("-", "_"))
-    return importlib.import_module(f"mhsh.cli.{file}")
+    return importlib.import_module(f"mhsh.cli.{folder}.{file}")

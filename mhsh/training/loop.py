@@ -14,19 +14,19 @@ from mhsh.errors import UserError
 from mhsh.kernels.fallback import first_line
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import RunFolder
-from mhsh.training import wandb_run
-from mhsh.training.checkpoint import DamagedCheckpoint
+from mhsh.training.checkpoints.checkpoint import DamagedCheckpoint
+from mhsh.training.checkpoints.init_from import check_same_vocabulary, init_from_run
 from mhsh.training.cluster import StopAgreement
-from mhsh.training.init_from import check_same_vocabulary, init_from_run
 from mhsh.training.metrics import Log
-from mhsh.training.nan_report import format_report, nan_report
-from mhsh.training.profiling import Profiler
-from mhsh.training.progress import ProgressDisplay
 from mhsh.training.record import RunRecord, outcome_of
 from mhsh.training.setup import Setup, prepare, with_plain_kernels
 from mhsh.training.signals import MaintenanceWatch, StopSignals
 from mhsh.training.state import TrainState, create_state
-from mhsh.training.wall_time import WallTime, format_wall_time, repeated_seconds
+from mhsh.training.tracking import wandb_run
+from mhsh.training.tracking.nan_report import format_report, nan_report
+from mhsh.training.tracking.profiling import Profiler
+from mhsh.training.tracking.progress import ProgressDisplay
+from mhsh.training.tracking.wall_time import WallTime, format_wall_time, repeated_seconds
 
 
 def train(config: Config, folder: RunFolder, verbose: bool = False) -> int | None:

@@ -15,12 +15,12 @@ import jax
 from mhsh.config.schema import Config
 from mhsh.models.costs import PEAK_FLOPS, step_flops
 from mhsh.run_folder import RunFolder
-from mhsh.training.checksum import as_hex
-from mhsh.training.progress import ProgressDisplay
+from mhsh.training.checkpoints.checksum import as_hex
 from mhsh.training.step import StepMetrics
-from mhsh.training.tensorboard import TensorBoard
-from mhsh.training.tracker import Tracker
-from mhsh.training.wandb_run import WandbRun
+from mhsh.training.tracking.progress import ProgressDisplay
+from mhsh.training.tracking.tensorboard import TensorBoard
+from mhsh.training.tracking.tracker import Tracker
+from mhsh.training.tracking.wandb_run import WandbRun
 
 _UPLOAD_SECONDS = 30.0
 

@@ -17,7 +17,7 @@ from mhsh.training.environment import environment
 from mhsh.training.optimizer import decayed_count
 from mhsh.training.setup import Setup
 from mhsh.training.state import TrainState
-from mhsh.training.wall_time import WallTime
+from mhsh.training.tracking.wall_time import WallTime
 from mhsh.training.xla_flags import flags_in_force
 
 

@@ -28,7 +28,7 @@ from mhsh.errors import UserError
 from mhsh.kernels.fallback import fallback_reasons, first_line, format_fallbacks
 from mhsh.models.build import Model, build_model
 from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.cluster import preflight, wait_for_all
 from mhsh.training.compile_cache import keep_compiled
 from mhsh.training.environment import environment
@@ -38,8 +38,8 @@ from mhsh.training.remat import RematChoice, device_bytes, resolve_remat
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state
 from mhsh.training.step import CompiledByLength, compile_train_step
+from mhsh.training.tracking.watchdog import Watchdog
 from mhsh.training.validation import Decoding, Validator
-from mhsh.training.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True)

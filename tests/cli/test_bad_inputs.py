@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.cli.finetune import fine_tuning_config
 from mhsh.cli.main import main
 from mhsh.cli.parser import COMMANDS
+from mhsh.cli.runs.finetune import fine_tuning_config
 from mhsh.config.resolve import from_dict
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 from tests.conftest import ROOT, load_fields

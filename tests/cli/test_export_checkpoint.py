@@ -9,7 +9,7 @@ import pytest
 from mhsh.cli.main import main
 from mhsh.interop.export_bert import export_bert
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.state import TrainState
 from tests.conftest import ROOT
 from tests.interop.small_bert import small_config, small_tokenizer, trained_params

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from mhsh.cli.flags import take_config
 from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, abstract_state
 from tests.conftest import ROOT

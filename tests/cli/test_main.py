@@ -130,7 +130,7 @@ def test_no_file_of_a_command_imports_jax():
     code = (
         "import sys; from mhsh.cli.parser import COMMANDS, build_parser, command_module\n"
         "build_parser(None).format_help()\n"
-        "light = {'rich', 'numpy', 'msgspec', 'etils', 'ml_collections', 'mhsh.cli.train'}.isdisjoint(sys.modules)\n"
+        "light = {'rich', 'numpy', 'msgspec', 'etils', 'ml_collections', 'mhsh.cli.runs.train'}.isdisjoint(sys.modules)\n"
         "for name in COMMANDS: build_parser(name)\n"
         "print(light, {'jax', 'flax', 'optax', 'orbax', 'grain', 'torch'} & set(sys.modules))"
     )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mhsh.cli.main import main
-from mhsh.training import restore
-from mhsh.training.restore import load_for_inference
+from mhsh.training.checkpoints import restore
+from mhsh.training.checkpoints.restore import load_for_inference
 from tests.conftest import ROOT
 from tests.runs import mhsh_here
 

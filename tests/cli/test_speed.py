@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.cli.speed import run
+from mhsh.cli.reports.speed import run
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from tests.cli.light_process import mhsh_without_jax

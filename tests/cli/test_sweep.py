@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from mhsh.cli.main import main
-from mhsh.cli.sweep import make_plan, print_plan
+from mhsh.cli.reports.sweep import make_plan, print_plan
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import parse_axes
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, SweepFolder

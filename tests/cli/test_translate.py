@@ -18,13 +18,13 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.cli.translate import run
+from mhsh.cli.runs.translate import run
 from mhsh.config.schema import to_dict
 from mhsh.data.tokenizers.subword import train_subword
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.state import TrainState
 from tests.conftest import ROOT
 from tests.evaluation.small_translation import MAX_POSITIONS, random_params, small_config, small_model, small_tokenizer

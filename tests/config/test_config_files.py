@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mhsh.cli.finetune import fine_tuning_config
+from mhsh.cli.runs.finetune import fine_tuning_config
 from mhsh.config import shipped
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict

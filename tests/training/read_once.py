@@ -13,7 +13,7 @@ import numpy as np
 import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mhsh.training.checkpoint import Checkpoints
+from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.cluster import join
 from mhsh.training.sharding import MESH_AXES
 from mhsh.training.state import TrainState

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mhsh.training.checksum import as_hex, checksum, checksums
+from mhsh.training.checkpoints.checksum import as_hex, checksum, checksums
 from tests.training.states import mesh_of
 
 

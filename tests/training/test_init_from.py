@@ -19,8 +19,8 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.init_from import init_from_run
+from mhsh.training.checkpoints.checkpoint import Checkpoints
+from mhsh.training.checkpoints.init_from import init_from_run
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState
 from tests.training.batches import random_batch

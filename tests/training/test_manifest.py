@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from mhsh.training.manifest import FILE_MANIFEST, find_damage, write_file_manifest
+from mhsh.training.checkpoints.manifest import FILE_MANIFEST, find_damage, write_file_manifest
 
 CONTENT = bytes(range(256)) * 40
 

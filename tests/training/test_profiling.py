@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
-from mhsh.training.profiling import Profiler, scope_of
 from mhsh.training.sharding import put_batch
+from mhsh.training.tracking.profiling import Profiler, scope_of
 from tests.training.batches import random_batch
 from tests.training.states import ONE, fresh_state, mesh_of, train_step_of
 

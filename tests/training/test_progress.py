@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mhsh.training.progress import ProgressDisplay
+from mhsh.training.tracking.progress import ProgressDisplay
 
 
 @pytest.mark.parametrize("forced", ["", "1"], ids=["in a file", "in a notebook"])

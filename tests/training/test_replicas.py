@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from mhsh.training.replicas import num_replicas, split_replicas
+from mhsh.training.checkpoints.replicas import num_replicas, split_replicas
 from mhsh.training.sharding import MESH_AXES
 from tests.clusters import finish, free_port, start_commands
 

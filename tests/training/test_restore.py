@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mhsh.errors import UserError
-from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.restore import average, newest_steps
+from mhsh.training.checkpoints.checkpoint import Checkpoints
+from mhsh.training.checkpoints.restore import average, newest_steps
 from mhsh.training.state import TrainState
 
 STEPS = (10, 20, 30, 40)

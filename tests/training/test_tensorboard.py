@@ -10,7 +10,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from mhsh.run_folder import RunFolder
-from mhsh.training.tensorboard import TensorBoard
+from mhsh.training.tracking.tensorboard import TensorBoard
 
 
 def row(step: int, split: str = "train", **values: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mhsh.training import wall_time
-from mhsh.training.wall_time import KINDS, WallTime, format_wall_time, repeated_seconds
+from mhsh.training.tracking import wall_time
+from mhsh.training.tracking.wall_time import KINDS, WallTime, format_wall_time, repeated_seconds
 
 
 @pytest.fixture

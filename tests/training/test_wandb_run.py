@@ -16,7 +16,7 @@ import pytest
 
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
-from mhsh.training import wandb_run
+from mhsh.training.tracking import wandb_run
 from tests.conftest import ROOT, MakeConfig
 from tests.training.wandb_server import WandbServer, client_variables, expected_lines, lines_of, only_run, wandb_server
 
@@ -25,7 +25,7 @@ from tests.training.wandb_server import WandbServer, client_variables, expected_
 PROCESS = """
 import os, signal, subprocess, sys
 from mhsh.run_folder import RunFolder
-from mhsh.training import wandb_run
+from mhsh.training.tracking import wandb_run
 
 wandb_run._INIT_SECONDS = 3.0
 folder = RunFolder(sys.argv[1])

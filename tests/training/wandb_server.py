@@ -16,7 +16,7 @@ from typing import Any
 
 from mhsh.files import read_object
 from mhsh.run_folder import RunFolder
-from mhsh.training.wandb_run import IDENTITY_FILE
+from mhsh.training.tracking.wandb_run import IDENTITY_FILE
 
 
 class UploadedRun:

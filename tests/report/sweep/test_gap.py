@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mhsh.cli import gap
+from mhsh.cli.reports import gap
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 from tests.conftest import load_fields

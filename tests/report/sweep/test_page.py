@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.cli import sweep_report
+from mhsh.cli.reports import sweep_report
 from mhsh.errors import UserError
 from tests.conftest import ROOT, load_fields
 from tests.report.browser import PROGRAM, Browser
@@ -139,7 +139,9 @@ def test_no_sweep_no_report(tmp_path: Path) -> None:
 
 
 def test_it_never_imports_jax() -> None:
-    code = "import mhsh.cli.sweep_report, sys; sys.exit(bool({'jax', 'flax', 'optax', 'orbax', 'grain'} & set(sys.modules)))"
+    code = (
+        "import mhsh.cli.reports.sweep_report, sys; sys.exit(bool({'jax', 'flax', 'optax', 'orbax', 'grain'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

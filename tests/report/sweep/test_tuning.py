@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 
-from mhsh.cli import tuned
+from mhsh.cli.reports import tuned
 from mhsh.errors import UserError
 from mhsh.outcome import LEFT
 from mhsh.report.runs.summary import LossAtStep, Summary

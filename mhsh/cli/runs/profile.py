@@ -32,7 +32,7 @@ def run(folder: str, as_json: bool) -> int:
     names = sorted(path.stem for path in (run_folder.path / PROFILE_FOLDER).glob("steps_*.json"))
     if not names:
         raise UserError(f"{run_folder.path} has no profile; train with --config.train.profile_steps=FIRST:LAST")
-    from mhsh.training.profiling import summary  # loads jax
+    from mhsh.training.tracking.profiling import summary  # loads jax
 
     profiles = [summary(run_folder.path, name) for name in names]
     if as_json:

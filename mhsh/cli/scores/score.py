@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from mhsh.cli import score_glue, score_squad, score_translation
 from mhsh.cli.parser import add_command, examples
+from mhsh.cli.scores import score_glue, score_squad, score_translation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

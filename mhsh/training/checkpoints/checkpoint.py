@@ -18,10 +18,10 @@ from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
 from mhsh.files import absolute
 from mhsh.run_folder import RunFolder
-from mhsh.training.checksum import as_hex, checksums
+from mhsh.training.checkpoints.checksum import as_hex, checksums
+from mhsh.training.checkpoints.manifest import Manifest, compare_manifests, find_damage, flatten, manifest, write_file_manifest
+from mhsh.training.checkpoints.replicas import read_once, split_replicas
 from mhsh.training.cluster import broadcast_from_process_0
-from mhsh.training.manifest import Manifest, compare_manifests, find_damage, flatten, manifest, write_file_manifest
-from mhsh.training.replicas import read_once, split_replicas
 from mhsh.training.state import TrainState
 
 ITEMS = ("params", "opt_state", "manifest")

@@ -33,7 +33,7 @@ def run(folder: str, out: str, step: int | None) -> int:
     """
     from mhsh.interop.export_bert import export_bert
     from mhsh.interop.plain_bert import check_exportable
-    from mhsh.training.restore import load_for_inference
+    from mhsh.training.checkpoints.restore import load_for_inference
 
     check_new_folder(out)
     run_folder = RunFolder(folder)

@@ -26,8 +26,8 @@ def run(folder: str, step: int | None) -> int:
     import optax
 
     from mhsh.models.build import build_model
-    from mhsh.training.checkpoint import Checkpoints
-    from mhsh.training.restore import load_recorded_corpus
+    from mhsh.training.checkpoints.checkpoint import Checkpoints
+    from mhsh.training.checkpoints.restore import load_recorded_corpus
     from mhsh.training.sharding import make_mesh, process_rows
     from mhsh.training.state import abstract_state
     from mhsh.training.validation import Decoding, Validator

@@ -11,7 +11,7 @@ from typing import Any
 
 from mhsh.bench.results import BenchResults, write
 from mhsh.bench.table import table
-from mhsh.cli import bench_suite
+from mhsh.cli.benches import bench_suite
 from mhsh.cli.flags import add_configs
 from mhsh.cli.parser import add_command, examples
 from mhsh.config.schema import Config

@@ -63,7 +63,7 @@ def run(
     """
     from mhsh.evaluation.translation import model_decoder, translate_lines
     from mhsh.models.seq2seq import Seq2Seq
-    from mhsh.training.restore import load_for_inference
+    from mhsh.training.checkpoints.restore import load_for_inference
 
     _check_values(beam, length_penalty, num_averaged, batch_tokens, overlong)
     _check_new(output)

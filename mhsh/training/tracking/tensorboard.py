@@ -13,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore[mi
 from tensorboardX.summary import scalar
 
 from mhsh.run_folder import RunFolder
-from mhsh.training.tracker import curves
+from mhsh.training.tracking.tracker import curves
 
 
 class TensorBoard:

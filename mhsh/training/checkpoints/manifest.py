@@ -17,7 +17,7 @@ from etils import epath
 
 from mhsh.errors import UserError
 from mhsh.files import read_object
-from mhsh.training.checksum import as_hex
+from mhsh.training.checkpoints.checksum import as_hex
 
 Manifest = dict[str, dict[str, Any]]
 FILE_MANIFEST = "files.json"

@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from mhsh import text
-from mhsh.cli import sweep_report
 from mhsh.cli.exit_status import interrupted
 from mhsh.cli.flags import add_config_fields
 from mhsh.cli.parser import examples
+from mhsh.cli.reports import sweep_report
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.report.render.sanitize import sanitize
@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = examples(
         "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 seed=0,1",
         "mhsh sweep --config=evidence:heads --workdir=sweep --axes seed=0,1 --dry-run",
-        "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 lr=1e-3,2e-3 seed=0,1,2 --over=lr --choosing-seeds=1",
     )
     # An axis names fields as the config file has them, before heads are regrouped.
     add_config_fields(parser, fields="config")

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from mhsh.cli import compare, train
 from mhsh.cli.flags import take_config
 from mhsh.cli.parser import examples
+from mhsh.cli.reports import compare
+from mhsh.cli.runs import train
 from mhsh.config.schema import Config
 
 VARIANTS = ("6l4h_post_ln", "24l1h_post_ln", "24l1h_admin", "24l1h_pre_ln")

@@ -132,7 +132,7 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
     import jax
 
     from mhsh.models.build import build_model
-    from mhsh.training.checkpoint import Checkpoints
+    from mhsh.training.checkpoints.checkpoint import Checkpoints
     from mhsh.training.optimizer import build_optimizer
     from mhsh.training.sharding import make_mesh
     from mhsh.training.state import TrainState, create_state
@@ -151,7 +151,7 @@ def _merged(created: Any, imported: ImportedBert) -> Any:
     """The created parameters, all but those of `imported.fresh` replaced."""
     import jax
 
-    from mhsh.training.checkpoint import flatten
+    from mhsh.training.checkpoints.checkpoint import flatten
 
     given = flatten(imported.params)
     expected = {name.replace("/", ".") for name in imported.fresh}

@@ -155,7 +155,7 @@ def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: 
 
 
 def _of_run(folder: str, step: int | None, rows: int) -> Source:
-    from mhsh.training.restore import load_for_inference, load_recorded_corpus
+    from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
 
     run_folder = RunFolder(folder)
     config = run_folder.read_config()

@@ -17,8 +17,8 @@ from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.types import SUBLAYERS
 from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.checkpoint import Checkpoints
-from mhsh.training.manifest import compare_manifests, flatten, manifest
+from mhsh.training.checkpoints.checkpoint import Checkpoints
+from mhsh.training.checkpoints.manifest import compare_manifests, flatten, manifest
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, abstract_state
 

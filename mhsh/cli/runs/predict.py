@@ -80,7 +80,7 @@ def _classify(
 ) -> None:
     from mhsh.data.fine_tuning.classification import encode_examples
     from mhsh.data.fine_tuning.corpus import load_vocabulary
-    from mhsh.training.restore import load_for_inference
+    from mhsh.training.checkpoints.restore import load_for_inference
 
     task = find_task(data.task)
     examples = read_glue(task, source)
@@ -104,7 +104,7 @@ def _answer(
     from mhsh.data.fine_tuning.corpus import load_vocabulary
     from mhsh.data.fine_tuning.spans import encode_questions
     from mhsh.evaluation.answers import find_answers
-    from mhsh.training.restore import load_for_inference
+    from mhsh.training.checkpoints.restore import load_for_inference
 
     squad = read_squad(source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))

@@ -93,7 +93,7 @@ def _print(done: Sequence[Stage], folder: Path) -> None:
 
 
 def _write_pages(done: Sequence[str], folder: Path) -> None:
-    from mhsh.cli import compare, speed  # loads what draws
+    from mhsh.cli.reports import compare, speed  # loads what draws
 
     files = [str(folder / f"{name}.json") for name in _ON_THE_PAGE if name in done]
     if files:

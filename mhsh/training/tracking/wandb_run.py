@@ -21,7 +21,7 @@ from mhsh.config.schema import to_dict
 from mhsh.errors import UserError
 from mhsh.files import absolute, read_object, write_atomically
 from mhsh.run_folder import RunFolder
-from mhsh.training.tracker import curves
+from mhsh.training.tracking.tracker import curves
 
 IDENTITY_FILE = "wandb.json"  # in the run folder: which W&B run it is
 DEFAULT_PROJECT = "mhsh"

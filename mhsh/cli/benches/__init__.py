@@ -1,0 +1,1 @@
+"""`mhsh bench` and `mhsh bench suite`."""

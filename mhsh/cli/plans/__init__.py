@@ -1,0 +1,1 @@
+"""Commands that train nothing: configs, and what a run will cost."""

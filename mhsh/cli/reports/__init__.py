@@ -1,0 +1,1 @@
+"""Commands that compare runs, sweep, and look into models."""

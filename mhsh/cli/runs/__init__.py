@@ -1,0 +1,1 @@
+"""Commands on runs: made, resumed, used, and exchanged with other libraries."""

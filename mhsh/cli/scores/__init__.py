@@ -1,0 +1,1 @@
+"""`mhsh score`: predictions of any system against references."""

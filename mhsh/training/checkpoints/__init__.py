@@ -1,0 +1,1 @@
+"""Checkpoints: written, checked, read by one host for all, and started from."""
