@@ -56,7 +56,7 @@ def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
         "--axes",
         "layers_at_equal_size=3,1,6,12,24",
         "lr=5e-4,1e-3,2e-3,4e-3,8e-3",
-        "seed=0,1,2,3,4",
+        "seed=0,1,2,3,4,5,6",
         f"--workdir={tmp_path}/study/width",
         "--over=lr",
         "--choosing-seeds=2",

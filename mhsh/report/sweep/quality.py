@@ -95,7 +95,8 @@ def format_difference(estimated: Estimate, words: tuple[str, str] = ("lower", "h
     if not estimated.has_interval:
         return f"{estimated.mean:+.3f} (too few seeds for an interval)"
     said = words[estimated.mean > 0] if estimated.is_significant else "no significant difference"
-    return f"{estimated.mean:+.3f} ({estimated.low:+.3f} to {estimated.high:+.3f}), {said}"
+    correction = " by Holm's correction" if estimated.excludes_zero and not estimated.is_significant else ""
+    return f"{estimated.mean:+.3f} ({estimated.low:+.3f} to {estimated.high:+.3f}), {said}{correction}"
 
 
 def format_number(count: int, noun: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from mhsh.report.estimate import estimate, holm
 from mhsh.report.sweep.cells import load_sweep
-from mhsh.report.sweep.quality import claims, qualities
+from mhsh.report.sweep.quality import claims, format_difference, qualities
 from tests.conftest import load_fields
 from tests.report.sweeps import FAILED, write_sweep
 
@@ -95,3 +96,10 @@ def test_a_line_for_every_setting_of_the_other_axes(fields, tmp_path):
 def test_a_seed_is_no_axis_of_quality(fields, tmp_path, axes):
     write_sweep(tmp_path / "s", fields, axes, {})
     assert qualities(load_sweep(tmp_path / "s")) == ()
+
+
+def test_an_interval_without_zero_may_be_too_little_among_many():
+    assert format_difference(estimate([-0.1, -0.12, -0.16])).endswith(", lower")
+    wide = holm([estimate([-0.1, -0.12, -0.16])] * 5)[0]
+    assert wide is not None and wide.excludes_zero and not wide.is_significant
+    assert format_difference(wide) == "-0.127 (-0.202 to -0.051), no significant difference by Holm's correction"
