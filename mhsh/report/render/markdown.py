@@ -10,7 +10,8 @@ from mhsh.report.render.outputs import MARK
 from mhsh.report.render.table import Table
 
 _WIDTH = 100  # columns of prose
-_SPECIAL = re.compile(r"[\\`*_\[\]<>|&~$#]")
+# An underscore within a word is only a character.
+_SPECIAL = re.compile(r"[\\`*\[\]<>|&~$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
 def to_markdown(

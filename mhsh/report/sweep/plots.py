@@ -20,6 +20,7 @@ from mhsh.report.sweep.stability_map import LETTERS, Grid
 from mhsh.report.sweep.tuning import Tuning
 
 _COLUMNS = 4  # grids side by side
+_LEAST_SEEDS = 3  # for a bar: that of two would be thirteen deviations long, and hide the lines
 # Colour and hatch of a square; every other verdict is white.
 _SQUARES = {CONVERGED: ("#BFE5D6", ""), PLATEAUED: ("#F7DDA0", "//"), DIVERGED: ("#EFA98A", "xx")}
 
@@ -27,7 +28,8 @@ _SQUARES = {CONVERGED: ("#BFE5D6", ""), PLATEAUED: ("#F7DDA0", "//"), DIVERGED: 
 def quality_picture(quality: Quality, kind: str) -> bytes:
     """Mean final validation loss with 95 % intervals against the axis, as a `png` or an `svg`.
 
-    There is a line for each setting of the other axes, and a dash for each seed.
+    There is a line for each setting of the other axes, and a dash for each seed. Two seeds have no
+    bar.
     """
     with figure_style():
         return figure_bytes(_quality_figure(quality), kind, MARK)
@@ -60,14 +62,15 @@ def _quality_figure(quality: Quality, remark: str = "") -> Figure:
         style = curve_style(index)
         points = sorted((point.value, point.quality) for point in line.points if point.quality is not None)
         x, y = [value for value, _ in points], [estimated.mean for _, estimated in points]
-        half = [estimated.high - estimated.mean if estimated.has_interval else 0.0 for _, estimated in points]
+        half = [estimated.high - estimated.mean if estimated.seeds >= _LEAST_SEEDS else 0.0 for _, estimated in points]
         handles.append(axes.errorbar(x, y, half, color=style.color, linestyle=style.linestyle, marker=style.marker))
         seeds = [(point.value, loss) for point in line.points for loss in point.losses if len(point.losses) > 1]
         axes.plot([value for value, _ in seeds], [loss for _, loss in seeds], "_", color=style.color, markersize=9, alpha=0.6)
-    several = any(len(point.losses) > 1 for line in quality.lines for point in line.points)
+    most = max((len(point.losses) for line in quality.lines for point in line.points), default=0)
+    bars = "bars: 95 % intervals; " if most >= _LEAST_SEEDS else ""
     axes.set_xlabel(_words(quality.axis.name))
     axes.set_ylabel("final validation loss\n(nats per token)")
-    caption = f"bars: 95 % intervals; dashes: single seeds{remark}" if several else remark.removeprefix("; ")
+    caption = f"{bars}dashes: single seeds{remark}" if most > 1 else remark.removeprefix("; ")
     labels = [line.label for line in quality.lines]
     add_legend(figure, handles if labels[0] else [], labels if labels[0] else [], caption)
     return figure

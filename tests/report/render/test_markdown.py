@@ -19,6 +19,7 @@ TEXTS = [
     "[a](b) ![c](d)",
     "&amp; $x$ ~~y~~",
     "back\\slash",
+    "heads_per_layer _a_ __b__ c_",
     "-0.012 (+1.0 to 2)",
 ]
 
