@@ -62,7 +62,7 @@ def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
         "--choosing-seeds=2",
         "--parallel=2",
     ]
-    assert tuned == ["tuned", f"{tmp_path}/study/width", "--over=lr", "--by=layers_at_equal_size", "--choosing-seeds=2"]
+    assert tuned == ["tuned", f"{tmp_path}/study/width", "--over=lr", "--choosing-seeds=2", "--by=layers_at_equal_size"]
     assert {path.name for path in (tmp_path / "study/published/width").iterdir()} == {"sweep.json", "tuned.png"}
 
 
@@ -110,13 +110,14 @@ def test_probes_look_into_the_reporting_runs_of_every_shape_once(study, tmp_path
 def test_the_gap_is_that_of_the_sizes_that_are_tuned(study, tmp_path, launch):
     done = launch("study", "gap", f"--workdir={tmp_path}/study", MHSH_VENV=str(tmp_path / "environment"))
     assert (done.returncode, done.stderr) == (2, f"gap: run 'bash launch/study heads --workdir={tmp_path}/study' first\n")
-    for stage in ("heads", "large", "small_masked"):
+    for stage in ("heads", "large", "longer", "small_masked"):
         (tmp_path / "study" / stage).mkdir(parents=True)
         (tmp_path / "study" / stage / "tuned.json").touch()
     tuned = ["--over=lr", "--choosing-seeds=2"]
     published = tmp_path / "study/published/gap"
     assert study("gap") == [
         ["gap", f"{tmp_path}/study/heads", f"{tmp_path}/study/large", *tuned, f"--out={published}/gap.json"],
+        ["gap", f"{tmp_path}/study/longer", *tuned, f"--out={published}/gap_longer.json"],
         ["gap", f"{tmp_path}/study/small_masked", *tuned, f"--out={published}/gap_masked.json"],
     ]
 

@@ -15,13 +15,14 @@ import yaml
 from website import api
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
 GENERATED = {"commands.md", "sample.md", *(f"api/{name}.md" for name in api.PAGES)}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere_on_a_git_host(page: Path) -> None:
     for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         if target.startswith(("https://", "http://")):
@@ -32,7 +33,7 @@ def test_links_lead_somewhere_on_a_git_host(page: Path) -> None:
         assert not anchor or anchor in _anchors(other), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lists_are_lists_in_python_markdown_too(page: Path) -> None:
     """It joins a list to the paragraph before it, and takes two spaces for no level."""
     lines = FENCE.sub("", page.read_text(encoding="utf-8")).split("\n")
@@ -45,7 +46,7 @@ def test_lists_are_lists_in_python_markdown_too(page: Path) -> None:
 def test_every_page_has_its_place_in_the_navigation() -> None:
     in_navigation = list(_pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
     assert len(in_navigation) == len(set(in_navigation))
-    assert set(in_navigation) == {page.name for page in ROOT.glob("docs/*.md")} | GENERATED
+    assert set(in_navigation) == {str(page.relative_to(DOCS)) for page in DOCS.glob("**/*.md")} | GENERATED
 
 
 def test_the_python_reference_names_modules_that_exist() -> None:
