@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,7 +125,7 @@ def run(
         found: dict[str, Any] = {"config": to_dict(configs["config"]), "schemes": _fresh_schemes(configs["config"], rows, options)}
     else:
         sources = (_of_run(folder, step, rows) for folder in folders) if folders else _fresh_sources(configs, rows)
-        found = {"models": [_entry(source, _probe(kind, source, options)) for source in sources]}
+        found = {"models": [_entry(source, _probe(kind, source, options)) for source in _tell(sources)]}
     document = {"format": FORMAT, "kind": kind, "environment": environment(), "settings": settings, **found}
     write_new(out, json.dumps(document, indent=1) + "\n")
     for suffix, path in drawn.items():
@@ -135,6 +135,13 @@ def run(
     print_tables(found_tables)
     print(f"\nWritten: {out} and {page.name}\nPictures: {', '.join(map(str, drawn.values()))}")
     return 0
+
+
+def _tell(sources: Iterable[Source]) -> Iterator[Source]:
+    """The same, each named when its turn comes."""
+    for source in sources:
+        print(f"mhsh probe: {source.name}", file=sys.stderr, flush=True)
+        yield source
 
 
 def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: int | None, options: dict[str, Any]) -> None:
