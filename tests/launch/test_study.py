@@ -123,21 +123,31 @@ def test_the_gap_is_that_of_the_sizes_that_are_tuned(study, tmp_path, launch):
 
 
 def test_the_page_is_what_was_published(launch, tmp_path):
-    done = launch("study", "page", f"--workdir={tmp_path}/study")
-    assert (done.returncode, done.stderr) == (2, f"page: nothing is published in {tmp_path}/study; run a stage first\n")
-    published = tmp_path / "study/published"
+    published, page = tmp_path / "study/published", tmp_path / "page"
+    words = ("study", "page", f"--workdir={tmp_path}/study")
+    for more, said in [
+        ((), "page: where to? give --out=FOLDER\n"),
+        (("--oot=x",), "page: --oot=x is unknown; give --out=FOLDER\n"),
+        ((f"--out={page}",), f"page: nothing is published in {tmp_path}/study; run a stage first\n"),
+    ]:
+        done = launch(*words, *more)
+        assert (done.returncode, done.stderr) == (2, said)
     for file, text in {
         "width/tuned.md": "- Equal tuning budget.\n\n![Loss](tuned.png)\n",
+        "width/tuned.png": "a picture",
         "heads/tuned.md": "- Higher. See \\](x.png)\n",
+        "heads/tuned.json": "{}",
         "probes/ablation.md": "| model |\n",
     }.items():
         (published / file).parent.mkdir(parents=True, exist_ok=True)
         (published / file).write_text(text)
-    assert launch("study", "page", f"--workdir={tmp_path}/study").returncode == 0
-    page = (published / "index.md").read_text()
-    assert "    bash launch/study width\n\n- Equal tuning budget.\n\n![Loss](width/tuned.png)\n" in page
-    assert page.index("study heads") < page.index("study width") < page.index("study probes\n\n| model |")
-    assert "numbers" not in page
+    assert launch(*words, f"--out={page}").returncode == 0
+    text = (page / "index.md").read_text()
+    assert "    bash launch/study width\n\n- Equal tuning budget.\n\n![Loss](width/tuned.png)\n" in text
+    assert text.index("study heads") < text.index("study width") < text.index("study probes\n\n| model |")
+    assert "numbers" not in text
+    files = {str(file.relative_to(page)) for file in page.glob("**/*") if file.is_file()}
+    assert files == {"index.md", "width/tuned.png", "heads/tuned.json"}
 
 
 def test_every_stage_has_a_heading():

@@ -21,7 +21,7 @@ Titled = tuple[str, Table]
 
 
 def tables(document: dict[str, Any]) -> list[Titled]:
-    """What `mhsh probe` found: a table, and one of the means over seeds where there are several."""
+    """What `mhsh probe` found: means over seeds where there are several, and the other models."""
     return _TABLES[document["kind"]](document)
 
 
@@ -40,19 +40,20 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
 
 
 def _of_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model, Sequence[Any]]]) -> list[Titled]:
-    """A row for each stack of each model, and the means over seeds where there are several."""
-    found = [_table(title, ["model", *columns], [[model["name"], *cells] for model, cells in rows])]
+    """The means over seeds of models that have several, and a row for each stack of the others."""
     models = list({id(model): model for model, _ in rows}.values())
     by_model = [[cells for each, cells in rows if each is model] for model in models]
-    groups = [(name, indices) for name, indices in model_groups(models) if len(indices) > 1]
-    if not groups:
-        return found
-    means = []
-    for name, indices in groups:
-        for stack in zip(*(by_model[index] for index in indices), strict=True):
-            means.append([name, *map(_over_seeds, zip(*stack, strict=True))])
+    alone, means = [], []
+    for name, indices in model_groups(models):
+        if len(indices) == 1:
+            alone += [[name, *cells] for cells in by_model[indices[0]]]
+        else:
+            for stack in zip(*(by_model[index] for index in indices), strict=True):
+                means.append([name, *map(_over_seeds, zip(*stack, strict=True))])
     transposed = list(zip(columns, *(row[1:] for row in means), strict=True))
-    return [*found, _table("means over seeds, with 95 % intervals", ["", *(row[0] for row in means)], transposed)]
+    found = [_table(title, ["model", *columns], alone)] if alone else []
+    over_seeds = f"{title}; over seeds, with 95 % intervals"
+    return [*found, _table(over_seeds, ["", *(row[0] for row in means)], transposed)] if means else found
 
 
 def _over_seeds(cells: Sequence[Any]) -> str:

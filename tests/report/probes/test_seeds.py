@@ -49,7 +49,7 @@ def test_means_over_seeds_have_the_interval_of_the_seeds(capsys):
     print_tables(tables({"kind": "ablation", "models": [*models, model("alone", 0, heads=4)]}))
     said = capsys.readouterr().out
     assert said.count("alone") == 1 and "2L8H admin, 3 seeds" in said
-    means = said[said.index("means over seeds") :]
+    means = said[said.index("over seeds") :]
     values = np.array(losses) + 0.1  # the mean of the two batches
     low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
     assert re.search(rf"^ *loss +{values.mean():.4g} \({low:.4g} to {high:.4g}\)", means, re.MULTILINE)
