@@ -21,7 +21,7 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # halves compiling; gone in 0.12
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
-# A shell without job control starts `bash launch/test &` with Ctrl-C ignored, and so what tests start.
+# A shell without job control starts `bash launch/test &` with Ctrl-C ignored; so would tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
