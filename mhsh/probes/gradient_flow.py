@@ -52,5 +52,7 @@ def norm_by_layer(gradients: Any) -> Float[Array, " L"]:
 
 
 def _stack_norms(layers: Any, names: tuple[str, ...]) -> dict[str, Float[Array, " L"]]:
-    parts = {name: layers[name] for name in names} | {"joins": {name: layers[f"{name}_residual"] for name in names}}
+    # A join without parameters, as HybridNorm's around attention, has no entry.
+    joins = {name: gradients for name, gradients in layers.items() if name not in names}
+    parts = {name: layers[name] for name in names} | {"joins": joins}
     return {"layer": norm_by_layer(layers)} | {part: norm_by_layer(of) for part, of in parts.items()}

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from mhsh.config.schema import RESIDUALS
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.probes.gradient_flow import gradient_flow
@@ -15,7 +16,10 @@ from mhsh.probes.gradient_flow import gradient_flow
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0]]
 
 
-@pytest.mark.parametrize("residual", ["pre_ln", pytest.param("admin", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "residual",
+    ["hybrid_norm", *(pytest.param(name, marks=pytest.mark.slow) for name in RESIDUALS if name != "hybrid_norm")],
+)
 def test_parts_add_up_and_the_slope_along_a_layers_gradient_is_its_norm(tiny, make_batch, random_params, residual):
     config = tiny(residual=residual)
     params, batch = random_params(config), make_batch(SEGMENTS)

@@ -123,13 +123,16 @@ def run(
         if stopped_by is not None:
             break
     sweep_report.run(workdir)
-    if stopped_by is not None:
-        return interrupted(stopped_by)
+    return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, share, over, choosing_seeds)
+
+
+def _exit_status(folder: SweepFolder, share: Sequence[PlannedCell], over: str | None, choosing_seeds: int | None) -> int:
+    """Of a host whose share of the cells has run; says what is left to do."""
     states = Counter(folder.state(cell.name).kind for cell in share)
     if states[FAILED]:
         print(f"{states[FAILED]} cells have failed; --retry tries them again")
         return 2
-    if over is not None and not all(setting.is_chosen for setting in tune_all(load_sweep(workdir), over, choosing_seeds).settings):
+    if over is not None and not all(each.is_chosen for each in tune_all(load_sweep(folder.path), over, choosing_seeds).settings):
         print(
             f"Some settings have no {over} yet: cells that choose it are other hosts'. Run the same command when those have ended"
         )

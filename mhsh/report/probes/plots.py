@@ -186,6 +186,8 @@ def _draw_schemes(axes: Axes, schemes: Sequence[dict[str, Any]]) -> list[int]:
         fitted = f"$n^{{{scheme['growth']['exponent']:.2f}}}$, " if scheme["growth"] else ""
         theory = scheme["theory"].replace("log n", r"\log n")
         _line(axes, index, f"{SCHEME_NAMES[scheme['scheme']]}: {fitted}theory ${theory}$", n, [point["mean"] for point in points])
+        if any(point["low"] is None for point in points):
+            continue  # one draw has no interval
         # A logarithm has no place for an interval's end below 0.
         bounds = np.array([[max(point["low"], 1e-3 * point["mean"]), point["high"]] for point in points])
         axes.fill_between(n, bounds[:, 0], bounds[:, 1], color=curve_style(index).color, alpha=0.15, linewidth=0)

@@ -32,3 +32,10 @@ def test_names_of_runs_are_no_formulas() -> None:
     models = [{"name": name, "result": {"means": [1e-6, None, 3e-6]}} for name in ("_a", r"$\frac$")]
     shown = words({"kind": "amplification", "models": models})
     assert {"_a", r"$\frac$", "2", "4"} <= set(shown)
+
+
+def test_one_draw_has_no_interval() -> None:
+    several = scheme("keel", "O(1/n)", -1.0)
+    one = several | {"points": [point | {"low": None, "high": None} for point in several["points"]]}
+    bands = ["PolyCollection" in picture({"kind": "amplification", "schemes": [each]}, "svg").decode() for each in (several, one)]
+    assert bands == [True, False]
