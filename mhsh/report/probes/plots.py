@@ -40,18 +40,26 @@ def _line(axes: Axes, index: int, label: str, x: Sequence[float] | np.ndarray, y
     axes.plot(x, y, color=style.color, linestyle=style.linestyle, marker=style.marker, markevery=every, label=f" {label}")
 
 
+def _band(axes: Axes, index: int, label: str, x: np.ndarray, rows: Sequence[Any] | np.ndarray) -> None:
+    """The mean over `rows` (seeds, or batches), and where there are several its interval."""
+    mean, low, high = mean_band(np.asarray(rows, float))
+    _line(axes, index, label, x, mean)
+    axes.fill_between(x, low, high, color=curve_style(index).color, alpha=0.15, linewidth=0)
+
+
 def _finish(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
 
 
-def _stacks(document: Document, key: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Label and numbers of every stack of every model."""
-    for model in document["models"]:
-        found = model["result"] if key is None else model["result"][key]
-        for stack, values in found.items():
-            yield f"{model['name']}, {stack}" if len(found) > 1 else model["name"], values
+def _stacks(document: Document, key: str | None = None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Label of every stack, and its numbers in all models that differ only in their seeds."""
+    models = document["models"]
+    for name, indices in model_groups(models):
+        results = [models[index]["result"] if key is None else models[index]["result"][key] for index in indices]
+        for stack in results[0]:
+            yield f"{name}, {stack}" if len(results[0]) > 1 else name, [result[stack] for result in results]
 
 
 def _in_depth_order(values: dict[str, Any], names: Sequence[str]) -> np.ndarray:
@@ -65,11 +73,13 @@ def _depth(count: int) -> np.ndarray:
 
 def _dependency(figure: Figure, document: Document) -> None:
     shares, grown = figure.subplots(1, 2)
-    for index, (label, values) in enumerate(_stacks(document)):
-        names = [name for name in values if name not in ("input", "biases")]
-        each = _in_depth_order(values, names)
-        _line(shares, index, label, _depth(len(each)), each * len(each))
-        _line(grown, index, label, np.concatenate([[0], _depth(len(each))]), values["input"] + np.concatenate([[0], each.cumsum()]))
+    for index, (label, runs) in enumerate(_stacks(document)):
+        names = [name for name in runs[0] if name not in ("input", "biases")]
+        each = np.stack([_in_depth_order(values, names) for values in runs])
+        added = np.stack([np.cumsum([values["input"], *row]) for values, row in zip(runs, each, strict=True)])
+        depth = _depth(each.shape[1])
+        _band(shares, index, label, depth, each * len(depth))
+        _band(grown, index, label, np.concatenate([[0], depth]), added)
     _finish(
         shares, "share in the final stream, in equal shares", "depth (1: the last sublayer)", "share \u00d7 number of sublayers"
     )
@@ -78,12 +88,14 @@ def _dependency(figure: Figure, document: Document) -> None:
 
 def _gradients(figure: Figure, document: Document) -> None:
     layers, parts = figure.subplots(1, 2)
-    for index, (label, values) in enumerate(_stacks(document, "stacks")):
-        _line(layers, index, label, _depth(len(values["layer"])), values["layer"])
-        names = [name for name in values if name not in ("layer", "joins")]
+    for index, (label, runs) in enumerate(_stacks(document, "stacks")):
+        depth = _depth(len(runs[0]["layer"]))
+        _band(layers, index, label, depth, [values["layer"] for values in runs])
+        names = [name for name in runs[0] if name not in ("layer", "joins")]
         for name, alpha in zip(names, (1.0, 0.6, 0.3), strict=False):
             style = curve_style(index)
-            parts.plot(_depth(len(values[name])), values[name], color=style.color, linestyle=style.linestyle, alpha=alpha)
+            mean = np.mean([values[name] for values in runs], axis=0)
+            parts.plot(depth, mean, color=style.color, linestyle=style.linestyle, alpha=alpha)
     _finish(layers, "gradient of a layer", "depth (1: the last layer)", r"$\|\nabla L\|_2$")
     _finish(parts, "its sublayers, in order: full, paler, palest", "depth (1: the last layer)", r"$\|\nabla L\|_2$")
     for axes in (layers, parts):
@@ -93,17 +105,19 @@ def _gradients(figure: Figure, document: Document) -> None:
 def _coverage(figure: Figure, document: Document) -> None:
     single, rolled = figure.subplots(1, 2)
     index = 0
-    for label, sublayers in _stacks(document):
-        for name, values in sublayers.items():
-            full = f"{label}, {name}" if len(sublayers) > 1 else label
-            heads = np.asarray(values["heads"], float)
-            passed = np.arange(1, len(heads) + 1) * heads.shape[1]
-            _line(single, index, full, passed, heads.mean(axis=1))
-            if heads.shape[1] > 1:
-                single.plot(passed, values["layers"], color=curve_style(index).color, linewidth=0.8)
-            if "rollout" in values:
-                _line(rolled, index, full, passed, values["rollout"])
-                rolled.axhline(values["visible"], color="#7F7F7F", linestyle=":", linewidth=1.2)
+    for label, runs in _stacks(document):
+        for name in runs[0]:
+            full = f"{label}, {name}" if len(runs[0]) > 1 else label
+            found = [run[name] for run in runs]
+            heads = np.array([values["heads"] for values in found], float)
+            passed = np.arange(1, heads.shape[1] + 1) * heads.shape[2]
+            _band(single, index, full, passed, heads.mean(axis=2))
+            if heads.shape[2] > 1:
+                layers = np.mean([values["layers"] for values in found], axis=0)
+                single.plot(passed, layers, color=curve_style(index).color, linewidth=0.8)
+            if "rollout" in found[0]:
+                _band(rolled, index, full, passed, [values["rollout"] for values in found])
+                rolled.axhline(found[0]["visible"], color="#7F7F7F", linestyle=":", linewidth=1.2)
             index += 1
     _finish(single, "a head, on average (thin: its layer)", "heads passed", "effective number of positions")
     _finish(rolled, "rollout through the stack (dotted: visible)", "heads passed", "effective number of positions")
@@ -113,38 +127,25 @@ def _coverage(figure: Figure, document: Document) -> None:
 
 def _similarity(figure: Figure, document: Document) -> None:
     panels = figure.subplots(1, 2)
-    for axes, key, title in zip(panels, ("cka", "cosine"), ("linear CKA", "cosine of a token, mean"), strict=True):
-        for index, (label, values) in enumerate(_stacks(document)):
-            _line(axes, index, label, _depth(len(values[key])), values[key])
-        _finish(axes, f"stream before and after a layer: {title}", "depth (1: the last layer)", "1: the same")
+    titles = ("linear CKA of the stream", "cosine of a token's stream, mean")
+    for axes, key, title in zip(panels, ("cka", "cosine"), titles, strict=True):
+        for index, (label, runs) in enumerate(_stacks(document)):
+            _band(axes, index, label, _depth(len(runs[0][key])), [values[key] for values in runs])
+        _finish(axes, title, "depth (1: the last layer)", "before and after a layer (1: the same)" if axes is panels[0] else "")
 
 
 def _ablation(figure: Figure, document: Document) -> None:
     panels = figure.subplots(1, 3)
-    for index, (label, runs) in enumerate(_stacks_over_seeds(document)):
+    for index, (label, runs) in enumerate(_stacks(document)):
         depth = len(runs[0]["skipped"])
         counts = np.array([int(count) for count in runs[0]["without_last"]])
-        for axes, x, name in (
-            (panels[0], _depth(depth), "skipped"),
-            (panels[1], np.arange(1, depth) / depth, "swapped"),
-            (panels[2], counts / depth, "without_last"),
-        ):
-            mean, low, high = mean_band(_more_loss(runs, name))
-            _line(axes, index, label, x, mean)
-            axes.fill_between(x, low, high, color=curve_style(index).color, alpha=0.15, linewidth=0)
+        _band(panels[0], index, label, _depth(depth), _more_loss(runs, "skipped"))
+        _band(panels[1], index, label, np.arange(1, depth) / depth, _more_loss(runs, "swapped"))
+        _band(panels[2], index, label, counts / depth, _more_loss(runs, "without_last"))
     titles = ("one layer skipped", "two neighbours swapped", "the last layers left out")
     places = ("depth (1: the last layer)", "depth", "share of the layers")
     for axes, title, place in zip(panels, titles, places, strict=True):
         _finish(axes, title, place, "more loss, nats" if axes is panels[0] else "")
-
-
-def _stacks_over_seeds(document: Document) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Label and numbers of every stack, of all models that differ only in their seeds."""
-    models = document["models"]
-    for name, indices in model_groups(models):
-        group = [models[index] for index in indices]
-        for stack in group[0]["result"]:
-            yield f"{name}, {stack}" if len(group[0]["result"]) > 1 else name, [model["result"][stack] for model in group]
 
 
 def _more_loss(runs: Sequence[dict[str, Any]], name: str) -> np.ndarray:
