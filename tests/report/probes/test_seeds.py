@@ -64,9 +64,20 @@ def test_runs_of_single_seeds_have_no_second_table(capsys):
     assert "seeds" not in capsys.readouterr().out
 
 
-def test_the_picture_has_one_line_for_the_seeds():
-    models = [model(f"seed={seed}", seed) for seed in range(3)]
-    drawn = picture({"kind": "ablation", "models": [*models, model("alone", 0, heads=4)]}, "svg").decode()
+ATTENTION = {"heads": [[3.0, 4.0], [2.0, 1.0]], "layers": [5.0, 2.0], "visible": 6.0, "rollout": [2.0, 5.0]}
+FIGURES: dict[str, dict[str, Any]] = {
+    "ablation": model("", 0)["result"],
+    "dependency": {"encoder": {"input": 0.1, "attention": [0.2, 0.3], "feed_forward": [0.1, 0.2], "biases": 0.1}},
+    "gradients": {"loss": 2.0, "stacks": {"encoder": {"layer": [3.0, 2.0], "attention": [2.0, 1.0], "joins": [0.1, 0.1]}}},
+    "coverage": {"encoder": {"attention": ATTENTION}},
+    "similarity": {"encoder": {"cka": [0.9, 0.8], "cosine": [0.7, 0.6]}},
+}
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_the_picture_has_one_line_for_the_seeds(kind):
+    models = [model(f"seed={seed}", seed) for seed in range(3)] + [model("alone", 0, heads=4)]
+    drawn = picture({"kind": kind, "models": [each | {"result": FIGURES[kind]} for each in models]}, "svg").decode()
     shown = re.findall("<!-- (.*?) -->", drawn)
     assert "2L8H admin, 3 seeds" in shown and "alone" in shown
     assert not any(text.startswith("seed=") for text in shown)
