@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
 import shutil
@@ -45,6 +47,18 @@ def test_the_page_of_the_site_has_what_the_cells_printed_and_drew() -> None:
         printed = "".join("".join(output.get("text", "")) for output in cell["outputs"])
         assert COLOUR.sub("", printed).strip() in tutorial.markdown
     assert "\x1b" not in tutorial.markdown
+
+
+def test_what_the_cells_import_from_mhsh_is_there() -> None:
+    code = "\n".join("".join(cell["source"]) for cell in cells("code") if not "".join(cell["source"]).startswith(SHELL))
+    imports = [
+        node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom) and str(node.module).startswith("mhsh")
+    ]
+    assert len(imports) >= 5
+    for node in imports:
+        module = importlib.import_module(str(node.module))
+        for name in node.names:
+            assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
 
 
 @pytest.mark.slow  # stands in for it: the tests above, of the outputs that are kept
