@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.report.estimate import Estimate, estimate, holm
 from mhsh.report.render.sanitize import sanitize
@@ -37,6 +38,7 @@ class Gap:
     """One setting against the first of its sweep."""
 
     setting: str  # printable
+    shape: str  # as shape_name writes it
     points: tuple[GapPoint, ...]  # by step; at least one; the p-value of the last is Holm's over the sweep
     by_seed: Mapping[Seeds, float]  # the last gap
     changed_from: int | None  # the step; None where there is one evaluation
@@ -54,6 +56,7 @@ class SweepGaps:
 
     name: str  # printable
     baseline: str  # the first setting, printable
+    baseline_shape: str
     embed_dim: int  # D
     heads: int  # of all layers
     gaps: tuple[Gap, ...]
@@ -91,6 +94,7 @@ def sweep_gaps(name: str, sweep: Sweep, over: str | None, choose: int | None) ->
     return SweepGaps(
         sanitize(name),
         baseline,
+        shape_name(model),
         model.embed_dim,
         (model.num_layers + model.num_decoder_layers) * model.num_heads,
         tuple(_with_last(gap, last) for gap, last in zip(gaps, adjusted, strict=True) if last is not None),
@@ -115,9 +119,14 @@ def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange]) -> list
     said = [
         f"{sweep.name} ({sweep.size}), {gap.setting}: {_finding(gap, sweep.baseline)}." for sweep in sweeps for gap in sweep.gaps
     ]
-    sizes = {sweep.name: sweep.size for sweep in sweeps}
+    # One setting is another shape in each size, and so is the one that it is compared with.
+    sizes = {
+        (sweep.name, gap.setting): f"{sweep.name} ({sweep.size}; {gap.shape} against {sweep.baseline_shape})"
+        for sweep in sweeps
+        for gap in sweep.gaps
+    }
     for each in changes:
-        where = f"from {each.smaller} ({sizes[each.smaller]}) to {each.larger} ({sizes[each.larger]})"
+        where = f"from {sizes[each.smaller, each.setting]} to {sizes[each.larger, each.setting]}"
         said.append(f"{each.setting}: {where} the gap changes by {format_difference(each.change, ('falls', 'grows'))}.")
     return said
 
@@ -163,7 +172,8 @@ def _gap(label: str, cells: Sequence[SweptCell], baseline: Sequence[SweptCell]) 
     )
     half = min(range(len(steps)), key=lambda place: abs(steps[place] - steps[-1] / 2))
     change = estimate([apart[seed][-1] - apart[seed][half] for seed in seeds]) if len(steps) > 1 else None
-    return Gap(label, points, {seed: apart[seed][-1] for seed in seeds}, steps[half] if change else None, change)
+    shape = shape_name(cells[0].plan.config.model)
+    return Gap(label, shape, points, {seed: apart[seed][-1] for seed in seeds}, steps[half] if change else None, change)
 
 
 def _losses(cells: Sequence[SweptCell]) -> dict[Seeds, dict[int, tuple[float, float]]]:

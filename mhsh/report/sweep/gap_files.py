@@ -26,7 +26,7 @@ _COLUMNS = 3  # panels side by side
 
 def as_table(sweeps: Sequence[SweepGaps]) -> Table:
     """A row a gap, for people."""
-    columns = ["sweep", "size", "setting", "gap at the end (nats per token)", "change", "since step", "seeds"]
+    columns = ["sweep", "size", "setting", "shape", "gap at the end (nats per token)", "change", "since step", "seeds"]
     return Table(columns, [_texts(sweep, gap) for sweep in sweeps for gap in sweep.gaps])
 
 
@@ -38,7 +38,7 @@ def as_json(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange], said: Se
         "findings": list(said),
         "sweeps": [
             {
-                **{name: getattr(sweep, name) for name in ("name", "baseline", "embed_dim", "heads")},
+                **{name: getattr(sweep, name) for name in ("name", "baseline", "baseline_shape", "embed_dim", "heads")},
                 "gaps": [_fields(gap) for gap in sweep.gaps],
             }
             for sweep in sweeps
@@ -113,4 +113,4 @@ def _fields(gap: Gap) -> dict[str, Any]:
 def _texts(sweep: SweepGaps, gap: Gap) -> list[str]:
     change = format_difference(gap.change, ("falls", "grows")) if gap.change else ""
     since = "" if gap.changed_from is None else str(gap.changed_from)
-    return [sweep.name, sweep.size, gap.setting, format_difference(gap.last), change, since, str(len(gap.by_seed))]
+    return [sweep.name, sweep.size, gap.setting, gap.shape, format_difference(gap.last), change, since, str(len(gap.by_seed))]

@@ -101,7 +101,9 @@ def test_several_sizes_are_paired_by_seed(tmp_path: Path):
     assert change["change"]["mean"] == pytest.approx(0.11)
     low, high = stats.t.interval(0.95, 2, 0.11, stats.sem([0.1, 0.11, 0.12]))
     assert (change["change"]["low"], change["change"]["high"]) == (pytest.approx(low), pytest.approx(high))
-    assert document["findings"][-1].startswith("heads_per_layer = 1: from small (24 heads, D = 128) to large (48 heads, D = 128)")
+    assert document["findings"][-1].startswith(
+        "heads_per_layer = 1: from small (24 heads, D = 128; 24L1H against 3L8H) to large (48 heads, D = 128; 48L1H against 6L8H)"
+    )
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"gap.json", "gap.md", "gap.png", "gap.svg"}
     page = (tmp_path / "out" / "gap.md").read_text()
     assert "](gap.png)" in page and page.count("\n| small |") == page.count("\n| large |") == 1
