@@ -84,6 +84,14 @@ def test_a_stage_at_one_rate_is_compared(study, tmp_path):
     assert compared == ["compare", f"{tmp_path}/study/numbers/runs/a", f"--out={published}/comparison.html"]
 
 
+def test_a_stage_without_seeds_publishes_its_map_and_compares_nothing(study, tmp_path):
+    (tmp_path / "study/stability").mkdir(parents=True)
+    (tmp_path / "study/stability/stability_map.png").touch()
+    (sweep,) = study("stability")
+    assert sweep[0] == "sweep"
+    assert {path.name for path in (tmp_path / "study/published/stability").iterdir()} == {"stability_map.png"}
+
+
 def test_the_fields_of_a_stage_come_before_those_given(study):
     (sweep,) = study("heads_own", "--dry-run", "--config.train.num_steps=2")
     assert sweep[-3:] == ["--config.model.fans=own", "--config.train.num_steps=2", "--dry-run"]
