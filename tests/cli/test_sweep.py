@@ -76,18 +76,29 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(capsys, tmp_path):
     arguments = ["sweep", *CONFIG, "--axes", "heads_per_layer=8,1", "--axes", "seed=0,1,2", f"--workdir={tmp_path / 's'}"]
     assert main([*arguments, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].split()[:3] == ["6", "cells", "1,152"]  # 6 runs of 6 steps of 2 rows of 16 tokens
-    assert [line.split()[:2] for line in lines if line.split()[:1] in (["8"], ["1"])] == [[h, s] for h in "81" for s in "012"]
+    assert lines[-1].split()[:4] == ["in", "all", "6", "1,152"]  # 6 runs of 6 steps of 2 rows of 16 tokens
+    # A row for each setting, with the runs and the tokens of its three seeds.
+    rows = [line.split() for line in lines[-3:-1]]
+    assert [(row[0], row[-4], row[-2]) for row in rows] == [("8", "3", "576"), ("1", "3", "576")]
     assert not (tmp_path / "s").exists()
 
 
 def test_of_a_long_plan_the_start_and_the_end_are_printed(capsys):
-    seeds = ",".join(map(str, range(61)))
+    steps = ",".join(map(str, range(110, 171)))
     fields = load_fields("quickstart", "6l4h_post_ln")
-    plan = make_plan(parse_axes([f"seed={seeds}"], fields), fields)
-    print_plan(plan, Console(width=100))
+    plan = make_plan(parse_axes([f"num_steps={steps}", "seed=0,1"], fields), fields)
+    print_plan(plan, Console(width=80))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [*map(str, range(10)), "(41", *map(str, range(51, 61)), "61"]
+    assert [line.split()[0] for line in lines[-22:]] == [*map(str, range(110, 120)), "(41", *map(str, range(161, 171)), "in"]
+
+
+@pytest.mark.parametrize("width", [68, 80, 200])
+def test_a_plan_of_several_axes_fits_a_narrow_terminal(capsys, width):
+    fields = load_fields("evidence", "heads")
+    print_plan(make_plan(parse_axes(["heads_per_layer=8,1", "lr=1e-3,2e-3", "seed=0,1,2"], fields), fields), Console(width=width))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
+    assert [line[:2] for line in lines] == [["8", "0.001"], ["8", "0.002"], ["1", "0.001"], ["1", "0.002"], ["in", "all"]]
+    assert all(line[-1].endswith("T") for line in lines)
 
 
 def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, capsys):

@@ -73,7 +73,7 @@ def test_every_stage_is_a_plan(study, monkeypatch, capsys, stage):
     monkeypatch.chdir(ROOT)
     (sweep,) = study(stage, "--dry-run")
     assert main(sweep) == 0
-    assert re.search(r"^ *\d+ cells", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^ *in all +\d+", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_stage_at_one_rate_is_compared(study, tmp_path):

@@ -24,10 +24,10 @@ from mhsh.report.render.sanitize import sanitize
 from mhsh.report.sweep.cells import load_sweep, planned_sweep
 from mhsh.report.sweep.quality import format_number
 from mhsh.report.sweep.tuning import Tuning, tune_all
-from mhsh.sweep.axes import Axis, cells_of, parse_axes
+from mhsh.sweep.axes import SEEDS, Axis, Value, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
 
-_SHOWN = 10  # cells of a long plan that are printed at its start, and as many at its end
+_SHOWN = 10  # rows of a long plan that are printed at its start, and as many at its end
 _SUMS = ("tokens", "flops")
 
 
@@ -163,19 +163,35 @@ def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """A row a cell, of many the first and the last, and the sum."""
-    names = [axis.name for axis in plan.axes]
-    costs = ("parameters", "tokens", "FLOPs")
-    table = Table(*names, "layers x heads", "D / H / F", *(Column(name, justify="right") for name in costs), box=None)
-    left_out = max(0, len(plan.cells) - 2 * _SHOWN)
-    for cell in (*plan.cells[:_SHOWN], *plan.cells[_SHOWN + left_out :]):
-        if left_out and cell is plan.cells[-_SHOWN]:
-            table.add_row(f"({left_out:,} more)")
-        settings = [sanitize(str(value)) for value in cell.settings.values()]
-        table.add_row(*map(escape, settings), *_shape(cell.config), *(text.count(cell.cost[name.lower()]) for name in costs))
-    sums = [text.count(sum(cell.cost[name] for cell in plan.cells)) for name in _SUMS]
-    table.add_row(f"{len(plan.cells):,} cells", *[""] * (len(names) + 2), *sums)
+    """A row for the runs that differ in nothing but their seeds, of many rows the first and the
+    last, and the sums.
+    """
+    names = [axis.name for axis in plan.axes if axis.path not in SEEDS]
+    # Headers of several lines keep the table narrow.
+    axes = [name.replace("_", "\n") for name in names]
+    shape = [Column(name, no_wrap=True) for name in ("layers\nx heads", "D/H/F")]
+    costs = [Column(name, justify="right", no_wrap=True) for name in ("runs", "params", "tokens", "FLOPs")]
+    table = Table(*axes, *shape, *costs, box=None, pad_edge=False)
+    settings: dict[tuple[Value, ...], list[PlannedCell]] = {}
+    for cell in plan.cells:
+        settings.setdefault(tuple(value for path, value in cell.settings.items() if path not in SEEDS), []).append(cell)
+    rows = list(settings.items())
+    left_out = max(0, len(rows) - 2 * _SHOWN)
+    for index, (values, cells) in enumerate(rows):
+        if _SHOWN <= index < _SHOWN + left_out:
+            if index == _SHOWN:
+                table.add_row(f"({left_out:,} more)")
+            continue
+        first = cells[0]
+        words = [escape(sanitize(str(value))) for value in values]
+        table.add_row(*words, *_shape(first.config), str(len(cells)), text.count(first.cost["parameters"]), *_sums(cells))
+    table.add_row("in all", *[""] * (len(names) + 1), f"{len(plan.cells):,}", "", *_sums(plan.cells))
     console.print(table)
+
+
+def _sums(cells: Sequence[PlannedCell]) -> list[str]:
+    """Tokens and FLOPs of all of them."""
+    return [text.count(sum(cell.cost[name] for cell in cells)) for name in _SUMS]
 
 
 def _print_stages(plan: Plan, tuning: Tuning) -> None:
@@ -197,7 +213,7 @@ def _print_stages(plan: Plan, tuning: Tuning) -> None:
 def _shape(config: Config) -> tuple[str, str]:
     model = config.model
     layers = f"{model.num_layers}" + (f" + {model.num_decoder_layers}" if model.num_decoder_layers else "")
-    return f"{layers} x {model.num_heads}", f"{model.embed_dim} / {model.head_dim} / {model.mlp_dim}"
+    return f"{layers} x {model.num_heads}", f"{model.embed_dim}/{model.head_dim}/{model.mlp_dim}"
 
 
 def _share(cells: str) -> tuple[int, int]:
