@@ -25,33 +25,29 @@ from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_mod
 Scales = dict[str, dict[str, float]]
 
 
-class Scheme(NamedTuple):
-    """A residual scheme with its initial omega, and how E|f(w) - f(w + delta)|^2 should grow with
-    the number n of sublayers.
-    """
+class Theory(NamedTuple):
+    """How E|f(w) - f(w + delta)|^2 should grow with the number n of sublayers."""
 
-    residual: str
-    admin_omega: str
-    theory: str
+    growth: str
     source: str
 
 
-# The output changes by about sum_i beta_i^2 C (Liu et al. 2020, arXiv 2004.08249, theorem 2): C is
-# the change of one sublayer's output f_i alone, and beta_i^2 the share of f_i in the stream where
-# it is added.
-SCHEMES = {
-    "post_ln": Scheme("post_ln", "profiled", "O(n)", "arXiv 2004.08249, section 4.1"),
-    "pre_ln": Scheme("pre_ln", "profiled", "O(log n)", "arXiv 2004.08249, section 4.1"),
-    "admin_profiled": Scheme("admin", "profiled", "O(log n)", "arXiv 2004.08249, section 4.2"),
-    "admin_closed_log": Scheme("admin", "closed_log", "O(log n)", "the authors' admin-torch"),
-    "admin_closed_one": Scheme("admin", "closed_one", "O(1)", "the authors' admin-torch"),
-    "deepnorm": Scheme("deepnorm", "profiled", "O(1)", "arXiv 2203.00555, section 4"),
-    "rezero": Scheme("rezero", "profiled", "0", "alpha = 0 multiplies every sublayer (arXiv 2003.04887)"),
-    "keel": Scheme("keel", "profiled", "O(1/n)", "alpha = n: each share is 1 / (1 + n^2) (arXiv 2601.19895)"),
-    "peri_ln": Scheme("peri_ln", "profiled", "O(log n)", "as Pre-LN's: every sublayer adds a variance of 1 (arXiv 2502.02732)"),
-    "ln_scaling": Scheme("ln_scaling", "profiled", "O(1)", "layer l adds a variance of 1 / l (arXiv 2502.05795)"),
-    "completep": Scheme("completep", "profiled", "O(1/n)", "every share is 1 / n^2 (arXiv 2505.01618)"),
-    "hybrid_norm": Scheme("hybrid_norm", "profiled", "O(n)", "as Post-LN's: normalised once a layer (arXiv 2503.04598)"),
+# By the names in mhsh/config/schemes.py. The output changes by about sum_i beta_i^2 C (Liu et al.
+# 2020, arXiv 2004.08249, theorem 2): C is the change of one sublayer's output f_i alone, and
+# beta_i^2 the share of f_i in the stream where it is added.
+THEORY = {
+    "post_ln": Theory("O(n)", "arXiv 2004.08249, section 4.1"),
+    "pre_ln": Theory("O(log n)", "arXiv 2004.08249, section 4.1"),
+    "admin": Theory("O(log n)", "arXiv 2004.08249, section 4.2"),
+    "admin_closed_log": Theory("O(log n)", "the authors' admin-torch"),
+    "admin_closed_one": Theory("O(1)", "the authors' admin-torch"),
+    "deepnorm": Theory("O(1)", "arXiv 2203.00555, section 4"),
+    "rezero": Theory("0", "alpha = 0 multiplies every sublayer (arXiv 2003.04887)"),
+    "keel": Theory("O(1/n)", "alpha = n: each share is 1 / (1 + n^2) (arXiv 2601.19895)"),
+    "peri_ln": Theory("O(log n)", "as Pre-LN's: every sublayer adds a variance of 1 (arXiv 2502.02732)"),
+    "ln_scaling": Theory("O(1)", "layer l adds a variance of 1 / l (arXiv 2502.05795)"),
+    "completep": Theory("O(1/n)", "every share is 1 / n^2 (arXiv 2505.01618)"),
+    "hybrid_norm": Theory("O(n)", "as Post-LN's: normalised once a layer (arXiv 2503.04598)"),
 }
 
 

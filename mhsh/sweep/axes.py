@@ -13,7 +13,8 @@ from typing import Any
 
 from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import ADMIN_OMEGAS, RESIDUALS, Config, ModelConfig
+from mhsh.config.schema import Config
+from mhsh.config.schemes import SCHEMES
 from mhsh.errors import UserError
 
 DEPTH = "model.num_layers"
@@ -28,13 +29,6 @@ SHORT_NAMES = {"train_seed": "train.seed", "data_seed": "data.seed", "lr": LEARN
 
 # The axis that sets two fields: a residual scheme, and for Admin how omega starts.
 SCHEME = "scheme"
-SCHEMES = {
-    **{residual: {"model.residual": residual} for residual in RESIDUALS},
-    **{
-        ("admin" if omega == "profiled" else f"admin_{omega}"): {"model.residual": "admin", "model.admin_omega": omega}
-        for omega in ADMIN_OMEGAS
-    },
-}
 
 _LONGEST_PART = 60  # characters of one value in a cell's name: it becomes a folder's
 
@@ -114,20 +108,13 @@ def cells_of(axes: Sequence[Axis], fields: Fields) -> tuple[Cell, ...]:
 def settings_of(path: str, value: Value) -> Mapping[str, Value]:
     """The fields that a value of an axis sets."""
     if path == SCHEME:
-        return SCHEMES[str(value)]
+        return {f"model.{field}": setting for field, setting in SCHEMES[str(value)].items()}
     return dict.fromkeys(fields_of(path), value)
 
 
 def fields_of(path: str) -> tuple[str, ...]:
     """The fields that an axis may set."""
     return {SCHEME: ("model.residual", "model.admin_omega"), SEED: ("train.seed", "data.seed")}.get(path, (path,))
-
-
-def scheme_of(model: ModelConfig) -> str:
-    """The name in SCHEMES of a model's residual scheme."""
-    if model.residual != "admin" or model.admin_omega == "profiled":
-        return model.residual
-    return f"admin_{model.admin_omega}"
 
 
 def _axis(text: str, fields: Fields) -> Axis:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from mhsh.config.schemes import SCHEMES, scheme_of
 from mhsh.errors import UserError
-from mhsh.sweep.axes import SCHEMES, cells_of, parse_axes, scheme_of
+from mhsh.sweep.axes import cells_of, parse_axes
 from tests.conftest import load_fields
 
 

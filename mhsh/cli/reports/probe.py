@@ -19,6 +19,7 @@ from mhsh.cli.parser import add_command, examples
 from mhsh.config.loading import LIST
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
+from mhsh.config.schemes import SCHEMES
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.files import check_new_file, write_new
@@ -60,12 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ablation = _add_kind(kinds, "ablation", "the loss without a layer, with two swapped, and without the last ones")
     ablation.add_argument("--batches", type=int, default=4, metavar="K", help="validation batches of --rows rows (default: 4)")
     depths = "6,12,24,48,96,192,384"
-    schemes = (
-        "post_ln, pre_ln, admin_profiled, admin_closed_log, admin_closed_one, deepnorm, rezero, keel, peri_ln, ln_scaling, "
-        "completep, hybrid_norm"
-    )
     amplification.add_argument("--depths", default=depths, metavar="L,...", help=f"layers, with --config (default: {depths})")
-    amplification.add_argument("--schemes", metavar="NAME,...", help=f"with --config: some of {schemes} (default: all)")
+    amplification.add_argument("--schemes", metavar="NAME,...", help=f"with --config: some of {', '.join(SCHEMES)} (default: all)")
     amplification.add_argument("--draws", type=int, default=8, metavar="K", help="changes that are averaged (default: 8)")
     amplification.add_argument(
         "--noise", type=float, default=0.001, metavar="X", help="their deviation over that of a fresh weight (default: 0.001)"
@@ -236,7 +233,7 @@ def _fresh_schemes(config: Config, rows: int, options: dict[str, Any]) -> list[d
     sublayers.
     """
     from mhsh.data.load import load_corpus
-    from mhsh.probes.amplification import SCHEMES, fresh_amplification, plain_deviations
+    from mhsh.probes.amplification import THEORY, fresh_amplification, plain_deviations
 
     depths = _whole_numbers("--depths", options["depths"])
     chosen = [name.strip() for name in options["schemes"].split(",")] if options["schemes"] else list(SCHEMES)
@@ -247,11 +244,9 @@ def _fresh_schemes(config: Config, rows: int, options: dict[str, Any]) -> list[d
     scales = plain_deviations(config.model, batch)
     found = []
     for name in chosen:
-        scheme, points = SCHEMES[name], []
+        points = []
         for depth in depths:
-            model = replace(
-                config.model, residual=scheme.residual, admin_omega=scheme.admin_omega, num_layers=depth, remat_policy="none"
-            )
+            model = replace(config.model, num_layers=depth, remat_policy="none", **SCHEMES[name])
             draws = fresh_amplification(model, batch, scales, num_draws=options["draws"], noise=options["noise"], seed=_SEED)
             print(f"mhsh probe: {name}, {depth} layers: {draws.mean():.3g}", file=sys.stderr, flush=True)
             points.append({"layers": depth, "sublayers": 2 * depth, **_summary(draws)})
@@ -259,8 +254,8 @@ def _fresh_schemes(config: Config, rows: int, options: dict[str, Any]) -> list[d
         found.append(
             {
                 "scheme": name,
-                "theory": scheme.theory,
-                "source": scheme.source,
+                "theory": THEORY[name].growth,
+                "source": THEORY[name].source,
                 "growth": None if fitted is None else fitted._asdict(),
                 "points": points,
             }

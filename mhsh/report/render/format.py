@@ -21,7 +21,6 @@ SCHEME_NAMES = {
     "post_ln": "Post-LN",
     "pre_ln": "Pre-LN",
     "admin": "Admin",
-    "admin_profiled": "Admin, profiled",
     "admin_closed_log": r"Admin, closed form $O(\log n)$",
     "admin_closed_one": "Admin, closed form $O(1)$",
     "deepnorm": "DeepNorm",
