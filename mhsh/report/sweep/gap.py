@@ -21,6 +21,9 @@ GAP_RULE = (
     "to half of the steps to the last one. A change with size is that of the last gap from one sweep to another, seed by seed."
 )
 
+# Of a change, below and above 0: the setting's loss falls or rises against the first one's.
+CHANGE_WORDS = ("in its favour", "against it")
+
 Seeds = tuple[Value, ...]  # a value for each seed axis
 
 
@@ -48,6 +51,11 @@ class Gap:
     def last(self) -> Estimate:
         """The gap at the end."""
         return self.points[-1].gap
+
+    @property
+    def earlier(self) -> Estimate:
+        """The gap that `change` counts from."""
+        return next(point.gap for point in self.points if point.step == self.changed_from)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +135,7 @@ def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange]) -> list
     }
     for each in changes:
         where = f"from {sizes[each.smaller, each.setting]} to {sizes[each.larger, each.setting]}"
-        said.append(f"{each.setting}: {where} the gap changes by {format_difference(each.change, ('falls', 'grows'))}.")
+        said.append(f"{each.setting}: {where} the gap changes by {format_difference(each.change, CHANGE_WORDS)}.")
     return said
 
 
@@ -136,9 +144,10 @@ def _finding(gap: Gap, baseline: str) -> str:
     ends = f"against {baseline} {format_difference(last)}"
     if change is None:
         return ends
-    ends += f"; since step {gap.changed_from} {format_difference(change, ('falls', 'grows'))}"
+    ends += f"; since step {gap.changed_from} {format_difference(change, CHANGE_WORDS)}"
     if last.is_significant and last.mean < 0:
-        return f"{ends}: it has overtaken"
+        behind = gap.earlier.is_significant and gap.earlier.mean > 0
+        return f"{ends}: it has overtaken" if behind else ends
     if last.is_significant and change.is_significant and change.mean < 0:
         doublings = math.log2(gap.points[-1].step / gap.changed_from) if gap.changed_from else math.nan
         more = last.mean / -change.mean * doublings

@@ -16,7 +16,7 @@ from mhsh.report.render.figure_files import COLUMN, PAGE, add_legend, figure_byt
 from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.styles import curve_style
 from mhsh.report.render.table import Table
-from mhsh.report.sweep.gap import GAP_RULE, Gap, SizeChange, SweepGaps
+from mhsh.report.sweep.gap import CHANGE_WORDS, GAP_RULE, Gap, SizeChange, SweepGaps
 from mhsh.report.sweep.quality import format_difference
 from mhsh.report.sweep.tables import finite
 
@@ -111,6 +111,6 @@ def _fields(gap: Gap) -> dict[str, Any]:
 
 
 def _texts(sweep: SweepGaps, gap: Gap) -> list[str]:
-    change = format_difference(gap.change, ("falls", "grows")) if gap.change else ""
+    change = format_difference(gap.change, CHANGE_WORDS) if gap.change else ""
     since = "" if gap.changed_from is None else str(gap.changed_from)
     return [sweep.name, sweep.size, gap.setting, gap.shape, format_difference(gap.last), change, since, str(len(gap.by_seed))]

@@ -73,7 +73,7 @@ def test_the_gap_is_paired_by_seed_at_every_evaluation(tmp_path: Path, capsys: p
     # It falls from 0.8 to 0.4 in one doubling, so that the next one would close it.
     (said,) = document["findings"]
     assert said.endswith("at this pace it would after 1.0 more doublings of the steps.")
-    assert "+0.400 (+0.375 to +0.425), higher; since step 2 -0.400 (-0.425 to -0.375), falls" in said
+    assert "+0.400 (+0.375 to +0.425), higher; since step 2 -0.400 (-0.425 to -0.375), in its favour" in said
     assert said in " ".join(capsys.readouterr().out.split())
 
 
@@ -83,8 +83,10 @@ def test_the_gap_is_paired_by_seed_at_every_evaluation(tmp_path: Path, capsys: p
         ([(4.0, 3.1, 2.6, 2.30), (4.0, 3.2, 2.7, 2.51), (4.0, 3.0, 2.5, 2.22)], "it does not overtake in this range."),
         ([(4.0, 3.1, 2.6, 1.90), (4.0, 3.2, 2.7, 2.11), (4.0, 3.0, 2.5, 1.82)], "it has overtaken."),
         ([(4.0, 3.1, 2.6, 2.30), (4.0, 3.2, 2.7, 1.90), (4.0, 3.0, 2.5, 2.00)], "no significant difference."),
+        # Ahead at half of the steps as well, by 0.2, and 0.1 at the end.
+        ([(4.0, 2.8, 2.3, 1.90), (4.0, 2.91, 2.4, 2.11), (4.0, 2.7, 2.2, 1.82)], "+0.107 (+0.078 to +0.135), against it."),
     ],
-    ids=["grows", "overtaken", "unclear"],
+    ids=["grows", "overtaken", "unclear", "less far ahead"],
 )
 def test_what_is_said_of_it(tmp_path: Path, deep: list[tuple[float, ...]], ending: str):
     (said,) = found([write(tmp_path / "s", {8: FALLING[8], 1: deep})], tmp_path / "gap.json")["findings"]
