@@ -203,15 +203,19 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
         named = {name: plain_because or reason for name, plain_because in kernels.items()}
         return compile_report(plain, topology, hbm_bytes) | {"kernels": named}
     report["compile_seconds"] = time.monotonic() - begin
-    memory = _memory(compiled)
+    figures = _figures(compiled, config, len(devices))
+    needed = figures["memory"]["total"]
+    return report | {"needed_bytes": needed, "fits": None if hbm_bytes is None else needed <= hbm_bytes} | figures
+
+
+def _figures(compiled: jax.stages.Compiled, config: Config, num_devices: int) -> dict[str, Any]:
+    """What is read from a compiled step: bytes per device, counts per step."""
     module = parse_module(compiled.as_text() or "")
-    program, traffic = read_program(module, len(devices)), count_traffic(module)
-    return report | {
-        "memory": memory,
-        "needed_bytes": memory["total"],
-        "fits": None if hbm_bytes is None else memory["total"] <= hbm_bytes,
+    program, traffic = read_program(module, num_devices), count_traffic(module)
+    return {
+        "memory": _memory(compiled),
         "flops": {
-            "ledger": step_flops(config) / len(devices),
+            "ledger": step_flops(config) / num_devices,
             "matrix_products": program.matrix_flops,
             "kernels": program.kernel_flops,
             "xla_loops_once": (compiled.cost_analysis() or {}).get("flops"),

@@ -18,6 +18,8 @@ from mhsh.report.render.styles import curve_style
 
 AUTHOR = "written by mhsh probe"
 
+_LINEAR_BELOW = 0.01  # nats; above it the scale of an ablation is logarithmic
+
 Document = dict[str, Any]
 
 
@@ -145,7 +147,9 @@ def _ablation(figure: Figure, document: Document) -> None:
     titles = ("one layer skipped", "two neighbours swapped", "the last layers left out")
     places = ("depth (1: the last layer)", "depth", "share of the layers")
     for axes, title, place in zip(panels, titles, places, strict=True):
-        _finish(axes, title, place, "more loss, nats" if axes is panels[0] else "")
+        _finish(axes, title, place, f"more loss, nats (linear to {_LINEAR_BELOW})" if axes is panels[0] else "")
+        # A layer costs 2 nats in a stack of one and 0.001 in one of 24, or less than nothing.
+        axes.set_yscale("symlog", linthresh=_LINEAR_BELOW)
 
 
 def _more_loss(runs: Sequence[dict[str, Any]], name: str) -> np.ndarray:
