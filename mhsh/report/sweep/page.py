@@ -17,7 +17,7 @@ from mhsh.report.render.table import Table
 from mhsh.report.sweep.cells import VERDICT_RULES, Sweep, SweptCell
 from mhsh.report.sweep.parallel import parallel
 from mhsh.report.sweep.quality import QUALITY_RULE, Quality, QualityPoint, claims, format_difference, format_quality
-from mhsh.report.sweep.stability_map import LETTERS, SQUARE_RULE, Grid
+from mhsh.report.sweep.stability_map import LETTERS, SQUARE_RULE, Grid, as_table
 
 # Columns of runs as in `mhsh compare`; here the settings come before them.
 _COLUMNS = (
@@ -32,8 +32,9 @@ _COLUMNS = (
 
 
 def as_markdown(sweep: Sweep, qualities: Sequence[Quality], grids: Sequence[Grid], pictures: Mapping[str, str]) -> bytes:
-    """The claims, and `pictures`: descriptions by file."""
-    return to_markdown(_claims(sweep, qualities, grids), pictures)
+    """The claims, `pictures` (descriptions by file) and the stability map as a table."""
+    tables = [("", as_table(grids))] if grids else []
+    return to_markdown(_claims(sweep, qualities, grids), pictures, tables)
 
 
 def render(

@@ -11,6 +11,7 @@ from mhsh.config.fields import HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE
 from mhsh.config.schemes import scheme_of
 from mhsh.outcome import DIVERGED
 from mhsh.report.render.format import format_loss
+from mhsh.report.render.table import Table
 from mhsh.report.sweep.cells import CONVERGED, PLATEAUED, UNKNOWN, Sweep, SweptCell, setting_words
 from mhsh.sweep.axes import DEPTH, LEARNING_RATE, SCHEME
 from mhsh.sweep.folder import FAILED, RUNNING, STOPPED, WAITING
@@ -77,6 +78,21 @@ def stability_map(sweep: Sweep) -> tuple[Grid, ...]:
         title = ", ".join(filter(None, [scheme_of(cell.plan.config.model), setting_words(others)]))
         grids.setdefault(title, []).append(cell)
     return tuple(_grid(title, cells) for title, cells in grids.items())
+
+
+def as_table(grids: Sequence[Grid]) -> Table:
+    """A row for each depth of each grid, a column for each learning rate: `2.725, converged`."""
+    rates = sorted({rate for grid in grids for rate in grid.learning_rates})
+    rows = [
+        [grid.title, str(depth), *(_words(grid.squares.get((rate, depth))) for rate in rates)]
+        for grid in grids
+        for depth in grid.depths
+    ]
+    return Table(["setting", "layers", *(f"{rate:g}" for rate in rates)], rows)
+
+
+def _words(square: Square | None) -> str:
+    return ", ".join(filter(None, [square.figure, square.verdict, square.share])) if square else ""
 
 
 def _grid(title: str, cells: Sequence[SweptCell]) -> Grid:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mhsh.report.sweep.cells import load_sweep
-from mhsh.report.sweep.stability_map import LETTERS, map_axes, stability_map
+from mhsh.report.sweep.stability_map import LETTERS, as_table, map_axes, stability_map
 from tests.conftest import load_fields
 from tests.report.sweeps import ENTROPY, FAILED, write_sweep
 
@@ -40,6 +40,12 @@ def test_one_seed_a_square(fields, tmp_path):
     }
     assert second.squares[0.001, 6].verdict == "converged"
     assert second.squares[0.01, 12].verdict == "not run"
+    table = as_table((first, second))
+    assert table.columns == ["setting", "layers", "0.001", "0.01"]
+    assert table.rows[:2] == [
+        ["post_ln", "6", "2.000, converged", "2.910, plateaued"],
+        ["post_ln", "12", "not finite, diverged", "failed"],
+    ]
     assert first.summary() == "post_ln: 1 of 4 squares converged, 1 diverged, 1 plateaued, 1 failed"
 
 
