@@ -52,7 +52,7 @@ def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
     sweep, tuned = study("width", "--parallel=2")
     assert sweep == [
         "sweep",
-        "--config=study:base_causal",
+        "--config=study:base",
         "--axes",
         "layers_at_equal_size=3,1,6,12,24",
         "lr=5e-4,1e-3,2e-3,4e-3,8e-3",
@@ -118,7 +118,7 @@ def test_probes_look_into_the_reporting_runs_of_every_shape_once(study, tmp_path
 def test_the_gap_is_that_of_the_sizes_that_are_tuned(study, tmp_path, launch):
     done = launch("study", "gap", f"--workdir={tmp_path}/study", MHSH_VENV=str(tmp_path / "environment"))
     assert (done.returncode, done.stderr) == (2, f"gap: run 'bash launch/study heads --workdir={tmp_path}/study' first\n")
-    for stage in ("heads", "large", "longer", "small_masked"):
+    for stage in ("heads", "large", "longer", "bert_mini"):
         (tmp_path / "study" / stage).mkdir(parents=True)
         (tmp_path / "study" / stage / "tuned.json").touch()
     tuned = ["--over=lr", "--choosing-seeds=2"]
@@ -126,7 +126,7 @@ def test_the_gap_is_that_of_the_sizes_that_are_tuned(study, tmp_path, launch):
     assert study("gap") == [
         ["gap", f"{tmp_path}/study/heads", f"{tmp_path}/study/large", *tuned, f"--out={published}/gap.json"],
         ["gap", f"{tmp_path}/study/longer", *tuned, f"--out={published}/gap_longer.json"],
-        ["gap", f"{tmp_path}/study/small_masked", *tuned, f"--out={published}/gap_masked.json"],
+        ["gap", f"{tmp_path}/study/bert_mini", *tuned, f"--out={published}/gap_bert.json"],
     ]
 
 
