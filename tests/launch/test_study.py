@@ -78,10 +78,15 @@ def test_every_stage_is_a_plan(study, monkeypatch, capsys, stage):
 
 def test_a_stage_at_one_rate_is_compared(study, tmp_path):
     (tmp_path / "study/numbers/runs/a").mkdir(parents=True)
+    (tmp_path / "study/numbers/compared").mkdir()
+    for name in ("comparison_results.md", "comparison_curves.png", "comparison_curves.svg"):
+        (tmp_path / "study/numbers/compared" / name).touch()
     sweep, compared = study("numbers")
     assert sweep[2:6] == ["--axes", "heads_per_layer=8,1", "seed=0,1,2", f"--workdir={tmp_path}/study/numbers"]
-    published = tmp_path / "study/published/numbers"
-    assert compared == ["compare", f"{tmp_path}/study/numbers/runs/a", f"--out={published}/comparison.html"]
+    folder = tmp_path / "study/numbers"
+    assert compared == ["compare", f"{folder}/runs/a", f"--out={folder}/compared/comparison.html"]
+    published = {path.name for path in (tmp_path / "study/published/numbers").iterdir()}
+    assert published == {"comparison_results.md", "comparison_curves.png"}
 
 
 def test_a_stage_without_seeds_publishes_its_map_and_compares_nothing(study, tmp_path):

@@ -50,12 +50,7 @@ def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
         row(results.measure, lambda scores: scores.final, format_loss, "not finite"),
         row(f"lowest {loss}", lambda scores: scores.best, format_loss, "not finite"),
     ]
-    for name in results.scores[0].metrics if results.scores else ():
-        found = [scores.metrics[name] for scores in results.scores]
-        # Higher may be better: none is marked as lowest.
-        rows.append(
-            MeasureRow(f"final validation {metric_name(name)}", tuple(_cell(each, _digits, "not known", None) for each in found))
-        )
+    rows += metric_rows(comparison)
     if results.target is not None:
         for axis in AXES:
             what = f"{AXIS_NAMES[axis]}{comparison.axis_suffix} to {loss} {format_loss(results.target)}"
@@ -69,6 +64,19 @@ def measure_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
             what = f"mean {loss} by {AXIS_NAMES[axis]}{comparison.axis_suffix}, {words(span[0])} to {words(span[1])}"
             rows.append(row(what, lambda scores, axis=axis: scores.mean_loss[axis], format_loss, "none: a gap"))
     return tuple(rows)
+
+
+def metric_rows(comparison: Comparison) -> tuple[MeasureRow, ...]:
+    """What the last validation gave besides the loss, such as BLEU. Higher may be better: none is
+    marked as lowest.
+    """
+    scores = comparison.results.scores
+    return tuple(
+        MeasureRow(
+            f"final validation {metric_name(name)}", tuple(_cell(each.metrics[name], _digits, "not known", None) for each in scores)
+        )
+        for name in (scores[0].metrics if scores else ())
+    )
 
 
 def _digits(value: float) -> str:

@@ -14,6 +14,7 @@ from rich.text import Text
 from mhsh import outcome, text
 from mhsh.report.compare.chart import GROUPS, first_view
 from mhsh.report.compare.comparison import Comparison
+from mhsh.report.compare.measures import MeasureCell, metric_rows
 from mhsh.report.compare.results import Cost, Score
 from mhsh.report.compare.unequal_marks import SIGN, unequal_conditions
 from mhsh.report.render.format import format_loss, format_loss_difference, format_signed
@@ -51,10 +52,19 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def as_markdown(comparison: Comparison, picture: str) -> bytes:
-    """The headline with all of its limits, the file `picture` and a row a group (or run)."""
+    """The headline with all of its limits, the file `picture`, and a row a group (or run): its loss
+    and so on, and the other metrics of its last validation.
+    """
     headline = comparison.headline
     claims = [headline.title, *headline.sentences, _legend(comparison)]
-    return to_markdown(claims, {picture: "Loss curves"}, [("", _table(comparison, _places(comparison)))])
+    places = _places(comparison)
+    tables = [("", _table(comparison, places))]
+    metrics = metric_rows(comparison)
+    if metrics:
+        rows = [[_name(comparison, place), *(_metric(row.cells[place]) for row in metrics)] for place in places]
+        title = f"After the last step, and the difference to {comparison.groups[comparison.results.baseline].name}"
+        tables.append((title, Table(["group", *(row.name for row in metrics)], rows)))
+    return to_markdown(claims, {picture: "Loss curves"}, tables)
 
 
 def _places(comparison: Comparison) -> list[int]:
@@ -100,6 +110,12 @@ def _loss(score: Score) -> str:
         return "not finite" if score.known == 0 else f"{score.known} of {len(score.each)} seeds"
     of = score.estimate
     return format_loss(of.mean) + (f" \u00b1 {format_loss_difference(of.high - of.mean)}" if of.has_interval else "")
+
+
+def _metric(cell: MeasureCell) -> str:
+    """`31.2 (29.8 to 32.6); +1.1 (-0.3 to +2.5) ≈`."""
+    value = f"{cell.number} ({cell.spread})" if cell.spread else cell.number
+    return f"{value}; {cell.change} {cell.sign}".rstrip() if cell.change else value
 
 
 def _difference(score: Score) -> str:

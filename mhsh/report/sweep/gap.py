@@ -18,7 +18,8 @@ from mhsh.sweep.axes import Value
 GAP_RULE = (
     "A gap is the validation loss of a setting minus that of the first setting of its sweep, seed by seed over the seeds that "
     "finished in both, at the steps after which all of these runs were evaluated. Its change is that from the evaluation nearest "
-    "to half of the steps to the last one. A change with size is that of the last gap from one sweep to another, seed by seed."
+    "to half of the steps to the last one. A change with size is that of the last gap from one sweep to another, seed by seed, of "
+    "settings with the same words, or, where heads are grouped in fewer layers than those of the first, as many layers."
 )
 
 # Of a change, below and above 0: the setting's loss falls or rises against the first one's.
@@ -41,8 +42,9 @@ class Gap:
     """One setting against the first of its sweep."""
 
     setting: str  # printable
+    counterpart: str  # what it has in common with its likes in sweeps of other sizes, printable: `1 layer`, or the setting
     shape: str  # as shape_name writes it
-    points: tuple[GapPoint, ...]  # by step; at least one; the p-value of the last is Holm's over the sweep
+    points: tuple[GapPoint, ...]  # by step; at least one; the last p-value is Holm's over the sweep, as is that of `change`
     by_seed: Mapping[Seeds, float]  # the last gap
     changed_from: int | None  # the step; None where there is one evaluation
     change: Estimate | None
@@ -77,9 +79,9 @@ class SweepGaps:
 
 @dataclasses.dataclass(frozen=True)
 class SizeChange:
-    """How much larger the last gap of a setting is in another sweep."""
+    """How much larger the last gap of a setting's counterpart is in another sweep."""
 
-    setting: str
+    counterpart: str
     smaller: str  # the sweeps
     larger: str
     change: Estimate
@@ -92,12 +94,12 @@ def sweep_gaps(name: str, sweep: Sweep, over: str | None, choose: int | None) ->
     Raises:
       UserError: as `tune_all`; or there is no setting beside the first with a seed in common.
     """
-    groups = _groups(sweep, over, choose)
+    chosen, groups = _groups(sweep, over, choose)
     (baseline, first), *others = groups.items()
-    gaps = [gap for label, cells in others if (gap := _gap(label, cells, first)) is not None]
+    gaps = [gap for label, cells in others if (gap := _gap(label, _counterpart(sweep, label, cells, first, chosen), cells, first))]
     if not gaps:
         raise UserError(f"{name}: no setting has a seed that finished in common with the first one; run `mhsh sweep` again")
-    adjusted = holm([gap.last for gap in gaps])
+    lasts, changes = holm([gap.last for gap in gaps]), holm([gap.change for gap in gaps])
     model = first[0].plan.config.model
     return SweepGaps(
         sanitize(name),
@@ -105,21 +107,22 @@ def sweep_gaps(name: str, sweep: Sweep, over: str | None, choose: int | None) ->
         shape_name(model),
         model.embed_dim,
         (model.num_layers + model.num_decoder_layers) * model.num_heads,
-        tuple(_with_last(gap, last) for gap, last in zip(gaps, adjusted, strict=True) if last is not None),
+        tuple(_adjusted(gap, last, change) for gap, last, change in zip(gaps, lasts, changes, strict=True) if last is not None),
     )
 
 
 def size_changes(sweeps: Sequence[SweepGaps]) -> list[SizeChange]:
-    """From the first sweep to each other one, for every setting that both have."""
+    """From the first sweep to each other one, for every setting that has a counterpart there."""
     changes = []
     first, *others = sweeps
     for gap in first.gaps:
         for sweep in others:
-            there = next((each.by_seed for each in sweep.gaps if each.setting == gap.setting), {})
+            there = next((each.by_seed for each in sweep.gaps if each.counterpart == gap.counterpart), {})
             apart = [there[seed] - loss for seed, loss in gap.by_seed.items() if seed in there]
             if apart:
-                changes.append(SizeChange(gap.setting, first.name, sweep.name, estimate(apart)))
-    return changes
+                changes.append(SizeChange(gap.counterpart, first.name, sweep.name, estimate(apart)))
+    adjusted = holm([each.change for each in changes])
+    return [dataclasses.replace(each, change=change) for each, change in zip(changes, adjusted, strict=True) if change is not None]
 
 
 def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange]) -> list[str]:
@@ -127,15 +130,15 @@ def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange]) -> list
     said = [
         f"{sweep.name} ({sweep.size}), {gap.setting}: {_finding(gap, sweep.baseline)}." for sweep in sweeps for gap in sweep.gaps
     ]
-    # One setting is another shape in each size, and so is the one that it is compared with.
+    # A counterpart is another shape in each size, and so is the one that it is compared with.
     sizes = {
-        (sweep.name, gap.setting): f"{sweep.name} ({sweep.size}; {gap.shape} against {sweep.baseline_shape})"
+        (sweep.name, gap.counterpart): f"{sweep.name} ({sweep.size}; {gap.shape} against {sweep.baseline_shape})"
         for sweep in sweeps
         for gap in sweep.gaps
     }
     for each in changes:
-        where = f"from {sizes[each.smaller, each.setting]} to {sizes[each.larger, each.setting]}"
-        said.append(f"{each.setting}: {where} the gap changes by {format_difference(each.change, CHANGE_WORDS)}.")
+        where = f"from {sizes[each.smaller, each.counterpart]} to {sizes[each.larger, each.counterpart]}"
+        said.append(f"{each.counterpart}: {where} the gap changes by {format_difference(each.change, CHANGE_WORDS)}.")
     return said
 
 
@@ -157,18 +160,33 @@ def _finding(gap: Gap, baseline: str) -> str:
     return ends
 
 
-def _groups(sweep: Sweep, over: str | None, choose: int | None) -> dict[str, list[SweptCell]]:
-    """The cells of every setting, in the sweep's order."""
+def _groups(sweep: Sweep, over: str | None, choose: int | None) -> tuple[str, dict[str, list[SweptCell]]]:
+    """The path of the axis `over` or "", and the cells of every setting, in the sweep's order."""
     if over is not None:
+        tuning = tune_all(sweep, over, choose)
         cells = {cell.plan.name: cell for cell in sweep.cells}
-        return {setting.label: [cells[name] for name in setting.runs] for setting in tune_all(sweep, over, choose).settings}
+        return tuning.over.path, {setting.label: [cells[name] for name in setting.runs] for setting in tuning.settings}
     groups: dict[str, list[SweptCell]] = {}
     for cell in sweep.cells:
         groups.setdefault(sweep.words(cell), []).append(cell)
-    return groups
+    return "", groups
 
 
-def _gap(label: str, cells: Sequence[SweptCell], baseline: Sequence[SweptCell]) -> Gap | None:
+def _counterpart(sweep: Sweep, label: str, cells: Sequence[SweptCell], baseline: Sequence[SweptCell], chosen: str) -> str:
+    """The number of layers of a setting that groups the same heads in fewer layers than the first,
+    with its other words; else its label.
+
+    All heads in one layer are 12 heads a layer in one size and 24 in the next; one head a layer is
+    one head a layer in each.
+    """
+    ours, theirs = cells[0].plan.config.model, baseline[0].plan.config.model
+    if ours.num_layers >= theirs.num_layers or ours.num_layers * ours.num_heads != theirs.num_layers * theirs.num_heads:
+        return label
+    others = sweep.words(cells[0], "model.heads_per_layer", chosen)
+    return ", ".join(filter(None, [format_number(ours.num_layers, "layer"), others]))
+
+
+def _gap(label: str, counterpart: str, cells: Sequence[SweptCell], baseline: Sequence[SweptCell]) -> Gap | None:
     ours, theirs = _losses(cells), _losses(baseline)
     seeds = [seed for seed in ours if seed in theirs]
     if not seeds:
@@ -182,7 +200,8 @@ def _gap(label: str, cells: Sequence[SweptCell], baseline: Sequence[SweptCell]) 
     half = min(range(len(steps)), key=lambda place: abs(steps[place] - steps[-1] / 2))
     change = estimate([apart[seed][-1] - apart[seed][half] for seed in seeds]) if len(steps) > 1 else None
     shape = shape_name(cells[0].plan.config.model)
-    return Gap(label, shape, points, {seed: apart[seed][-1] for seed in seeds}, steps[half] if change else None, change)
+    last = {seed: apart[seed][-1] for seed in seeds}
+    return Gap(label, counterpart, shape, points, last, steps[half] if change else None, change)
 
 
 def _losses(cells: Sequence[SweptCell]) -> dict[Seeds, dict[int, tuple[float, float]]]:
@@ -197,5 +216,7 @@ def _losses(cells: Sequence[SweptCell]) -> dict[Seeds, dict[int, tuple[float, fl
     return found
 
 
-def _with_last(gap: Gap, last: Estimate) -> Gap:
-    return dataclasses.replace(gap, points=(*gap.points[:-1], dataclasses.replace(gap.points[-1], gap=last)))
+def _adjusted(gap: Gap, last: Estimate, change: Estimate | None) -> Gap:
+    """With the p-values of `last` and `change`."""
+    points = (*gap.points[:-1], dataclasses.replace(gap.points[-1], gap=last))
+    return dataclasses.replace(gap, points=points, change=change)

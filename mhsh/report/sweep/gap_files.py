@@ -21,7 +21,7 @@ from mhsh.report.sweep.quality import format_difference
 from mhsh.report.sweep.tables import finite
 
 MARK = "written by mhsh gap"
-_COLUMNS = 3  # panels side by side
+_COLUMNS = 3  # panels side by side, at most
 
 
 def as_table(sweeps: Sequence[SweepGaps]) -> Table:
@@ -58,9 +58,9 @@ def picture(sweeps: Sequence[SweepGaps], kind: str) -> bytes:
     """A panel for every sweep: its gaps against tokens, with 95 % intervals; where there are
     several sweeps, one more: the last gaps against the number of heads. A `png` or an `svg`.
     """
-    settings = list(dict.fromkeys(gap.setting for sweep in sweeps for gap in sweep.gaps))
+    lines = list(dict.fromkeys(gap.counterpart for sweep in sweeps for gap in sweep.gaps))
     count = len(sweeps) + (len(sweeps) > 1)
-    columns = min(_COLUMNS, count)
+    columns = 2 if count == 4 else min(_COLUMNS, count)
     rows = -(-count // columns)
     with figure_style():
         figure = Figure(figsize=(COLUMN if count == 1 else PAGE, 2.0 * rows), layout="constrained")
@@ -72,28 +72,28 @@ def picture(sweeps: Sequence[SweepGaps], kind: str) -> bytes:
             axes.xaxis.set_major_formatter(lambda tokens, _: text.count(tokens))
             for gap in sweep.gaps:
                 x = [point.tokens for point in gap.points]
-                drawn[gap.setting] = _line(axes, settings.index(gap.setting), x, [point.gap for point in gap.points])
+                drawn[gap.counterpart] = _line(axes, lines.index(gap.counterpart), x, [point.gap for point in gap.points])
         if len(sweeps) > 1:
-            _against_size(panels[len(sweeps)], sweeps, settings)
+            _against_size(panels[len(sweeps)], sweeps, lines)
         for axes in panels[count:]:
             axes.set_axis_off()
         for axes in panels[::columns]:
             axes.set_ylabel("gap, nats per token")
         baselines = {sweep.baseline for sweep in sweeps}
         caption = f"against {baselines.pop() if len(baselines) == 1 else 'the first setting of each'}; bars: 95 % intervals"
-        add_legend(figure, [drawn[setting] for setting in settings], settings, caption)
+        add_legend(figure, [drawn[line] for line in lines], lines, caption)
         return figure_bytes(figure, kind, MARK)
 
 
-def _against_size(axes: Axes, sweeps: Sequence[SweepGaps], settings: Sequence[str]) -> None:
+def _against_size(axes: Axes, sweeps: Sequence[SweepGaps], lines: Sequence[str]) -> None:
     axes.set_title("at the end")
     axes.set_xlabel("heads in all")
     axes.set_xscale("log", base=2)
     ticks = sorted({sweep.heads for sweep in sweeps})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
-    for index, setting in enumerate(settings):
-        found = [(sweep.heads, gap.last) for sweep in sweeps for gap in sweep.gaps if gap.setting == setting]
+    for index, line in enumerate(lines):
+        found = [(sweep.heads, gap.last) for sweep in sweeps for gap in sweep.gaps if gap.counterpart == line]
         found.sort(key=lambda each: each[0])
         _line(axes, index, [heads for heads, _ in found], [last for _, last in found])
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.compare.measures import LEVEL, measure_rows
 from mhsh.report.compare.results import Crossing, Results, crossing, mean_loss, measure_groups
+from mhsh.report.compare.table import as_markdown
 from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
 
@@ -183,7 +184,11 @@ def test_metrics_of_the_last_validation_row_have_intervals_too(make_run) -> None
     (row,) = (row for row in measure_rows(comparison) if row.name == "final validation bleu")
     assert [(cell.number, cell.lowest) for cell in row.cells] == [("31", False), ("32.25", False)]
     assert row.cells[1].change == "+1.25 (\u22121.927 to +4.427)" and row.cells[1].sign == LEVEL
+    page = as_markdown(comparison, "curves.png").decode()
+    assert "| group | final validation bleu |\n| --- | --- |\n| a | 31 (18.29 to 43.71) |" in page
+    assert "\n| b | 32.25 (22.72 to 41.78); +1.25 (\u22121.927 to +4.427) \u2248 |\n" in page
     other = make_run("c", [3.0] * 20, [2.5, 2.0], model={"residual": "rezero"})
+    assert "| not known |" in as_markdown(compared(*paths, other), "curves.png").decode()
     assert compared(*paths, other).results.scores[2].metrics["bleu"].estimate is None
 
 

@@ -111,6 +111,23 @@ def test_several_sizes_are_paired_by_seed(tmp_path: Path):
     assert "](gap.png)" in page and page.count("\n| small |") == page.count("\n| large |") == 1
 
 
+def test_one_layer_is_compared_with_one_layer_however_many_heads_it_has(tmp_path: Path):
+    """All heads in one layer: 24 in one size, 48 in the next, which has 24 heads in two layers."""
+    last = {8: 2.0, 16: 2.0, 24: 1.9, 48: 1.5}
+    sweeps = []
+    for name, heads in (("base", (8, 24)), ("more", (16, 24, 48))):
+        fields = load_fields("evidence", "heads")
+        fields["model"]["num_heads"] = heads[0]
+        ends = {f"heads_per_layer-{n}_scheme-admin_seed-{seed}": last[n] + seed for n in heads for seed in (0, 1)}
+        axes = [f"heads_per_layer={','.join(map(str, heads))}", "scheme=admin", "seed=0,1"]
+        sweeps.append(write_sweep(tmp_path / name, fields, axes, ends).path)
+    document = found(sweeps, tmp_path / "gap.json")
+    assert [[gap["counterpart"] for gap in sweep["gaps"]] for sweep in document["sweeps"]] == [["1 layer"], ["2 layers", "1 layer"]]
+    (change,) = document["size_changes"]
+    assert change["counterpart"] == "1 layer" and change["change"]["mean"] == pytest.approx(-0.5 + 0.1)
+    assert document["findings"][-1].startswith("1 layer: from base (24 heads, D = 128; 1L24H against 3L8H) to more (48 heads")
+
+
 def test_a_seed_that_did_not_finish_in_both_is_left_out(tmp_path: Path):
     document = found(
         [write(tmp_path / "s", {8: FALLING[8], 1: [*FALLING[1][:2], (4.0, 3.0, 2.0, math.nan)]})], tmp_path / "gap.json"
