@@ -84,7 +84,8 @@ def test_a_stage_at_one_rate_is_compared(study, tmp_path):
     sweep, compared = study("numbers")
     assert sweep[2:6] == ["--axes", "heads_per_layer=8,1", "seed=0,1,2", f"--workdir={tmp_path}/study/numbers"]
     folder = tmp_path / "study/numbers"
-    assert compared == ["compare", f"{folder}/runs/a", f"--out={folder}/compared/comparison.html"]
+    out = f"--out={folder}/compared/comparison.html"
+    assert compared == ["compare", f"{folder}/runs/a", "--baseline=heads_per_layer-8", out]
     published = {path.name for path in (tmp_path / "study/published/numbers").iterdir()}
     assert published == {"comparison_results.md", "comparison_curves.png"}
 
