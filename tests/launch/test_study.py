@@ -67,7 +67,7 @@ def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param(stage, marks=() if stage in ("schemes", "stability") else pytest.mark.slow) for stage in SWEEPS]
+    "stage", [pytest.param(stage, marks=() if stage in ("pre_ln", "stability") else pytest.mark.slow) for stage in SWEEPS]
 )
 def test_every_stage_is_a_plan(study, monkeypatch, capsys, stage):
     monkeypatch.chdir(ROOT)
@@ -124,7 +124,7 @@ def test_probes_look_into_the_reporting_runs_of_every_shape_once(study, tmp_path
 def test_the_gap_is_that_of_the_sizes_that_are_tuned(study, tmp_path, launch):
     done = launch("study", "gap", f"--workdir={tmp_path}/study", MHSH_VENV=str(tmp_path / "environment"))
     assert (done.returncode, done.stderr) == (2, f"gap: run 'bash launch/study heads --workdir={tmp_path}/study' first\n")
-    for stage in ("heads", "large", "longer", "bert_mini"):
+    for stage in ("heads", "large", "longer", "keel", "bert_mini"):
         (tmp_path / "study" / stage).mkdir(parents=True)
         (tmp_path / "study" / stage / "tuned.json").touch()
     tuned = ["--over=lr", "--choosing-seeds=2"]
@@ -132,6 +132,7 @@ def test_the_gap_is_that_of_the_sizes_that_are_tuned(study, tmp_path, launch):
     assert study("gap") == [
         ["gap", f"{tmp_path}/study/heads", f"{tmp_path}/study/large", *tuned, f"--out={published}/gap.json"],
         ["gap", f"{tmp_path}/study/longer", *tuned, f"--out={published}/gap_longer.json"],
+        ["gap", f"{tmp_path}/study/heads", f"{tmp_path}/study/keel", *tuned, f"--out={published}/gap_schemes.json"],
         ["gap", f"{tmp_path}/study/bert_mini", *tuned, f"--out={published}/gap_bert.json"],
     ]
 

@@ -16,7 +16,7 @@ from mhsh.files import absolute
 from mhsh.report.render import outputs
 from mhsh.report.render.terminal import print_line, print_table
 from mhsh.report.sweep.cells import load_sweep
-from mhsh.report.sweep.gap import findings, size_changes, sweep_gaps
+from mhsh.report.sweep.gap import findings, sweep_changes, sweep_gaps
 from mhsh.report.sweep.gap_files import MARK, as_json, as_markdown, as_table, picture
 
 KINDS = ("png", "svg")
@@ -57,7 +57,7 @@ def run(folders: Sequence[str], over: str | None, choosing_seeds: int | None, ou
     if repeated is not None:
         raise UserError(f"two of the folders are called {repeated}; the sweeps are named by their folders, so rename one")
     sweeps = [sweep_gaps(name, load_sweep(folder), over, choosing_seeds) for name, folder in zip(names, folders, strict=True)]
-    changes = size_changes(sweeps)
+    changes = sweep_changes(sweeps)
     said = findings(sweeps, changes)
     outputs.write(file, as_json(sweeps, changes, said))
     for kind, path in pictures.items():

@@ -18,8 +18,8 @@ from mhsh.sweep.axes import Value
 GAP_RULE = (
     "A gap is the validation loss of a setting minus that of the first setting of its sweep, seed by seed over the seeds that "
     "finished in both, at the steps after which all of these runs were evaluated. Its change is that from the evaluation nearest "
-    "to half of the steps to the last one. A change with size is that of the last gap from one sweep to another, seed by seed, of "
-    "settings with the same words, or, where heads are grouped in fewer layers than those of the first, as many layers."
+    "to half of the steps to the last one. A change between sweeps is that of the last gap from the first sweep to another, seed "
+    "by seed, of settings with the same words, or, where heads are grouped in fewer layers than those of the first, as many layers."
 )
 
 # Of a change, below and above 0: the setting's loss falls or rises against the first one's.
@@ -78,12 +78,12 @@ class SweepGaps:
 
 
 @dataclasses.dataclass(frozen=True)
-class SizeChange:
-    """How much larger the last gap of a setting's counterpart is in another sweep."""
+class SweepChange:
+    """How much larger the last gap of a setting's counterpart is than in the first sweep."""
 
     counterpart: str
-    smaller: str  # the sweeps
-    larger: str
+    first: str  # the sweeps
+    other: str
     change: Estimate
 
 
@@ -111,7 +111,7 @@ def sweep_gaps(name: str, sweep: Sweep, over: str | None, choose: int | None) ->
     )
 
 
-def size_changes(sweeps: Sequence[SweepGaps]) -> list[SizeChange]:
+def sweep_changes(sweeps: Sequence[SweepGaps]) -> list[SweepChange]:
     """From the first sweep to each other one, for every setting that has a counterpart there."""
     changes = []
     first, *others = sweeps
@@ -120,13 +120,13 @@ def size_changes(sweeps: Sequence[SweepGaps]) -> list[SizeChange]:
             there = next((each.by_seed for each in sweep.gaps if each.counterpart == gap.counterpart), {})
             apart = [there[seed] - loss for seed, loss in gap.by_seed.items() if seed in there]
             if apart:
-                changes.append(SizeChange(gap.counterpart, first.name, sweep.name, estimate(apart)))
+                changes.append(SweepChange(gap.counterpart, first.name, sweep.name, estimate(apart)))
     adjusted = holm([each.change for each in changes])
     return [dataclasses.replace(each, change=change) for each, change in zip(changes, adjusted, strict=True) if change is not None]
 
 
-def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange]) -> list[str]:
-    """A sentence for each gap and each change with size: does the setting overtake the first?"""
+def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SweepChange]) -> list[str]:
+    """A sentence for each gap and each change between sweeps: does a setting overtake the first?"""
     said = [
         f"{sweep.name} ({sweep.size}), {gap.setting}: {_finding(gap, sweep.baseline)}." for sweep in sweeps for gap in sweep.gaps
     ]
@@ -137,7 +137,7 @@ def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange]) -> list
         for gap in sweep.gaps
     }
     for each in changes:
-        where = f"from {sizes[each.smaller, each.counterpart]} to {sizes[each.larger, each.counterpart]}"
+        where = f"from {sizes[each.first, each.counterpart]} to {sizes[each.other, each.counterpart]}"
         said.append(f"{each.counterpart}: {where} the gap changes by {format_difference(each.change, CHANGE_WORDS)}.")
     return said
 

@@ -16,7 +16,7 @@ from mhsh.report.render.figure_files import COLUMN, PAGE, add_legend, figure_byt
 from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.styles import curve_style
 from mhsh.report.render.table import Table
-from mhsh.report.sweep.gap import CHANGE_WORDS, GAP_RULE, Gap, SizeChange, SweepGaps
+from mhsh.report.sweep.gap import CHANGE_WORDS, GAP_RULE, Gap, SweepChange, SweepGaps
 from mhsh.report.sweep.quality import format_difference
 from mhsh.report.sweep.tables import finite
 
@@ -30,7 +30,7 @@ def as_table(sweeps: Sequence[SweepGaps]) -> Table:
     return Table(columns, [_texts(sweep, gap) for sweep in sweeps for gap in sweep.gaps])
 
 
-def as_json(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange], said: Sequence[str]) -> bytes:
+def as_json(sweeps: Sequence[SweepGaps], changes: Sequence[SweepChange], said: Sequence[str]) -> bytes:
     """All numbers; null for an interval that there is not."""
     fields = {
         "generator": MARK,
@@ -43,7 +43,7 @@ def as_json(sweeps: Sequence[SweepGaps], changes: Sequence[SizeChange], said: Se
             }
             for sweep in sweeps
         ],
-        "size_changes": [dataclasses.asdict(change) for change in changes],
+        "sweep_changes": [dataclasses.asdict(change) for change in changes],
     }
     return (json.dumps(finite(fields), indent=1, allow_nan=False) + "\n").encode()
 
@@ -56,7 +56,8 @@ def as_markdown(sweeps: Sequence[SweepGaps], said: Sequence[str], picture_file: 
 
 def picture(sweeps: Sequence[SweepGaps], kind: str) -> bytes:
     """A panel for every sweep: its gaps against tokens, with 95 % intervals; where there are
-    several sweeps, one more: the last gaps against the number of heads. A `png` or an `svg`.
+    several sweeps, one more: the last gaps against the number of heads, or by sweep where two have
+    as many. A `png` or an `svg`.
     """
     lines = list(dict.fromkeys(gap.counterpart for sweep in sweeps for gap in sweep.gaps))
     count = len(sweeps) + (len(sweeps) > 1)
@@ -74,7 +75,7 @@ def picture(sweeps: Sequence[SweepGaps], kind: str) -> bytes:
                 x = [point.tokens for point in gap.points]
                 drawn[gap.counterpart] = _line(axes, lines.index(gap.counterpart), x, [point.gap for point in gap.points])
         if len(sweeps) > 1:
-            _against_size(panels[len(sweeps)], sweeps, lines)
+            _at_the_end(panels[len(sweeps)], sweeps, lines)
         for axes in panels[count:]:
             axes.set_axis_off()
         for axes in panels[::columns]:
@@ -85,17 +86,26 @@ def picture(sweeps: Sequence[SweepGaps], kind: str) -> bytes:
         return figure_bytes(figure, kind, MARK)
 
 
-def _against_size(axes: Axes, sweeps: Sequence[SweepGaps], lines: Sequence[str]) -> None:
+def _at_the_end(axes: Axes, sweeps: Sequence[SweepGaps], lines: Sequence[str]) -> None:
     axes.set_title("at the end")
-    axes.set_xlabel("heads in all")
-    axes.set_xscale("log", base=2)
-    ticks = sorted({sweep.heads for sweep in sweeps})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
+    sizes = [sweep.heads for sweep in sweeps]
+    differ = len(set(sizes)) == len(sizes)
+    if differ:
+        axes.set_xlabel("heads in all")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+    else:
+        sizes = list(range(len(sweeps)))
+        axes.set_xticks(sizes, [sweep.name for sweep in sweeps], rotation=45, ha="right", parse_math=False)
     for index, line in enumerate(lines):
-        found = [(sweep.heads, gap.last) for sweep in sweeps for gap in sweep.gaps if gap.counterpart == line]
+        found = [
+            (size, gap.last) for size, sweep in zip(sizes, sweeps, strict=True) for gap in sweep.gaps if gap.counterpart == line
+        ]
         found.sort(key=lambda each: each[0])
-        _line(axes, index, [heads for heads, _ in found], [last for _, last in found])
+        drawn = _line(axes, index, [size for size, _ in found], [last for _, last in found])
+        if not differ:  # nothing lies between two sweeps
+            drawn.lines[0].set_linestyle("none")
 
 
 def _line(axes: Axes, index: int, x: Sequence[int | float], gaps: Sequence[Estimate]) -> Any:

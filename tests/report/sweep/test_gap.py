@@ -98,8 +98,8 @@ def test_several_sizes_are_paired_by_seed(tmp_path: Path):
     sweeps = [write(tmp_path / "small", FALLING), write(tmp_path / "large", more, num_layers=6)]
     document = found(sweeps, tmp_path / "out" / "gap.json")
     assert [sweep["heads"] for sweep in document["sweeps"]] == [24, 48]
-    (change,) = document["size_changes"]
-    assert (change["smaller"], change["larger"]) == ("small", "large")
+    (change,) = document["sweep_changes"]
+    assert (change["first"], change["other"]) == ("small", "large")
     assert change["change"]["mean"] == pytest.approx(0.11)
     low, high = stats.t.interval(0.95, 2, 0.11, stats.sem([0.1, 0.11, 0.12]))
     assert (change["change"]["low"], change["change"]["high"]) == (pytest.approx(low), pytest.approx(high))
@@ -123,9 +123,17 @@ def test_one_layer_is_compared_with_one_layer_however_many_heads_it_has(tmp_path
         sweeps.append(write_sweep(tmp_path / name, fields, axes, ends).path)
     document = found(sweeps, tmp_path / "gap.json")
     assert [[gap["counterpart"] for gap in sweep["gaps"]] for sweep in document["sweeps"]] == [["1 layer"], ["2 layers", "1 layer"]]
-    (change,) = document["size_changes"]
+    (change,) = document["sweep_changes"]
     assert change["counterpart"] == "1 layer" and change["change"]["mean"] == pytest.approx(-0.5 + 0.1)
     assert document["findings"][-1].startswith("1 layer: from base (24 heads, D = 128; 1L24H against 3L8H) to more (48 heads")
+
+
+def test_sweeps_of_one_size_stand_beside_each_other_by_name(tmp_path: Path):
+    sweeps = [write(tmp_path / "admin", FALLING), write(tmp_path / "pre-ln", FALLING, residual="pre_ln")]
+    document = found(sweeps, tmp_path / "gap.json")
+    assert document["sweep_changes"][0]["change"]["mean"] == 0
+    picture = (tmp_path / "gap.svg").read_text()
+    assert "<!-- heads in all -->" not in picture and "<!-- pre-ln -->" in picture  # text is drawn as paths
 
 
 def test_a_seed_that_did_not_finish_in_both_is_left_out(tmp_path: Path):
