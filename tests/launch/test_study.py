@@ -121,19 +121,19 @@ def test_probes_look_into_the_reporting_runs_of_every_shape_once(study, tmp_path
     assert study("probes") == []
 
 
-def test_the_gap_is_that_of_the_sizes_that_are_tuned(study, tmp_path, launch):
-    done = launch("study", "gap", f"--workdir={tmp_path}/study", MHSH_VENV=str(tmp_path / "environment"))
-    assert (done.returncode, done.stderr) == (2, f"gap: run 'bash launch/study heads --workdir={tmp_path}/study' first\n")
-    for stage in ("heads", "large", "longer", "keel", "bert_mini"):
-        (tmp_path / "study" / stage).mkdir(parents=True)
-        (tmp_path / "study" / stage / "tuned.json").touch()
+def test_a_gap_is_that_of_the_stages_that_are_tuned(study, tmp_path, launch):
+    folder = tmp_path / "study"
+    done = launch("study", "gap", f"--workdir={folder}", MHSH_VENV=str(tmp_path / "environment"))
+    assert (done.returncode, done.stderr) == (2, f"gap: no stage in {folder} is tuned; run one, as heads, first\n")
+    for stage in ("heads", "large", "longer", "admin", "keel"):
+        (folder / stage).mkdir(parents=True)
+        (folder / stage / "tuned.json").touch()
     tuned = ["--over=lr", "--choosing-seeds=2"]
-    published = tmp_path / "study/published/gap"
+    published = folder / "published"
     assert study("gap") == [
-        ["gap", f"{tmp_path}/study/heads", f"{tmp_path}/study/large", *tuned, f"--out={published}/gap.json"],
-        ["gap", f"{tmp_path}/study/longer", *tuned, f"--out={published}/gap_longer.json"],
-        ["gap", f"{tmp_path}/study/heads", f"{tmp_path}/study/keel", *tuned, f"--out={published}/gap_schemes.json"],
-        ["gap", f"{tmp_path}/study/bert_mini", *tuned, f"--out={published}/gap_bert.json"],
+        ["gap", f"{folder}/heads", f"{folder}/large", *tuned, f"--out={published}/gap/gap.json"],
+        ["gap", f"{folder}/longer", *tuned, f"--out={published}/gap_longer/gap_longer.json"],
+        ["gap", f"{folder}/admin", f"{folder}/keel", *tuned, f"--out={published}/gap_schemes/gap_schemes.json"],
     ]
 
 
@@ -165,10 +165,28 @@ def test_the_page_is_what_was_published(launch, tmp_path):
     assert files == {"index.md", "width/tuned.png", "heads/tuned.json"}
 
 
+def test_the_page_keeps_what_another_folder_published(launch, tmp_path):
+    def page(folder: str, out: str, stages: dict[str, str]) -> str:
+        for stage, said in stages.items():
+            stage_folder = tmp_path / folder / "published" / stage
+            stage_folder.mkdir(parents=True)
+            (stage_folder / f"{stage if stage.startswith('gap') else 'tuned'}.md").write_text(said)
+        assert launch("study", "page", f"--workdir={tmp_path}/{folder}", f"--out={tmp_path}/{out}").returncode == 0
+        return (tmp_path / out / "index.md").read_text()
+
+    first = {"heads": "- Higher.\n", "gap_longer": "- It grows.\n", "keel": "- Lower.\n"}
+    second = {"width": "- Wider.\n", "keel": "- Higher.\n"}
+    assert "    bash launch/study gap\n\n- It grows.\n" in page("first", "kept", first)
+    assert page("second", "kept", second) == page("both", "at_once", first | second)
+
+
 def test_every_stage_has_a_heading():
     script = LAUNCHER.read_text(encoding="utf-8")
-    headings = script[script.index("questions() {") :].split("TABLE\n")[1]
-    assert {line.split()[0] for line in headings.splitlines()} == {*SWEEPS, "probes", "gap"}
+    gaps, headings = (
+        {line.split()[0] for line in script[script.index(f"{table}() {{") :].split("TABLE\n")[1].splitlines()}
+        for table in ("gaps", "questions")
+    )
+    assert headings == {*SWEEPS, *gaps, "probes"}
 
 
 def test_an_unknown_stage_is_told_which_there_are(launch):
