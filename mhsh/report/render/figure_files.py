@@ -13,6 +13,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from mhsh.report.render.format import shorten
 
@@ -66,6 +68,19 @@ def figure_bytes(figure: Figure, kind: str, author: str) -> bytes:
         if figure.get_layout_engine() is not None:
             _lay_out(figure)
         figure.savefig(buffer, format=kind, metadata=metadata)
+    return _with_palette(buffer.getvalue(), author) if kind == "png" else buffer.getvalue()
+
+
+def _with_palette(png: bytes, author: str) -> bytes:
+    """The picture in 256 of its colors, in a third of the bytes. In docs/study no color is more
+    than 15 of 255 off (`FASTOCTREE`: 44, and white is grey; median cut: 72).
+    """
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    author_note = PngInfo()
+    author_note.add_text("Software", author)
+    smaller = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    smaller.save(buffer, "png", optimize=True, pnginfo=author_note, dpi=(mpl.rcParams["savefig.dpi"],) * 2)
     return buffer.getvalue()
 
 

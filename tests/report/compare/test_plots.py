@@ -4,11 +4,14 @@ text.
 
 from __future__ import annotations
 
+import io
 import re
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from mhsh.report.compare import plots
 from mhsh.report.compare.comparison import Comparison, compare
@@ -79,6 +82,29 @@ def test_texts_are_readable_and_lie_on_nothing(request, monkeypatch, runs: str, 
         assert inside.y0 <= box.y0 < box.y1 <= inside.y1, label.get_text()
         assert label.get_fontsize() >= 7
         assert not any(axes.get_tightbbox().overlaps(box) for axes in figure.axes), label.get_text()
+
+
+def test_a_png_is_small_and_shows_what_matplotlib_drew(four_runs, monkeypatch) -> None:
+    figures: list[tuple[Figure, bytes]] = []
+
+    def kept(figure: Figure, kind: str, author: str) -> bytes:
+        drawn = io.BytesIO()
+        data = figure_bytes(figure, kind, author)
+        figure.savefig(drawn, format=kind)
+        figures.append((figure, drawn.getvalue()))
+        return data
+
+    monkeypatch.setattr(plots, "figure_bytes", kept)
+    png = pictures(four_runs, kinds=("png",))["png"]
+    ((_, drawn),) = figures
+    assert len(png) < 0.5 * len(drawn)
+    ours, theirs = Image.open(io.BytesIO(png)), Image.open(io.BytesIO(drawn))
+    assert ours.info["Software"] == "written by mhsh compare"
+    assert ours.info["dpi"] == pytest.approx((240, 240), abs=0.01)
+    difference = np.abs(np.asarray(ours.convert("RGB"), int) - np.asarray(theirs.convert("RGB"), int))
+    assert difference.max() <= 20
+    assert difference.mean() < 1
+    assert ours.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_names_are_only_text(make_run) -> None:
