@@ -8,13 +8,11 @@ from pathlib import Path
 from rich.console import Console
 
 from mhsh.cli.parser import examples
-from mhsh.report.compare.fairness import find_conditions, verdict
-from mhsh.report.compare.groups import group_runs
 from mhsh.report.render import outputs
 from mhsh.report.render.terminal import print_line, print_table
-from mhsh.report.sweep.cells import Sweep, load_sweep, treatment_of
+from mhsh.report.sweep.cells import fairness_of, load_sweep
 from mhsh.report.sweep.plots import sensitivity_picture
-from mhsh.report.sweep.tuning import Tuning, tune
+from mhsh.report.sweep.tuning import tune
 from mhsh.report.sweep.tuning_files import as_csv, as_json, as_markdown, as_page, as_table
 
 KINDS = ("png", "svg")
@@ -47,7 +45,8 @@ def run(folder: str, over: str, by: str, choosing_seeds: int | None) -> int:
     place = Path(folder)
     sweep = load_sweep(place)
     tuning = tune(sweep, over, by.split(","), choosing_seeds)
-    fair = _fairness(sweep, tuning)
+    reported = {name for setting in tuning.settings for name in setting.runs}
+    fair = fairness_of(sweep, (cell for cell in sweep.cells if cell.plan.name in reported))
     pictures = {kind: sensitivity_picture(tuning, kind) for kind in KINDS}
     files = {
         "tuned.csv": as_csv(tuning),
@@ -63,11 +62,3 @@ def run(folder: str, over: str, by: str, choosing_seeds: int | None) -> int:
     for line in [tuning.verdict, *fair, *tuning.warnings, f"Report: {place / 'tuned.html'}"]:
         print_line(line, console)
     return 0
-
-
-def _fairness(sweep: Sweep, tuning: Tuning) -> list[str]:
-    """Whether the reported runs differ in more than the axes: one sentence, none without runs."""
-    reported = {name for setting in tuning.settings for name in setting.runs}
-    runs = [cell.run for cell in sweep.cells if cell.run is not None and cell.plan.name in reported]
-    treatment = treatment_of((tuning.over, *tuning.by))
-    return [verdict(find_conditions(runs, group_runs(runs), treatment), treatment)] if runs else []

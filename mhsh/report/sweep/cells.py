@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mhsh.config.fields import SHAPING
 from mhsh.files import absolute
 from mhsh.outcome import DIVERGED, LEFT, ON_PLATEAU, PLATEAU_RULE, SMOOTHING_RULE
-from mhsh.report.compare.fairness import SHAPE
+from mhsh.report.compare.fairness import SHAPE, find_conditions, verdict
+from mhsh.report.compare.groups import group_runs
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.loading import Run, load_runs
 from mhsh.report.runs.summary import Summary, summarize
@@ -126,6 +127,13 @@ def treatment_of(axes: Sequence[Axis]) -> tuple[str, ...]:
     others = (*SEEDS, *SHAPING)
     swept = (field for axis in axes if axis.path not in others for field in fields_of(axis.path))
     return tuple(dict.fromkeys([SHAPE, *swept]))
+
+
+def fairness_of(sweep: Sweep, cells: Iterable[SweptCell]) -> list[str]:
+    """Whether the runs of these cells differ in more than the axes: a sentence, none without runs."""
+    runs = [cell.run for cell in cells if cell.run is not None]
+    treatment = treatment_of(sweep.axes)
+    return [verdict(find_conditions(runs, group_runs(runs), treatment), treatment)] if runs else []
 
 
 def setting_words(settings: Mapping[str, Value]) -> str:

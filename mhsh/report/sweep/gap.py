@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
+from mhsh.report.compare.fairness import find_conditions
+from mhsh.report.compare.groups import group_runs
 from mhsh.report.estimate import Estimate, estimate, holm
+from mhsh.report.render.format import format_list, format_names
 from mhsh.report.render.sanitize import sanitize
-from mhsh.report.sweep.cells import Sweep, SweptCell
+from mhsh.report.runs.loading import Run
+from mhsh.report.sweep.cells import Sweep, SweptCell, fairness_of, treatment_of
 from mhsh.report.sweep.quality import format_difference, format_number
 from mhsh.report.sweep.tuning import tune_all
 from mhsh.sweep.axes import Value
@@ -70,6 +75,9 @@ class SweepGaps:
     embed_dim: int  # D
     heads: int  # of all layers
     gaps: tuple[Gap, ...]
+    fairness: tuple[str, ...]  # whether the runs differ in more than the axes, in a sentence
+    baseline_runs: tuple[Run, ...]
+    treatment: tuple[str, ...]  # what is meant to differ, as `find_conditions` takes it
 
     @property
     def size(self) -> str:
@@ -108,6 +116,9 @@ def sweep_gaps(name: str, sweep: Sweep, over: str | None, choose: int | None) ->
         model.embed_dim,
         (model.num_layers + model.num_decoder_layers) * model.num_heads,
         tuple(_adjusted(gap, last, change) for gap, last, change in zip(gaps, lasts, changes, strict=True) if last is not None),
+        tuple(fairness_of(sweep, itertools.chain.from_iterable(groups.values()))),
+        tuple(cell.run for cell in first if cell.run is not None),
+        treatment_of(sweep.axes),
     )
 
 
@@ -126,8 +137,12 @@ def sweep_changes(sweeps: Sequence[SweepGaps]) -> list[SweepChange]:
 
 
 def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SweepChange]) -> list[str]:
-    """A sentence for each gap and each change between sweeps: does a setting overtake the first?"""
-    said = [
+    """Whether the runs are comparable, and a sentence for each gap and each change between sweeps:
+    does a setting overtake the first?
+    """
+    said = [f"{sweep.name}: {sentence}" for sweep in sweeps for sentence in sweep.fairness]
+    said += [_fairness_between(sweeps)] if changes else []
+    said += [
         f"{sweep.name} ({sweep.size}), {gap.setting}: {_finding(gap, sweep.baseline)}." for sweep in sweeps for gap in sweep.gaps
     ]
     # A counterpart is another shape in each size, and so is the one that it is compared with.
@@ -140,6 +155,19 @@ def findings(sweeps: Sequence[SweepGaps], changes: Sequence[SweepChange]) -> lis
         where = f"from {sizes[each.first, each.counterpart]} to {sizes[each.other, each.counterpart]}"
         said.append(f"{each.counterpart}: {where} the gap changes by {format_difference(each.change, CHANGE_WORDS)}.")
     return said
+
+
+def _fairness_between(sweeps: Sequence[SweepGaps]) -> str:
+    """Whether the first settings of the sweeps differ in more than their shape, size and rates."""
+    runs = [run for sweep in sweeps for run in sweep.baseline_runs]
+    treatment = tuple(dict.fromkeys(field for sweep in sweeps for field in sweep.treatment))
+    rows = find_conditions(runs, group_runs(runs), treatment)
+    unfair = [row.name for row in rows if row.matters and not row.counts]
+    if unfair:
+        return f"Between the sweeps: not comparable: different {format_names(unfair)}."
+    unknown = [row.name for row in rows if row.could_matter and row.equal is None]
+    known = f", as far as recorded: not every run recorded {format_names(unknown)}" if unknown else ""
+    return f"Between the sweeps: nothing that matters differs but size and the treatment ({format_list(treatment)}){known}."
 
 
 def _finding(gap: Gap, baseline: str) -> str:

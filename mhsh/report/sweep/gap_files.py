@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhsh import text
+from mhsh.report.compare.fairness import FAIRNESS_RULE
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate
 from mhsh.report.render.figure_files import COLUMN, PAGE, add_legend, figure_bytes, figure_style
 from mhsh.report.render.markdown import to_markdown
@@ -34,7 +35,7 @@ def as_json(sweeps: Sequence[SweepGaps], changes: Sequence[SweepChange], said: S
     """All numbers; null for an interval that there is not."""
     fields = {
         "generator": MARK,
-        "rules": [GAP_RULE, INTERVAL_RULE, DIFFERENCE_RULE],
+        "rules": [GAP_RULE, INTERVAL_RULE, DIFFERENCE_RULE, FAIRNESS_RULE],
         "findings": list(said),
         "sweeps": [
             {

@@ -26,8 +26,17 @@ FALLING = {
 }
 
 
-def write(path: Path, losses: Mapping[int, Sequence[Sequence[float]]], axes: Sequence[str] = AXES, **model: Any) -> Path:
-    """A sweep whose runs were evaluated after every one of their steps."""
+def write(
+    path: Path,
+    losses: Mapping[int, Sequence[Sequence[float]]],
+    axes: Sequence[str] = AXES,
+    parameters: Mapping[int, int] | None = None,
+    text: str = "one",
+    **model: Any,
+) -> Path:
+    """A sweep whose runs were evaluated after every one of their steps. `parameters`: by heads a
+    layer.
+    """
     fields = load_fields("evidence", "heads")
     fields["model"] |= model
     ends = {
@@ -41,7 +50,8 @@ def write(path: Path, losses: Mapping[int, Sequence[Sequence[float]]], axes: Seq
             continue
         row = losses[cell.config.model.num_heads][cell.config.train.seed]
         run = RunFolder.open_for_training(folder.run_folder(cell.name).path, cell.config)
-        run.write_run({"status": "finished", "parameters": {"total": 1000}})
+        total = (parameters or {}).get(cell.config.model.num_heads, 1000)
+        run.write_run({"status": "finished", "parameters": {"total": total}, "data": {"fingerprint": text}})
         for step, loss in enumerate(row, 1):
             numbers = {"step": step, "tokens": 10 * step, "flops": 100 * step, "seconds": 0.5 * step, "loss": loss}
             run.append_metrics([numbers | {"split": "train"}, numbers | {"split": "validation"}])
@@ -71,7 +81,7 @@ def test_the_gap_is_paired_by_seed_at_every_evaluation(tmp_path: Path, capsys: p
     assert deep["changed_from"] == 2 and deep["change"]["mean"] == pytest.approx(change.mean())
     assert deep["change"]["p_value"] == pytest.approx(stats.ttest_1samp(change, 0).pvalue)
     # It falls from 0.8 to 0.4 in one doubling, so that the next one would close it.
-    (said,) = document["findings"]
+    said = document["findings"][-1]
     assert said.endswith("at this pace it would after 1.0 more doublings of the steps.")
     assert "+0.400 (+0.375 to +0.425), higher; since step 2 -0.400 (-0.425 to -0.375), in its favour" in said
     assert said in " ".join(capsys.readouterr().out.split())
@@ -89,7 +99,7 @@ def test_the_gap_is_paired_by_seed_at_every_evaluation(tmp_path: Path, capsys: p
     ids=["grows", "overtaken", "unclear", "less far ahead"],
 )
 def test_what_is_said_of_it(tmp_path: Path, deep: list[tuple[float, ...]], ending: str):
-    (said,) = found([write(tmp_path / "s", {8: FALLING[8], 1: deep})], tmp_path / "gap.json")["findings"]
+    said = found([write(tmp_path / "s", {8: FALLING[8], 1: deep})], tmp_path / "gap.json")["findings"][-1]
     assert said.endswith(ending)
 
 
@@ -109,6 +119,20 @@ def test_several_sizes_are_paired_by_seed(tmp_path: Path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"gap.json", "gap.md", "gap.png", "gap.svg"}
     page = (tmp_path / "out" / "gap.md").read_text()
     assert "](gap.png)" in page and page.count("\n| small |") == page.count("\n| large |") == 1
+
+
+def test_what_else_differs_is_said_first(tmp_path: Path):
+    """Within a sweep by the ledger's rule; between sweeps all but their sizes should be equal."""
+    one = write(tmp_path / "one", FALLING, parameters={8: 1000, 1: 1030})
+    large = write(tmp_path / "large", FALLING, parameters={8: 4000, 1: 4000}, num_layers=6)
+    other = write(tmp_path / "other", FALLING, text="another", num_layers=6)
+    unequal, equal, between, *gaps = found([one, large], tmp_path / "a" / "gap.json")["findings"]
+    assert unequal == "one: Not comparable: different sizes (total parameters: up to 3.0 % more, and 2.0 % is allowed)."
+    assert equal.startswith("large: Comparable as far as recorded") and len(gaps) == 3
+    assert between.startswith("Between the sweeps: nothing that matters differs but size and the treatment (shape")
+    said = found([one, other], tmp_path / "b" / "gap.json")["findings"]
+    assert "Between the sweeps: not comparable: different data fingerprint." in said
+    assert not any(line.startswith("Between") for line in found([one], tmp_path / "c" / "gap.json")["findings"])
 
 
 def test_one_layer_is_compared_with_one_layer_however_many_heads_it_has(tmp_path: Path):
