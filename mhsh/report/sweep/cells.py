@@ -130,7 +130,7 @@ def treatment_of(axes: Sequence[Axis]) -> tuple[str, ...]:
 
 
 def fairness_of(sweep: Sweep, cells: Iterable[SweptCell]) -> list[str]:
-    """Whether the runs of these cells differ in more than the axes: a sentence, none without runs."""
+    """Whether the runs of these cells differ in more than the axes: a sentence, if any ran."""
     runs = [cell.run for cell in cells if cell.run is not None]
     treatment = treatment_of(sweep.axes)
     return [verdict(find_conditions(runs, group_runs(runs), treatment), treatment)] if runs else []
