@@ -124,15 +124,17 @@ def test_probes_look_into_the_reporting_runs_of_every_shape_once(study, tmp_path
 def test_a_gap_is_that_of_the_stages_that_are_tuned(study, tmp_path, launch):
     folder = tmp_path / "study"
     nothing = f"gap: nothing to compare in {folder}; run two stages of one question, as heads and large, first\n"
-    for tuned in ((), ("admin",)):
-        for stage in tuned:
+
+    def tune(*stages: str) -> None:
+        for stage in stages:
             (folder / stage).mkdir(parents=True)
             (folder / stage / "tuned.json").touch()
+
+    for stages in ((), ("admin",)):
+        tune(*stages)
         done = launch("study", "gap", f"--workdir={folder}", MHSH_VENV=str(tmp_path / "environment"))
         assert (done.returncode, done.stderr) == (2, nothing)
-    for stage in ("heads", "large", "longer", "keel", "bert_mini"):
-        (folder / stage).mkdir(parents=True)
-        (folder / stage / "tuned.json").touch()
+    tune("heads", "large", "longer", "keel", "bert_mini")
     tuned = ["--over=lr", "--choosing-seeds=2"]
     published = folder / "published"
     assert study("gap") == [

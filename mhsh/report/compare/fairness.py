@@ -158,7 +158,7 @@ def find_conditions(
 
 def verdict(rows: Sequence[Condition], treatment: Sequence[str] = DEFAULT_TREATMENT) -> str:
     """Whether losses are comparable, in one sentence."""
-    unfair = [row.name for row in rows if row.matters and not row.counts]
+    unfair = unequal(rows)
     excesses = {row.name: excess(row.counts) for row in rows if row.counts}
     if excesses:
         most = max(excesses, key=lambda what: excesses[what])
@@ -166,13 +166,23 @@ def verdict(rows: Sequence[Condition], treatment: Sequence[str] = DEFAULT_TREATM
         unfair.insert(0, f"sizes ({most}: up to {format_percent(excesses[most])} more, and {allowed} is allowed)")
     if unfair:
         return f"Not comparable: different {format_names(unfair)}."
-    unknown = [row.name for row in rows if row.could_matter and row.equal is None]
+    unknown = unrecorded(rows)
     clock = " Device seconds are not comparable: see the conditions of the comparison." if any(row.clock for row in rows) else ""
     if unknown:
         return f"Comparable as far as recorded, but not every run recorded {format_names(unknown)}.{clock}"
     margin = f"{100 * PARAMETER_MARGIN:.0f} %"
     named = format_list(treatment)
     return f"Comparable: nothing that matters differs but the treatment ({named}), and parameter counts by at most {margin}.{clock}"
+
+
+def unequal(rows: Sequence[Condition]) -> list[str]:
+    """The names of the differences that matter, but for those of sizes."""
+    return [row.name for row in rows if row.matters and not row.counts]
+
+
+def unrecorded(rows: Sequence[Condition]) -> list[str]:
+    """The names of what not every run recorded and a difference in which would matter."""
+    return [row.name for row in rows if row.could_matter and row.equal is None]
 
 
 def marks(rows: Sequence[Condition]) -> tuple[str, ...]:

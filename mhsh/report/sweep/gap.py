@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
-from mhsh.report.compare.fairness import find_conditions
+from mhsh.report.compare.fairness import find_conditions, unequal, unrecorded
 from mhsh.report.compare.groups import group_runs
 from mhsh.report.estimate import Estimate, estimate, holm
 from mhsh.report.render.format import format_list, format_names
@@ -162,10 +162,9 @@ def _fairness_between(sweeps: Sequence[SweepGaps]) -> str:
     runs = [run for sweep in sweeps for run in sweep.baseline_runs]
     treatment = tuple(dict.fromkeys(field for sweep in sweeps for field in sweep.treatment))
     rows = find_conditions(runs, group_runs(runs), treatment)
-    unfair = [row.name for row in rows if row.matters and not row.counts]
-    if unfair:
+    if unfair := unequal(rows):
         return f"Between the sweeps: not comparable: different {format_names(unfair)}."
-    unknown = [row.name for row in rows if row.could_matter and row.equal is None]
+    unknown = unrecorded(rows)
     known = f", as far as recorded: not every run recorded {format_names(unknown)}" if unknown else ""
     return f"Between the sweeps: nothing that matters differs but size and the treatment ({format_list(treatment)}){known}."
 
