@@ -37,6 +37,8 @@ RUNNING = "running"
 STOPPED = "stopped"  # it has begun and can go on
 WAITING = "not run"
 
+_FOLDERS = ("runs", "logs", "ends")
+
 # A process that ended so was asked to, and can go on: by SIGTERM or Ctrl-C, with its state saved or
 # before it had any.
 RESUMABLE = (os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -75,7 +77,8 @@ class SweepFolder:
         """Raises UserError where `path` lies in a bucket."""
         if is_remote(path):
             raise UserError(
-                f"cannot sweep into {path}: running cells are found by file locks, which buckets lack; give a local folder"
+                f"cannot sweep into {path}: running cells are found by file locks, which buckets lack; "
+                "give a local folder, or one on a volume that all hosts share"
             )
         self.path = Path(path)
 
@@ -87,12 +90,13 @@ class SweepFolder:
           UserError: the folder holds another sweep, or something that is no sweep, or cannot be
             written.
         """
+        # In this order: another host may be opening it too, and writes its plan before all else.
+        if self.path.exists() and _holds_anything(self.path) and not (self.path / "plan.json").exists():
+            raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")
         if (self.path / "plan.json").exists():
             self._check_holds_part_of(plan)
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")
         try:
-            for name in ("runs", "logs", "ends"):
+            for name in _FOLDERS:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the sweep's folder {self.path}: {error.strerror}; choose another --workdir") from error
@@ -199,6 +203,14 @@ class SweepFolder:
                     f"{self.path} holds a sweep of another config (cell {cell.name}: "
                     f"{format_differences(cell.config, wanted[cell.name])}); choose another --workdir, or that config"
                 )
+
+
+def _holds_anything(folder: Path) -> bool:
+    """Whether there is more than the empty folders and the half-written plan of a new sweep."""
+    if not folder.is_dir():
+        return True
+    made = [path for path in folder.iterdir() if not path.name.startswith(".plan.json.")]
+    return any(path.name not in _FOLDERS or not path.is_dir() or any(path.iterdir()) for path in made)
 
 
 def _plan_fields(plan: Plan) -> dict[str, Any]:

@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and what it costs, and stop")
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells at once, the cores shared out (default: 1)")
-    parser.add_argument("--cells", default="1/1", metavar="I/N", help="every N-th cell from the I-th on: this host's share")
+    parser.add_argument(
+        "--cells", default="1/1", metavar="I/N", help="every N-th cell from the I-th on: this host's share; 0/N is N/N"
+    )
     parser.add_argument("--retry", action="store_true", help="try failed cells again")
     parser.add_argument(
         "--over",
@@ -77,7 +79,7 @@ def run(
     Args:
       fields: of the config, unchecked, before heads are regrouped.
       axes: NAME=VALUE,VALUE,... each, as `parse_axes` reads them.
-      cells: I/N, every N-th cell from the I-th on.
+      cells: I/N, every N-th cell from the I-th on; 0 is N, so hosts may be counted from 0.
       retry: whether cells that failed are tried again.
       over: the axis of which only the best value is trained on all seeds; None for every cell.
       choosing_seeds: how many of the seeds choose that value; half of them by default.
@@ -218,9 +220,9 @@ def _shape(config: Config) -> tuple[str, str]:
 
 def _share(cells: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", cells)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+    if match is None or int(match[2]) == 0 or int(match[1]) > int(match[2]):
         raise UserError(f"--cells={cells} must be I/N, with I from 1 to N: host I of N")
-    return int(match[1]), int(match[2])
+    return int(match[1]) or int(match[2]), int(match[2])
 
 
 def _say_begun(cell: PlannedCell) -> None:
