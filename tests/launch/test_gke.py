@@ -4,10 +4,8 @@ Kubernetes would read its arguments.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -44,9 +42,8 @@ CONTAINER = fields(
     image=TEXT,
     command=each(TEXT),
     args=each(TEXT),
-    env=each(fields("name", name=TEXT, valueFrom=fields("fieldRef", fieldRef=fields("fieldPath", fieldPath=TEXT)))),
     envFrom=each(fields("secretRef", secretRef=fields("name", name=NAME))),
-    resources=fields("limits", limits={"type": "object", "additionalProperties": POSITIVE}),
+    resources=fields("limits", limits={"type": "object", "additionalProperties": POSITIVE, "minProperties": 1}),
     volumeMounts=each(fields("name mountPath", name=NAME, mountPath={"type": "string", "pattern": "^/"})),
 )
 POD = fields(
@@ -68,24 +65,30 @@ JOB = fields(
     completions=POSITIVE,
     completionMode={"enum": ["Indexed", "NonIndexed"]},
     backoffLimit=COUNT,
+    backoffLimitPerIndex=COUNT,
     podFailurePolicy=fields(
         "rules", rules=each(fields("action", action={"enum": ["FailJob", "FailIndex", "Ignore", "Count"]}, onExitCodes=EXIT_CODES))
     ),
     template=fields("spec", metadata=fields("", labels=MAP, annotations=MAP), spec=POD),
 )
-ACTIONS = ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]
+# FailIndex is for Jobs with a limit of each index.
+JOB["if"] = {
+    "properties": {"podFailurePolicy": {"properties": {"rules": {"contains": {"properties": {"action": {"const": "FailIndex"}}}}}}}
+}
+JOB["then"] = {"required": ["backoffLimitPerIndex"]}
+ACTIONS = ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJob", "RestartJobAndIgnoreMaxRestarts"]
 REASONS = ["BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"]
 JOBSET = fields(
     "apiVersion kind metadata spec",
     apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
     kind={"const": "JobSet"},
-    metadata=fields("name", name=NAME, namespace=NAME, annotations=MAP, labels=MAP),
+    metadata=fields("name", name=NAME, annotations=MAP, labels=MAP),
     spec=fields(
         "replicatedJobs",
         failurePolicy=fields(
             "",
             maxRestarts=COUNT,
-            restartStrategy={"enum": ["Recreate", "BlockingRecreate"]},
+            restartStrategy={"enum": ["Recreate", "BlockingRecreate", "InPlaceRestart"]},
             rules=each(
                 fields(
                     "name action",
@@ -107,115 +110,122 @@ JOBSET = fields(
         ),
     ),
 )
+TRAIN = ("--", "train", "--workdir=gs://BUCKET/RUN")
+SWEEP = ("--volume=disk:/data", "--", "sweep", "--axes", "seed=0,1,2", "--workdir=/data/s")
+
+
+class Manifest:
+    """Parts of the manifest that --dry-run prints, valid by the schema."""
+
+    def __init__(self, text: str) -> None:
+        self.all = yaml.safe_load(text)
+        jsonschema.validate(self.all, JOBSET)
+        (self.replicated,) = self.all["spec"]["replicatedJobs"]
+        self.job = self.replicated["template"]["spec"]
+        self.pod = self.job["template"]["spec"]
+        (self.container,) = self.pod["containers"]
+
+    def arguments(self, pod: int = 0) -> list[str]:
+        """As Kubernetes hands them to a pod: $(NAME) becomes its value, $$ becomes $."""
+        values = {"JOB_COMPLETION_INDEX": str(pod), "HOME": "/root"}
+
+        def replace(match: re.Match[str]) -> str:
+            return "$" if match[0] == "$$" else values.get(match[1], match[0])
+
+        return [re.sub(r"\$\$|\$\(([^)]*)\)", replace, argument) for argument in self.container["args"]]
 
 
 @pytest.fixture
-def manifest(launch: Callable) -> Callable[..., dict[str, Any]]:
-    """The manifest that --dry-run prints, valid by the schema."""
-
-    def make(*arguments: str) -> dict[str, Any]:
+def manifest(launch: Callable) -> Callable[..., Manifest]:
+    def make(*arguments: str) -> Manifest:
         result = launch("gke", "--dry-run", *arguments)
         assert (result.returncode, result.stderr) == (0, "")
-        assert result.stdout.startswith("# Goes to: kubectl apply --filename=-\n")
-        value = yaml.safe_load(result.stdout)
-        jsonschema.Draft202012Validator.check_schema(JOBSET)
-        jsonschema.validate(value, JOBSET)
-        assert isinstance(value, dict)
-        return value
+        return Manifest(result.stdout)
 
     return make
 
 
-def job_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    (replicated,) = manifest["spec"]["replicatedJobs"]
-    return replicated["template"]["spec"]
-
-
-def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    return job_of(manifest)["template"]["spec"]
-
-
-def container_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    (container,) = pod_of(manifest)["containers"]
-    return container
-
-
-def as_kubernetes_expands(argument: str, values: dict[str, str]) -> str:
-    """$(NAME) becomes its value, $$ becomes $, everything else stays."""
-
-    def replace(match: re.Match[str]) -> str:
-        return "$" if match[0] == "$$" else values.get(match[1], match[0])
-
-    return re.sub(r"\$\$|\$\(([^)]*)\)", replace, argument)
-
-
 def test_tpu_slices(manifest: Callable) -> None:
-    value = manifest(*TPU, "--num-slices=2", "--namespace=research", "--", "train", "--workdir=gs://BUCKET/RUN")
-    assert value["metadata"] == {
+    made = manifest(*TPU, "--num-slices=2", *TRAIN)
+    assert made.all["metadata"] == {
         "name": "mine",
-        "namespace": "research",
+        "labels": {"app.kubernetes.io/name": "mhsh"},
         "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
     }
-    (replicated,) = value["spec"]["replicatedJobs"]
-    assert (replicated["name"], replicated["replicas"]) == ("slice", 2)
-    job = job_of(value)
-    assert (job["parallelism"], job["completions"], job["completionMode"]) == (4, 4, "Indexed")
-    assert pod_of(value)["nodeSelector"] == {
+    assert made.replicated["replicas"] == 2
+    assert (made.job["parallelism"], made.job["completions"], made.job["completionMode"]) == (4, 4, "Indexed")
+    assert made.pod["nodeSelector"] == {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
         "cloud.google.com/gke-tpu-topology": "4x4",
     }
-    container = container_of(value)
-    assert container["resources"] == {"limits": {"google.com/tpu": 4}}
-    assert container["command"] + container["args"] == ["mhsh", "train", "--workdir=gs://BUCKET/RUN", "--distributed"]
+    assert made.container["resources"] == {"limits": {"google.com/tpu": 4}}
+    assert made.container["command"] + made.arguments() == ["mhsh", "train", "--workdir=gs://BUCKET/RUN", "--distributed"]
 
 
 def test_gpu_nodes_meet_at_the_first_pod(manifest: Callable) -> None:
-    value = manifest(*GPU, "--", "train")
-    assert (job_of(value)["parallelism"], job_of(value)["completions"]) == (2, 2)
-    assert pod_of(value)["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
-    container = container_of(value)
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
-    (variable,) = container["env"]
-    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    arguments = [as_kubernetes_expands(argument, {variable["name"]: "1"}) for argument in container["args"]]
-    assert arguments == ["train", "--coordinator=mine-workers-0-0.mine:8482", "--num-processes=2", "--process-id=1"]
-    assert value["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "mine"}
+    made = manifest(*GPU, "--", "train")
+    assert (made.replicated["replicas"], made.job["parallelism"], made.job["completions"]) == (1, 2, 2)
+    assert made.pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+    assert made.container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    # A pod's name is JOBSET-JOB-INDEX-POD.SUBDOMAIN.
+    assert made.replicated["name"] == "workers"
+    assert made.all["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": "mine"}
+    assert made.arguments(pod=1) == ["train", "--coordinator=mine-workers-0-0.mine:8482", "--num-processes=2", "--process-id=1"]
 
 
 @pytest.mark.parametrize("target", [TPU, GPU])
 def test_2_fails_at_once_and_everything_else_restarts(manifest: Callable, target: tuple[str, ...]) -> None:
-    value = manifest(*target, "--grace=90", "--max-restarts=7", "--", "train")
-    job = job_of(value)
-    assert job["backoffLimit"] == 0
-    assert job["podFailurePolicy"] == {
-        "rules": [{"action": "FailJob", "onExitCodes": {"containerName": "mhsh", "operator": "In", "values": [2]}}]
-    }
-    assert value["spec"]["failurePolicy"] == {
-        "maxRestarts": 7,
-        "restartStrategy": "BlockingRecreate",
-        "rules": [{"name": "mistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
-    }
-    assert pod_of(value)["terminationGracePeriodSeconds"] == 90
+    made = manifest(*target, "--grace=90", "--max-restarts=0", *TRAIN)
+    assert made.job["backoffLimit"] == 0 and "backoffLimitPerIndex" not in made.job
+    codes = {"containerName": "mhsh", "operator": "In", "values": [2]}
+    assert made.job["podFailurePolicy"] == {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
+    policy = made.all["spec"]["failurePolicy"]
+    assert (policy["maxRestarts"], policy["restartStrategy"]) == (0, "BlockingRecreate")
+    (rule,) = policy["rules"]
+    assert rule["action"] == "FailJobSet" and "PodFailurePolicy" in rule["onJobFailureReasons"]
+    assert made.pod["terminationGracePeriodSeconds"] == 90
+
+
+@pytest.mark.parametrize("target", [(*GPU[:3], "--nodes=4", "--gpus-per-node=1"), (*TPU[:3], "--topology=2x2", "--num-slices=4")])
+def test_each_pod_of_a_sweep_has_its_own_cells_and_restarts_alone(manifest: Callable, target: tuple[str, ...]) -> None:
+    made = manifest(*target, *SWEEP)
+    assert (made.replicated["replicas"], made.job["parallelism"], made.job["completions"]) == (1, 4, 4)
+    assert "annotations" not in made.all["metadata"]  # its pods may lie in any node pool
+    assert made.job["backoffLimitPerIndex"] == 100 and "backoffLimit" not in made.job
+    assert made.job["podFailurePolicy"]["rules"][0]["action"] == "FailIndex"
+    assert "FailedIndexes" in made.all["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
+    assert [made.arguments(pod)[-1] for pod in range(4)] == ["--cells=0/4", "--cells=1/4", "--cells=2/4", "--cells=3/4"]
+    assert made.arguments()[:-1] == list(SWEEP[2:])
 
 
 def test_common_options(manifest: Callable) -> None:
     options = ["--spot", "--host-network", "--service-account=trainer", "--secret=hub", "--volume=disk:/data a"]
-    value = manifest(*TPU, *options, "--", "train")
-    pod, container = pod_of(value), container_of(value)
-    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
-    assert pod["tolerations"][0]["key"] == "cloud.google.com/gke-spot"
-    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert pod["serviceAccountName"] == "trainer"
-    assert container["envFrom"] == [{"secretRef": {"name": "hub"}}]
-    assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/data a"}]
-    assert pod["volumes"] == [{"name": "shared", "persistentVolumeClaim": {"claimName": "disk"}}]
+    made = manifest(*TPU, *options, "--node-selector=disk=fast", "--label=team=a", "--label=b.c/d=e", "--queue=mine", *TRAIN)
+    assert made.pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true" and made.pod["nodeSelector"]["disk"] == "fast"
+    assert made.pod["tolerations"][0]["key"] == "cloud.google.com/gke-spot"
+    assert (made.pod["hostNetwork"], made.pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert made.pod["serviceAccountName"] == "trainer"
+    assert made.container["envFrom"] == [{"secretRef": {"name": "hub"}}]
+    assert made.container["volumeMounts"] == [{"name": "shared", "mountPath": "/data a"}]
+    assert made.pod["volumes"] == [{"name": "shared", "persistentVolumeClaim": {"claimName": "disk"}}]
+    labels = {"app.kubernetes.io/name": "mhsh", "team": "a", "b.c/d": "e"}
+    assert made.all["metadata"]["labels"] == labels | {"kueue.x-k8s.io/queue-name": "mine"}
+    # Kueue would take a pod with its label for a job of its own.
+    assert made.job["template"]["metadata"]["labels"] == labels
+    reserved = manifest(*GPU, "--reservation=mine", *TRAIN)
+    assert reserved.pod["nodeSelector"]["cloud.google.com/reservation-name"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "grace"), [([], 120), (["--grace=900"], 900), (["--spot"], 15), (["--spot", "--grace=100"], 100)]
+)
+def test_grace(manifest: Callable, options: list[str], grace: int) -> None:
+    assert manifest(*GPU, *options, *TRAIN).pod["terminationGracePeriodSeconds"] == grace
 
 
 @pytest.mark.parametrize("target", [TPU, GPU])
 def test_hostile_arguments_arrive_unchanged(manifest: Callable, hostile: list[str], target: tuple[str, ...]) -> None:
-    container = container_of(manifest(*target, "--", "train", *hostile))
-    arguments = [as_kubernetes_expands(argument, {"MHSH_PROCESS_ID": "0", "HOME": "/root"}) for argument in container["args"]]
-    assert arguments[: len(hostile) + 1] == ["train", *hostile]
+    assert manifest(*target, "--", "train", *hostile).arguments()[: len(hostile) + 1] == ["train", *hostile]
 
 
 @pytest.mark.parametrize(
@@ -237,43 +247,35 @@ def test_hostile_arguments_arrive_unchanged(manifest: Callable, hostile: list[st
 def test_hosts_of_a_slice(
     manifest: Callable, accelerator: str, topology: str, more: tuple[str, ...], hosts: int, chips: int
 ) -> None:
-    target = ["--name=mine", "--image=i", f"--accelerator={accelerator}", f"--topology={topology}", *more]
-    value = manifest(*target, "--", "train")
-    assert job_of(value)["completions"] == hosts
-    assert container_of(value)["resources"]["limits"]["google.com/tpu"] == chips
+    made = manifest("--name=mine", "--image=i", f"--accelerator={accelerator}", f"--topology={topology}", *more, "--", "train")
+    assert made.job["completions"] == hosts
+    assert made.container["resources"]["limits"]["google.com/tpu"] == chips
     # One process alone has nobody to find.
-    assert container_of(value)["args"] == (["train"] if hosts == 1 else ["train", "--distributed"])
-
-
-def test_applies_what_it_prints(launch: Callable, stand_in: Callable, tmp_path: Path, hostile: list[str]) -> None:
-    stand_in("kubectl", 'echo "$*" >"$HOME/options"; cat >"$HOME/applied"; exit 3\n')
-    printed = launch("gke", "--dry-run", *TPU, "--", "train", *hostile).stdout
-    assert not (tmp_path / "applied").exists()
-    assert launch("gke", *TPU, "--", "train", *hostile).returncode == 3
-    assert (tmp_path / "options").read_text() == "apply --filename=-\n"
-    assert (tmp_path / "applied").read_text(encoding="utf-8") == printed.split("\n", 1)[1]
+    assert made.arguments() == (["train"] if hosts == 1 else ["train", "--distributed"])
 
 
 @pytest.mark.parametrize(("target", "extra"), [(TPU, "tpu"), (GPU, "cuda")])
-def test_builds_and_pushes_the_image_that_the_pods_run(
-    launch: Callable, stand_in: Callable, tmp_path: Path, target: tuple[str, ...], extra: str
+def test_builds_pushes_and_creates_what_it_prints(
+    launch: Callable, stand_in: Callable, tmp_path: Path, hostile: list[str], target: tuple[str, ...], extra: str
 ) -> None:
     stand_in("docker", 'echo "docker $*" >>"$HOME/done"; [ "$1" != "$FAILS" ] || exit 4\n')
-    stand_in("kubectl", 'echo "kubectl $*" >>"$HOME/done"; exit 3\n')  # without reading
+    stand_in("kubectl", 'echo "kubectl $*" >>"$HOME/done"; cat >"$HOME/created"; exit 3\n')
+    arguments = ["gke", "--build", "--namespace=research", *target, "--", "train", *hostile]
     build = f"docker build --platform=linux/amd64 --build-arg=EXTRA={extra} --tag=IMAGE:1 {ROOT}"
-    commands = [build, "docker push IMAGE:1", "kubectl apply --filename=-"]
-    assert launch("gke", "--build", *target, "--", "train").returncode == 3
+    commands = [build, "docker push IMAGE:1", "kubectl create --filename=- --namespace=research"]
+    printed = launch(arguments[0], "--dry-run", *arguments[1:])
+    assert printed.stdout.split("\n", 3)[:3] == [f"# {command}" for command in commands]
+    assert not (tmp_path / "done").exists()
+    assert launch(*arguments).returncode == 3
     assert (tmp_path / "done").read_text().splitlines() == commands
-    assert launch("gke", "--build", *target, "--", "train", FAILS="push").returncode == 4
+    assert (tmp_path / "created").read_text(encoding="utf-8") == printed.stdout.split("\n", 3)[3]
+    assert launch(*arguments, FAILS="push").returncode == 4
     assert (tmp_path / "done").read_text().splitlines() == commands + commands[:2]
-    printed = launch("gke", "--build", "--dry-run", *target, "--", "train").stdout
-    assert printed.startswith(f"# Before: {build}\n# Before: docker push IMAGE:1\n# Goes to: kubectl apply")
-    assert yaml.safe_load(printed)["kind"] == "JobSet"
 
 
 def test_what_the_pods_run_is_what_the_dockerfile_installs(manifest: Callable) -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert f"ENTRYPOINT {json.dumps(container_of(manifest(*TPU, '--', 'train'))['command'])}\n" in text
+    assert f"ENTRYPOINT {json.dumps(manifest(*TPU, *TRAIN).container['command'])}\n" in text
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert ".[${EXTRA},gcs]" in text and {"tpu", "cuda", "gcs"} <= set(extras)
     # The build sees nothing but what .dockerignore lets through.
@@ -285,27 +287,39 @@ def test_what_the_pods_run_is_what_the_dockerfile_installs(manifest: Callable) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--", "train"), "needs --name=..."),
-        (("--name=mine", "--", "train"), "needs --image=..."),
-        (("--name=Mine", "--", "train"), "'Mine' must be at most 40 small letters"),
-        ((*TPU[:2], "--accelerator=tpu-v1", "--", "train"), "--accelerator 'tpu-v1' is none of tpu-v4-podslice"),
-        ((*TPU[:3], "--", "train"), "tpu-v5-lite-podslice needs --topology=..."),
-        ((*TPU[:3], "--topology=4x4x4", "--", "train"), "must have 2 numbers for tpu-v5-lite-podslice, for example 4x4"),
-        ((*TPU[:3], "--topology=3x3", "--", "train"), "3x3 (9 chips) has no hosts of 4 chips"),
-        ((*TPU, "--chips-per-host=8", "--", "train"), "a host of 8 chips is a slice of its own, but 4x4 has 16"),
-        ((*TPU[:3], "--topology=2x2", "--num-slices=2", "--", "train"), "several slices need slices of several hosts"),
-        ((*TPU, "--nodes=2", "--", "train"), "--nodes does not go with tpu-v5-lite-podslice"),
-        ((*GPU[:4], "--", "train"), "nvidia-h100-80gb needs --gpus-per-node=..."),
-        ((*GPU, "--num-slices=2", "--", "train"), "--num-slices does not go with nvidia-h100-80gb"),
-        ((*TPU, "--num-slices=none", "--", "train"), "'none' must be a whole number from 1"),
-        ((*TPU, "--volume=disk", "--", "train"), "--volume 'disk' must be CLAIM:/PATH"),
-        ((*TPU, "--token=hush", "--", "train"), "--token is not an option"),
+        (TRAIN, "the following arguments are required: --name, --image, --accelerator"),
+        (("--name=Mine", *TPU[1:], *TRAIN), "'Mine' must be at most 40 small letters"),
+        ((*TPU[:2], "--accelerator=tpu-v1", *TRAIN), "'tpu-v1' must be one of tpu-v4-podslice"),
+        ((*TPU[:3], *TRAIN), "tpu-v5-lite-podslice needs --topology"),
+        ((*TPU[:3], "--topology=4*4", *TRAIN), "'4*4' must be numbers with an x between, such as 4x4"),
+        ((*TPU[:3], "--topology=4x4x4", *TRAIN), "--topology=4x4x4 must have 2 numbers for tpu-v5-lite-podslice"),
+        ((*TPU[:3], "--topology=3x3", *TRAIN), "has no hosts of 4 chips"),
+        ((*TPU, "--chips-per-host=8", *TRAIN), "has no hosts of 8 chips"),
+        ((*TPU[:3], "--topology=2x2", "--num-slices=2", *TRAIN), "several slices of a run more"),
+        ((*TPU, "--nodes=2", *TRAIN), "does not go with --nodes"),
+        ((*GPU[:4], *TRAIN), "nvidia-h100-80gb needs --gpus-per-node"),
+        ((*GPU, "--num-slices=2", *TRAIN), "nvidia-h100-80gb does not go with --num-slices"),
+        ((*TPU, "--num-slices=none", *TRAIN), "'none' must be a number from 1"),
+        ((*GPU, "--max-restarts=-1", *TRAIN), "'-1' must be a whole number"),
+        ((*TPU, "--volume=disk", *TRAIN), "'disk' must be CLAIM:/PATH"),
+        ((*TPU, "--label=team", *TRAIN), "'team' must be KEY=VALUE"),
+        ((*TPU, "--node-selector==fast", *TRAIN), "'=fast' must be KEY=VALUE"),
+        ((*TPU, "--queue=a queue", *TRAIN), "'a queue' must be at most 40 small letters"),
+        ((*TPU, "--reservation=r/blocks", *TRAIN), "'r/blocks' must be at most 40 small letters"),
+        ((*TPU, "--spot", "--reservation=mine", *TRAIN), "--spot does not go with --reservation"),
+        ((*TPU, "--spot", "--grace=120", *TRAIN), "--grace=120 is more than a spot node gives: 15 seconds, and 105 at most"),
+        ((*GPU, "--", "sweep", "--workdir=/data"), "a sweep needs --volume=CLAIM:/PATH"),
+        ((*GPU, "--volume=d:/data", "--", "sweep", "--workdir=gs://b/s"), "running cells are found by file locks"),
+        ((*GPU, *SWEEP, "--cells=1/2"), "and no --cells"),
+        ((*TPU, *SWEEP), "a sweep needs slices of one host"),
+        ((*GPU, "--", "eval", "RUN"), "mhsh eval runs on one host, and these are 2"),
+        ((*TPU, "--token=hush", *TRAIN), "--token is not an option"),
         (TPU, "needs the arguments of mhsh after --"),
         ((*TPU, "--", "train", "--num-processes=2"), "--num-processes is set by this launcher"),
     ],
 )
 def test_mistakes_are_one_line(launch: Callable, arguments: tuple[str, ...], message: str) -> None:
-    result = launch("gke", "--dry-run", *arguments)
+    result = launch("gke", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -323,10 +337,3 @@ def test_help(launch: Callable) -> None:
     assert result.returncode == 0
     assert result.stdout.startswith("Trains on Google Kubernetes Engine")
     assert "Prerequisites:" in result.stdout
-
-
-def test_needs_only_the_standard_library() -> None:
-    tree = ast.parse((Path(__file__).resolve().parents[2] / "launch" / "gke").read_text(encoding="utf-8"))
-    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert modules <= set(sys.stdlib_module_names)

@@ -1,9 +1,12 @@
-"""launch/slurm: the batch script it writes, and that script's run with stand-ins for Slurm's
-commands.
+"""launch/slurm as Slurm runs it: a copy of the file, in the folder of sbatch, with Slurm's
+variables, and with stand-ins for its commands.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,24 +16,47 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-# Runs one task, without srun's own options, and tells TERM apart: to srun itself it would be the
-# end of all tasks.
+from mhsh.sweep.folder import FINISHED, SweepFolder
+from tests.cli.test_sweep import CONFIG
+from tests.conftest import ROOT
+
+# Runs its tasks without its own options, and tells TERM apart: to srun itself it would be the end
+# of all tasks.
 SRUN = """
 trap 'echo killed >>"$HOME/slurm.log"; exit 143' TERM
-echo "srun $*" | head -n 1 >>"$HOME/slurm.log"
-while [[ "$1" = --* ]]; do shift; done
-env --default-signal=INT "$@" &
-echo "$!" >"$HOME/task"
-wait "$!"
+options=
+while [[ "$1" = --* ]]; do options="$options $1"; shift; done
+echo "srun$options" >>"$HOME/slurm.log"
+for ((task = 0; task < SLURM_NTASKS; task++)); do
+  SLURM_PROCID="$task" SLURM_LOCALID=0 SLURM_STEP_NODELIST=127.0.0.1 env --default-signal=INT "$@" &
+  echo "$!" >>"$HOME/tasks"
+done
+status=0
+while read -r task; do
+  wait "$task"
+  code=$?
+  [ "$code" -le "$status" ] || status=$code
+done <"$HOME/tasks"
+exit "$status"
 """
-SCANCEL = 'echo "scancel $*" >>"$HOME/slurm.log"\nkill -s "${1#--signal=}" "$(cat "$HOME/task")"\n'
+SCANCEL = 'echo "scancel $*" >>"$HOME/slurm.log"\nxargs kill -s "${1#--signal=}" <"$HOME/tasks"\n'
+MHSH = """#!/usr/bin/env bash
+printf '%s\\0' "$@" >"$HOME/call"
+echo "${JAX_LOCAL_DEVICE_IDS-none}" >"$HOME/devices"
+if [ -n "${MHSH_WAITS-}" ]; then
+  trap "echo saved; exit 75" TERM; trap "echo saved; exit 130" INT; echo ready; while :; do sleep 0.05; done
+fi
+exit "$MHSH_STATUS"
+"""
+JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "MHSH_STATUS": "0"}
+TWO = {"SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2"}
+ARRAY = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "3", "SLURM_ARRAY_TASK_COUNT": "3"}
 
 
 @pytest.fixture
 def cluster(stand_in: Callable, tmp_path: Path) -> Path:
-    """A home folder with Slurm's commands, which note what they are asked, and an mhsh that ends
-    with MHSH_STATUS.
+    """A home folder with Slurm's commands, which note what they are asked, and an environment
+    whose mhsh ends with MHSH_STATUS.
     """
     stand_in("srun", SRUN)
     stand_in("scancel", SCANCEL)
@@ -38,62 +64,41 @@ def cluster(stand_in: Callable, tmp_path: Path) -> Path:
     stand_in("squeue", 'echo "${JOB_STATE-RUNNING}"\n')
     mhsh = tmp_path / "environment/bin/mhsh"
     mhsh.parent.mkdir(parents=True)
-    mhsh.write_text(
-        '#!/usr/bin/env bash\nprintf \'%s\\0\' "$@" >"$HOME/call"\n'
-        'if [ -n "${MHSH_WAITS-}" ]; then\n'
-        '  trap "echo saved; exit 75" TERM; trap "echo saved; exit 130" INT; echo ready; while :; do sleep 0.05; done\n'
-        'fi\nexit "$MHSH_STATUS"\n'
-    )
+    mhsh.write_text(MHSH)
     mhsh.chmod(0o755)
     return tmp_path
 
 
-def batch_script(launch: Callable, home: Path, *arguments: str) -> Path:
-    result = launch("slurm", "--nodes=2", "--dry-run", *arguments, MHSH_VENV=str(home / "environment"))
-    assert (result.returncode, result.stderr) == (0, "")
-    path = home / "job.sh"
-    path.write_text(result.stdout, encoding="utf-8")
-    return path
+@pytest.fixture
+def job(cluster: Path, environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
+    """job("train", ..., SLURM_NTASKS="2"): starts the batch script, away from where it lies."""
+    script = cluster / "spool/slurm_script"
+    script.parent.mkdir()
+    shutil.copy(ROOT / "launch/slurm", script)
+
+    def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+        everything = environment | {"MHSH_VENV": str(cluster / "environment")} | JOB | variables
+        return subprocess.Popen(
+            ["bash", str(script), *arguments],
+            cwd=ROOT,
+            env=everything,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+
+    return start
 
 
-def test_prints_the_script(launch: Callable, cluster: Path) -> None:
-    options = ["--gpus-per-node=4", "--time=1-12:00:00", "--partition=long", "--account", "lab", "--mem=0", "--cpus-per-task=8"]
-    lines = batch_script(launch, cluster, *options, "--logs=/logs/a b", "--", "train", "--workdir=runs/x").read_text().splitlines()
-    assert [line for line in lines if line.startswith("#!") or line.startswith("#SBATCH")] == [
-        "#!/usr/bin/env bash",
-        "#SBATCH --job-name=mhsh",
-        "#SBATCH --nodes=2",
-        "#SBATCH --ntasks-per-node=4",
-        "#SBATCH --gpus-per-node=4",
-        "#SBATCH --cpus-per-task=8",
-        "#SBATCH --mem=0",
-        "#SBATCH --time=1-12:00:00",
-        "#SBATCH --partition=long",
-        "#SBATCH --account=lab",
-        '#SBATCH --output="/logs/a b/%x-%j.log"',
-        "#SBATCH --open-mode=append",
-        "#SBATCH --requeue",
-        "#SBATCH --signal=B:TERM@120",
-    ]
-    assert f"cd {ROOT} || exit 2" in lines
-    assert (
-        "srun --ntasks=8 --ntasks-per-node=4 --kill-on-bad-exit=0 --wait=120 --gpu-bind=none "
-        f"{cluster}/environment/bin/mhsh train --workdir=runs/x --distributed &"
-    ) in lines
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """(exit status, output, errors)."""
+    output, errors = process.communicate(timeout=240)
+    return process.returncode, output, errors
 
 
-def test_script_is_clean(launch: Callable, cluster: Path, hostile: list[str]) -> None:
-    path = batch_script(launch, cluster, "--tasks-per-node=3", "--", "train", *hostile)
-    assert "#SBATCH --ntasks-per-node=3\n" in path.read_text()
-    assert "gpu" not in path.read_text()
-    subprocess.run(["bash", "-n", str(path)], check=True)
-    path = batch_script(launch, cluster, "--gpus-per-node=8", "--", "train", hostile[0])
-    shellcheck = Path(sys.executable).with_name("shellcheck")
-    # SC2016 says that single quotes do not expand, which is what they are for here.
-    result = subprocess.run(
-        [str(shellcheck), "--exclude=SC2016", str(path)], env={"LC_ALL": "C.UTF-8"}, capture_output=True, text=True, check=False
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+def call(cluster: Path) -> list[str]:
+    return (cluster / "call").read_text(encoding="utf-8").split("\0")[:-1]
 
 
 @pytest.mark.parametrize(
@@ -101,30 +106,21 @@ def test_script_is_clean(launch: Callable, cluster: Path, hostile: list[str]) ->
     [(0, "RUNNING", False), (2, "RUNNING", False), (1, "RUNNING", False), (75, "RUNNING", True), (75, "COMPLETING", False)],
 )
 def test_only_75_goes_back_into_the_queue(
-    launch: Callable, cluster: Path, environment: dict[str, str], hostile: list[str], status: int, state: str, requeued: bool
+    job: Callable, cluster: Path, hostile: list[str], status: int, state: str, requeued: bool
 ) -> None:
-    path = batch_script(launch, cluster, "--", "train", *hostile)
-    variables = {"SLURM_JOB_ID": "77", "MHSH_STATUS": str(status), "JOB_STATE": state}
-    result = subprocess.run(
-        ["bash", str(path)], env=environment | variables, check=False, timeout=30, capture_output=True, text=True
-    )
-    assert result.returncode == status
-    assert f"mhsh ended with exit status {status}" in result.stderr
-    assert (cluster / "call").read_text().split("\0")[:-1] == ["train", *hostile, "--distributed"]
+    ended, _, errors = end(job("train", *hostile, MHSH_STATUS=str(status), JOB_STATE=state))
+    assert ended == status
+    assert f"mhsh ended with exit status {status}" in errors
+    assert call(cluster) == ["train", *hostile]
     assert ("scontrol requeue 77" in (cluster / "slurm.log").read_text()) == requeued
     assert not list(cluster.rglob("harm"))
 
 
 @pytest.mark.parametrize(("name", "status", "requeued"), [("TERM", 75, True), ("INT", 130, False)])
-def test_a_signal_reaches_the_tasks_and_not_srun(
-    launch: Callable, cluster: Path, environment: dict[str, str], name: str, status: int, requeued: bool
-) -> None:
-    path = batch_script(launch, cluster, "--", "train")
-    variables = {"SLURM_JOB_ID": "77", "MHSH_WAITS": "1"}
-    with subprocess.Popen(["bash", str(path)], env=environment | variables, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+def test_a_signal_reaches_the_tasks_and_not_srun(job: Callable, cluster: Path, name: str, status: int, requeued: bool) -> None:
+    with job("train", MHSH_WAITS="1") as process:
         assert process.stdout.readline() == "ready\n"
-        while not (cluster / "task").exists():
+        while not (cluster / "tasks").exists():
             time.sleep(0.02)
         process.send_signal(signal.Signals[f"SIG{name}"])
         assert process.stdout.read() == "saved\n"
@@ -133,54 +129,117 @@ def test_a_signal_reaches_the_tasks_and_not_srun(
     assert notes == [f"scancel --signal={name} 77"] + ["scontrol requeue 77"] * requeued
 
 
-def test_submits_what_it_prints(launch: Callable, stand_in: Callable, cluster: Path) -> None:
-    stand_in("sbatch", 'echo "$*" >"$HOME/options"; cat >"$HOME/submitted"; echo 77\n')
-    arguments = [f"--logs={cluster}/new/logs", "--", "train", "a b"]
-    expected = batch_script(launch, cluster, *arguments).read_text()
-    assert not (cluster / "new").exists()
-    result = launch("slurm", "--nodes=2", *arguments, MHSH_VENV=str(cluster / "environment"))
-    assert (result.returncode, result.stdout) == (0, "77\n")
-    assert (cluster / "options").read_text() == "--parsable\n"
-    assert (cluster / "submitted").read_text() == expected
-    assert (cluster / "new/logs").is_dir()
+@pytest.mark.parametrize(
+    ("variables", "arguments", "options", "devices"),
+    [
+        ({}, [], "", "none"),
+        (TWO, ["--distributed"], "", "none"),
+        # One process a node has all its GPUs; of one process a GPU, jax gives each its own.
+        (
+            TWO | {"SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "64"},
+            ["--distributed"],
+            "--cpus-per-task=64",
+            "0,1,2,3,4,5,6,7",
+        ),
+        ({"SLURM_GPUS_ON_NODE": "1"}, [], "", "0"),
+        ({"SLURM_NTASKS": "16", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}, ["--distributed"], "", "none"),
+    ],
+)
+def test_processes_and_their_gpus(
+    job: Callable, cluster: Path, variables: dict[str, str], arguments: list[str], options: str, devices: str
+) -> None:
+    assert end(job("train", "--workdir=x", **variables))[0] == 0
+    assert call(cluster) == ["train", "--workdir=x", *arguments]
+    assert (cluster / "devices").read_text() == f"{devices}\n"
+    wanted = ["srun", f"--ntasks={(JOB | variables)['SLURM_NTASKS']}", *options.split(), "--kill-on-bad-exit=0", "--wait=120"]
+    wanted += ["--gpu-bind=none"] * ("SLURM_GPUS_ON_NODE" in variables)
+    assert (cluster / "slurm.log").read_text().splitlines()[0].split() == wanted
+
+
+def test_what_sbatch_reads() -> None:
+    lines = (ROOT / "launch/slurm").read_text(encoding="utf-8").splitlines()
+    directives = [option for line in lines if line.startswith("#SBATCH ") for option in line.split()[1:]]
+    assert directives == ["--job-name=mhsh", "--ntasks-per-node=1", "--signal=B:TERM@120", "--requeue", "--open-mode=append"]
+    first_command = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[first_command:])  # sbatch reads no further
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "variables", "message"),
     [
-        (("--", "train"), "needs --nodes=N"),
-        (("--nodes=2",), "needs the arguments of mhsh after --"),
-        (("--nodes=two", "--", "train"), "--nodes 'two' must be a whole number from 1"),
-        (("--nodes=0", "--", "train"), "--nodes '0' must be a whole number from 1"),
-        (("--nodes=1", "--gpus-per-node=2", "--tasks-per-node=1", "--", "train"), "one process a GPU"),
-        (("--nodes=1", "--partition=a b", "--", "train"), "--partition 'a b' has a character that has no place there"),
-        (("--nodes=1", "--time", "--", "train"), "--time needs a value"),
-        (("--nodes=1", '--logs=a"b', "--", "train"), "must not have quotes"),
-        (("--nodes=1", "--colour=red", "--", "train"), "--colour is not an option"),
-        (("--nodes=1", "--", "train", "--distributed"), "--distributed is set by this launcher"),
+        (["train"], {"SLURM_JOB_ID": ""}, "hand this to sbatch"),
+        ([], {}, "after launch/slurm comes a command of mhsh"),
+        (["--nodes=2", "train"], {}, "sbatch's options come before it"),
+        (["train", "--distributed"], {}, "--distributed is set by this script"),
+        (["train", "--coordinator=a:1"], {}, "--coordinator is set by this script"),
+        (["sweep", "--cells=1/2"], ARRAY, "--cells is set by this script"),
+        (["train"], {"MHSH_VENV": "/nothing"}, "no /nothing/bin/mhsh; call sbatch in the folder of the checkout"),
+        (["eval", "RUN"], TWO, "mhsh eval is one process, and these are 2"),
+        (["sweep"], ARRAY | TWO, "mhsh sweep is one process, and these are 2"),
+        (["train"], ARRAY, "an array shares out the cells of a sweep; mhsh train has none"),
+        (["sweep"], ARRAY | {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "2"}, "the array must be --array=1-N"),
+        (["sweep"], ARRAY | {"SLURM_ARRAY_TASK_MAX": "9"}, "the array must be --array=1-N"),
     ],
 )
-def test_mistakes_are_one_line(launch: Callable, arguments: tuple[str, ...], message: str) -> None:
-    result = launch("slurm", "--dry-run", *arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+def test_mistakes_are_one_line(job: Callable, arguments: list[str], variables: dict[str, str], message: str) -> None:
+    status, output, errors = end(job(*arguments, **variables))
+    assert (status, output, errors.count("\n")) == (2, "", 1)
+    assert message in errors
 
 
-def test_a_missing_environment_is_named(launch: Callable, stand_in: Callable, tmp_path: Path) -> None:
-    stand_in("sbatch", "exit 1\n")
-    result = launch("slurm", "--nodes=1", "--", "train", MHSH_VENV=str(tmp_path / "nothing"))
-    assert result.returncode == 2
-    assert f"no {tmp_path}/nothing/bin/mhsh" in result.stderr
+def test_refuses_credentials(job: Callable, credential: str) -> None:
+    status, output, errors = end(job("train", credential))
+    assert status == 2 and errors.count("\n") == 1
+    assert "hush" not in output + errors
 
 
-def test_refuses_credentials(launch: Callable, credential: str) -> None:
-    result = launch("slurm", "--nodes=1", "--dry-run", "--", "train", credential)
-    assert result.returncode == 2
-    assert "hush" not in result.stdout + result.stderr
+REAL = {"MHSH_VENV": str(Path(sys.executable).parents[1]), "JAX_PLATFORMS": "cpu"}
+REAL |= {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
 
 
-def test_help(launch: Callable) -> None:
-    result = launch("slurm", "--help")
-    assert result.returncode == 0
-    assert result.stdout.startswith("Trains on a Slurm cluster")
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n\n".join(f"Number {n} is a number.\nSo is number {n + 1}." for n in range(400)), encoding="utf-8")
+    return f"--config.data.source=text:{path}"
+
+
+@pytest.mark.slow
+def test_an_array_trains_all_cells_of_a_sweep(job: Callable, corpus: str, tmp_path: Path) -> None:
+    """Two tasks of an array at once, with real processes; the same command finds all done."""
+    arguments = ["sweep", *CONFIG, corpus, "--axes", "seed=0,1,2", f"--workdir={tmp_path / 's'}"]
+    array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "2", "SLURM_ARRAY_TASK_COUNT": "2"}
+    for turn, due in enumerate([("2 of 2", "1 of 1"), ("0 of 2", "0 of 1")]):
+        tasks = []
+        for number in "12":
+            home = tmp_path / f"home{turn}{number}"
+            home.mkdir()
+            tasks.append(job(*arguments, **REAL, **array, SLURM_ARRAY_TASK_ID=number, HOME=str(home)))
+        for number, cells, task in zip("12", due, tasks, strict=True):
+            status, output, errors = end(task)
+            assert status == 0, errors
+            assert f"{cells} cells to run here (share {number}/2 of 3)" in output
+        folder = SweepFolder(tmp_path / "s")
+        assert [folder.state(cell.name).kind for cell in folder.read_plan().cells] == [FINISHED] * 3
+
+
+@pytest.mark.slow
+def test_two_nodes_find_each_other_save_and_go_on(job: Callable, corpus: str, cluster: Path) -> None:
+    """Real processes, which jax joins by Slurm's variables alone."""
+    arguments = ["train", *CONFIG, corpus, "--config.train.num_steps=2000", f"--workdir={cluster / 'run'}"]
+    two = REAL | TWO | {"SLURM_JOB_ID": str(os.getpid())}  # jax makes the port of it
+    process = job(*arguments, **two)
+    metrics = cluster / "run/metrics.jsonl"
+    while process.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < 20):
+        time.sleep(0.1)
+    process.terminate()
+    status, _, errors = end(process)
+    assert status == 75, errors
+    assert f"scontrol requeue {os.getpid()}" in (cluster / "slurm.log").read_text()
+    (cluster / "tasks").unlink()
+    record = json.loads((cluster / "run/run.json").read_text(encoding="utf-8"))
+    assert record["num_processes"] == 2
+    status, _, errors = end(job(*arguments, **two))
+    assert status == 0, errors
+    rows = [json.loads(line) for line in metrics.read_bytes().splitlines()]
+    assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, 2001))

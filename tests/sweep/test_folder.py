@@ -45,6 +45,18 @@ def test_a_plan_comes_back_as_it_was(folder):
     assert folder.read_plan() == planned("seed=0,1")
 
 
+def test_several_hosts_open_a_new_folder_at_once(tmp_path):
+    """What one host makes before it writes the plan is no reason for another to refuse."""
+    folder = SweepFolder(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / ".plan.json.half.tmp").write_text("{")
+    folder.open_for(planned("seed=0,1"))
+    folder.open_for(planned("seed=0,1"))
+    (tmp_path / "other/runs/mine").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds no sweep"):
+        SweepFolder(tmp_path / "other").open_for(planned("seed=0,1"))
+
+
 def test_a_sweep_grows_and_keeps_what_it_has(folder):
     folder.finish("seed-1", 2, "why", 1.0)
     folder.open_for(planned("seed=0,1,2"))

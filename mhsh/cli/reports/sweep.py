@@ -50,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and what it costs, and stop")
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells at once, the cores shared out (default: 1)")
-    parser.add_argument(
-        "--cells", default="1/1", metavar="I/N", help="every N-th cell from the I-th on: this host's share; 0/N is N/N"
-    )
+    parser.add_argument("--cells", default="1/1", metavar="I/N", help="every N-th cell from the I-th on: this host's share")
     parser.add_argument("--retry", action="store_true", help="try failed cells again")
     parser.add_argument(
         "--over",
