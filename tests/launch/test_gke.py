@@ -71,13 +71,10 @@ JOB = fields(
     ),
     template=fields("spec", metadata=fields("", labels=MAP, annotations=MAP), spec=POD),
 )
-# FailIndex is for Jobs with a limit of each index.
-JOB["if"] = {
-    "properties": {"podFailurePolicy": {"properties": {"rules": {"contains": {"properties": {"action": {"const": "FailIndex"}}}}}}}
-}
-JOB["then"] = {"required": ["backoffLimitPerIndex"]}
-ACTIONS = ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJob", "RestartJobAndIgnoreMaxRestarts"]
 REASONS = ["BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"]
+RULE = fields(
+    "name action", name=TEXT, action={"enum": ["FailJobSet", "RestartJobSet"]}, onJobFailureReasons=each({"enum": REASONS})
+)
 JOBSET = fields(
     "apiVersion kind metadata spec",
     apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
@@ -85,29 +82,9 @@ JOBSET = fields(
     metadata=fields("name", name=NAME, annotations=MAP, labels=MAP),
     spec=fields(
         "replicatedJobs",
-        failurePolicy=fields(
-            "",
-            maxRestarts=COUNT,
-            restartStrategy={"enum": ["Recreate", "BlockingRecreate", "InPlaceRestart"]},
-            rules=each(
-                fields(
-                    "name action",
-                    name={"type": "string", "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
-                    action={"enum": ACTIONS},
-                    onJobFailureReasons=each({"enum": REASONS}),
-                    targetReplicatedJobs=each(NAME),
-                )
-            ),
-        ),
+        failurePolicy=fields("", maxRestarts=COUNT, restartStrategy={"const": "BlockingRecreate"}, rules=each(RULE)),
         network=fields("", enableDNSHostnames=FLAG, subdomain=NAME, publishNotReadyAddresses=FLAG),
-        replicatedJobs=each(
-            fields(
-                "name template",
-                name=NAME,
-                replicas=POSITIVE,
-                template=fields("spec", metadata=fields("", annotations=MAP), spec=JOB),
-            )
-        ),
+        replicatedJobs=each(fields("name template", name=NAME, replicas=POSITIVE, template=fields("spec", spec=JOB))),
     ),
 )
 TRAIN = ("--", "train", "--workdir=gs://BUCKET/RUN")
