@@ -56,6 +56,16 @@ def test_a_shipped_config_and_one_of_the_users_own(wheel: Path, tmp_path: Path) 
     assert found["config"] == found["against"] and found["config"]["shape"] == "2 layers x 8 heads"
 
 
+def test_an_extra_is_installed_by_the_names_of_its_packages(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = "from mhsh.errors import install_command as f; print(f('gcs'), f('tpu'), sep='\\n')"
+    gcs, tpu = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path)).splitlines()
+    assert gcs.endswith("pip install 'gcsfs>=2025.9' 'google-cloud-storage>=3.4'")
+    version = "0.0.45" if sys.version_info < (3, 12) else "0.0.50"
+    assert tpu.endswith(f"pip install 'libtpu=={version}.*' 'requests>=2.32'")
+
+
 @pytest.mark.slow  # the default tests above read the wheel and use its configs
 def test_a_tiny_quickstart_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
     site, work = tmp_path / "site", tmp_path / "work"
