@@ -173,8 +173,8 @@ def _restore_or_create(setup: Setup, display: ProgressDisplay, wall: WallTime) -
             display.note(f"resuming from the checkpoint of step {step}")
             # An imported checkpoint has no record yet.
             return state, step, setup.folder.read_run().get("started_from") if setup.folder.has_run_record() else None
-    if steps:
-        raise UserError(f"{setup.folder.path} has no good checkpoint left; start again in another --workdir")
+    if checkpoints.damaged():
+        raise checkpoints.none_left()
     state = create_state(config, setup.model, setup.optimizer, setup.mesh, setup.put(setup.batch_after(0)))
     if not config.train.start_from:
         return state, 0, None
