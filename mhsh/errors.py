@@ -25,8 +25,23 @@ class UserError(Exception):
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """A hint where `name` is none of the `known` names: the one that was meant, or all."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(known)}"
+    meant = closest(name, known)
+    return f"did you mean {prefix}{meant}?" if meant else f"allowed: {', '.join(known)}"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `name` is a misspelling of, or that one of the two begins with; None
+    where none is near. Only what follows the last dot is compared: an equal section would make
+    fields alike. Of equally named fields, the one in the section of `name` is taken.
+    """
+    section, _, field = name.rpartition(".")
+    paths: dict[str, str] = {}
+    for path in sorted(known, key=lambda path: path.rpartition(".")[0] != section):
+        paths.setdefault(path.rpartition(".")[2], path)
+    near = difflib.get_close_matches(field, paths, n=1, cutoff=0.7)
+    if not near:
+        near = [each for each in paths if min(len(each), len(field)) > 2 and (each.startswith(field) or field.startswith(each))]
+    return paths[near[0]] if near else None
 
 
 def install_command(extra: str) -> str:
