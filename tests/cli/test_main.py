@@ -120,6 +120,12 @@ def test_describe_in_words(capsys):
     assert "302.31M" in out and "304.52M" in out and "+0.73 %" in out
 
 
+def test_a_narrow_terminal_costs_no_figure(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["describe", "--config=bert:2l8h", "--config.model.remat_policy=none"]) == 0
+    assert "…" not in capsys.readouterr().out
+
+
 def test_admin_prints_omega(capsys, corpus):
     arguments = ["admin", "--config=configs/bert.py:4l4h", corpus, "--config.data.validation_fraction=0.2", "--json"]
     assert main(arguments) == 0

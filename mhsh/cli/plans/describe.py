@@ -151,7 +151,7 @@ def _print_table(ledgers: list[dict[str, Any]]) -> None:
     for label, kind, key in rows:
         values = [_value(each, kind, key) for each in ledgers]
         table.add_row(*_cells(label, kind, values))
-    Console().print(table)
+    Console(width=max(80, Console().width)).print(table)  # narrower, figures would be cut off
 
 
 def _value(ledger: dict[str, Any], kind: str, key: Any) -> Any:
