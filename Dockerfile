@@ -1,17 +1,17 @@
 # An image of mhsh for TPU VMs and GKE, or with EXTRA=cuda for NVIDIA GPUs. launch/gke --build makes and pushes it.
 # Usage: docker build --build-arg EXTRA=tpu --tag IMAGE .
 # It runs as root: on a TPU VM a container reaches the chips with --privileged only (docs/usage.md).
-ARG PYTHON=3.11
+ARG PYTHON=3.13
 FROM python:${PYTHON}-slim
 ARG EXTRA=tpu
 WORKDIR /src
 # What mhsh needs, as a layer of its own, made with an empty mhsh: changed code does not fetch it again.
 COPY pyproject.toml constraints.txt ./
 RUN mkdir mhsh configs \
-    && touch README.md LICENSE \
+    && touch LICENSE \
     && echo '__version__ = "0"' >mhsh/__init__.py \
     && pip install --no-cache-dir --constraint constraints.txt ".[${EXTRA},gcs]"
-COPY README.md LICENSE ./
+COPY LICENSE ./
 COPY mhsh mhsh
 COPY configs configs
 RUN pip install --no-cache-dir --no-deps --force-reinstall .

@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from mhsh.errors import UserError
+from mhsh.errors import UserError, install_command
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -33,7 +33,7 @@ def check_bucket(path: epath.PathLike) -> None:
     if not str(path).startswith("gs://"):
         raise UserError(f"cannot use {path}: runs go to local folders and to gs:// buckets; choose another")
     if importlib.util.find_spec("gcsfs") is None:
-        raise UserError(f"cannot use {path}: gcsfs is not installed; pip install 'mhsh[gcs]'")
+        raise UserError(f"cannot use {path}: gcsfs is not installed; {install_command('gcs')}")
     problem = _no_answer(os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com")
     if problem:
         raise UserError(f"cannot reach {path}: {problem}; check the network, or use a local folder")

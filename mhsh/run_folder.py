@@ -232,7 +232,9 @@ class RunFolder:
 
     def newest_checkpoint(self) -> int | None:
         """The newest committed step, by the folders' names alone (None: none)."""
-        return max((int(path.name) for path in self.checkpoints_path.glob("*") if path.name.isdecimal()), default=None)
+        return max(
+            (int(path.name) for path in self.checkpoints_path.glob("*") if path.name.isdecimal() and path.is_dir()), default=None
+        )
 
     def has_run_record(self) -> bool:
         """Whether run.json exists. Training writes it before its first step."""

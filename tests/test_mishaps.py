@@ -102,6 +102,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(unbroken, tmp_pat
         np.testing.assert_array_equal(a, b)
 
 
+def test_where_all_are_damaged_the_same_command_never_begins_anew(unbroken, tmp_path):
+    workdir = cut_back(unbroken, tmp_path / "run")
+    logged = (workdir / "metrics.jsonl").read_bytes()
+    for step in (12, 24):
+        flip(largest_file(workdir / "checkpoints" / str(step) / "params"))
+    for _ in range(2):
+        done = mhsh_here("train", f"--workdir={workdir}")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert f"those of step 12, 24 were damaged and are in {workdir}/damaged_checkpoints" in done.stderr
+        assert (workdir / "metrics.jsonl").read_bytes() == logged
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with room for two checkpoints and not for three."""

@@ -225,10 +225,11 @@ def test_runs_side_by_side(unbroken, tmp_path):
     assert mhsh_here("compare", str(unbroken), f"--out={out}").returncode == 0
 
 
-def test_a_closed_pipe_is_no_traceback():
+@pytest.mark.parametrize("as_json", [["--json"], []])  # printed by Python, and by rich
+def test_a_closed_pipe_is_no_traceback(as_json):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(command("describe", *CONFIG[:1], "--json"), cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(command("describe", *CONFIG[:1], *as_json), cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert done.returncode == 128 + signal.SIGPIPE
     assert done.stderr == b""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -30,17 +31,33 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
 def of_the_checkout(folder: str) -> set[Path]:
     return {path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
 def test_it_holds_the_package_and_the_configs_and_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        found = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+    found = {name: content for name, content in contents(wheel).items() if ".dist-info/" not in name}
     wanted = {str(path.relative_to(ROOT)): path.read_bytes() for path in of_the_checkout("mhsh")}
     wanted |= {f"mhsh/{path.relative_to(ROOT)}": path.read_bytes() for path in of_the_checkout("configs")}
     assert found == wanted
     assert {"mhsh/py.typed", "mhsh/configs/bert.py", "mhsh/report/compare/page.html"} <= set(found)
+
+
+def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path), cwd=ROOT)
+    (packed,) = tmp_path.iterdir()
+    assert packed.stat().st_size < 1e6
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist"), cwd=unpacked)
+    (rebuilt,) = (tmp_path / "dist").iterdir()
+    assert rebuilt.name == wheel.name and contents(rebuilt) == contents(wheel)
 
 
 def test_a_shipped_config_and_one_of_the_users_own(wheel: Path, tmp_path: Path) -> None:
@@ -54,6 +71,16 @@ def test_a_shipped_config_and_one_of_the_users_own(wheel: Path, tmp_path: Path) 
     quickly = [f"--{name}.model.remat_policy=none" for name in ("config", "against")]  # auto traces the step
     found = json.loads(run(sys.executable, *described, *quickly, cwd=work, PYTHONPATH=str(site)))
     assert found["config"] == found["against"] and found["config"]["shape"] == "2 layers x 8 heads"
+
+
+def test_an_extra_is_installed_by_the_names_of_its_packages(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = "from mhsh.errors import install_command as f; print(f('gcs'), f('tpu'), sep='\\n')"
+    gcs, tpu = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path)).splitlines()
+    assert gcs.endswith("pip install 'gcsfs>=2025.9' 'google-cloud-storage>=3.4'")
+    version = "0.0.45" if sys.version_info < (3, 12) else "0.0.50"
+    assert tpu.endswith(f"pip install 'libtpu=={version}.*' 'requests>=2.32'")
 
 
 @pytest.mark.slow  # the default tests above read the wheel and use its configs

@@ -29,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except UserError as error:
         return _fail(str(error))
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        # rich makes a SystemExit of it.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         # The reader of our output has gone. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -48,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        raise UserError(f"there is no command {arguments[0]!r}; {nearest(arguments[0], COMMANDS)} mhsh --help says what each does")
+        hint = nearest(arguments[0], COMMANDS)
+        raise UserError(
+            f"there is no command {arguments[0]!r}; {hint}{'' if hint[-1] == '?' else ';'} mhsh --help says what each does"
+        )
     parser = build_parser(arguments[0] if arguments else None)
     options, rest = parser.parse_known_args(arguments)
     values = vars(options)

@@ -129,7 +129,7 @@ def _check_together(config: Config) -> None:
     too_long = (
         data.sequence_length > model.max_positions,
         f"data.sequence_length = {data.sequence_length} is longer than model.max_positions = {model.max_positions}; "
-        "shorten the sequence or raise model.max_positions",
+        f"shorten the sequence, or add --config.model.max_positions={data.sequence_length}",
     )
     problems = (
         too_long,
@@ -187,11 +187,13 @@ def _optimizer_problems(optimizer: OptimizerConfig, train: TrainConfig) -> tuple
     return (
         (
             train.batch_size % train.accumulation_steps,
-            f"train.batch_size = {train.batch_size} is not divisible by train.accumulation_steps = {train.accumulation_steps}",
+            f"train.batch_size = {train.batch_size} is not divisible by train.accumulation_steps = {train.accumulation_steps}; "
+            f"add --config.train.accumulation_steps={math.gcd(train.batch_size, train.accumulation_steps)}",
         ),
         (
             optimizer.warmup_steps > train.num_steps,
-            f"optimizer.warmup_steps = {optimizer.warmup_steps} is more than train.num_steps = {train.num_steps}",
+            f"optimizer.warmup_steps = {optimizer.warmup_steps} is more than train.num_steps = {train.num_steps}; "
+            f"add --config.optimizer.warmup_steps={train.num_steps}",
         ),
         (
             optimizer.schedule == "inverse_sqrt" and not optimizer.warmup_steps,
@@ -214,7 +216,8 @@ def _objective_problems(model: ModelConfig, train: TrainConfig) -> tuple[tuple[o
     return (
         (
             model.next_sentence and model.objective != "mlm",
-            f"model.next_sentence = True needs model.objective = 'mlm'; {model.objective!r} sees no sentence pairs",
+            f"model.next_sentence = True needs model.objective = 'mlm'; {model.objective!r} sees no sentence pairs: "
+            "add --config.model.next_sentence=False",
         ),
         (
             model.next_sentence and model.num_token_types < 2,
@@ -274,7 +277,8 @@ def _masking_problems(model: ModelConfig, data: DataConfig) -> tuple[tuple[bool,
     return (
         (
             masked and data.tokenizer == "bytes" and data.whole_word_masking,
-            "data.whole_word_masking = True needs data.tokenizer = 'wordpiece'; bytes have no words",
+            "data.whole_word_masking = True needs data.tokenizer = 'wordpiece'; bytes have no words: add "
+            "--config.data.whole_word_masking=False",
         ),
         (
             masked and not 1 <= data.max_predictions <= data.sequence_length,

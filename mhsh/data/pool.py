@@ -19,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mhsh.errors import UserError
+from mhsh.errors import UserError, install_command
 
 Work = Callable[[int], None]  # picklable: a function of a module, or an instance of a class of a module
 Done = Callable[[int], None]  # called with the number of each finished chunk, in any order
@@ -84,7 +84,7 @@ def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
         beam: Any = importlib.import_module("apache_beam")
         pipeline_options: Any = importlib.import_module("apache_beam.options.pipeline_options")
     except ModuleNotFoundError as error:
-        raise UserError(f"--runner=beam needs Apache Beam ({error}); pip install 'mhsh[beam]'") from error
+        raise UserError(f"--runner=beam needs Apache Beam ({error}); {install_command('beam')}") from error
     try:
         # Without Reshuffle a runner may keep all chunks on one worker.
         with beam.Pipeline(options=pipeline_options.PipelineOptions(shlex.split(options))) as pipeline:

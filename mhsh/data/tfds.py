@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mhsh.errors import UserError
+from mhsh.errors import UserError, install_command
 
 # The default direction is out of English, as in the papers on translation.
 _SOURCE_LANGUAGE = "en"
@@ -190,8 +190,8 @@ def _tensorflow_records(name: str, builder: Any, split: str) -> Iterator[dict[st
         importlib.import_module("tensorflow")
     except ModuleNotFoundError as error:
         raise UserError(
-            f"tfds:{name} is stored as {builder.info.file_format.value}, which only TensorFlow reads ({error}); pip install "
-            "'mhsh[tfds]', or prepare it again with --file_format=array_record"
+            f"tfds:{name} is stored as {builder.info.file_format.value}, which only TensorFlow reads ({error}); "
+            f"{install_command('tfds')}, or prepare it again with --file_format=array_record"
         ) from error
     import tensorflow_datasets as tfds
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 import mhsh
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
-from mhsh.errors import UserError
+from mhsh.errors import UserError, install_command
 from mhsh.kernels.fallback import fallback_reasons, first_line
 from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
@@ -141,7 +141,7 @@ def require_libtpu() -> None:
     """Raises UserError where the TPU compiler is not installed."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
-            "compiling for a TPU needs its compiler: pip install -e '.[tpu]', in an environment of its own "
+            f"compiling for a TPU needs its compiler: {install_command('tpu')}, in an environment of its own "
             "(with libtpu installed jax looks for a TPU; set JAX_PLATFORMS=cpu where you train on something else)"
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import hashlib
 import itertools
 import re
@@ -15,7 +14,7 @@ from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.config.schemes import SCHEMES
-from mhsh.errors import UserError
+from mhsh.errors import UserError, closest
 
 DEPTH = "model.num_layers"
 LEARNING_RATE = "optimizer.learning_rate"
@@ -143,8 +142,8 @@ def _path(name: str, fields: Fields) -> str:
         return found[0]
     if found:
         raise UserError(f"--axes {name}: {' and '.join(found)} are both called so; give the whole path")
-    close = difflib.get_close_matches(name, [*known, *(path.split(".")[-1] for path in known), *SHORT_NAMES, SCHEME, SEED], n=1)
-    hint = f"did you mean {close[0]}?" if close else "give a field's path, such as optimizer.learning_rate"
+    meant = closest(name, [*known, *(path.split(".")[-1] for path in known), *SHORT_NAMES, SCHEME, SEED])
+    hint = f"did you mean {meant}?" if meant else "give a field's path, such as optimizer.learning_rate"
     raise UserError(f"--axes {name}: the config has no such field; {hint}")
 
 

@@ -138,7 +138,10 @@ def _environment(folder: SweepFolder, parallel: int) -> dict[str, str]:
     # Unbuffered, so that logs can be followed and hold the last lines of a killed process.
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if not environment.get("JAX_COMPILATION_CACHE_DIR"):
-        environment["JAX_COMPILATION_CACHE_DIR"] = str(private_cache(folder.path))
+        try:
+            environment["JAX_COMPILATION_CACHE_DIR"] = str(private_cache(folder.path))
+        except UserError as error:
+            print(f"{folder.path.name}: {error}; until then every cell keeps a cache of its own")
     if parallel > 1:
         # By default the first process takes most of an accelerator's memory.
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{_DEVICE_MEMORY / parallel:.3f}")

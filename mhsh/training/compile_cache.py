@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -17,33 +18,37 @@ from mhsh.run_folder import RunFolder
 CACHE_FOLDER = "compilation_cache"
 
 
-def keep_compiled(folder: RunFolder) -> None:
-    """Makes jax use a compilation cache in the run's folder.
+def keep_compiled(folder: RunFolder) -> str:
+    """Makes jax use a compilation cache in the run's folder. Returns a note for the user: empty, or
+    why there is none.
 
     Programs from the cache are executed, so only its owner may have access to it. Nothing is kept
     in a bucket, where that cannot be checked. If JAX_COMPILATION_CACHE_DIR is set, that cache is
     used instead.
-
-    Raises:
-      UserError: the cache belongs to somebody else, or others have access to it.
     """
     if folder.is_remote or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    jax.config.update("jax_compilation_cache_dir", str(private_cache(Path(os.fspath(folder.path)))))
+        return ""
+    try:
+        cache = private_cache(Path(os.fspath(folder.path)))
+    except UserError as error:  # a cache can be done without
+        return f"{error}; until then every start compiles anew"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
     compilation_cache.reset_cache()  # jax decides at its first compilation whether it has one
+    return ""
 
 
 def private_cache(folder: Path) -> Path:
     """The cache in `folder` for programs of this kind of machine. Creates it if needed.
 
     Raises:
-      UserError: the cache belongs to somebody else, or others have access to it.
+      UserError: it is no folder, it belongs to somebody else, or others have access to it.
     """
     cache = folder / CACHE_FOLDER
-    cache.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        cache.mkdir(mode=0o700)
     found = cache.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UserError(f"{cache} is not a folder of yours alone, and its content would be executed; remove it")
+        raise UserError(f"{cache} is not a folder of yours alone, and its programs would be executed; remove it")
     return cache / machine()
 
 

@@ -17,6 +17,7 @@ from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import DamagedCheckpoint
 from mhsh.training.checkpoints.init_from import check_same_vocabulary, init_from_run
 from mhsh.training.cluster import StopAgreement
+from mhsh.training.compile_cache import keep_compiled
 from mhsh.training.metrics import Log
 from mhsh.training.record import RunRecord, outcome_of
 from mhsh.training.setup import Setup, prepare, with_plain_kernels
@@ -60,7 +61,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool) -> int |
     wall = WallTime()
     setup = prepare(config, folder)
     display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
-    for line in (note, *(setup.choices if verbose else ())):
+    for line in (note, keep_compiled(folder), *(setup.choices if verbose else ())):
         if line:
             display.note(line)
     state, start, started_from = _restore_or_create(setup, display, wall)
@@ -172,8 +173,8 @@ def _restore_or_create(setup: Setup, display: ProgressDisplay, wall: WallTime) -
             display.note(f"resuming from the checkpoint of step {step}")
             # An imported checkpoint has no record yet.
             return state, step, setup.folder.read_run().get("started_from") if setup.folder.has_run_record() else None
-    if steps:
-        raise UserError(f"{setup.folder.path} has no good checkpoint left; start again in another --workdir")
+    if checkpoints.damaged():
+        raise checkpoints.none_left()
     state = create_state(config, setup.model, setup.optimizer, setup.mesh, setup.put(setup.batch_after(0)))
     if not config.train.start_from:
         return state, 0, None

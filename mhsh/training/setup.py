@@ -30,7 +30,6 @@ from mhsh.models.build import Model, build_model
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.cluster import preflight, wait_for_all
-from mhsh.training.compile_cache import keep_compiled
 from mhsh.training.environment import environment
 from mhsh.training.footprint import check_state_fits
 from mhsh.training.optimizer import build_optimizer
@@ -101,7 +100,6 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     corpus.check_batch(config.train.batch_size)
     _check_same_batches(config, folder, corpus)
     preflight(_facts(config, corpus))
-    keep_compiled(folder)
     checkpoints = Checkpoints.of_run(folder, config.train)
     config, remat = resolve_remat(config, mesh)
     rows = functools.partial(process_rows, mesh)

@@ -89,6 +89,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("run", "bert", "2l8h"),
         ("begun", "bert", "2l8h"),
         ("damaged_metrics", "bert", "2l8h"),
+        ("no_folder", "bert", "2l8h"),
+        ("set_aside", "bert", "2l8h"),
         ("translation", "translation", "tiny"),
         ("bytes", "quickstart", "6l4h_post_ln"),
     ):
@@ -97,6 +99,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             folder.append_metrics([{"step": 1, "split": "train", "tokens": 512, "flops": 1e9, "seconds": 0.1, "loss": 3.0}])
     (room / "run" / WORDPIECE_FILE).write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]) + "\n")
     (room / "damaged_metrics" / "metrics.jsonl").write_text("{nonsense\n")
+    (room / "no_folder" / "checkpoints").write_text("mine")
+    (room / "set_aside" / "damaged_checkpoints" / "4").mkdir(parents=True)
     for task, variant, changes in (
         ("glue", "cola", {}),
         ("squad", "v1", {"stride": 16, "max_question_length": 16}),

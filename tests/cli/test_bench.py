@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mhsh.cli.main import main
+from mhsh.errors import install_command
 from tests.conftest import ROOT
 from tests.runs import mhsh
 
@@ -132,7 +133,8 @@ def test_a_peer_that_is_not_installed(capsys, monkeypatch, kind):
     monkeypatch.setitem(sys.modules, "torch", None)  # as good as missing, whether it is there or not
     peer = {"input": "loader", "decode": "marian"}.get(kind, "torch-eager")
     assert main(["bench", kind, TRANSLATION if kind == "decode" else BERT, f"--peer={peer}"]) == 2
-    assert capsys.readouterr().err == f"mhsh: --peer={peer} needs torch: pip install 'mhsh[parity]', or leave --peer out\n"
+    hint = install_command("parity")
+    assert capsys.readouterr().err == f"mhsh: --peer={peer} needs torch: {hint}, or leave --peer out\n"
 
 
 @pytest.mark.parity

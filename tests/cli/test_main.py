@@ -104,12 +104,26 @@ def test_describe_as_json(capsys):
     one, other = (ledgers[name]["flops_layers_longest"] for name in ("config", "against"))
     assert one["tokens"] == other["tokens"] == 512
     assert abs(other["per_sequence"] / one["per_sequence"] - 1) < 0.02
+    shallow, deep = (ledgers[name]["activations_by_remat_policy"] for name in ("config", "against"))
+    assert deep["full"] > 5 * shallow["full"], "the input of every layer is kept"
+    assert deep["groups"] < 2 * shallow["groups"]
+    for ledger in ledgers.values():
+        memory = ledger["bytes_per_device"]
+        assert ledger["total_by_remat_policy"]["full"] == memory["total"]
+        assert ledger["activations_by_remat_policy"]["full"] == memory["activations"] + memory["recomputed"]
+        assert list(ledger["total_by_remat_policy"].values()) == sorted(ledger["total_by_remat_policy"].values(), reverse=True)
 
 
 def test_describe_in_words(capsys):
     assert main(["describe", "--config=configs/bert.py:24l16h", "--against=configs/bert.py:384l1h"]) == 0
     out = capsys.readouterr().out
     assert "302.31M" in out and "304.52M" in out and "+0.73 %" in out
+
+
+def test_a_narrow_terminal_costs_no_figure(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["describe", "--config=bert:2l8h", "--config.model.remat_policy=none"]) == 0
+    assert "…" not in capsys.readouterr().out
 
 
 def test_admin_prints_omega(capsys, corpus):

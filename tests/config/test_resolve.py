@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 
 import pytest
 
 from mhsh.config import shipped
+from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.shapes import regroup
 from mhsh.errors import UserError
@@ -82,8 +84,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mesh.tensor": -2}, "^mesh.tensor = -2; allowed: 1 or more, or -1"),
     ({"mesh.fsdp": -1}, "'data': -1, 'fsdp': -1, 'tensor': 1}: only one axis can be -1"),
     ({"data.sequence_length": 65}, "^data.sequence_length = 65 is longer than model.max_positions = 64; "),
-    ({"train.accumulation_steps": 3}, "^train.batch_size = 8 is not divisible by train.accumulation_steps = 3$"),
-    ({"optimizer.warmup_steps": 41}, "^optimizer.warmup_steps = 41 is more than train.num_steps = 40$"),
+    ({"train.accumulation_steps": 3}, "^train.batch_size = 8 is not divisible by train.accumulation_steps = 3; add --config"),
+    ({"optimizer.warmup_steps": 41}, "^optimizer.warmup_steps = 41 is more than train.num_steps = 40; add --config"),
     ({"model.objective": "clm"}, "^model.next_sentence = True needs model.objective = 'mlm'"),
     ({"model.num_token_types": 1}, "^model.next_sentence = True needs model.num_token_types of 2 or more, not 1$"),
     ({"data.tokenizer": "bytes", "data.whole_word_masking": True}, "^data.whole_word_masking = True needs data.tokenizer = 'word"),
@@ -181,3 +183,22 @@ def test_a_whole_number_may_stand_for_a_float_and_becomes_one():
     config = from_dict(overridden({"optimizer.clip_norm": 1, "model.hidden_dropout": 0}))
     assert type(config.optimizer.clip_norm) is float and type(config.model.hidden_dropout) is float
     assert config.optimizer.clip_norm == 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"train.num_steps": 5},
+        {"train.accumulation_steps": 6},
+        {"data.sequence_length": 128},
+        {"model.objective": "clm"},
+        {"data.tokenizer": "bytes", "data.whole_word_masking": True},
+    ],
+    ids=str,
+)
+def test_the_flag_that_a_refusal_names_mends_it(wrong):
+    with pytest.raises(UserError) as refused:
+        from_dict(overridden(wrong))
+    found = re.search(r"add --config\.(\S+)=(\S+)$", str(refused.value))
+    assert found, refused.value
+    from_dict(overridden(wrong | {found[1]: parse_value(found[1], found[2])}))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.training.checkpoints.checkpoint import Checkpoints
+from mhsh.training.checkpoints.checkpoint import Checkpoints, StoredCheckpoints
 from mhsh.training.state import TrainState
 from tests.training.states import abstract_of, fresh_state
 
@@ -120,9 +120,57 @@ def test_old_steps_go_and_milestones_stay(make_config, tmp_path):
 
 def test_a_step_that_is_not_there(make_config, tmp_path):
     with pytest.raises(UserError, match="holds no checkpoint; train"):
-        Checkpoints(tmp_path / "none", keep=2, keep_every=0).existing_step(None)
+        StoredCheckpoints(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
     saved(make_config("bert", "2l8h"), tmp_path / "some")
     checkpoints = Checkpoints(tmp_path / "some", keep=2, keep_every=0)
     assert checkpoints.existing_step(None) == 7
     with pytest.raises(UserError, match="no checkpoint of step 3; there are 7"):
         checkpoints.existing_step(3)
+
+
+def test_reading_leaves_what_a_run_is_saving(make_config, tmp_path):
+    state, abstract = saved(make_config("bert", "2l8h"), tmp_path)
+    unfinished = tmp_path / "8.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    stored = StoredCheckpoints(tmp_path)
+    assert_equal(stored.restore_params(stored.existing_step(None), abstract.params), state.params)
+    stored.close()
+    assert sorted(tmp_path.rglob("*")) == before
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=0)
+    checkpoints.save(8, state)
+    checkpoints.close()
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "broken link"])
+def test_what_is_no_folder_is_said(tmp_path, kind):
+    folder = tmp_path / "checkpoints"
+    folder.write_text("mine") if kind == "file" else folder.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="checkpoints is a file or a broken link, and no folder of checkpoints"):
+        StoredCheckpoints(folder)
+    with pytest.raises(UserError, match="checkpoints is a file or a broken link, and no folder of checkpoints"):
+        Checkpoints(folder, keep=2, keep_every=0)
+
+
+def test_strangers_among_the_checkpoints_are_left_alone(make_config, tmp_path):
+    state, abstract = saved(make_config("bert", "2l8h"), tmp_path)
+    (tmp_path / "9").write_text("mine")
+    (tmp_path / "notes").mkdir()
+    stored = StoredCheckpoints(tmp_path)
+    assert stored.existing_step(None) == 7
+    assert_equal(stored.restore(7, abstract), state)
+
+
+def test_where_all_were_set_aside_that_is_said(make_config, tmp_path):
+    state, _ = fresh(make_config("bert", "2l8h"))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2, keep_every=0)
+    for _ in range(2):
+        checkpoints.save(7, state)
+        checkpoints.raise_failed_save()
+        checkpoints.close()
+        checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2, keep_every=0)
+        checkpoints.set_aside(7)
+    with pytest.raises(UserError, match=r"those of step 7, 7\.2 were damaged and are in .*damaged_checkpoints; put a good copy"):
+        StoredCheckpoints(tmp_path / "checkpoints").existing_step(None)

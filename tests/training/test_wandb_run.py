@@ -147,7 +147,7 @@ def test_offline_rows_that_the_server_got_since_are_not_uploaded_again(folder: R
 
 def test_without_wandb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"needs the package wandb .*: pip install 'mhsh\[wandb\]'"):
+    with pytest.raises(UserError, match=r"needs the package wandb .*: .*pip install -e .*\[wandb\]'"):
         wandb_run.check()
 
 

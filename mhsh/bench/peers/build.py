@@ -14,7 +14,7 @@ from mhsh.bench.harness import cores
 from mhsh.bench.mhsh_steps import CONFIG
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
-from mhsh.errors import UserError
+from mhsh.errors import UserError, install_command
 from mhsh.models.costs import parameter_counts
 
 # How torch runs the model: operation by operation; compiled as a whole; or each layer compiled, one
@@ -49,7 +49,7 @@ def require(peers: Sequence[str]) -> None:
     """
     for module in ("torch", "transformers") if peers else ():
         if importlib.util.find_spec(module) is None:
-            raise UserError(f"--peer={','.join(peers)} needs {module}: pip install 'mhsh[parity]', or leave --peer out")
+            raise UserError(f"--peer={','.join(peers)} needs {module}: {install_command('parity')}, or leave --peer out")
     if peers:
         # So that XLA leaves memory to torch.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -13,6 +13,10 @@ from mhsh.cli.flags import add_configs
 from mhsh.cli.parser import examples
 from mhsh.config.schema import Config
 
+# The remat policies among which `auto` chooses on every platform (mhsh/training/remat.py). Each
+# needs less memory than the one before it.
+_CHOICES = ("projections", "full", "groups")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
@@ -54,6 +58,7 @@ def ledger(config: Config) -> dict[str, Any]:
     # need most often.
     policy = "full" if model.remat_policy == "auto" else model.remat_policy
     memory = footprint(with_policy(config, policy), shape)
+    choices = {each: footprint(with_policy(config, each), shape) for each in _CHOICES if model.remat_policy == "auto"}
     stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
     return {
         "shape": f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers x {model.num_heads} heads",
@@ -78,6 +83,8 @@ def ledger(config: Config) -> dict[str, Any]:
         "mesh": shape,
         "remat_policy": policy,
         "bytes_per_device": {**memory._asdict(), "total": memory.total},
+        "total_by_remat_policy": {name: each.total for name, each in choices.items()},
+        "activations_by_remat_policy": {name: each.activations + each.recomputed for name, each in choices.items()},
         "omega_closed": {
             f"{stack.name} {rule}": closed_form_omega(rule, stack.num_sublayers)
             for stack in stacks
@@ -105,6 +112,12 @@ def _print_table(ledgers: list[dict[str, Any]]) -> None:
     )
     has_decoder = any(each["parameters"]["decoder"] for each in ledgers)
     stacks = ["encoder", "decoder"][: 1 + has_decoder]
+    by_policy = [
+        ("TOTAL, BY REMAT POLICY", "section", ""),
+        *((name, "bytes", ("total_by_remat_policy", name)) for name in _CHOICES),
+        ("ACTIVATIONS, BY REMAT POLICY", "section", ""),
+        *((name, "bytes", ("activations_by_remat_policy", name)) for name in _CHOICES),
+    ]
     rows: list[tuple[str, str, Any]] = [
         ("shape", "text", "shape"),
         ("residual", "text", "residual"),
@@ -130,6 +143,7 @@ def _print_table(ledgers: list[dict[str, Any]]) -> None:
         ("MEMORY PER DEVICE", "section", "mesh"),
         ("remat policy", "text", "remat_policy"),
         *((name, "bytes", ("bytes_per_device", name)) for name in ledgers[0]["bytes_per_device"]),
+        *(by_policy if all(each["total_by_remat_policy"] for each in ledgers) else []),
         ("OMEGA, closed form", "section", ""),
         *((f"{stack}, output change O(log n)", "number", ("omega_closed", f"{stack} closed_log")) for stack in stacks),
         *((f"{stack}, output change O(1)", "number", ("omega_closed", f"{stack} closed_one")) for stack in stacks),
@@ -137,7 +151,7 @@ def _print_table(ledgers: list[dict[str, Any]]) -> None:
     for label, kind, key in rows:
         values = [_value(each, kind, key) for each in ledgers]
         table.add_row(*_cells(label, kind, values))
-    Console().print(table)
+    Console(width=max(80, Console().width)).print(table)  # narrower, figures would be cut off
 
 
 def _value(ledger: dict[str, Any], kind: str, key: Any) -> Any:

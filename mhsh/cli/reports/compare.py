@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mhsh.cli.parser import examples
 from mhsh.errors import UserError
 from mhsh.report.render import outputs
-from mhsh.report.runs.loading import load_runs, loading
+from mhsh.report.runs.loading import find_runs, load_runs, loading
 from mhsh.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ _FILES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
-    parser.epilog = examples("mhsh compare runs/6l4h_post_ln runs/24l1h_admin", "mhsh compare runs/* --watch")
-    parser.add_argument("folders", nargs="+", metavar="RUN")
+    parser.epilog = examples("mhsh compare runs/6l4h_post_ln runs/24l1h_admin", "mhsh compare runs --watch")
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="a run, or a folder that holds runs, such as that of a sweep")
     parser.add_argument("--out", metavar="FILE", help="the page (default: report.html)")
     parser.add_argument(
         "--target", type=float, metavar="LOSS", help="the loss to reach (default: the worst final loss of a run that trained)"
@@ -62,8 +62,8 @@ def run(
     watch: bool = False,
     port: int | None = None,
 ) -> int:
-    """Compares the runs in `folders` and writes the page to `out` (report.html), and the pictures
-    and tables into the same folder.
+    """Compares the runs that `folders` are or hold, and writes the page to `out` (report.html), and
+    the pictures and tables into the same folder.
 
     `target` (nats per predicted token), `baseline`, `treatment` and `with_pretraining` are those of
     `compare`. With `watch` nothing is written: the page is served at `port` of the loopback
@@ -78,7 +78,7 @@ def run(
         that is no former report, or `target`, `baseline` or `treatment` is none.
     """
     if not folders:
-        raise UserError("no run is named; give the folders that --workdir named, as in mhsh compare runs/a runs/b")
+        raise UserError("no run is named; give the folders that --workdir named, or one that holds them")
     options: dict[str, Any] = {"target": target, "baseline": baseline, "pretraining": with_pretraining}
     if treatment is not None:
         options["treatment"] = tuple(treatment.split(","))
@@ -151,7 +151,7 @@ def _watch(folders: Sequence[str], options: Mapping[str, Any], port: int) -> int
     # Suppressed from before the address is told: who reads it may interrupt at once.
     with server, contextlib.suppress(KeyboardInterrupt):
         # Flushed: whoever reads this through a pipe waits for the address.
-        print(f"Watching {len(folders)} runs at {server.address} (Ctrl-C ends it)")
+        print(f"Watching {len(find_runs(folders)[0])} runs at {server.address} (Ctrl-C ends it)")
         print(f"From another machine: ssh -L {server.server_port}:{LOOPBACK}:{server.server_port} THIS-HOST", flush=True)
         server.serve_forever()
     return 0

@@ -104,7 +104,7 @@ def run(
     # always have it.
     jax.config.update("jax_platforms", "cpu")
     plan = make_plan(parsed, fields)
-    print_plan(plan, Console(highlight=False))
+    print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if over is not None:
         _print_stages(plan, tune_all(planned_sweep(plan), over, choosing_seeds))
     if dry_run:

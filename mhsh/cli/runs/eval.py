@@ -26,7 +26,7 @@ def run(folder: str, step: int | None) -> int:
     import optax
 
     from mhsh.models.build import build_model
-    from mhsh.training.checkpoints.checkpoint import Checkpoints
+    from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_recorded_corpus
     from mhsh.training.sharding import make_mesh, process_rows
     from mhsh.training.state import abstract_state
@@ -34,7 +34,7 @@ def run(folder: str, step: int | None) -> int:
 
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
-    checkpoints = Checkpoints.of_run(run_folder, config.train)
+    checkpoints = StoredCheckpoints(run_folder.checkpoints_path)
     step = checkpoints.existing_step(step)
     mesh = make_mesh(config)
     # Only training uses cuDNN.

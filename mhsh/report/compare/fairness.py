@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import functools
 import hashlib
@@ -18,7 +17,7 @@ from mhsh.config.differences import flatten
 from mhsh.config.fields import Field, all_fields
 from mhsh.config.roles import Row as ConfigRow
 from mhsh.config.schema import OBJECTIVES, Config
-from mhsh.errors import UserError
+from mhsh.errors import UserError, closest
 from mhsh.report.compare.groups import Group
 from mhsh.report.render.format import format_distinct, format_list, format_names, format_percent, format_recorded
 from mhsh.report.runs.curves import SPLITS
@@ -93,8 +92,8 @@ def check_treatment(treatment: Sequence[str]) -> None:
     known = [SHAPE, *dict.fromkeys(field.path for objective in OBJECTIVES for field in all_fields(objective))]
     for name in treatment:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "mhsh configs lists the fields"
+            meant = closest(name, known)
+            hint = f"did you mean {meant}?" if meant else "mhsh configs lists the fields"
             raise UserError(f"--treatment={name} is neither a field of a config nor {SHAPE!r}; {hint}")
 
 

@@ -21,6 +21,7 @@ from mhsh.files import absolute
 from mhsh.report.compare import page
 from mhsh.report.compare.chart import describe_chart
 from mhsh.report.compare.comparison import Comparison
+from mhsh.report.runs.loading import find_runs
 
 LOOPBACK = "127.0.0.1"
 REST = 4.0  # times the last computation, before the next one: watching takes at most a fifth of a core
@@ -28,7 +29,8 @@ REST = 4.0  # times the last computation, before the next one: watching takes at
 # because it may be forwarded.
 _OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
 
-_Signature = tuple[tuple[str, int, int], ...]  # name, bytes, seconds since 1970
+_Files = tuple[tuple[str, int, int], ...]  # name, bytes, seconds since 1970
+_Signatures = tuple[tuple[tuple[str, _Files], ...], tuple[str, ...]]  # of every run; what is refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +46,14 @@ class Watched:
     """The newest report on run folders that may still change. Safe to use from several threads."""
 
     def __init__(self, folders: Sequence[str | os.PathLike[str]], compute: Callable[[], Comparison], rest: float = REST) -> None:
-        """`compute` reads the folders, and raises UserError or OSError if it cannot."""
+        """The folders are runs, or hold runs. `compute` reads them, and raises UserError or OSError
+        if it cannot.
+        """
         self._folders = tuple(map(absolute, folders))
         self._compute = compute
         self._rest = rest
         self._lock = threading.Lock()
-        self._seen: tuple[_Signature, ...] | None = None
+        self._seen: _Signatures | None = None
         self._rest_until = 0.0
         self._newest: Snapshot | None = None
 
@@ -63,7 +67,8 @@ class Watched:
             if self._newest is not None and time.monotonic() < self._rest_until:
                 return self._newest
             # Taken before reading, so that a row written meanwhile counts as a change.
-            signatures = tuple(map(_signature, self._folders))
+            paths, refused = find_runs(self._folders)
+            signatures = (tuple((str(path), _signature(path)) for path in paths), tuple(refused))
             if self._newest is None or signatures != self._seen:
                 start = time.monotonic()
                 comparison = self._compute()
@@ -77,7 +82,7 @@ class Watched:
             return self._newest
 
 
-def _signature(folder: epath.Path) -> _Signature:
+def _signature(folder: epath.Path) -> _Files:
     """Name, size and time of every file in a folder; empty if there is no folder (yet)."""
     if not folder.is_dir():
         return ()

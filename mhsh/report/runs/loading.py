@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ from etils import epath
 from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.files import absolute, is_remote
+from mhsh.files import absolute, check_bucket, is_remote
 from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.curves import AXES, Curve, LoggedCurves, finite, reading
 from mhsh.run_folder import RunFolder, recorded_lineage, vocab_file
@@ -85,7 +87,7 @@ class Loaded:
 
 
 def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
-    """Opens every folder once, in the order given. A bad one raises nothing: it gets a line in
+    """Opens the runs that `find_runs` finds. A bad folder raises nothing: it gets a line in
     `refused`.
     """
     with loading(folders) as loaded:
@@ -117,22 +119,11 @@ def _known(value: int | float | None) -> float:
 @contextlib.contextmanager
 def loading(folders: Sequence[str | os.PathLike[str]]) -> Iterator[Callable[[], Loaded]]:
     """Starts to load the runs, as load_runs does. Calling the result waits for them."""
-    paths: list[epath.Path] = []
-    refused: list[str] = []
-    seen: set[str] = set()
-    for folder in folders:
-        # Not resolved: a link has the name that its user gave it.
-        path = absolute(folder)
-        place = str(path) if is_remote(path) else os.path.realpath(path)
-        if place in seen:
-            refused.append(f"{folder} is named twice (perhaps through a link); it is drawn once")
-            continue
-        seen.add(place)
-        paths.append(path)
+    paths, refused = find_runs(folders)
     opened: list[tuple[epath.Path, Config]] = []
     for path in paths:
         try:
-            opened.append((path, _read_config(path)))
+            opened.append((path, RunFolder(path).read_config()))
         except UserError as error:
             refused.append(str(error))
     names = _distinct_names([path for path, _ in opened])
@@ -145,11 +136,47 @@ def loading(folders: Sequence[str | os.PathLike[str]]) -> Iterator[Callable[[], 
         yield loaded
 
 
-def _read_config(path: epath.Path) -> Config:
-    folder = RunFolder(path)
-    if not path.is_dir():
-        raise UserError(f"{path} is no folder; give the folder that --workdir named")
-    return folder.read_config()
+def find_runs(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[epath.Path], list[str]]:
+    """Every run once, in the order of `folders`: each is a run, or holds runs one or two levels
+    below, which come in the order of their names. And a line for each that is neither.
+    """
+    found: dict[str, epath.Path] = {}
+    refused: list[str] = []
+    for folder in map(absolute, folders):
+        try:
+            for path in _runs_in(folder):
+                # The name is not resolved: a link has the name that its user gave it.
+                found.setdefault(str(path) if is_remote(path) else os.path.realpath(path), path)
+        except UserError as error:
+            refused.append(str(error))
+        except OSError as error:
+            refused.append(f"cannot read {error.filename}: {error.strerror}; give folders that can be read")
+    return list(found.values()), refused
+
+
+def _runs_in(folder: epath.Path) -> list[epath.Path]:
+    check_bucket(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder; give the folder that --workdir named")
+    if (folder / "config.json").exists():
+        return [folder]
+    runs, others = [], [folder]
+    for _ in range(2):
+        below = [path for other in others for path in other.iterdir() if path.is_dir()]
+        begun = [RunFolder(path).has_begun() for path in below]
+        runs += itertools.compress(below, begun)
+        others = [path for path, has_begun in zip(below, begun, strict=True) if not has_begun]
+    if not runs:
+        raise UserError(
+            f"{folder} holds no run: no config.json is in it, and none beside a run.json, metrics.jsonl or checkpoint in the "
+            "folders one and two levels below; give the folder that --workdir named, or one that holds such folders"
+        )
+    return sorted(runs, key=_natural_order)
+
+
+def _natural_order(path: epath.Path) -> list[str | int]:
+    """A key for sorting in which 6 comes before 24."""
+    return [int(part) if part.isdecimal() else part for part in re.split("([0-9]+)", str(path))]
 
 
 def _load(name: str, path: epath.Path, config: Config, curves: LoggedCurves) -> Run:

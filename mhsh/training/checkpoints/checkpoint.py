@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from etils import epath
 
 from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
-from mhsh.files import absolute
+from mhsh.files import absolute, is_remote
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checksum import as_hex, checksums
 from mhsh.training.checkpoints.manifest import Manifest, compare_manifests, find_damage, flatten, manifest, write_file_manifest
@@ -25,26 +26,129 @@ from mhsh.training.cluster import broadcast_from_process_0
 from mhsh.training.state import TrainState
 
 ITEMS = ("params", "opt_state", "manifest")
+_READ_ONLY = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 
 
-# An error of a background save is raised by `raise_failed_save`, `save` and `close`. Orbax would
-# also log its traceback.
-logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "async_checkpointer" in record.pathname))
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for the traceback of a background save, whose error `raise_failed_save`, `save` and
+    `close` raise, and for warnings that a folder is only read, or that a damaged one is not whole.
+    """
+    if record.exc_info and "async_checkpointer" in record.pathname:
+        return False
+    return not any(words in str(record.msg) for words in ("is read only", "Metadata file does not exist"))
+
+
+logging.getLogger("absl").addFilter(_is_news)
 
 
 class DamagedCheckpoint(UserError):
     """A checkpoint is incomplete, cannot be read, or its arrays have changed."""
 
 
-class Checkpoints:
-    """The checkpoints of one run. params, opt_state and manifest are separate items, so that params
-    can be restored alone.
+class StoredCheckpoints:
+    """The checkpoints of one run, to be read. Nothing in the folder changes, as the run may be
+    training. params, opt_state and manifest are separate items, so that params can be restored
+    alone.
     """
+
+    def __init__(self, folder: epath.PathLike, options: ocp.CheckpointManagerOptions = _READ_ONLY) -> None:
+        """Raises UserError where `folder` is none, or where it is missing and to be read."""
+        self._folder = absolute(folder)
+        if not is_remote(self._folder) and os.path.lexists(self._folder) and not self._folder.is_dir():
+            raise UserError(f"{self._folder} is a file or a broken link, and no folder of checkpoints; put the folder back")
+        if options.read_only and not self._folder.is_dir():
+            raise self.none_left()
+        self._manager = ocp.CheckpointManager(self._folder, item_names=ITEMS, options=options)
+
+    def steps(self) -> list[int]:
+        """The committed steps, newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
+
+    def damaged(self) -> list[str]:
+        """What has been set aside: STEP, or STEP.NUMBER from the second time on."""
+        return sorted(path.name for path in self._aside.glob("*"))
+
+    def existing_step(self, step: int | None) -> int:
+        """`step`, or the newest if it is None. Raises UserError if it is not saved."""
+        steps = self.steps()
+        if not steps:
+            raise self.none_left()
+        if step is not None and step not in steps:
+            raise UserError(f"{self._folder} holds no checkpoint of step {step}; there are {', '.join(map(str, sorted(steps)))}")
+        return steps[0] if step is None else step
+
+    def none_left(self) -> UserError:
+        """The error where there is none to restore: it names what was set aside."""
+        damaged = self.damaged()
+        if damaged:
+            return UserError(
+                f"{self._folder} holds no checkpoint: those of step {', '.join(damaged)} were damaged and are in {self._aside}; "
+                "put a good copy back, or train again in another --workdir"
+            )
+        return UserError(f"{self._folder} holds no checkpoint; train the run first")
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """The state of `step`, with the shardings of `abstract`, on any mesh.
+
+        Raises:
+          DamagedCheckpoint: it cannot be read, or its arrays have changed.
+          UserError: it is of another model: its arrays are not those of `abstract`.
+        """
+        self._check_files(step)
+        params = self._restore_item(step, "params", abstract.params)
+        opt_state, saved_step = self._restore_item(step, "opt_state", (abstract.opt_state, abstract.step))
+        return TrainState(params, opt_state, saved_step)
+
+    def restore_params(self, step: int, abstract: Any) -> Any:
+        """The parameters of `step` alone; raises as `restore` does."""
+        self._check_files(step)
+        return self._restore_item(step, "params", abstract)
+
+    def close(self) -> None:
+        """Frees what reading took."""
+        self._manager.close()
+
+    @property
+    def _aside(self) -> epath.Path:
+        return self._folder.parent / "damaged_checkpoints"
+
+    def _check_files(self, step: int) -> None:
+        where = self._folder / str(step)
+        found = broadcast_from_process_0(find_damage(where) if jax.process_index() == 0 else None)
+        if found is not None:
+            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {found}")
+
+    def _restore_item(self, step: int, item: str, abstract: Any) -> Any:
+        where = self._folder / str(step)
+        wanted = flatten(abstract)
+        try:
+            saved: Manifest = self._manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"][
+                item
+            ]
+            shapes = {path: {"shape": entry["shape"], "dtype": entry["dtype"]} for path, entry in saved.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
+        compare_manifests(shapes, manifest(wanted), where)
+        replicas = split_replicas(next(iter(wanted.values())).sharding)
+        try:
+            if replicas is not None:
+                restored = read_once(where / item, wanted, replicas)
+            else:
+                restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
+        except Exception as error:  # Orbax raises a bare Exception where a read fails
+            raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
+        for path, sums in jax.device_get(checksums(restored)).items():
+            if as_hex(sums) != saved[path]["checksum"]:
+                raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
+        return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
+
+
+class Checkpoints(StoredCheckpoints):
+    """The checkpoints of the run that this process trains."""
 
     def __init__(self, folder: epath.PathLike, *, keep: int, keep_every: int) -> None:
         """Keeps the newest `keep` steps, and forever every multiple of `keep_every` (0: none)."""
-        self._folder = absolute(folder)
         self._saving = 0  # the step that is being written
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
@@ -53,25 +157,12 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
         )
-        self._manager = ocp.CheckpointManager(self._folder, item_names=ITEMS, options=options)
+        super().__init__(folder, options)
 
     @classmethod
     def of_run(cls, folder: RunFolder, train: TrainConfig) -> Checkpoints:
         """The checkpoints of a run, kept as its config says."""
         return cls(folder.checkpoints_path, keep=train.keep_checkpoints, keep_every=train.keep_every)
-
-    def steps(self) -> list[int]:
-        """The committed steps, newest first."""
-        return sorted(self._manager.all_steps(), reverse=True)
-
-    def existing_step(self, step: int | None) -> int:
-        """`step`, or the newest if it is None. Raises UserError if it is not saved."""
-        steps = self.steps()
-        if not steps:
-            raise UserError(f"{self._folder} holds no checkpoint; train the run first")
-        if step is not None and step not in steps:
-            raise UserError(f"{self._folder} holds no checkpoint of step {step}; there are {', '.join(map(str, sorted(steps)))}")
-        return steps[0] if step is None else step
 
     def save(self, step: int, state: TrainState) -> None:
         """Copies the state and returns; it is written in the background.
@@ -93,26 +184,9 @@ class Checkpoints:
         with self._naming_failures():
             self._manager.check_for_errors()
 
-    def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """The state of `step`, with the shardings of `abstract`, on any mesh.
-
-        Raises:
-          DamagedCheckpoint: it cannot be read, or its arrays have changed.
-          UserError: it is of another model: its arrays are not those of `abstract`.
-        """
-        self._check_files(step)
-        params = self._restore_item(step, "params", abstract.params)
-        opt_state, saved_step = self._restore_item(step, "opt_state", (abstract.opt_state, abstract.step))
-        return TrainState(params, opt_state, saved_step)
-
-    def restore_params(self, step: int, abstract: Any) -> Any:
-        """The parameters of `step` alone; raises as `restore` does."""
-        self._check_files(step)
-        return self._restore_item(step, "params", abstract)
-
     def set_aside(self, step: int) -> epath.Path:
         """Moves a damaged checkpoint away: its step can be saved again. Returns its new path."""
-        aside = self._folder.parent / "damaged_checkpoints" / str(step)
+        aside = self._aside / str(step)
         number = 1
         while aside.exists():
             number += 1
@@ -146,36 +220,6 @@ class Checkpoints:
         if jax.process_index() == 0:
             [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]
             write_file_manifest(unfinished)
-
-    def _check_files(self, step: int) -> None:
-        where = self._folder / str(step)
-        found = broadcast_from_process_0(find_damage(where) if jax.process_index() == 0 else None)
-        if found is not None:
-            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {found}")
-
-    def _restore_item(self, step: int, item: str, abstract: Any) -> Any:
-        where = self._folder / str(step)
-        wanted = flatten(abstract)
-        try:
-            saved: Manifest = self._manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"][
-                item
-            ]
-            shapes = {path: {"shape": entry["shape"], "dtype": entry["dtype"]} for path, entry in saved.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
-        compare_manifests(shapes, manifest(wanted), where)
-        replicas = split_replicas(next(iter(wanted.values())).sharding)
-        try:
-            if replicas is not None:
-                restored = read_once(where / item, wanted, replicas)
-            else:
-                restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
-        except Exception as error:  # Orbax raises a bare Exception where a read fails
-            raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
-        for path, sums in jax.device_get(checksums(restored)).items():
-            if as_hex(sums) != saved[path]["checksum"]:
-                raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
-        return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.types import SUBLAYERS
 from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.checkpoints.checkpoint import Checkpoints
+from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.checkpoints.manifest import compare_manifests, flatten, manifest
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, abstract_state
@@ -44,7 +44,7 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
     """
     folder = RunFolder(config.train.start_from)
     there = folder.read_config()
-    checkpoints = Checkpoints.of_run(folder, there.train)
+    checkpoints = StoredCheckpoints(folder.checkpoints_path)
     step = checkpoints.existing_step(None)
     abstract = abstract_state(there, build_optimizer(there), mesh)
     if config.train.keep_moments:

@@ -19,7 +19,7 @@ from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoints.checkpoint import Checkpoints
+from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 
@@ -31,7 +31,7 @@ def load_for_inference(folder: RunFolder, config: Config, step: int | None, num_
     Raises:
       UserError: there are no such checkpoints, or they are damaged.
     """
-    checkpoints = Checkpoints.of_run(folder, config.train)
+    checkpoints = StoredCheckpoints(folder.checkpoints_path)
     steps = newest_steps(checkpoints, num_averaged, step)
     config = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     # Only training uses cuDNN.
@@ -57,7 +57,7 @@ def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
     return corpus
 
 
-def newest_steps(checkpoints: Checkpoints, count: int, step: int | None) -> list[int]:
+def newest_steps(checkpoints: StoredCheckpoints, count: int, step: int | None) -> list[int]:
     """The newest `count` saved steps, newest first; with `step`, that one and those before it.
 
     Raises:
@@ -74,14 +74,14 @@ def newest_steps(checkpoints: Checkpoints, count: int, step: int | None) -> list
     return kept[:count]
 
 
-def average(checkpoints: Checkpoints, steps: Sequence[int], abstract_params: Any) -> Any:
+def average(checkpoints: StoredCheckpoints, steps: Sequence[int], abstract_params: Any) -> Any:
     """The mean of the parameters at `steps`, with the dtypes and shardings of `abstract_params`
     (Vaswani et al. 2017, section 6.1).
 
     It is a running mean in fp32: only one checkpoint is in memory beside it.
 
     Raises:
-      UserError: as `Checkpoints.restore_params`.
+      UserError: as `StoredCheckpoints.restore_params`.
     """
     first = checkpoints.restore_params(steps[0], abstract_params)
     mean = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), first)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mhsh.config.schema import to_dict
-from mhsh.errors import UserError
+from mhsh.errors import UserError, install_command
 from mhsh.files import absolute, read_object, write_atomically
 from mhsh.run_folder import RunFolder
 from mhsh.training.tracking.tracker import curves
@@ -41,7 +41,7 @@ def check() -> None:
     try:
         import wandb
     except ImportError as error:
-        raise UserError(f"train.tracker = 'wandb' needs the package wandb ({error}): pip install 'mhsh[wandb]'") from error
+        raise UserError(f"train.tracker = 'wandb' needs the package wandb ({error}): {install_command('wandb')}") from error
     if wandb.setup().settings.mode != "online":
         return
     try:

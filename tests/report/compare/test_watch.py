@@ -191,6 +191,15 @@ def test_a_run_that_is_damaged_or_not_there_yet_is_a_problem_and_no_end(make_run
     assert drawn(update) == [[3.0, 2.5, 2.0, 2.0], [3.0]]
 
 
+def test_a_run_that_is_begun_in_a_watched_folder_appears(make_run, serve, tmp_path: Path) -> None:
+    folders = [tmp_path / "all"]
+    make_run("all/b", [3.0])
+    server = serve(Watched(folders, Counted(folders), rest=0.0))
+    assert drawn(ask(server)[1]) == [[3.0]]
+    make_run("all/a", [2.0])
+    assert drawn(ask(server)[1]) == [[2.0], [3.0]]
+
+
 def test_nothing_to_draw_yet_is_a_page(tmp_path: Path, serve) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     page, body = ask(serve(Watched(folders, Counted(folders))), "/")

@@ -40,8 +40,18 @@ def test_a_folder_named_twice_is_drawn_once(make_run, tmp_path: Path) -> None:
     path = make_run("a", [1.0])
     (tmp_path / "link").symlink_to(path)
     loaded = load_runs([path, tmp_path / "link"])
-    assert [run.name for run in loaded.runs] == ["a"]
-    assert "named twice" in loaded.refused[0]
+    assert [run.name for run in loaded.runs] == ["a"] and not loaded.refused
+
+
+def test_a_folder_stands_for_the_runs_in_it(make_run, tmp_path: Path) -> None:
+    names = ("all/24l1h", "all/6l4h", "all/sweep/runs/deep", "all/seeds/seed-10", "all/seeds/seed-9")
+    runs = {name: make_run(name, [1.0]) for name in names}
+    (tmp_path / "all" / "exported").mkdir()  # has a config.json too, and is no run
+    (tmp_path / "all" / "exported" / "config.json").write_text("{}")
+    found = [str(run.path.relative_to(tmp_path)) for run in load_runs([tmp_path / "all"]).runs]
+    assert found == ["all/6l4h", "all/24l1h", "all/seeds/seed-9", "all/seeds/seed-10"]
+    mixed = load_runs([runs["all/24l1h"], tmp_path / "all" / "sweep", tmp_path / "all"])
+    assert [run.name for run in mixed.runs] == ["24l1h", "deep", "6l4h", "seed-9", "seed-10"] and not mixed.refused
 
 
 def test_folders_without_a_run_are_refused_by_name(make_run, tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""What an error suggests: a name that was meant, a command that works."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mhsh.cli.parser import COMMANDS
+from mhsh.config.fields import all_fields
+from mhsh.errors import closest, install_command
+from tests.conftest import ROOT
+
+FIELDS = ["shape", *(field.path for field in all_fields("mlm"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("num_layer", "model.num_layers"),
+        ("modle.num_layers", "model.num_layers"),
+        ("model.nun_heads", "model.num_heads"),
+        ("model.innit", "model.init"),
+        ("model.learning_rate", "optimizer.learning_rate"),
+        ("wieght_decay", "optimizer.weight_decay"),
+        ("data.sead", "data.seed"),
+        ("train.sead", "train.seed"),
+        ("batch", "train.batch_size"),
+        ("warmup", "optimizer.warmup_steps"),
+        ("layers", "model.num_layers"),
+        ("shapes", "shape"),
+        ("model.colour", None),
+        ("colour", None),
+        ("model.hidden_dim", None),
+        ("model.size", None),
+        ("train.precision", None),
+        ("model.width", None),
+        ("lr", None),
+        ("model.x", None),
+        ("", None),
+    ],
+)
+def test_a_field_is_suggested_only_where_it_is_near(name, meant):
+    assert closest(name, FIELDS) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("trian", "train"), ("evaluate", "eval"), ("cmpare", "compare"), ("plot", None), ("x", None)]
+)
+def test_a_command_is_suggested_only_where_it_is_near(name, meant):
+    assert closest(name, COMMANDS) == meant
+
+
+def test_a_checkout_installs_an_extra_by_its_name(tmp_path, monkeypatch):
+    bin_folder = Path(sys.executable).parent
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PATH", str(bin_folder), prepend=os.pathsep)
+    assert install_command("gcs") == "pip install -e '.[gcs]'"
+    monkeypatch.chdir(tmp_path)
+    assert install_command("gcs") == f"pip install -e '{ROOT}[gcs]'"
+    monkeypatch.setenv("PATH", "")  # another pip would install for another Python
+    assert install_command("gcs") == f"{sys.executable} -m pip install -e '{ROOT}[gcs]'"
