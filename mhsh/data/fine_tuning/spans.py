@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -182,7 +181,7 @@ def _read(source: str, field: str) -> SquadData:
     """
     kind, _, rest = source.partition(":")
     if kind == "json" and rest:
-        return read_squad(Path(rest).expanduser())
+        return read_squad(str(epath.Path(rest).expanduser()))
     if kind == "tfds" and rest:
         return read_prepared_squad(rest)
     raise UserError(
