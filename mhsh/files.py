@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import gzip
 import importlib.util
 import io
 import json
@@ -35,6 +36,8 @@ def check_bucket(path: epath.PathLike) -> None:
         return
     if not str(path).startswith("gs://"):
         raise UserError(f"cannot use {path}: runs and data are in local folders and in gs:// buckets; choose another")
+    if not str(path).removeprefix("gs://").partition("/")[0]:
+        raise UserError(f"{path} names no bucket; write gs://BUCKET/NAME")
     if importlib.util.find_spec("gcsfs") is None:
         raise UserError(f"cannot use {path}: gcsfs is not installed; pip install 'mhsh[gcs]'")
     problem = _no_answer(os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com")
@@ -68,9 +71,9 @@ def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
       UserError: the bucket cannot be reached.
     """
     check_bucket(path)
-    # They warn of each file for which they may not ask what kind of bucket it is in, and go on.
+    # They log what they raise, and for every file that they may not ask what kind its bucket is.
     for name in ("gcsfs", "google.auth._default"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     import fsspec
     from aiohttp import ClientError
     from gcsfs.retry import HttpError
@@ -81,7 +84,7 @@ def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, "no such object or bucket", str(path)) from error
     except (OSError, HttpError, ClientError, GoogleAuthError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, gzip.BadGzipFile) or (isinstance(error, OSError) and error.errno is not None):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OSError(errno.EIO, reason, str(path)) from error

@@ -59,7 +59,8 @@ def _file_texts(path: epath.Path, column: str) -> Iterator[str]:
     place = str(path)
     try:
         with opened(path) as file:
-            table = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
+            # By default all of a row group's column would be read before its first row.
+            table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
             _check_column(place, table.schema_arrow, column)
             for group in range(table.num_row_groups):
                 place, row = f"{path}, row group {group}", 0
