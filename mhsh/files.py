@@ -40,6 +40,9 @@ def check_bucket(path: epath.PathLike) -> None:
         raise UserError(f"{path} names no bucket; write gs://BUCKET/NAME")
     if importlib.util.find_spec("gcsfs") is None:
         raise UserError(f"cannot use {path}: gcsfs is not installed; pip install 'mhsh[gcs]'")
+    # They log what they raise, and for every file that they may not ask what kind its bucket is.
+    for name in ("gcsfs", "google.auth._default"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     problem = _no_answer(os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com")
     if problem:
         raise UserError(f"cannot reach {path}: {problem}; check the network, or use a local folder")
@@ -71,9 +74,6 @@ def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
       UserError: the bucket cannot be reached.
     """
     check_bucket(path)
-    # They log what they raise, and for every file that they may not ask what kind its bucket is.
-    for name in ("gcsfs", "google.auth._default"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     import fsspec
     from aiohttp import ClientError
     from gcsfs.retry import HttpError
@@ -113,6 +113,12 @@ def cache_folder() -> Path:
     """Where copies are kept that can be made again: MHSH_CACHE, or mhsh in the user's cache."""
     named = os.environ.get("MHSH_CACHE")
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mhsh"
+
+
+def expanded(path: epath.PathLike) -> epath.Path:
+    """A path to read, with `~` replaced. Raises UserError as `check_bucket`."""
+    check_bucket(path)
+    return epath.Path(path).expanduser()
 
 
 def absolute(path: epath.PathLike) -> epath.Path:

@@ -28,7 +28,7 @@ from mhsh.files import bucket_objects, cache_folder, clear_half_files, is_remote
 
 _THREADS = 8
 _BLOCK_BYTES = 1 << 20
-_UPLOAD_BYTES = 8 << 20  # in memory for each thread
+_UPLOAD_BYTES = 4 << 20  # in memory for each thread
 _POLL_SECONDS = 0.2
 _T = TypeVar("_T")
 
@@ -45,18 +45,22 @@ def local_copy(folder: epath.Path) -> Path:
     if not is_remote(folder):
         return Path(folder)
     index = read_index(folder)
+    shards = shards_of(index)
+    for shard in shards:
+        if Path(shard.name).name != shard.name:  # it would be written outside of the copy
+            raise UserError(f"{folder / INDEX_FILE} names a shard {shard.name!r}, which is no file name; prepare the rows again")
     copy = cache_folder() / "data" / index["fingerprint"]
     try:
         copy.mkdir(parents=True, exist_ok=True)
         with _held(copy):
             there = {path.name: path.stat().st_size for path in copy.iterdir()}
-            missing = [shard for shard in shards_of(index) if there.get(shard.name) != shard.size]
+            missing = [shard for shard in shards if there.get(shard.name) != shard.size]
             if missing:
                 clear_half_files(copy)
                 size = sum(shard.size for shard in missing)
                 if (free := shutil.disk_usage(copy).free) < size:
                     raise OSError(errno.ENOSPC, f"it takes {_size(size)}, and {_size(free)} are free")
-                print(f"copying {len(missing)} shards ({_size(size)}) of {folder} to {copy}", flush=True)
+                print(f"copying {_size(size)} of {folder} to {copy}", flush=True)
                 _in_threads(functools.partial(_copy_shard, folder, copy), missing)
             if not (copy / INDEX_FILE).exists():
                 write_json(copy / INDEX_FILE, index)
@@ -110,7 +114,9 @@ def _upload_file(objects: Any, folder: Path, out: epath.Path, path: Path) -> Non
         digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode()
     if objects.exists(target) and objects.info(target).get("md5Hash") == digest:
         return
-    objects.put_file(str(path), target, chunksize=_UPLOAD_BYTES)
+    # Not put_file: its request for small files loses a carriage return at their end.
+    with open(path, "rb") as file, objects.open(target, "wb", block_size=_UPLOAD_BYTES) as there:
+        shutil.copyfileobj(file, there, _BLOCK_BYTES)
     if objects.info(target).get("md5Hash") != digest:
         raise UserError(f"{target} has other bytes than {path}, from which it was written; run the same command again")
 

@@ -41,7 +41,7 @@ from mhsh.data.splits import SPLITS, TRAIN
 from mhsh.data.staging import Chunk, Staged, read_chunk, read_staged, source_fingerprint, stage
 from mhsh.data.tasks import Log, Task, TaskTokenizer
 from mhsh.errors import UserError
-from mhsh.files import cache_folder, check_bucket, clear_half_files, locked, read_object, replacing
+from mhsh.files import cache_folder, clear_half_files, locked, read_object, replacing
 
 _JOB_FILE = "prepare.json"
 _LOCK_FILE = ".prepare.lock"  # in a bucket
@@ -197,7 +197,6 @@ def _claimed_in_bucket(out: epath.Path, job: Mapping[str, Any]) -> Iterator[None
     def waiting() -> None:
         print(f"{out} is or was in use by another mhsh prepare; waiting up to a minute to see whether it still runs", flush=True)
 
-    check_bucket(out)
     holder = {"host": socket.gethostname(), "process": os.getpid()}
     with contextlib.ExitStack() as stack:
         try:

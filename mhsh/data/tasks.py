@@ -20,6 +20,7 @@ from mhsh.data.shards import StoredTable
 from mhsh.data.splits import SPLITS, TRAIN, VALIDATION
 from mhsh.data.tables import ArrayTable, Examples, Table, fingerprint_of
 from mhsh.errors import UserError
+from mhsh.files import expanded
 
 Item = tuple[str, ...]  # one item of a source: the text of a document, or both sides of a pair
 Log = Callable[[str], None]  # takes a line about the progress
@@ -155,7 +156,7 @@ def load_examples(task: Task[TaskTokenizer], saved_vocab: epath.PathLike | None)
         raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
     kind, _, folder = task.data.source.partition(":")
     if kind == "arrayrecord" and folder:
-        return _open_prepared(epath.Path(folder).expanduser(), task, saved_vocab)
+        return _open_prepared(expanded(folder), task, saved_vocab)
     counts = task.new_counts()
     items: dict[str, list[Item]] = {split: [] for split in SPLITS}
     for split, item in task.split(task.streams(), counts):

@@ -7,10 +7,12 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace as replace_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,12 +26,12 @@ from pyarrow import parquet
 from mhsh import files
 from mhsh.bucket_lock import bucket_lock
 from mhsh.config.schema import to_dict
-from mhsh.data.bucket_copies import local_copy
+from mhsh.data.bucket_copies import local_copy, upload
 from mhsh.data.fine_tuning.glue import find_file, find_task, read_glue
 from mhsh.data.fine_tuning.squad import read_squad
 from mhsh.data.load import load_corpus
 from mhsh.data.prepare import prepare_into_bucket
-from mhsh.data.shards import StoredTable, read_index
+from mhsh.data.shards import StoredTable, read_index, shards_of, write_index
 from mhsh.data.sources import documents
 from mhsh.data.text_files import matching_files
 from mhsh.data.tokenizers.subword import load_subword
@@ -142,7 +144,7 @@ def test_rows_prepared_into_a_bucket_are_those_of_a_disk(bucket, tmp_path, engli
     capsys.readouterr()
     there = load_corpus(with_rows(config, f"{bucket}/out"), None)
     copied = capsys.readouterr().out
-    assert copied.count("\n") == 2 and f" MB) of {bucket}/out/train to {tmp_path / 'cache'}" in copied
+    assert copied.count("\n") == 2 and f" MB of {bucket}/out/train to {tmp_path / 'cache'}" in copied
     here = load_corpus(with_rows(config, tmp_path / "out"), None)
     assert there.fingerprint == here.fingerprint and there.unigram_entropy == here.unigram_entropy
     for name, values in there.train_steps(4)[3].items():
@@ -159,6 +161,22 @@ def test_rows_prepared_into_a_bucket_are_those_of_a_disk(bucket, tmp_path, engli
     )
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body directly")  # aiohttp, of more than 1 MB at once
+def test_any_bytes_are_uploaded(bucket, tmp_path):
+    """Also a carriage return at the end, more than one request, and what looks like a boundary."""
+    contents = {
+        "train/index.json": b"{}",
+        "validation/index.json": b"",
+        "train/a": b"\n--==0==--\r\n\r",
+        "b": os.urandom(10 << 20) + b"\r",
+    }
+    for name, content in contents.items():
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_bytes(content)
+    upload(tmp_path / "out", epath.Path(bucket))
+    assert tree_in(bucket) == contents
+
+
 def test_copies_are_whole_or_made_again(bucket, tmp_path, english_source, capsys):
     config = pretraining_config(source=english_source)
     prepared_there(config, f"{bucket}/out", 7)
@@ -173,9 +191,20 @@ def test_copies_are_whole_or_made_again(bucket, tmp_path, english_source, capsys
     (copy / "00002.arrayrecord").write_bytes(b"cut short")
     (copy / ".00001.arrayrecord.0.tmp").touch()  # of a killed copy
     assert local_copy(folder) == copy and tree(copy) == before
-    assert "copying 2 shards" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("copying 0.3 MB of gs://")
     assert (copy / "00000.arrayrecord").stat().st_ino == kept
     assert local_copy(folder) == copy and capsys.readouterr().out == ""
+
+
+def test_an_index_writes_nothing_outside_of_the_copy(bucket, tmp_path, english_source):
+    prepared_there(pretraining_config(source=english_source), f"{bucket}/out")
+    folder = epath.Path(f"{bucket}/out/train")
+    index = read_index(folder)
+    shard = replace_dataclass(shards_of(index)[0], name="../../../escaped")
+    write_index(tmp_path, [shard], index["meta"])
+    objects().put_file(str(tmp_path / "index.json"), f"{folder}/index.json")
+    with pytest.raises(UserError, match=r"index\.json names a shard '\.\./\.\./\.\./escaped', which is no file name"):
+        local_copy(folder)
 
 
 def test_one_process_of_a_machine_copies_and_the_others_wait(bucket, tmp_path, english_source):

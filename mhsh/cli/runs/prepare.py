@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
 from mhsh.cli.flags import add_configs
 from mhsh.cli.parser import examples
 from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
@@ -23,7 +21,7 @@ from mhsh.data.pretraining.task import PretrainingTask
 from mhsh.data.tasks import Task
 from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
-from mhsh.files import is_remote
+from mhsh.files import expanded, is_remote
 
 _SECONDS_BETWEEN_LINES = 5
 
@@ -65,7 +63,7 @@ def run(config: Config, out: str, workers: int, runner: str, beam_options: str, 
     task = _task(config)
     size = task.items_per_shard if per_shard is None else per_shard
     if is_remote(out):
-        summary = prepare_into_bucket(task, epath.Path(out), size, run_all, _say)
+        summary = prepare_into_bucket(task, expanded(out), size, run_all, _say)
     else:
         summary = prepare(task, Path(out), size, run_all, _say)
     for line in task.describe(summary):

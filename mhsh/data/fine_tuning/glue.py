@@ -13,7 +13,7 @@ from etils import epath
 from mhsh.data.text_files import read_lines
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
-from mhsh.files import opened, write_new
+from mhsh.files import expanded, opened, write_new
 
 MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
 _INDEX = re.compile(r"[0-9]{1,18}")  # no file has more examples
@@ -150,7 +150,7 @@ def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Pat
     Raises:
       UserError: neither exists, or the bucket cannot be read.
     """
-    plain = epath.Path(root) / task.folder / file_name
+    plain = expanded(root) / task.folder / file_name
     for path in (plain, plain.with_name(f"{file_name}.gz")):
         try:
             with opened(path):

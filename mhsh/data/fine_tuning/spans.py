@@ -19,6 +19,7 @@ from mhsh.data.seeds import ARTICLE_SPLIT, derived_seed
 from mhsh.data.tables import Examples
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
+from mhsh.files import expanded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +182,7 @@ def _read(source: str, field: str) -> SquadData:
     """
     kind, _, rest = source.partition(":")
     if kind == "json" and rest:
-        return read_squad(str(epath.Path(rest).expanduser()))
+        return read_squad(str(expanded(rest)))
     if kind == "tfds" and rest:
         return read_prepared_squad(rest)
     raise UserError(
