@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
+import gzip
 import importlib.util
+import io
 import json
+import logging
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from etils import epath
 
@@ -31,9 +35,14 @@ def check_bucket(path: epath.PathLike) -> None:
     if not is_remote(path):
         return
     if not str(path).startswith("gs://"):
-        raise UserError(f"cannot use {path}: runs go to local folders and to gs:// buckets; choose another")
+        raise UserError(f"cannot use {path}: runs and data are in local folders and in gs:// buckets; choose another")
+    if not str(path).removeprefix("gs://").partition("/")[0]:
+        raise UserError(f"{path} names no bucket; write gs://BUCKET/NAME")
     if importlib.util.find_spec("gcsfs") is None:
         raise UserError(f"cannot use {path}: gcsfs is not installed; {install_command('gcs')}")
+    # They log what they raise, and for every file that they may not ask what kind its bucket is.
+    for name in ("gcsfs", "google.auth._default"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     problem = _no_answer(os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com")
     if problem:
         raise UserError(f"cannot reach {path}: {problem}; check the network, or use a local folder")
@@ -54,6 +63,62 @@ def _no_answer(server: str) -> str:
     except OSError as error:
         reason = getattr(error, "reason", error)
         return f"{server} does not answer ({getattr(reason, 'strerror', None) or reason})"
+
+
+@contextlib.contextmanager
+def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
+    """The objects of the bucket that `path` is in: a file system of fsspec, for use in the `with`.
+
+    Raises:
+      OSError: whatever its client raises in the `with`, with `strerror` and the path as given.
+      UserError: the bucket cannot be reached.
+    """
+    check_bucket(path)
+    import fsspec
+    from aiohttp import ClientError
+    from gcsfs.retry import HttpError
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        yield fsspec.filesystem("gs", use_listings_cache=False)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "no such object or bucket", str(path)) from error
+    except (OSError, HttpError, ClientError, GoogleAuthError) as error:
+        if isinstance(error, gzip.BadGzipFile) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise OSError(errno.EIO, reason, str(path)) from error
+
+
+@contextlib.contextmanager
+def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
+    """The bytes of a file, local or in a bucket, to be read inside the `with`. Few are in memory at
+    a time.
+
+    Raises:
+      OSError: as `open` does, with `strerror`; for a bucket too, and inside the `with`.
+      UserError: the bucket cannot be reached.
+    """
+    if not is_remote(path):
+        with open(path, "rb") as file:
+            yield file
+        return
+    with bucket_objects(path) as objects, objects.open(str(path), "rb") as file:
+        if file.details.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        yield io.BufferedReader(file, 1 << 20)
+
+
+def cache_folder() -> Path:
+    """Where copies are kept that can be made again: MHSH_CACHE, or mhsh in the user's cache."""
+    named = os.environ.get("MHSH_CACHE")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mhsh"
+
+
+def expanded(path: epath.PathLike) -> epath.Path:
+    """A path to read, with `~` replaced. Raises UserError as `check_bucket`."""
+    check_bucket(path)
+    return epath.Path(path).expanduser()
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
@@ -144,7 +209,8 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
       UserError: it cannot be read, or `parse_object` refuses it.
     """
     try:
-        content = epath.Path(path).read_bytes()
+        with opened(path) as file:
+            content = file.read()
     except FileNotFoundError as error:
         raise MissingFile(f"there is no {path}") from error
     except OSError as error:

@@ -1,5 +1,5 @@
-"""A run in a bucket: an emulator of Google Cloud Storage on the loopback interface stands in for
-Google's own.
+"""Runs and their data in a bucket: an emulator of Google Cloud Storage on the loopback interface
+stands in for Google's own.
 """
 
 from __future__ import annotations
@@ -8,11 +8,20 @@ import os
 import subprocess
 import time
 import urllib.request
+from pathlib import Path
 
+import fsspec
+import pyarrow
 import pytest
+from msgspec.structs import replace
+from pyarrow import parquet
 
+from mhsh.data.load import load_corpus
+from tests.clusters import finish, start
 from tests.conftest import ROOT
-from tests.runs import CONFIG, command, mhsh_here, rows_without_timings
+from tests.data.preparing import pretraining_config
+from tests.runs import CONFIG, command, mhsh, mhsh_here, rows_without_timings
+from tests.test_clusters import assert_same_curve
 
 BUCKET = "runs"
 
@@ -48,6 +57,45 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken
             (local / name).write_bytes(answer.read())
     assert rows_without_timings(local) == rows_without_timings(unbroken)
     assert "tensorboard/events" in objects(bucket, "here/run/tensorboard")
+
+
+@pytest.fixture
+def rows(bucket, corpus, tmp_path, monkeypatch) -> str:
+    """data.source of rows in the bucket, prepared from a Parquet file there."""
+    for name, value in (environment(bucket) | {"MHSH_CACHE": str(tmp_path / "cache")}).items():
+        monkeypatch.setenv(name, value)
+    text = Path(corpus.partition("text:")[2]).read_text(encoding="utf-8")
+    parquet.write_table(pyarrow.table({"text": text.split("\n\n")}), tmp_path / "corpus.parquet", row_group_size=9)
+    fsspec.filesystem("gs").put_file(str(tmp_path / "corpus.parquet"), f"{BUCKET}/text/corpus.parquet")
+    source = f"--config.data.source=parquet:gs://{BUCKET}/text/*.parquet"
+    done = mhsh_here("prepare", *CONFIG, source, f"--out=gs://{BUCKET}/rows", "--workers=1", "--per-shard=20")
+    assert done.returncode == 0 and done.stdout.endswith(f"--config.data.source=arrayrecord:gs://{BUCKET}/rows\n"), done.stderr
+    return f"arrayrecord:gs://{BUCKET}/rows"
+
+
+@pytest.fixture
+def rows_here(corpus, tmp_path) -> str:
+    """data.source of the same rows on disk, prepared from text."""
+    done = mhsh_here("prepare", *CONFIG, corpus, f"--out={tmp_path / 'rows'}", "--workers=1", "--per-shard=20")
+    assert done.returncode == 0, done.stderr
+    return f"arrayrecord:{tmp_path / 'rows'}"
+
+
+def test_rows_in_a_bucket_are_those_on_a_disk(rows, rows_here):
+    config = pretraining_config(vocab_size=512, sequence_length=64)
+    corpora = [load_corpus(replace(config, data=replace(config.data, source=source)), None) for source in (rows, rows_here)]
+    assert corpora[0].fingerprint == corpora[1].fingerprint
+
+
+@pytest.mark.slow  # by default: the test before, and tests/data/test_buckets.py, where two processes copy
+def test_two_processes_train_on_rows_in_a_bucket_as_one_on_a_disk(rows, rows_here, tmp_path):
+    one = mhsh("train", *CONFIG, f"--config.data.source={rows_here}", f"--workdir={tmp_path / 'here'}")
+    assert one.returncode == 0, one.stderr
+    results = finish(start(2, ["train", *CONFIG, f"--config.data.source={rows}", f"--workdir={tmp_path / 'there'}"]))
+    assert [status for status, _, _ in results] == [0, 0], results
+    copies = [line.split(" of ")[1].split()[0] for _, out, _ in results for line in out.split("\n") if line.startswith("copying")]
+    assert sorted(copies) == [f"gs://{BUCKET}/rows/train", f"gs://{BUCKET}/rows/validation"]  # once on a machine
+    assert_same_curve(tmp_path / "there", tmp_path / "here")
 
 
 def test_another_kind_of_bucket_is_refused(corpus):

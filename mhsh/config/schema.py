@@ -134,7 +134,13 @@ class ModelConfig(Section, frozen=True):
 class DataConfig(Section, frozen=True):
     """Which text, how it becomes tokens, and how tokens become rows."""
 
-    source: Annotated[str, roles.bookkeeping("stdlib, text:GLOB (plain, .gz, .xz), tfds:NAME, or arrayrecord:DIR")]
+    source: Annotated[
+        str,
+        roles.bookkeeping(
+            "stdlib, text:GLOB (plain, .gz, .xz), parquet:GLOB[:COLUMN], tfds:NAME, or arrayrecord:DIR; globs and folders may be "
+            "in a bucket (gs://)"
+        ),
+    ]
     tokenizer: Annotated[Literal["wordpiece", "bytes"], roles.rows("how text becomes tokens")]
     vocab_path: Annotated[str, roles.bookkeeping("a vocab.txt to load; empty: trained on the source's training documents")]
     lowercase: Annotated[bool, roles.rows("whether the tokenizer lowers case and strips accents")]
@@ -149,7 +155,7 @@ class DataConfig(Section, frozen=True):
 class TranslationDataConfig(Section, frozen=True):
     """Which sentence pairs, how they become tokens, and how tokens become rows."""
 
-    source: Annotated[str, roles.bookkeeping("numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR")]
+    source: Annotated[str, roles.bookkeeping("numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR; gs:// too")]
     validation_source: Annotated[
         str, roles.bookkeeping("as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part")
     ]
@@ -181,7 +187,9 @@ class ClassificationDataConfig(Section, frozen=True):
     task: Annotated[str, roles.rows("cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")]
     source: Annotated[
         str,
-        roles.bookkeeping("tsv:DIR, with the original files in a folder a task, or tfds:glue[:VERSION], as TFDS has prepared them"),
+        roles.bookkeeping(
+            "tsv:DIR (gs:// too), with the original files in a folder a task, or tfds:glue[:VERSION], as TFDS has prepared them"
+        ),
     ]
     vocab_path: Annotated[str, roles.bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")]
     lowercase: Annotated[bool, roles.rows("whether the tokenizer lowers case and strips accents")]
@@ -195,7 +203,10 @@ class SpanDataConfig(Section, frozen=True):
     tokenizer: ClassVar[str] = "wordpiece"  # no choice, and no field
 
     source: Annotated[
-        str, roles.bookkeeping("json:FILE, in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]")
+        str,
+        roles.bookkeeping(
+            "json:FILE (gs:// too), in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]"
+        ),
     ]
     validation_source: Annotated[str, roles.bookkeeping("as source; empty: articles of `source` held out by validation_fraction")]
     validation_fraction: Annotated[Fraction, roles.rows("share of the articles held out where validation_source is empty")]

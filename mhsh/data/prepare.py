@@ -13,22 +13,38 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
+from etils import epath
 
-from mhsh.data.shards import INDEX_FILE, Shard, StoredTable, clear_notes, finished_shard, write_index, write_json, write_shard
+from mhsh.bucket_lock import bucket_lock
+from mhsh.data.bucket_copies import names_in, upload, verify
+from mhsh.data.shards import (
+    INDEX_FILE,
+    Shard,
+    StoredTable,
+    clear_notes,
+    finished_shard,
+    read_index,
+    write_index,
+    write_json,
+    write_shard,
+)
 from mhsh.data.splits import SPLITS, TRAIN
 from mhsh.data.staging import Chunk, Staged, read_chunk, read_staged, source_fingerprint, stage
 from mhsh.data.tasks import Log, Task, TaskTokenizer
 from mhsh.errors import UserError
-from mhsh.files import clear_half_files, locked, read_object, replacing
+from mhsh.files import cache_folder, clear_half_files, locked, read_object, replacing
 
 _JOB_FILE = "prepare.json"
+_LOCK_FILE = ".prepare.lock"  # in a bucket
 _FORMAT = 1
 # Of the notes beside unfinished shards. Shards with notes of another format are written again.
 _NOTE_FORMAT = 2
@@ -49,9 +65,7 @@ def prepare(task: Task[Any], out: Path, per_shard: int, run: RunChunks, log: Log
       UserError: whatever is wrong with the source or the vocabulary; `out` belongs to another job,
         or its files are damaged.
     """
-    if per_shard < task.min_items:
-        raise UserError(f"--per-shard={per_shard} must be {task.min_items} or more")
-    job = {"format": _FORMAT, "tokenizers": tokenizers.__version__, f"{task.items}_per_shard": per_shard} | task.job()
+    job = _job(task, per_shard)
     with _claimed(out, job):
         if _is_complete(out):
             log(f"{out} is finished; comparing it with its source and its hashes")
@@ -70,6 +84,35 @@ def prepare(task: Task[Any], out: Path, per_shard: int, run: RunChunks, log: Log
             _write_indices(work, staged, tokenizer)
             _clear(out)
         return StoredTable(out / TRAIN).meta["counts"]
+
+
+def prepare_into_bucket(task: Task[Any], out: epath.Path, per_shard: int, run: RunChunks, log: Log) -> dict[str, Any]:
+    """As `prepare`, where `out` is in a bucket.
+
+    The examples are made in a folder of the cache, which resumes after a kill. They are uploaded
+    when they are complete, the indices last. Another machine begins anew and writes the same bytes.
+    """
+    job = _job(task, per_shard)
+    work = cache_folder() / "prepare" / _digest(job | {"out": str(out)})
+    with _claimed_in_bucket(out, job):
+        if names_in(out).issuperset(f"{split}/{INDEX_FILE}" for split in SPLITS):
+            log(f"{out} is finished; comparing it with its source and its hashes")
+            _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
+            for split in SPLITS:
+                verify(out / split)
+        else:
+            prepare(task, work, per_shard, run, log)
+            log(f"uploading the rows from {work}")
+            upload(work, out)
+        shutil.rmtree(work, ignore_errors=True)
+        return read_index(out / TRAIN)["meta"]["counts"]
+
+
+def _job(task: Task[Any], per_shard: int) -> dict[str, Any]:
+    """What decides the bytes, except the source's items."""
+    if per_shard < task.min_items:
+        raise UserError(f"--per-shard={per_shard} must be {task.min_items} or more")
+    return {"format": _FORMAT, "tokenizers": tokenizers.__version__, f"{task.items}_per_shard": per_shard} | task.job()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,13 +190,36 @@ def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def _check_job(out: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+@contextlib.contextmanager
+def _claimed_in_bucket(out: epath.Path, job: Mapping[str, Any]) -> Iterator[None]:
+    """As `_claimed`. A bucket has no locks of the kernel's: see bucket_lock.py."""
+
+    def waiting() -> None:
+        print(f"{out} is or was in use by another mhsh prepare; waiting up to a minute to see whether it still runs", flush=True)
+
+    holder = {"host": socket.gethostname(), "process": os.getpid()}
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(bucket_lock(str(out / _LOCK_FILE), holder, waiting))
+        except BlockingIOError:
+            raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
+        names = names_in(out) - {_LOCK_FILE}
+        if names > {_JOB_FILE}:
+            _check_job(out, read_object(out / _JOB_FILE), job)
+        elif names - {_JOB_FILE}:
+            raise UserError(f"{out} is not empty and holds no prepared rows; choose another --out")
+        else:
+            write_json(out / _JOB_FILE, job)
+        yield
+
+
+def _check_job(out: Path | epath.Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     differing = [f"{name} is {there.get(name)!r} there, {value!r} here" for name, value in here.items() if there.get(name) != value]
     if differing:
         raise UserError(f"{out} holds rows of another job ({'; '.join(differing)}); choose another --out, or that job's config")
 
 
-def _check_source(out: Path, task: Task[Any], there: str) -> None:
+def _check_source(out: Path | epath.Path, task: Task[Any], there: str) -> None:
     if source_fingerprint(task) != there:
         raise UserError(
             f"{out} was begun with other {task.items} than data.source = {task.data.source!r} holds now; choose another --out"

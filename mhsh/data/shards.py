@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from etils import epath
 from jaxtyping import Int64
 
 from mhsh.data.tables import ExampleGroup, Examples, Table, num_examples, put_together
@@ -41,7 +42,7 @@ _READ_BYTES = 1 << 11
 # examples whose arrays repeat each other.
 ZSTD, UNCOMPRESSED = "zstd:1", "uncompressed"
 
-_REMEDY = "put it back from a copy, or prepare into another folder"
+_REMEDY = "put it back from a copy (in mhsh's cache: delete it), or prepare into another folder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +139,7 @@ def shard_name(number: int) -> str:
     return f"{number:05d}.arrayrecord"
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: epath.PathLike, content: Mapping[str, Any]) -> None:
     """Replaces the file by `content` as JSON, and flushes it to the disk."""
     write_atomically(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
@@ -156,10 +157,10 @@ class StoredTable(Table):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        index = _read_index(self.folder)
+        index = read_index(self.folder)
         self.fingerprint: str = index["fingerprint"]
         self.meta: dict[str, Any] = index["meta"]
-        self.shards = [_parse_shard(entry, index["fields"]) for entry in index["shards"]]
+        self.shards = shards_of(index)
         for shard in self.shards:
             _check_size_and_count(self.folder / shard.name, shard)
         self.groups = [group for shard in self.shards for group in shard.groups]
@@ -302,7 +303,8 @@ def _parse_shard(entry: Mapping[str, Any], fields: Mapping[str, str]) -> Shard:
     return Shard(entry["name"], entry["bytes"], entry["sha256"], dict(fields), tuple(groups))
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def read_index(folder: epath.Path | Path) -> dict[str, Any]:
+    """What `write_index` wrote, here or in a bucket. Raises UserError: it is missing or damaged."""
     path = folder / INDEX_FILE
     try:
         index = read_object(path)
@@ -316,6 +318,11 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if index["format"] != _FORMAT:
         raise UserError(f"{path} has format {index['format']}, this mhsh reads {_FORMAT}; prepare the rows again")
     return index
+
+
+def shards_of(index: Mapping[str, Any]) -> list[Shard]:
+    """The shards that an index names, in order."""
+    return [_parse_shard(entry, index["fields"]) for entry in index["shards"]]
 
 
 def _fingerprint(content: Mapping[str, Any]) -> str:

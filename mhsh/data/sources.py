@@ -1,4 +1,4 @@
-"""Reads documents of text from `stdlib`, `text:GLOB` or `tfds:NAME`."""
+"""Reads documents of text from `stdlib`, `text:GLOB`, `parquet:GLOB[:COLUMN]` or `tfds:NAME`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mhsh.data import tfds
+from mhsh.data import parquet, tfds
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.errors import UserError
 
@@ -48,11 +48,13 @@ def documents(source: str) -> Iterator[str]:
         return itertools.chain(_manual_topics(), _module_docstrings(Path(sysconfig.get_path("stdlib"))))
     if kind == "text" and rest:
         return _text_documents(rest)
+    if kind == "parquet" and rest:
+        return _joined(parquet.read_texts(source, rest))
     if kind == "tfds" and rest:
         return _joined(tfds.read_texts(rest))
     raise UserError(
-        f"data.source = {source!r} is not a source; allowed: stdlib, text:GLOB (for example text:corpus/*.txt.xz), tfds:NAME, "
-        "arrayrecord:DIR"
+        f"data.source = {source!r} is not a source; allowed: stdlib, text:GLOB (for example text:corpus/*.txt.xz), "
+        "parquet:GLOB[:COLUMN], tfds:NAME, arrayrecord:DIR"
     )
 
 

@@ -10,16 +10,17 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from etils import epath
 
 from mhsh.config.schema import DataConfig, ModelConfig, TranslationDataConfig
+from mhsh.data.bucket_copies import local_copy
 from mhsh.data.shards import StoredTable
 from mhsh.data.splits import SPLITS, TRAIN, VALIDATION
 from mhsh.data.tables import ArrayTable, Examples, Table, fingerprint_of
 from mhsh.errors import UserError
+from mhsh.files import expanded
 
 Item = tuple[str, ...]  # one item of a source: the text of a document, or both sides of a pair
 Log = Callable[[str], None]  # takes a line about the progress
@@ -155,7 +156,7 @@ def load_examples(task: Task[TaskTokenizer], saved_vocab: epath.PathLike | None)
         raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
     kind, _, folder = task.data.source.partition(":")
     if kind == "arrayrecord" and folder:
-        return _open_prepared(Path(folder).expanduser(), task, saved_vocab)
+        return _open_prepared(expanded(folder), task, saved_vocab)
     counts = task.new_counts()
     items: dict[str, list[Item]] = {split: [] for split in SPLITS}
     for split, item in task.split(task.streams(), counts):
@@ -177,8 +178,10 @@ def load_examples(task: Task[TaskTokenizer], saved_vocab: epath.PathLike | None)
     )
 
 
-def _open_prepared(folder: Path, task: Task[TaskTokenizer], saved_vocab: epath.PathLike | None) -> LoadedExamples[TaskTokenizer]:
-    """The examples of a prepared folder, read on demand.
+def _open_prepared(
+    folder: epath.Path, task: Task[TaskTokenizer], saved_vocab: epath.PathLike | None
+) -> LoadedExamples[TaskTokenizer]:
+    """The examples of a prepared folder, read on demand. Those of a bucket are copied first.
 
     Raises:
       UserError: the folder is unfinished or damaged, its examples or vocabulary are not those of
@@ -190,7 +193,7 @@ def _open_prepared(folder: Path, task: Task[TaskTokenizer], saved_vocab: epath.P
                 f"data.{name} = {value!r}, but data.source = {task.data.source!r} has its own, from when it was prepared; "
                 f"empty data.{name}"
             )
-    train, validation = (StoredTable(folder / split) for split in (TRAIN, VALIDATION))
+    train, validation = (StoredTable(local_copy(folder / split)) for split in (TRAIN, VALIDATION))
     # The index of translation does not name its objective: it is older than the others.
     meta = {"objective": "translation"} | train.meta
     for name, value in ({"model.objective": task.model.objective} | task.layout()).items():

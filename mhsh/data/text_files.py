@@ -1,4 +1,6 @@
-"""Text files, plain, .gz or .xz: found by a glob, read line by line, with one-line errors."""
+"""Text files, plain, .gz or .xz, local or in a bucket: found by a glob, read line by line, with
+one-line errors.
+"""
 
 from __future__ import annotations
 
@@ -12,50 +14,66 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from etils import epath
+
 from mhsh.errors import UserError
+from mhsh.files import bucket_objects, is_remote, opened
 
 
-def matching_files(pattern: str, whose: str) -> list[Path]:
-    """The files that a glob matches, sorted.
+def matching_files(pattern: str, whose: str) -> list[epath.Path]:
+    """The files that a glob matches, sorted. `**` goes into folders of any depth, in a bucket too.
 
     Args:
       whose: the setting that holds the glob, for the error.
 
     Raises:
-      UserError: there are none.
+      UserError: there are none, or the bucket cannot be read.
     """
-    # Path.glob would refuse absolute patterns.
-    matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
-    paths = sorted(path for path in map(Path, matches) if path.is_file())
+    if is_remote(pattern):
+        paths, hint = _matching_objects(pattern, whose), "correct the bucket or the glob"
+    else:
+        # Path.glob would refuse absolute patterns.
+        matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
+        paths, hint = [epath.Path(path) for path in matches if Path(path).is_file()], f"correct the glob (relative to {Path.cwd()})"
     if not paths:
-        raise UserError(f"{whose} matches no file; correct the glob (relative to {Path.cwd()})")
-    return paths
+        raise UserError(f"{whose} matches no file; {hint}")
+    return sorted(paths)
+
+
+def _matching_objects(pattern: str, whose: str) -> list[epath.Path]:
+    try:
+        with bucket_objects(pattern) as objects:
+            found = objects.glob(pattern, detail=True)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    # An object whose name ends with a slash stands for a folder.
+    return [epath.Path(f"gs://{name}") for name, info in found.items() if info["type"] == "file" and not name.endswith("/")]
 
 
 @contextlib.contextmanager
-def unpacked(path: Path) -> Iterator[IO[bytes]]:
+def unpacked(path: epath.PathLike) -> Iterator[IO[bytes]]:
     """The bytes of a plain, .gz or .xz file, to be read inside the `with`.
 
     Raises:
       UserError: the file is missing, unreadable or damaged, even if found inside the `with`.
     """
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                yield cast(IO[bytes], file)
-        elif path.suffix == ".xz":
-            with lzma.open(path) as file:
-                yield file
-        else:
-            with open(path, "rb") as file:
-                yield file
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(opened(path))
+            if str(path).endswith(".gz"):
+                file = cast(IO[bytes], stack.enter_context(gzip.open(file)))
+            elif str(path).endswith(".xz"):
+                file = stack.enter_context(lzma.open(file))
+            yield file
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged and cannot be unpacked ({error}); fetch it again") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def text_lines(path: Path) -> Iterator[str]:
+def text_lines(path: epath.PathLike) -> Iterator[str]:
     """The lines of a plain, .gz or .xz file, read lazily.
 
     Only "\n" ends a line. Line ends and a byte order mark at the start are left out.
@@ -72,7 +90,7 @@ def read_lines(path: str | None) -> list[str]:
 
     Like `text_lines`, but without a carriage return at the end of a line.
     """
-    lines = _decoded(sys.stdin.buffer, "standard input") if path is None else text_lines(Path(path))
+    lines = _decoded(sys.stdin.buffer, "standard input") if path is None else text_lines(path)
     return [line.removesuffix("\r") for line in lines]
 
 

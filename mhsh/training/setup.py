@@ -99,6 +99,7 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     corpus = load_corpus(config, folder.path if (folder.path / vocab_file(config)).exists() else None)
     corpus.check_batch(config.train.batch_size)
     _check_same_batches(config, folder, corpus)
+    wait_for_all("the data")  # a host may have copied prepared rows from a bucket
     preflight(_facts(config, corpus))
     checkpoints = Checkpoints.of_run(folder, config.train)
     config, remat = resolve_remat(config, mesh)

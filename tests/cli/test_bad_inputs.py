@@ -14,7 +14,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from mhsh.cli.main import main
 from mhsh.cli.parser import COMMANDS
@@ -85,6 +87,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (room / name).parent.mkdir(parents=True, exist_ok=True)
         (room / name).write_bytes(content.encode() if isinstance(content, str) else content)
     (room / "folder").mkdir()
+    parquet.write_table(pyarrow.table({"id": [1, 2], "content": ["one", None]}), room / "rows.parquet", row_group_size=1)
     for name, task, variant in (
         ("run", "bert", "2l8h"),
         ("begun", "bert", "2l8h"),

@@ -16,11 +16,12 @@ from mhsh.cli.flags import add_configs
 from mhsh.cli.parser import examples
 from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
-from mhsh.data.prepare import prepare
+from mhsh.data.prepare import prepare, prepare_into_bucket
 from mhsh.data.pretraining.task import PretrainingTask
 from mhsh.data.tasks import Task
 from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
+from mhsh.files import expanded, is_remote
 
 _SECONDS_BETWEEN_LINES = 5
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "mhsh prepare --config=translation:tiny --out=pairs --workers=2",
     )
     add_configs(parser, "config")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where the rows go")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where the rows go: a folder, or gs://BUCKET/FOLDER")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
     parser.add_argument("--runner", default="local", metavar="NAME", help="local (default) or beam")
     parser.add_argument("--beam-options", default="", metavar="OPTIONS", help="Beam's pipeline options, in one string")
@@ -55,10 +56,16 @@ def run(config: Config, out: str, workers: int, runner: str, beam_options: str, 
         raise UserError("--beam-options are for --runner=beam")
     if workers < 1:
         raise UserError(f"--workers={workers} must be 1 or more")
+    if runner == "beam" and is_remote(out):
+        raise UserError(f"--runner=beam writes to a file system that its workers share, not to {out}; prepare there, then copy it")
     start = time.monotonic()
     run_all = _on_beam(beam_options) if runner == "beam" else functools.partial(_locally, workers)
     task = _task(config)
-    summary = prepare(task, Path(out), task.items_per_shard if per_shard is None else per_shard, run_all, _say)
+    size = task.items_per_shard if per_shard is None else per_shard
+    if is_remote(out):
+        summary = prepare_into_bucket(task, expanded(out), size, run_all, _say)
+    else:
+        summary = prepare(task, Path(out), size, run_all, _say)
     for line in task.describe(summary):
         _say(line)
     _say(f"{out} is finished ({time.monotonic() - start:.1f} s); train from it with --config.data.source=arrayrecord:{out}")

@@ -21,6 +21,7 @@ from mhsh.data.splits import TRAIN, VALIDATION
 from mhsh.data.tables import ArrayTable, Examples, Table, fingerprint_of
 from mhsh.data.tokenizers.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
+from mhsh.files import expanded
 from mhsh.run_folder import WORDPIECE_FILE
 
 Tokens = Int32[np.ndarray, " _"]
@@ -84,7 +85,7 @@ def load_vocabulary(
     path = saved_vocab if saved_vocab is not None else data.vocab_path
     if not path:
         raise UserError("data.vocab_path is empty; name the vocab.txt that the encoder was pre-trained with")
-    tokenizer = load_wordpiece(epath.Path(path).expanduser(), data.lowercase)
+    tokenizer = load_wordpiece(expanded(path), data.lowercase)
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
             f"the vocabulary {path} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {model.vocab_size}; name the "

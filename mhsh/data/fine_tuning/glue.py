@@ -8,10 +8,12 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from etils import epath
+
 from mhsh.data.text_files import read_lines
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
-from mhsh.files import write_new
+from mhsh.files import expanded, opened, write_new
 
 MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
 _INDEX = re.compile(r"[0-9]{1,18}")  # no file has more examples
@@ -142,16 +144,21 @@ def find_task(name: str) -> GlueTask:
     return task
 
 
-def find_file(task: GlueTask, root: str | Path, file_name: str) -> Path:
+def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Path:
     """ROOT/<the task's folder>/FILE_NAME, or the same with .gz.
 
     Raises:
-      UserError: neither exists.
+      UserError: neither exists, or the bucket cannot be read.
     """
-    plain = Path(root) / task.folder / file_name
+    plain = expanded(root) / task.folder / file_name
     for path in (plain, plain.with_name(f"{file_name}.gz")):
-        if path.is_file():
-            return path
+        try:
+            with opened(path):
+                return path
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     raise UserError(f"there is neither {plain} nor {plain.name}.gz; put GLUE's original files there, one folder per task")
 
 
@@ -172,7 +179,7 @@ def check_label_order(task: GlueTask, names: Sequence[str], whose: str) -> None:
         )
 
 
-def read_glue(task: GlueTask, path: str | Path) -> tuple[GlueExample, ...]:
+def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
     """The examples of an original file (plain, .gz or .xz), in order; test sets have no labels.
 
     Quotation marks are text: those of MRPC are unbalanced.
@@ -208,7 +215,7 @@ def read_glue(task: GlueTask, path: str | Path) -> tuple[GlueExample, ...]:
     return tuple(examples)
 
 
-def _layout(task: GlueTask, path: str | Path, lines: Sequence[str]) -> tuple[set[int], tuple[str, ...], int]:
+def _layout(task: GlueTask, path: epath.PathLike, lines: Sequence[str]) -> tuple[set[int], tuple[str, ...], int]:
     """The allowed numbers of columns, the columns' names, and the number of header lines."""
     if not lines:
         raise UserError(f"{path} is empty; fetch the file again")

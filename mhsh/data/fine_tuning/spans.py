@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from mhsh.data.seeds import ARTICLE_SPLIT, derived_seed
 from mhsh.data.tables import Examples
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
+from mhsh.files import expanded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _read(source: str, field: str) -> SquadData:
     """
     kind, _, rest = source.partition(":")
     if kind == "json" and rest:
-        return read_squad(Path(rest).expanduser())
+        return read_squad(str(expanded(rest)))
     if kind == "tfds" and rest:
         return read_prepared_squad(rest)
     raise UserError(

@@ -135,7 +135,7 @@ def read_no_answer_probabilities(path: str | Path) -> dict[str, float]:
 
 
 def _read_json(path: str | Path) -> dict[str, Any]:
-    with unpacked(Path(path)) as file:
+    with unpacked(path) as file:
         return parse_object(file.read(), str(path))
 
 

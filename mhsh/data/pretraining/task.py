@@ -23,6 +23,7 @@ from mhsh.data.tables import Examples
 from mhsh.data.tasks import Item, Log, Task
 from mhsh.data.tokenizers.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
 from mhsh.errors import UserError
+from mhsh.files import expanded
 from mhsh.run_folder import WORDPIECE_FILE
 
 # Fields of the data section that only training uses. They decide no byte of the examples.
@@ -111,7 +112,7 @@ class PretrainingTask(Task[Tokenizer]):
         path = self.data.vocab_path
         if self.data.tokenizer == "bytes":
             raise UserError(f"data.vocab_path = {path!r} is only for data.tokenizer = 'wordpiece'; empty it for 'bytes'")
-        return self.read_tokenizer(epath.Path(path).expanduser())
+        return self.read_tokenizer(expanded(path))
 
     def _fitting(self, tokenizer: Tokenizer, what: str) -> Tokenizer:
         if tokenizer.vocab_size > self.model.vocab_size:

@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mhsh.config.schema import TRANSLATION_TOKENIZERS
 from mhsh.errors import UserError
+from mhsh.files import opened
 
 PAD, UNK, BOS, EOS = SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -111,7 +112,8 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
       UserError: the file is missing or damaged, or has another kind of vocabulary.
     """
     try:
-        text = epath.Path(path).read_bytes().decode("utf-8")
+        with opened(path) as file:
+            text = file.read().decode("utf-8")
         model = json.loads(text)["model"]
         kind, vocab = str(model["type"]).lower(), model["vocab"]
         if kind == "bpe":

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int32
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from mhsh.errors import UserError
+from mhsh.files import opened
 
 PAD, UNK, CLS, SEP, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _CONTINUATION = "##"
@@ -194,7 +195,8 @@ def load_wordpiece(path: epath.PathLike, lowercase: bool) -> WordPieceTokenizer:
 def read_vocab(path: epath.PathLike) -> list[str]:
     """The tokens of a vocab.txt, by id. Raises UserError if it cannot be read."""
     try:
-        lines = epath.Path(path).read_bytes().decode("utf-8").split("\n")
+        with opened(path) as file:
+            lines = file.read().decode("utf-8").split("\n")
     except FileNotFoundError:
         raise UserError(
             f"there is no vocabulary at {path}; name a vocab.txt that exists, or empty data.vocab_path to train one"

@@ -7,8 +7,9 @@ import hashlib
 import itertools
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
+
+from etils import epath
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data import tfds
@@ -181,7 +182,7 @@ def _text_pairs(source: str, source_glob: str, target_glob: str) -> Iterator[Pai
         yield from _file_pairs(*pair)
 
 
-def _file_pairs(source: Path, target: Path) -> Iterator[Pair]:
+def _file_pairs(source: epath.Path, target: epath.Path) -> Iterator[Pair]:
     counts = [0, 0]
     for lines in itertools.zip_longest(text_lines(source), text_lines(target)):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]

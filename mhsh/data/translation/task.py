@@ -20,6 +20,7 @@ from mhsh.data.tokenizers.subword import SubwordTokenizer, load_fitting_subword,
 from mhsh.data.translation.packing import encode_pairs, examples_by_length
 from mhsh.data.translation.pairs import CleaningCounts, Pair, check_split, read_pairs, split_pairs, validation_pairs
 from mhsh.errors import UserError
+from mhsh.files import expanded
 from mhsh.run_folder import TOKENIZER_FILE
 
 
@@ -71,7 +72,7 @@ class TranslationTask(Task[SubwordTokenizer]):
 
     def read_tokenizer(self, path: epath.PathLike) -> SubwordTokenizer:
         """As `Task.read_tokenizer`, from a tokenizer.json."""
-        return load_fitting_subword(epath.Path(path).expanduser(), self.data.tokenizer, self.model.vocab_size)
+        return load_fitting_subword(expanded(path), self.data.tokenizer, self.model.vocab_size)
 
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer

@@ -1,0 +1,353 @@
+"""Every source read from a bucket equals the same read from a disk; prepared rows go to a bucket
+and come back. An emulator of Google Cloud Storage stands in for Google's own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace as replace_dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import fsspec
+import pyarrow
+import pytest
+from etils import epath
+from msgspec.structs import replace
+from pyarrow import parquet
+
+from mhsh import files
+from mhsh.bucket_lock import bucket_lock
+from mhsh.config.schema import to_dict
+from mhsh.data.bucket_copies import local_copy, upload
+from mhsh.data.fine_tuning.glue import find_file, find_task, read_glue
+from mhsh.data.fine_tuning.squad import read_squad
+from mhsh.data.load import load_corpus
+from mhsh.data.prepare import prepare_into_bucket
+from mhsh.data.shards import StoredTable, read_index, shards_of, write_index
+from mhsh.data.sources import documents
+from mhsh.data.text_files import matching_files
+from mhsh.data.tokenizers.subword import load_subword
+from mhsh.data.tokenizers.wordpiece import load_wordpiece
+from mhsh.data.translation.pairs import read_pairs
+from mhsh.errors import UserError
+from tests.buckets import emulator
+from tests.cli.test_prepare import COMMAND
+from tests.clusters import free_port
+from tests.conftest import ROOT
+from tests.data.preparing import (
+    invented,
+    prepared,
+    pretraining_config,
+    run_locally,
+    task_of,
+    translation_config,
+    tree,
+    with_rows,
+    write_documents,
+    write_pairs,
+)
+
+GLUE_LINES = "source\tlabel\tmark\tsentence\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    with emulator(tmp_path_factory.mktemp("emulator") / "log", "data") as address:
+        yield address
+
+
+@pytest.fixture
+def bucket(server, tmp_path, monkeypatch) -> str:
+    """An empty folder in the emulator's bucket, for this test; and an empty cache."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # no machine of Google's is asked for a login
+    monkeypatch.setenv("MHSH_CACHE", str(tmp_path / "cache"))
+    return f"gs://data/{tmp_path.name}"
+
+
+def objects():
+    return fsspec.filesystem("gs", use_listings_cache=False)
+
+
+def put(folder: Path, bucket: str) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            objects().put_file(str(path), f"{bucket}/{path.relative_to(folder)}")
+
+
+def tree_in(bucket: str) -> dict[str, bytes]:
+    start = len(bucket.removeprefix("gs://")) + 1
+    return {name[start:]: objects().cat_file(name) for name in objects().find(bucket)}
+
+
+def prepared_there(config, bucket: str, per_shard: int = 10**6):
+    said: list[str] = []
+    summary = prepare_into_bucket(task_of(config), epath.Path(bucket), per_shard, lambda *work: run_locally(1, *work), said.append)
+    return summary, said
+
+
+def written(folder: Path, english: list[str]) -> Path:
+    """A folder with files of every kind of source."""
+    (folder / "texts" / "deep").mkdir(parents=True)
+    parts = ["\n\n".join(english[start::3]) + "\n" for start in range(3)]
+    (folder / "texts" / "b.txt").write_text(parts[0], encoding="utf-8")
+    (folder / "texts" / "deep" / "a.txt.gz").write_bytes(gzip.compress(parts[1].encode()))
+    (folder / "texts" / "a.txt.xz").write_bytes(lzma.compress(parts[2].encode()))
+    parquet.write_table(pyarrow.table({"text": english, "other": english[::-1]}), folder / "texts" / "c.parquet", row_group_size=7)
+    write_pairs(folder, "pairs", invented(50, seed=2))
+    (folder / "CoLA").mkdir()
+    (folder / "CoLA" / "dev.tsv").write_text("".join(f"s\t{number % 2}\t\tNumber {number}.\n" for number in range(9)))
+    answer = {"id": "1", "question": "What?", "answers": [{"text": "sat", "answer_start": 8}]}
+    content = {"data": [{"title": "T", "paragraphs": [{"context": "The cat sat.", "qas": [answer]}]}]}
+    (folder / "squad.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_every_source_is_read_as_from_a_disk(bucket, tmp_path, english):
+    here = str(written(tmp_path / "files", english))
+    put(tmp_path / "files", bucket)
+    for source in (
+        "text:{}/texts/b.txt",
+        "text:{}/texts/**/*.txt*",
+        "text:{}/*/*.txt*",
+        "parquet:{}/texts/*.parquet",
+        "parquet:{}/**/c.parquet:other",
+    ):
+        found = list(documents(source.format(bucket)))
+        assert found == list(documents(source.format(here))) and len(found) >= 20, source
+    names = [[str(path).removeprefix(root) for path in matching_files(f"{root}/**/*.txt*", "x")] for root in (bucket, here)]
+    assert names[0] == names[1] and len(names[0]) == 3
+    assert [*read_pairs(f"text:{bucket}/pairs.en,{bucket}/pairs.de")] == [*read_pairs(f"text:{here}/pairs.en,{here}/pairs.de")]
+    task = find_task("cola")
+    assert read_glue(task, find_file(task, bucket, "dev.tsv")) == read_glue(task, find_file(task, here, "dev.tsv"))
+    assert read_squad(f"{bucket}/squad.json") == read_squad(f"{here}/squad.json")
+
+
+@pytest.mark.parametrize("kind", ["translation", "pretraining"])
+def test_rows_prepared_into_a_bucket_are_those_of_a_disk(bucket, tmp_path, english_source, kind, capsys):
+    config = translation_config() if kind == "translation" else pretraining_config(source=english_source)
+    size = 300 if kind == "translation" else 7
+    summary, _ = prepared(config, tmp_path / "out", per_shard=size)
+    assert prepared_there(config, f"{bucket}/out", size)[0] == summary
+    assert tree_in(f"{bucket}/out") == tree(tmp_path / "out")
+    assert not [*(tmp_path / "cache" / "prepare").iterdir()]
+    again, said = prepared_there(config, f"{bucket}/out", size)
+    assert again == summary and "is finished" in said[0]
+    capsys.readouterr()
+    there = load_corpus(with_rows(config, f"{bucket}/out"), None)
+    copied = capsys.readouterr().out
+    assert copied.count("\n") == 2 and f" MB of {bucket}/out/train to {tmp_path / 'cache'}" in copied
+    here = load_corpus(with_rows(config, tmp_path / "out"), None)
+    assert there.fingerprint == here.fingerprint and there.unigram_entropy == here.unigram_entropy
+    for name, values in there.train_steps(4)[3].items():
+        assert (values == here.train_steps(4)[3][name]).all()
+    # Vocabularies, as data.vocab_path names them.
+    load = load_subword if kind == "translation" else lambda path: load_wordpiece(path, lowercase=True)
+    name = task_of(config).vocab_file
+    assert load(f"{bucket}/out/{name}").fingerprint == load(tmp_path / "out" / name).fingerprint
+    given = translation_config if kind == "translation" else pretraining_config
+    vocab_path = f"{bucket}/out/{name}"
+    assert (
+        load_corpus(given(source=config.data.source, vocab_path=vocab_path), None).tokenizer.vocab_size
+        == there.tokenizer.vocab_size
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body directly")  # aiohttp, of more than 1 MB at once
+def test_any_bytes_are_uploaded(bucket, tmp_path):
+    """Also a carriage return at the end, more than one request, and what looks like a boundary."""
+    contents = {
+        "train/index.json": b"{}",
+        "validation/index.json": b"",
+        "train/a": b"\n--==0==--\r\n\r",
+        "b": os.urandom(10 << 20) + b"\r",
+    }
+    for name, content in contents.items():
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_bytes(content)
+    upload(tmp_path / "out", epath.Path(bucket))
+    assert tree_in(bucket) == contents
+
+
+def test_copies_are_whole_or_made_again(bucket, tmp_path, english_source, capsys):
+    config = pretraining_config(source=english_source)
+    prepared_there(config, f"{bucket}/out", 7)
+    folder = epath.Path(f"{bucket}/out/train")
+    copy = local_copy(folder)
+    assert copy == tmp_path / "cache" / "data" / read_index(folder)["fingerprint"]
+    StoredTable(copy).verify()
+    capsys.readouterr()
+    before = tree(copy)
+    kept = (copy / "00000.arrayrecord").stat().st_ino
+    (copy / "00001.arrayrecord").unlink()
+    (copy / "00002.arrayrecord").write_bytes(b"cut short")
+    (copy / ".00001.arrayrecord.0.tmp").touch()  # of a killed copy
+    assert local_copy(folder) == copy and tree(copy) == before
+    assert capsys.readouterr().out.startswith("copying 0.3 MB of gs://")
+    assert (copy / "00000.arrayrecord").stat().st_ino == kept
+    assert local_copy(folder) == copy and capsys.readouterr().out == ""
+
+
+def test_an_index_writes_nothing_outside_of_the_copy(bucket, tmp_path, english_source):
+    prepared_there(pretraining_config(source=english_source), f"{bucket}/out")
+    folder = epath.Path(f"{bucket}/out/train")
+    index = read_index(folder)
+    shard = replace_dataclass(shards_of(index)[0], name="../../../escaped")
+    write_index(tmp_path, [shard], index["meta"])
+    objects().put_file(str(tmp_path / "index.json"), f"{folder}/index.json")
+    with pytest.raises(UserError, match=r"index\.json names a shard '\.\./\.\./\.\./escaped', which is no file name"):
+        local_copy(folder)
+
+
+def test_one_process_of_a_machine_copies_and_the_others_wait(bucket, tmp_path, english_source):
+    prepared_there(pretraining_config(source=english_source), f"{bucket}/out", 5)
+    program = (
+        "import sys; from etils import epath; from mhsh.data.bucket_copies import local_copy; local_copy(epath.Path(sys.argv[1]))"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, f"{bucket}/out/train"], cwd=ROOT, stdout=-1, stderr=-1, text=True)
+        for _ in range(2)
+    ]
+    results = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 2, results
+    assert "".join(out for out, _ in results).count("copying") == 1 and not any(err for _, err in results)
+
+
+def test_what_is_wrong_with_a_bucket_of_rows_is_one_line(bucket, tmp_path, english_source, monkeypatch):
+    config = pretraining_config(source=english_source)
+    prepared_there(config, f"{bucket}/out", 7)
+    folder = epath.Path(f"{bucket}/out/train")
+    shard = f"{bucket}/out/train/00001.arrayrecord"
+    content = objects().cat_file(shard)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+        with pytest.raises(UserError, match=r"cannot copy .*: it takes 0\.\d MB, and 0\.0 MB are free; set MHSH_CACHE to a folder"):
+            local_copy(folder)
+    objects().pipe_file(shard, content[:-1] + b"x")
+    with pytest.raises(UserError, match=rf"^{shard} is damaged: its SHA-256 is not that of the index"):
+        local_copy(folder)
+    with pytest.raises(UserError, match=rf"^{shard} is damaged: its SHA-256"):
+        prepared_there(config, f"{bucket}/out", 7)
+    objects().rm_file(shard)
+    with pytest.raises(UserError, match=rf"cannot copy .*no such object or bucket \({shard}\); check the bucket"):
+        local_copy(folder)
+    objects().rm_file(f"{bucket}/out/train/index.json")
+    with pytest.raises(UserError, match=r"train/index\.json is missing: .* holds no finished rows"):
+        load_corpus(with_rows(config, f"{bucket}/out"), None)
+    objects().pipe_file(f"{bucket}/out/train/index.json", b'{"fingerprint": "a"}')
+    with pytest.raises(UserError, match=r"train/index\.json is damaged"):
+        load_corpus(with_rows(config, f"{bucket}/out"), None)
+    monkeypatch.setenv("MHSH_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    objects().pipe_file(f"{bucket}/out/train/index.json", objects().cat_file(f"{bucket}/out/validation/index.json"))
+    with pytest.raises(UserError, match=r"cannot copy .* to .*/file/data/.*: Not a directory .*; set MHSH_CACHE"):
+        local_copy(folder)
+
+
+def test_folders_of_a_bucket_that_will_not_do(bucket, english_source, monkeypatch):
+    config = pretraining_config(source=english_source)
+    objects().pipe_file(f"{bucket}/strangers/thesis.tex", b"mine")
+    with pytest.raises(UserError, match=r"^gs://.*/strangers is not empty and holds no prepared rows; choose another --out"):
+        prepared_there(config, f"{bucket}/strangers")
+    prepared_there(config, f"{bucket}/out")
+    before = tree_in(f"{bucket}/out")
+    with pytest.raises(UserError, match=r"^gs://.*/out holds rows of another job \(data.seed is 0 there, 1 here\)"):
+        prepared_there(replace(config, data=replace(config.data, seed=1)), f"{bucket}/out")
+    assert tree_in(f"{bucket}/out") == before
+    monkeypatch.setattr("mhsh.bucket_lock.REFRESH_SECONDS", 0.2)
+    with (
+        bucket_lock(f"{bucket}/out/.prepare.lock", {}, lambda: None),
+        pytest.raises(UserError, match=r"another mhsh prepare is running in gs://"),
+    ):
+        prepared_there(config, f"{bucket}/out")
+    with pytest.raises(UserError, match=r"^cannot lock gs://nowhere/out/\.prepare\.lock: 404"):
+        prepared_there(config, "gs://nowhere/out")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["bucket", *(pytest.param(name, marks=pytest.mark.slow) for name in ("staging/staged.json", "vocab.txt", "train/00002.json"))],
+)
+def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, english, moment, monkeypatch):
+    """On the same machine it goes on; on another it begins anew. Both end with the same bytes."""
+    config = pretraining_config(source=write_documents(tmp_path, "t", english), vocab_size=200)
+    prepared(config, tmp_path / "out", per_shard=3)
+    arguments = dict(config=to_dict(config), out=f"{bucket}/out", workers=1, runner="local", beam_options="", per_shard=3)
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, json.dumps(arguments)], cwd=ROOT, stdout=-1, stderr=-1, text=True)
+    while not (
+        any(name.endswith("0.arrayrecord") for name in objects().find(f"{bucket}/out"))
+        if moment == "bucket"
+        else [*(tmp_path / "cache").glob(f"prepare/*/{moment}")]
+    ):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert "train/index.json" not in tree_in(f"{bucket}/out")
+    monkeypatch.setattr("mhsh.bucket_lock.DEAD_SECONDS", 0.5)
+    if moment in ("vocab.txt", "bucket"):
+        shutil.rmtree(tmp_path / "cache")  # another machine
+    _, said = prepared_there(config, f"{bucket}/out", 3)
+    assert said[0].startswith("reading" if moment in ("vocab.txt", "bucket") else "resuming")
+    assert tree_in(f"{bucket}/out") == tree(tmp_path / "out")
+
+
+def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):
+    objects().pipe_file(f"{bucket}/latin.txt", b"caf\xe9\n")
+    objects().pipe_file(f"{bucket}/broken.txt.gz", b"\x1f\x8b no gzip")
+    objects().pipe_file(f"{bucket}/folder/", b"")
+    objects().pipe_file(f"{bucket}/no.parquet", b"PAR1 and nothing else PAR1")
+    for source, complaint in (
+        (
+            f"text:{bucket}/none*.txt",
+            rf"^data\.source = 'text:{bucket}/none\*\.txt' matches no file; correct the bucket or the glob",
+        ),
+        (f"text:{bucket}/folder/*", "matches no file; correct the bucket"),
+        ("text:gs://nowhere/*.txt", "matches no file; correct the bucket"),
+        ("text:gs://", "^gs:// names no bucket; write gs://BUCKET/NAME"),
+        ("text:gs:///x.txt", "^gs:///x.txt names no bucket"),
+        ("parquet:gs://*.parquet", "matches no file; correct the bucket"),
+        (f"text:{bucket}/latin.txt", rf"^{bucket}/latin\.txt line 1 is not UTF-8"),
+        (f"text:{bucket}/broken.txt.gz", rf"^{bucket}/broken\.txt\.gz is damaged and cannot be unpacked"),
+        (f"parquet:{bucket}/*.parquet", rf"^{bucket}/no\.parquet is damaged or no Parquet"),
+        (f"parquet:{bucket}/none/*", "matches no file; correct the bucket"),
+    ):
+        with pytest.raises(UserError, match=complaint) as raised:
+            list(documents(source))
+        assert "\n" not in str(raised.value)
+    for vocab, complaint in (
+        (f"{bucket}/v.txt", f"there is no vocabulary at {bucket}/v.txt"),
+        (bucket, "cannot read the vocabulary"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            load_wordpiece(vocab, lowercase=True)
+        with pytest.raises(UserError, match=complaint):
+            load_subword(vocab)
+    with pytest.raises(UserError, match=rf"cannot read {bucket}/squad\.json: no such object or bucket"):
+        read_squad(f"{bucket}/squad.json")
+    with pytest.raises(UserError, match=rf"there is neither {bucket}/CoLA/dev\.tsv nor dev\.tsv\.gz"):
+        find_file(find_task("cola"), bucket, "dev.tsv")
+    with pytest.raises(UserError, match=r"gs://nowhere/x/train/index\.json is missing"):
+        load_corpus(with_rows(pretraining_config(), "gs://nowhere/x"), None)
+
+
+def test_a_bucket_that_does_not_answer_is_one_line_within_seconds(monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port()}")
+    files._no_answer.cache_clear()
+    begin = time.monotonic()
+    for source in ("text:gs://data/*.txt", "parquet:gs://data/*.parquet"):
+        with pytest.raises(UserError, match=r"^cannot reach gs://data/\*\..*: .* does not answer"):
+            list(documents(source))
+    with pytest.raises(UserError, match=r"^cannot reach gs://data/vocab\.txt"):
+        load_wordpiece("gs://data/vocab.txt", lowercase=True)
+    with pytest.raises(UserError, match=r"^cannot reach gs://data/rows"):
+        load_corpus(with_rows(pretraining_config(), "gs://data/rows"), None)
+    assert time.monotonic() - begin < 10
