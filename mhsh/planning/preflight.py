@@ -117,6 +117,7 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
                 f"--workdir={options.workdir} is lost with the slice, and no two workers share it; take gs://BUCKET/RUN"
             )
         config, unknown = take_config("config", options.config, rest)
+        assert config is not None, "--config is required"
         if unknown:
             raise UserError(f"{unknown[0].split('=')[0]} is not an argument of mhsh train")
         name = shipped.locate(options.config).partition(":")[0].rpartition("/")[2].removesuffix(".py")
