@@ -144,12 +144,23 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
       UserError: it cannot be read, or `parse_object` refuses it.
     """
     try:
-        content = epath.Path(path).read_bytes()
+        content = _whole(path)
     except FileNotFoundError as error:
         raise MissingFile(f"there is no {path}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     return parse_object(content, str(path))
+
+
+def _whole(path: epath.PathLike) -> bytes:
+    """The content of a file as one process wrote it. An opened object asks for its size first: where
+    another process replaces it then, the new content would be cut to the old length.
+    """
+    if not is_remote(path):
+        return epath.Path(path).read_bytes()
+    import fsspec
+
+    return fsspec.filesystem("gs").cat_file(str(path))
 
 
 def parse_object(content: bytes, what: str) -> dict[str, Any]:

@@ -4,13 +4,16 @@ Google's own.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import threading
 import time
 import urllib.request
 
 import pytest
 
+from mhsh.files import read_object, write_atomically
 from tests.conftest import ROOT
 from tests.runs import CONFIG, command, mhsh_here, rows_without_timings
 
@@ -48,6 +51,26 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken
             (local / name).write_bytes(answer.read())
     assert rows_without_timings(local) == rows_without_timings(unbroken)
     assert "tensorboard/events" in objects(bucket, "here/run/tensorboard")
+
+
+def test_a_file_that_is_replaced_meanwhile_is_read_as_a_whole(bucket, monkeypatch):
+    for name, value in environment(bucket).items():
+        monkeypatch.setenv(name, value)
+    path = f"gs://{BUCKET}/file.json"
+    replacing = threading.Event()
+
+    def replace() -> None:
+        for length in range(60):
+            write_atomically(path, json.dumps({"a": "b" * (length % 2 * 99)}))
+            replacing.set()
+        replacing.clear()
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    replacing.wait()
+    while replacing.is_set():
+        assert set(read_object(path)) == {"a"}
+    thread.join()
 
 
 def test_another_kind_of_bucket_is_refused(corpus):

@@ -20,6 +20,8 @@ import socket
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,28 +68,43 @@ class Cloud:
             path.with_suffix(".new").write_text(json.dumps(request))
             path.with_suffix(".new").replace(path)
 
-    def preempt(self, name: str) -> None:
-        """The nodes go at once, the request is suspended after them."""
+    def preempt(self, name: str, grace: float = 0) -> None:
+        """The nodes go, the request is suspended after them. Processes have `grace` seconds."""
         request = self.request(name)
         assert request is not None and request["states"] == ["ACTIVE"]
-        request |= {"states": ["ACTIVE", "SUSPENDING", "SUSPENDED"], "node_state": "PREEMPTED"}
-        self.write(name, request)
-        for home in request["homes"]:
-            power_off(Path(home))
+        self.write(name, request | {"states": ["ACTIVE", "SUSPENDING", "SUSPENDED"], "node_state": "PREEMPTED"})
+        power_off(list(map(Path, request["homes"])), grace)
 
 
-def power_off(home: Path) -> None:
-    """Kills all processes of a worker and takes its disk away."""
-    home.rename(home.with_name(home.name + ".gone"))
+def power_off(homes: list[Path], grace: float = 0) -> None:
+    """Ends all processes of workers and takes their disks away."""
+    deadline = time.monotonic() + grace
+    for home in homes if grace else ():
+        send(home, signal.SIGTERM)
+    while time.monotonic() < deadline and any(list(processes(home)) for home in homes):
+        time.sleep(0.1)
+    for home in filter(Path.exists, homes):
+        send(home, signal.SIGKILL)
+        home.rename(home.with_name(home.name + ".gone"))
+
+
+def send(home: Path, number: int) -> None:
+    for process in processes(home):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def processes(home: Path) -> Iterator[int]:
+    """What runs there: it has the folder as its HOME."""
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if process.name.isdecimal() and f"HOME={home}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
+                yield int(process.name)
 
 
-def error(message: str, status: int = 1) -> NoReturn:
+def error(message: str) -> NoReturn:
     print(f"ERROR: (gcloud.compute.tpus) {message}", file=sys.stderr)
-    sys.exit(status)
+    sys.exit(1)
 
 
 def create(cloud: Cloud, name: str, options: argparse.Namespace) -> None:
@@ -113,9 +130,7 @@ def delete(cloud: Cloud, name: str, options: argparse.Namespace) -> None:
     request = cloud.request(name) or error(f"NOT_FOUND: {name}")
     if request["states"][0] in ("ACTIVE", "SUSPENDING") and not options.force:
         error(f"FAILED_PRECONDITION: DeleteQueuedResource is not supported when state is {request['states'][0]}")
-    for home in map(Path, request["homes"]):
-        if home.exists():
-            power_off(home)
+    power_off(list(map(Path, request["homes"])))
     cloud.write(name, None)
 
 

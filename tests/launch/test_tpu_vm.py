@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -255,9 +256,11 @@ def train_on_a_slice(launcher: Launcher, address: str, workdir: str, preempt: Ca
         "XLA_FLAGS",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     )
-    emulated = {"NO_GCE_CHECK": "true", "STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address}
+    emulated = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}  # asks for nothing that the emulator lacks
+    emulated |= {"NO_GCE_CHECK": "true", "STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address}
     devices = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     launcher.environment |= emulated | devices | {name: os.environ[name] for name in names if name in os.environ}
+    creates = launcher.calls("create") if (launcher.cloud.folder / "calls").exists() else 0
     process = launcher.start("up", TYPE, "--spot", "--delete", *RUN, f"--workdir={workdir}")
 
     def preempt_all() -> None:
@@ -268,7 +271,7 @@ def train_on_a_slice(launcher: Launcher, address: str, workdir: str, preempt: Ca
     preempting.start()
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
-    assert launcher.calls("create") == times + 1, output
+    assert launcher.calls("create") - creates == times + 1, output
     assert output.count("mine is lost (node mine is PREEMPTED): deleted and asked for again; the run resumes from gs://") == times
     return output
 
@@ -286,12 +289,36 @@ def has_checkpoint(address: str, run: str, step: int) -> bool:
         return b"commit_success" in answer.read()
 
 
+def training(launcher: Launcher) -> bool:
+    """Whether worker 0 has compiled and goes on from there."""
+    request = launcher.cloud.request("mine")
+    log = Path(request["homes"][0]) / "mhsh-logs/run.log" if request else None
+    return log is not None and log.exists() and "compiled in" in log.read_text()
+
+
 def test_a_preempted_run_resumes_on_a_new_slice(launcher: Launcher, bucket: str, tmp_path: Path) -> None:
     def preempt(launcher: Launcher, number: int) -> None:
         wait_for(lambda: has_checkpoint(bucket, "one", 12), 240)
-        launcher.cloud.preempt("mine")
+        launcher.cloud.preempt("mine", grace=30)
 
     output = train_on_a_slice(launcher, bucket, "gs://runs/one", preempt, 1)
     assert "resuming from the checkpoint of step" in output
     steps = [row["step"] for row in rows(bucket, "one", tmp_path) if row["split"] == "train"]
     assert steps == sorted(set(steps)) and steps[-1] == 36
+
+
+@pytest.mark.slow
+def test_three_preemptions_at_random_times_leave_no_trace_in_the_curve(launcher: Launcher, bucket: str, tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    times = random.Random(seed)
+
+    def preempt(launcher: Launcher, number: int) -> None:
+        """At once and without a warning, somewhere from the first seconds of a run to its end."""
+        wait_for(lambda: training(launcher), 240)
+        time.sleep(times.uniform(0, 6))
+        launcher.cloud.preempt("mine")
+
+    output = train_on_a_slice(launcher, bucket, "gs://runs/broken", preempt, 3)
+    print(f"seed {seed}", output, sep="\n")
+    train_on_a_slice(launcher, bucket, "gs://runs/unbroken", preempt, 0)
+    assert rows(bucket, "broken", tmp_path) == rows(bucket, "unbroken", tmp_path)
