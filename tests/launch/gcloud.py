@@ -69,11 +69,14 @@ class Cloud:
             path.with_suffix(".new").replace(path)
 
     def preempt(self, name: str, grace: float = 0) -> None:
-        """The nodes go, the request is suspended after them. Processes have `grace` seconds."""
+        """The nodes are shut down: nobody gets in, processes have `grace` seconds. Then they are
+        PREEMPTED, and after that the request is suspended.
+        """
         request = self.request(name)
         assert request is not None and request["states"] == ["ACTIVE"]
-        self.write(name, request | {"states": ["ACTIVE", "SUSPENDING", "SUSPENDED"], "node_state": "PREEMPTED"})
+        self.write(name, request | {"shutting_down": True})
         power_off(list(map(Path, request["homes"])), grace)
+        self.write(name, request | {"states": ["ACTIVE", "SUSPENDING", "SUSPENDED"], "node_state": "PREEMPTED"})
 
 
 def power_off(homes: list[Path], grace: float = 0) -> None:
@@ -155,6 +158,8 @@ def workers(cloud: Cloud, name: str, options: argparse.Namespace) -> list[tuple[
     request = cloud.request(name) or error(f"NOT_FOUND: {name}")
     if request["states"][0] != "ACTIVE" or request["node_state"] != "READY":
         error(f"{name} is not ACTIVE: {request['states'][0]}")
+    if request.get("shutting_down"):
+        sys.exit(255)
     chosen = []
     for index, home in enumerate(map(Path, request["homes"])):
         node, worker = divmod(index, request["hosts"])

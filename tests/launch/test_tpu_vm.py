@@ -197,7 +197,7 @@ def test_up_is_left_and_found_again(acted: Callable) -> None:
     assert launcher.run("stop")[0] == 0
     output, _ = again.communicate(timeout=30)
     assert (again.returncode, launcher.calls("scp")) == (75, 2), output
-    assert output.splitlines()[:2] == ["saved", "mhsh ended with exit status 75"]
+    assert "saved\nmhsh ended with exit status 75\n" in output
     assert launcher.run("stop")[1].count("run is not running") == 2
 
 
@@ -284,25 +284,22 @@ def rows(address: str, run: str, folder: Path) -> list[dict]:
     return rows_without_timings(local)
 
 
-def has_checkpoint(address: str, run: str, step: int) -> bool:
-    with urllib.request.urlopen(f"{address}/storage/v1/b/runs/o?prefix={run}/checkpoints/{step}/commit", timeout=30) as answer:
-        return b"commit_success" in answer.read()
-
-
 def training(launcher: Launcher) -> bool:
-    """Whether worker 0 has compiled and goes on from there."""
+    """Whether worker 0 has logged a first step."""
     request = launcher.cloud.request("mine")
     log = Path(request["homes"][0]) / "mhsh-logs/run.log" if request else None
-    return log is not None and log.exists() and "compiled in" in log.read_text()
+    return log is not None and log.exists() and "step 1/36" in log.read_text()
 
 
 def test_a_preempted_run_resumes_on_a_new_slice(launcher: Launcher, bucket: str, tmp_path: Path) -> None:
     def preempt(launcher: Launcher, number: int) -> None:
-        wait_for(lambda: has_checkpoint(bucket, "one", 12), 240)
-        launcher.cloud.preempt("mine", grace=30)
+        wait_for(lambda: training(launcher), 240)
+        launcher.cloud.preempt("mine", grace=60)
 
     output = train_on_a_slice(launcher, bucket, "gs://runs/one", preempt, 1)
     assert "resuming from the checkpoint of step" in output
+    # What was trained was saved after the signal of the VM's end: nothing is waited for or lost.
+    assert "waiting up to a minute" not in output
     steps = [row["step"] for row in rows(bucket, "one", tmp_path) if row["split"] == "train"]
     assert steps == sorted(set(steps)) and steps[-1] == 36
 
