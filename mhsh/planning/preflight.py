@@ -107,10 +107,9 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
     with noted():
         chips = chips_of(accelerator_type)
     with noted():
-        if arguments[:1] != ["train"]:
-            raise UserError(
-                f"`up` runs mhsh train, not {' '.join(arguments[:1]) or 'nothing'}; for others take create, install and run"
-            )
+        if not arguments or arguments[0] != "train":
+            given = arguments[0] if arguments else "nothing"
+            raise UserError(f"`up` runs mhsh train, not {given}; for other commands take create, install and run")
         options, rest = parser.parse_known_args(arguments[1:])
         if not options.workdir.startswith("gs://"):
             problems.append(
