@@ -153,7 +153,7 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
 
 
 def _whole(path: epath.PathLike) -> bytes:
-    """The content of a file as one process wrote it. To open an object takes a request for its size:
+    """The content of a file as one process wrote it. Opening an object takes a request for its size:
     if another process replaced it after that, the new content would be cut to the old length.
     """
     if not is_remote(path):
