@@ -153,8 +153,8 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
 
 
 def _whole(path: epath.PathLike) -> bytes:
-    """The content of a file as one process wrote it. Opening an object takes a request for its size:
-    if another process replaced it after that, the new content would be cut to the old length.
+    """The content of a file as one process wrote it. Opening an object first asks for its size: if
+    another process replaced it after that, the new content would be cut to the old length.
     """
     if not is_remote(path):
         return epath.Path(path).read_bytes()
