@@ -197,7 +197,7 @@ def test_up_is_left_and_found_again(acted: Callable) -> None:
     assert launcher.run("stop")[0] == 0
     output, _ = again.communicate(timeout=30)
     assert (again.returncode, launcher.calls("scp")) == (75, 2), output
-    assert "saved\nmhsh ended with exit status 75\n" in output
+    assert "saved\nmhsh ended with exit status 75\n" in output, output
     assert launcher.run("stop")[1].count("run is not running") == 2
 
 
