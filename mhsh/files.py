@@ -209,13 +209,22 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
       UserError: it cannot be read, or `parse_object` refuses it.
     """
     try:
-        with opened(path) as file:
-            content = file.read()
+        content = _whole(path)
     except FileNotFoundError as error:
         raise MissingFile(f"there is no {path}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     return parse_object(content, str(path))
+
+
+def _whole(path: epath.PathLike) -> bytes:
+    """The content of a file as one process wrote it. Opening an object first asks for its size: if
+    another process replaced it after that, the new content would be cut to the old length.
+    """
+    if not is_remote(path):
+        return epath.Path(path).read_bytes()
+    with bucket_objects(path) as objects:
+        return objects.cat_file(str(path))
 
 
 def parse_object(content: bytes, what: str) -> dict[str, Any]:

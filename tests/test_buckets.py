@@ -4,8 +4,10 @@ stands in for Google's own.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -17,6 +19,7 @@ from msgspec.structs import replace
 from pyarrow import parquet
 
 from mhsh.data.load import load_corpus
+from mhsh.files import read_object, write_atomically
 from tests.clusters import finish, start
 from tests.conftest import ROOT
 from tests.data.preparing import pretraining_config
@@ -96,6 +99,26 @@ def test_two_processes_train_on_rows_in_a_bucket_as_one_on_a_disk(rows, rows_her
     copies = [line.split(" of ")[1].split()[0] for _, out, _ in results for line in out.split("\n") if line.startswith("copying")]
     assert sorted(copies) == [f"gs://{BUCKET}/rows/train", f"gs://{BUCKET}/rows/validation"]  # once on a machine
     assert_same_curve(tmp_path / "there", tmp_path / "here")
+
+
+def test_a_file_that_is_replaced_meanwhile_is_read_as_a_whole(bucket, monkeypatch):
+    for name, value in environment(bucket).items():
+        monkeypatch.setenv(name, value)
+    path = f"gs://{BUCKET}/file.json"
+    replacing = threading.Event()
+
+    def replace() -> None:
+        for length in range(60):
+            write_atomically(path, json.dumps({"a": "b" * (length % 2 * 99)}))
+            replacing.set()
+        replacing.clear()
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    replacing.wait()
+    while replacing.is_set():
+        assert set(read_object(path)) == {"a"}
+    thread.join()
 
 
 def test_another_kind_of_bucket_is_refused(corpus):

@@ -5,15 +5,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from mhsh.config.loading import LIST, load_fields, override
-from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config
-from mhsh.errors import UserError
+from mhsh.config.loading import CONFIG, take_config, take_fields
 
-CONFIG = "NAME:VARIANT"
 _HELP = {
     "config": "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT",
     "against": "a second config, to compare with",
@@ -45,33 +41,6 @@ def add_config_fields(parser: argparse.ArgumentParser, required: bool = True, **
 def add_step(parser: argparse.ArgumentParser) -> None:
     """`--step`, of a run's checkpoints."""
     parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
-
-
-def take_config(name: str, config: str | None, arguments: Sequence[str]) -> tuple[Config | None, list[str]]:
-    """The config of `--NAME=config` with its overrides (None: not given), and what is left."""
-    fields, left = take_fields(name, config, arguments)
-    return (None if fields is None else from_dict(fields)), left
-
-
-def take_fields(name: str, config: str | None, arguments: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
-    """The fields of that config, unchecked, and the arguments left."""
-    changes: list[tuple[str, str]] = []
-    left: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if not argument.startswith(f"--{name}."):
-            left.append(argument)
-            continue
-        path, equals, text = argument.removeprefix(f"--{name}.").partition("=")
-        value = text if equals else next(rest, None)
-        if value is None:
-            raise UserError(f"{argument} needs a value: {argument}=VALUE")
-        changes.append((path, value))
-    if config is None:
-        if changes:
-            raise UserError(f"--{name}.{changes[0][0]} changes a config, and none is given: add --{name}={CONFIG}; {LIST}")
-        return None, left
-    return override(load_fields(config), changes, f"--{name}"), left
 
 
 def _add(parser: argparse.ArgumentParser, name: str, parameter: str, take: Taker, required: bool) -> None:

@@ -5,18 +5,48 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mhsh.config import shipped
 from mhsh.config.fields import parse_value
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config
 from mhsh.errors import UserError, nearest
 
 Fields = Mapping[str, Mapping[str, Any]]  # section: {field: value}
 
+CONFIG = "NAME:VARIANT"
 LIST = "mhsh configs lists what there is"
+
+
+def take_config(name: str, config: str | None, arguments: Sequence[str]) -> tuple[Config | None, list[str]]:
+    """The config of `--NAME=config` with its overrides (None: not given), and what is left."""
+    fields, left = take_fields(name, config, arguments)
+    return (None if fields is None else from_dict(fields)), left
+
+
+def take_fields(name: str, config: str | None, arguments: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
+    """The fields of that config, unchecked, and the arguments left."""
+    changes: list[tuple[str, str]] = []
+    left: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith(f"--{name}."):
+            left.append(argument)
+            continue
+        path, equals, text = argument.removeprefix(f"--{name}.").partition("=")
+        value = text if equals else next(rest, None)
+        if value is None:
+            raise UserError(f"{argument} needs a value: {argument}=VALUE")
+        changes.append((path, value))
+    if config is None:
+        if changes:
+            raise UserError(f"--{name}.{changes[0][0]} changes a config, and none is given: add --{name}={CONFIG}; {LIST}")
+        return None, left
+    return override(load_fields(config), changes, f"--{name}"), left
 
 
 def load_fields(config: str) -> dict[str, Any]:

@@ -1,28 +1,35 @@
-"""launch/tpu_vm: the commands it prints, and the run on a worker played by this machine."""
+"""launch/tpu_vm: the commands it prints, and whole runs on a stand-in for the cloud, whose workers
+are processes of this machine.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-AT = ("--zone=us-west4-a", "--project=MY-PROJECT")
-TPU_VM = "gcloud compute tpus tpu-vm"
+from tests.conftest import ROOT
+from tests.launch.gcloud import Cloud
+from tests.runs import CONFIG, rows_without_timings
+
+TYPE = "--accelerator-type=v4-16"  # two workers
 QUEUED = "gcloud compute tpus queued-resources"
-# Runs what gcloud would run on the one worker; scp and the others are only noted.
-GCLOUD = """
-printf '%s\\n' "$*" >>"$HOME/gcloud.log"
-for argument; do
-  case "$argument" in --command=*) cd "$HOME" && exec sh -c "${argument#--command=}" ;; esac
-done
-"""
+RUN = ["--", "train", *CONFIG, "--config.data.source=stdlib", "--config.train.batch_size=8"]
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -32,139 +39,355 @@ def wait_for(condition: Callable[[], bool]) -> None:
     ("arguments", "command"),
     [
         (
-            ("create", "mine", *AT, "--accelerator-type=v5litepod-16", "--spot"),
-            f"{TPU_VM} create mine --zone=us-west4-a --project=MY-PROJECT --accelerator-type=v5litepod-16 "
-            "--version=v2-alpha-tpuv5-lite --spot",
+            ("create", "mine", "--zone=us-west4-a", "--project=MY-PROJECT", "--accelerator-type=v5litepod-16", "--spot"),
+            "create mine --accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite --node-id=mine --spot "
+            "--zone=us-west4-a --project=MY-PROJECT",
         ),
         (
-            ("create", "mine", "--zone", "z", "--accelerator-type", "v4-32", "--version", "v", "--flag=--network=a b"),
-            f"{TPU_VM} create mine --zone=z --accelerator-type=v4-32 --version=v '--network=a b'",
+            ("create", "mine", "--zone", "z", "--accelerator-type=v5p-32", "--slices=4", "--version=v", "--flag=--network=a b"),
+            "create mine --accelerator-type=v5p-32 --runtime-version=v --node-count=4 --node-prefix=mine --zone=z '--network=a b'",
         ),
         (
-            ("create", "mine", "--zone=z", "--accelerator-type=v6e-8", "--queued", "--valid-until=6h"),
-            f"{QUEUED} create mine --zone=z --accelerator-type=v6e-8 --runtime-version=v2-alpha-tpuv6e --node-id=mine "
-            "--valid-until-duration=6h",
+            ("create", "mine", "--zone=z", TYPE, "--flag=--internal-ip", "--flag=--account=me", "--flag=--scp-flag=-C"),
+            "create mine --accelerator-type=v4-16 --runtime-version=tpu-ubuntu2204-base --node-id=mine --zone=z --account=me",
         ),
         (
-            ("create", "mine", "--zone=z", "--accelerator-type=v5p-32", "--queued", "--slices=4", "--spot"),
-            f"{QUEUED} create mine --zone=z --accelerator-type=v5p-32 --runtime-version=v2-alpha-tpuv5 --node-count=4 "
-            "--node-prefix=mine --spot",
+            ("logs", "mine", "--zone=z", "--run=one", "--flag=--tunnel-through-iap", "--flag=--network=n"),
+            "ssh mine --node=all --worker=0 '--command=bash mhsh/launch/tpu_worker log one 0' --zone=z --tunnel-through-iap",
         ),
-        (("delete", "mine", *AT), f"{TPU_VM} delete mine --zone=us-west4-a --project=MY-PROJECT"),
-        (("delete", "mine", "--zone=z", "--queued", "--yes"), f"{QUEUED} delete mine --zone=z --force --quiet"),
+        (("delete", "mine", "--zone=z", "--yes"), "delete mine --force --quiet --zone=z"),
     ],
 )
 def test_prints_the_command(launch: Callable, arguments: tuple[str, ...], command: str) -> None:
     result = launch("tpu_vm", *arguments, "--dry-run")
-    assert (result.returncode, result.stdout, result.stderr) == (0, command + "\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{QUEUED} {command}\n", "")
 
 
-def test_prints_the_installation(launch: Callable, shell_words: Callable, tmp_path: Path) -> None:
-    before = set(tmp_path.rglob("*"))
-    result = launch("tpu_vm", "install", "mine", "--zone=z", "--queued", "--python=python3.12", "--dry-run")
-    assert result.returncode == 0
-    archive, copy, install = result.stdout.split("\n", 2)
-    path = f"{tmp_path}/TEMPORARY/mhsh.tar.gz"
-    assert archive.startswith("git -C ")
-    assert archive.endswith(f"archive --format=tar.gz --output={path} HEAD")
-    assert copy == f"{QUEUED} scp {path} mine:mhsh.tar.gz --zone=z --node=all --worker=all"
-    command = shell_words(install)
-    assert command[:-1] == [*QUEUED.split(), "ssh", "mine", "--zone=z", "--node=all", "--worker=all"]
-    bash, dash_c, script, _, python = shell_words(command[-1].removeprefix("--command="), shell="sh")
-    assert (bash, dash_c, python) == ("bash", "-c", "python3.12")
-    assert script.endswith('PYTHON=$python bash -c ". launch/environment tpu" install')
-    assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
-    assert set(tmp_path.rglob("*")) == before
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout of this tree in which all is committed."""
+    folder = tmp_path_factory.mktemp("checkout")
+    files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "launch", "mhsh", "configs", "*.*"]
+    names = subprocess.run(files, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout.decode().split("\0")
+    for name in names:
+        if name.split("/")[0] in ("launch", "mhsh", "configs") or name in ("pyproject.toml", "constraints.txt", ".gitignore"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=all"]):
+        subprocess.run([*git, *command], cwd=folder, check=True)
+    return folder
 
 
-def test_prints_how_logs_are_fetched(launch: Callable, tmp_path: Path) -> None:
-    result = launch("tpu_vm", "logs", "mine", "--zone=z", "--run=one", f"--to={tmp_path}/my logs", "--dry-run")
-    assert result.stdout.splitlines()[0] == f"mkdir -p '{tmp_path}/my logs'"
-    assert "cat \"$HOME/mhsh-logs/$1.log\"'\\'' mhsh one'" in result.stdout
-    assert result.stdout.endswith(f" '--output-directory={tmp_path}/my logs'\n")
-    assert not (tmp_path / "my logs").exists()
+class Launcher:
+    """Runs launch/tpu_vm of a checkout in a cloud of its own."""
+
+    def __init__(self, checkout: Path, folder: Path, environment: dict[str, str]) -> None:
+        self.program = checkout / "launch/tpu_vm"
+        self.cloud = Cloud(folder)
+        self.environment = environment | {"CLOUD": str(folder), "MHSH_VENV": sys.prefix}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command, *rest = arguments
+        cut = rest.index("--") if "--" in rest else len(rest)
+        rest[cut:cut] = ["--zone=z", "--delay=0", f"--python={sys.executable}"]
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen([self.program, command, "mine", *rest], env=self.environment, start_new_session=True, **pipes)
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=300)
+        return process.returncode, output
+
+    def calls(self, call: str) -> int:
+        return sum(json.loads(line)[1] == call for line in (self.cloud.folder / "calls").read_text().splitlines())
+
+    def home(self, worker: int = 0) -> Path:
+        request = self.cloud.request("mine")
+        assert request is not None
+        return Path(request["homes"][worker])
 
 
 @pytest.fixture
-def worker(stand_in: Callable, tmp_path: Path) -> Path:
-    """The home folder of a worker with an mhsh that notes its arguments and ends with the next
-    status of `statuses`.
-    """
-    stand_in("gcloud", GCLOUD)
-    mhsh = tmp_path / "mhsh/.venv/bin/mhsh"
-    mhsh.parent.mkdir(parents=True)
-    mhsh.write_text(
-        '#!/usr/bin/env bash\nprintf \'%s\\0\' "$@" >>"$HOME/calls"; printf \'\\1\' >>"$HOME/calls"\n'
-        'read -r status rest <"$HOME/statuses"; echo "$rest" >"$HOME/statuses"\n'
-        'if [ "$status" = wait ]; then trap "echo saved; exit 75" TERM; echo ready; while :; do sleep 0.05; done; fi\n'
-        'exit "$status"\n'
-    )
-    mhsh.chmod(0o755)
-    return tmp_path
+def launcher(checkout: Path, environment: dict[str, str], stand_in: Callable, tmp_path: Path) -> Launcher:
+    (tmp_path / "cloud").mkdir()
+    stand_in("gcloud", f'exec "{sys.executable}" "{ROOT}/tests/launch/gcloud.py" "$@"')
+    return Launcher(checkout, tmp_path / "cloud", environment)
 
 
-def test_runs_again_after_75_with_the_same_arguments(launch: Callable, worker: Path, hostile: list[str]) -> None:
-    (worker / "statuses").write_text("75 75 0\n")
-    result = launch("tpu_vm", "run", "mine", "--zone=z", "--retry-delay=0", "--", "train", *hostile)
-    assert result.returncode == 0, result.stderr
-    assert "started; its output goes to" in result.stdout
-    log = worker / "mhsh-logs/run.log"
-    wait_for(lambda: log.exists() and log.read_text().count("ended") == 3)
-    assert log.read_text().splitlines() == [f"mhsh ended with exit status {status}" for status in (75, 75, 0)]
-    calls = (worker / "calls").read_text().split("\1")[:-1]
-    assert [call.split("\0")[:-1] for call in calls] == [["train", *hostile, "--distributed"]] * 3
-    assert not list(worker.rglob("harm"))
+# The workers' mhsh: notes its arguments, says a line, and ends with the next status of `statuses`.
+ACTOR = """printf '%s\\0' "$@" >>"$HOME/told"; printf '\\1' >>"$HOME/told"
+exec 9>"$CLOUD/lock$SLURM_PROCID"; flock 9
+read -r status rest <"$CLOUD/statuses$SLURM_PROCID"; echo "$rest" >"$CLOUD/statuses$SLURM_PROCID"
+exec 9>&-
+echo "step 1 of a part that ends with $status"
+if [ "$status" = wait ]; then trap "echo saved; exit 75" TERM; echo ready; while :; do sleep 0.05; done; fi
+exit "$status"
+"""
 
 
-def test_a_mistake_is_not_run_again(launch: Callable, worker: Path) -> None:
-    (worker / "statuses").write_text("2 0\n")
-    launch("tpu_vm", "run", "mine", "--zone=z", "--run=one", "--retry-delay=0", "--", "train")
-    log = worker / "mhsh-logs/one.log"
-    wait_for(lambda: log.exists() and "ended" in log.read_text())
-    wait_for(lambda: not (worker / "mhsh-logs/one.pid").exists())
-    assert log.read_text() == "mhsh ended with exit status 2\n"
+@pytest.fixture
+def acted(launcher: Launcher) -> Callable[[str], Launcher]:
+    """acted("75 0"): the launcher where mhsh is an actor that ends with these statuses."""
+
+    def make(statuses: str) -> Launcher:
+        for worker in range(2):
+            (launcher.cloud.folder / f"statuses{worker}").write_text(statuses + "\n")
+        launcher.environment["WORKERS_MHSH"] = ACTOR
+        return launcher
+
+    return make
 
 
-def test_stop_lets_the_run_save_and_does_not_start_it_again(launch: Callable, worker: Path) -> None:
-    (worker / "statuses").write_text("wait 0\n")
-    launch("tpu_vm", "run", "mine", "--zone=z", "--retry-delay=0", "--", "train")
-    log, pid = worker / "mhsh-logs/run.log", worker / "mhsh-logs/run.pid"
+UP = ("up", TYPE, *RUN, "--workdir=gs://b/run")
+
+
+def test_up_runs_again_after_75_with_the_same_arguments(acted: Callable, hostile: list[str]) -> None:
+    launcher = acted("75 75 0")
+    assert launcher.run("create", TYPE)[0] == 0
+    for _ in range(3):
+        launcher.run("status")
+    status, output = launcher.run("install")
+    assert status == 0, output
+    status, output = launcher.run("run", "--", "train", *hostile)
+    assert (status, output.count("started; its output goes to")) == (0, 2), output
+    for worker in range(2):
+        home = launcher.home(worker)
+        wait_for(lambda home=home: (home / "mhsh-logs/run.status").exists())
+        told = (home / "told").read_text().split("\1")[:-1]
+        assert [each.split("\0")[:-1] for each in told] == [["train", *hostile, "--distributed"]] * 3
+    assert not list(launcher.cloud.folder.rglob("harm"))
+    ended = [line for line in launcher.run("logs", "--worker=all")[1].splitlines() if "ended" in line]
+    assert [line.rpartition(": ")[2] for line in ended] == [f"mhsh ended with exit status {n}" for n in (75, 75, 0)] * 2
+
+
+def test_up_goes_from_nothing_to_the_end_and_again(acted: Callable) -> None:
+    launcher = acted("0 0")
+    status, output = launcher.run(*UP)
+    lines = output.splitlines()
+    assert status == 0, output
+    assert "remat_policy none: needs about" in lines[0]
+    states = [line.removeprefix("tpu_vm: mine: ") for line in lines if line.startswith("tpu_vm: mine: ")]
+    assert states == ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
+    assert "step 1 of a part that ends with 0" in lines and "mhsh ended with exit status 0" in lines
+    assert lines[-1] == "tpu_vm: as long as the slice is there it costs money: launch/tpu_vm delete mine --zone=z --yes"
+    status, output = launcher.run("up", "--delete", *UP[1:])
+    assert (status, launcher.calls("create"), launcher.cloud.request("mine")) == (0, 1, None), output
+
+
+def test_up_is_left_and_found_again(acted: Callable) -> None:
+    launcher = acted("wait")
+    process = launcher.start(*UP)
+    wait_for(lambda: launcher.cloud.request("mine") is not None)
+    log = launcher.home() / "mhsh-logs/run.log"
     wait_for(lambda: log.exists() and "ready" in log.read_text())
-    again = launch("tpu_vm", "run", "mine", "--zone=z", "--", "train")
-    assert again.returncode == 2
-    assert "run is running already" in again.stderr
-    assert launch("tpu_vm", "stop", "mine", "--zone=z").returncode == 0
-    wait_for(lambda: not pid.exists())
-    assert log.read_text().splitlines() == ["ready", "saved", "mhsh ended with exit status 75"]
-    assert "is not running" in launch("tpu_vm", "stop", "mine", "--zone=z").stdout
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "the run goes on" in output and "Traceback" not in output
+    again = launcher.start(*UP)
+    assert again.stdout is not None
+    while "ready" not in again.stdout.readline():
+        pass
+    status, output = launcher.run("run", "--", "train", "--config=other")
+    assert status == 2 and output.count("run is running already, with other arguments") == 2
+    status, output = launcher.run("install")
+    assert status == 2 and output.count("run is running here; stop it first") == 2
+    assert ": run: running; ready" in launcher.run("status")[1]
+    assert launcher.run("stop")[0] == 0
+    output, _ = again.communicate(timeout=30)
+    assert (again.returncode, launcher.calls("scp")) == (75, 2), output
+    assert "saved\nmhsh ended with exit status 75\n" in output, output
+    assert launcher.run("stop")[1].count("run is not running") == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "needs a command: create, install, run, logs, stop or delete"),
-        (("make", "mine"), "make is not a command"),
-        (("create",), "create needs the NAME of the slice"),
-        (("create", "Mine", "--zone=z"), "NAME 'Mine' must be small letters"),
-        (("create", "mine"), "create needs --zone=ZONE"),
-        (("create", "mine", "--zone"), "--zone needs a value"),
-        (("create", "mine", "--zone", "--spot"), "--zone needs a value"),
-        (("create", "mine", "--zone=z"), "create needs --accelerator-type=TYPE"),
-        (("create", "mine", "--zone=z", "--accelerator-type=v99-8"), "no software version is known for v99-8"),
-        (("create", "mine", "--zone=z", "--accelerator-type=v4-8", "--slices=2"), "more than one slice needs --queued"),
-        (("create", "mine", "--zone=z", "--colour=red"), "--colour is not an option"),
-        (("install", "mine", "--zone=z", "--spot"), "are for create"),
-        (("run", "mine", "--zone=z"), "run needs the arguments of mhsh after --"),
-        (("run", "mine", "--zone=z", "--", "train", "--process-id=1"), "--process-id is set by this launcher"),
-        (("run", "mine", "--zone=z", "--run=a/b", "--", "train"), "--run 'a/b' must be"),
-        (("logs", "mine", "other", "--zone=z"), "other is one argument too many"),
-    ],
-)
-def test_mistakes_are_one_line(launch: Callable, arguments: tuple[str, ...], message: str) -> None:
-    result = launch("tpu_vm", "--dry-run", *arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+def test_a_lost_connection_is_no_lost_slice(acted: Callable) -> None:
+    launcher = acted("7")
+    launcher.cloud.knob("cut").write_text("3")
+    status, output = launcher.run(*UP)
+    assert (status, launcher.calls("create")) == (7, 1), output
+    lines = [line for line in output.splitlines() if line.startswith(("step", "mhsh ended"))]
+    assert lines == ["step 1 of a part that ends with 7", "mhsh ended with exit status 7"]
+    assert "tpu_vm: no connection to worker 0" in output
+
+
+def test_an_installation_that_fails_on_one_worker_is_tried_twice(acted: Callable) -> None:
+    launcher = acted("0")
+    launcher.cloud.knob("broken").write_text("1")
+    status, output = launcher.run(*UP)
+    assert (status, launcher.calls("create"), launcher.calls("scp")) == (1, 1, 2), output
+    assert "the run does not start on all its workers; what they say is above" in output
+    assert not (launcher.home() / "mhsh-logs").exists()
+
+
+@pytest.mark.parametrize(("failing", "status", "creates"), [(2, 0, 3), (3, 1, 3)])
+def test_a_request_that_failed_is_made_again_but_not_for_ever(acted: Callable, failing: int, status: int, creates: int) -> None:
+    launcher = acted("0")
+    launcher.cloud.knob("failing").write_text(str(failing))
+    ended, output = launcher.run(*UP)
+    assert (ended, launcher.calls("create")) == (status, creates), output
+    assert output.count("mine is lost (FAILED): deleted and asked for again") == 2
+
+
+def test_gcloud_that_fails_for_a_while_is_waited_for(acted: Callable) -> None:
+    launcher = acted("0")
+    launcher.cloud.knob("down").write_text("2")
+    status, output = launcher.run(*UP)
+    assert status == 0 and output.count("tpu_vm: gcloud does not answer: ERROR: (gcloud.compute.tpus) There was a problem") == 2
+
+
+def test_a_slice_that_someone_deleted_is_not_asked_for_again(acted: Callable) -> None:
+    launcher = acted("wait")
+    process = launcher.start(*UP)
+    wait_for(lambda: launcher.cloud.request("mine") is not None)
+    log = launcher.home() / "mhsh-logs/run.log"
+    wait_for(lambda: log.exists() and "ready" in log.read_text())
+    assert launcher.run("delete", "--yes")[0] == 0
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, launcher.calls("create")) == (1, 1)
+    assert "mine was deleted, and not from here" in output
+
+
+def train_on_a_slice(
+    launcher: Launcher, address: str, workdir: str, preempt: Callable[[Launcher, int], None], times: int, *changes: str
+) -> str:
+    """The output of a run of two real processes whose slice is preempted so many times."""
+    names = (
+        "JAX_COMPILATION_CACHE_DIR",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS",
+        "XLA_FLAGS",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    )
+    emulated = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}  # asks for nothing that the emulator lacks
+    emulated |= {"NO_GCE_CHECK": "true", "STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address}
+    devices = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    launcher.environment |= emulated | devices | {name: os.environ[name] for name in names if name in os.environ}
+    creates = launcher.calls("create") if (launcher.cloud.folder / "calls").exists() else 0
+    process = launcher.start("up", TYPE, "--spot", "--delete", *RUN, *changes, f"--workdir={workdir}")
+
+    def preempt_all() -> None:
+        for number in range(times):
+            preempt(launcher, number)
+
+    preempting = threading.Thread(target=preempt_all, daemon=True)
+    preempting.start()
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
+    assert launcher.calls("create") - creates == times + 1, output
+    assert output.count("mine is lost (node mine is PREEMPTED): deleted and asked for again; the run resumes from gs://") == times
+    return output
+
+
+def rows(address: str, run: str, folder: Path) -> list[dict]:
+    local = folder / run
+    local.mkdir()
+    with urllib.request.urlopen(f"{address}/runs/{run}/metrics.jsonl", timeout=30) as answer:
+        (local / "metrics.jsonl").write_bytes(answer.read())
+    return rows_without_timings(local)
+
+
+def training(launcher: Launcher) -> bool:
+    """Whether worker 0 has logged a step."""
+    request = launcher.cloud.request("mine")
+    log = Path(request["homes"][0]) / "mhsh-logs/run.log" if request else None
+    return log is not None and log.exists() and ": step " in log.read_text()
+
+
+def test_a_preempted_run_resumes_on_a_new_slice(launcher: Launcher, bucket: str, tmp_path: Path) -> None:
+    def preempt(launcher: Launcher, number: int) -> None:
+        wait_for(lambda: training(launcher), 240)
+        launcher.cloud.preempt("mine", grace=60)
+
+    output = train_on_a_slice(launcher, bucket, "gs://runs/one", preempt, 1)
+    assert "resuming from the checkpoint of step" in output
+    # What was trained was saved after the signal of the VM's end: nothing is waited for or lost.
+    assert "waiting up to a minute" not in output
+    steps = [row["step"] for row in rows(bucket, "one", tmp_path) if row["split"] == "train"]
+    assert steps == sorted(set(steps)) and steps[-1] == 36
+
+
+@pytest.mark.slow
+def test_three_preemptions_at_random_times_leave_no_trace_in_the_curve(launcher: Launcher, bucket: str, tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    times = random.Random(seed)
+
+    def preempt(launcher: Launcher, number: int) -> None:
+        """At once and without a warning, at any step or in the middle of a checkpoint."""
+        wait_for(lambda: training(launcher), 240)
+        time.sleep(times.uniform(3, 8))
+        launcher.cloud.preempt("mine")
+
+    longer = ("--config.train.num_steps=600", "--config.train.checkpoint_interval=40", "--config.train.log_interval=40")
+    output = train_on_a_slice(launcher, bucket, "gs://runs/broken", preempt, 3, *longer)
+    print(f"seed {seed}", output, sep="\n")
+    assert "resuming from the checkpoint of step" in output
+    train_on_a_slice(launcher, bucket, "gs://runs/unbroken", preempt, 0, *longer)
+    assert rows(bucket, "broken", tmp_path) == rows(bucket, "unbroken", tmp_path)
+
+
+MISTAKES = [
+    ("", "the following arguments are required: command, name, --zone"),
+    ("make mine --zone=z", "argument command: invalid choice: 'make'"),
+    ("create --zone=z", "the following arguments are required: name"),
+    ("create Mine --zone=z", "'Mine' must be small letters, digits and dashes"),
+    ("create mine", "the following arguments are required: --zone"),
+    ("create mine --zone", "argument --zone: expected one argument"),
+    ("create mine --zone=US", "'US' must be a zone"),
+    ("create mine --zone=z", "create needs --accelerator-type=TYPE"),
+    ("create mine --zone=z --accelerator-type=v4", "'v4' must be a type, for example v5litepod-16"),
+    ("create mine --zone=z --accelerator-type=v99-8", "no software version is known for v99-8"),
+    ("create mine --zone=z --accelerator-type=v4-8 --slices=0", "'0' must be a whole number from 1"),
+    ("create mine --zone=z --accelerator-type=v4-8 --delete", "--delete is for up"),
+    ("create mine --zone=z --colour=red", "--colour is not an option"),
+    ("create mine --zone=z --accelerator-type=v4-8 --flag=network=n", "'network=n' must be a flag: --flag=--NAME=VALUE"),
+    ("create mine --zone=z --accelerator-type=v4-8 --flag=--api-key=hush", "--api-key looks like a credential"),
+    ("create mine --zone=z --accelerator-type=v4-8 -- train", "create takes no arguments of mhsh"),
+    ("install mine --zone=z --spot", "--accelerator-type, --version and --spot are for up and create"),
+    ("install mine --zone=z --python=--x", "'--x' must be the name of an interpreter"),
+    ("run mine --zone=z", "run needs the arguments of mhsh after --"),
+    ("run mine --zone=z -- train --process-id=1", "--process-id is set by this launcher"),
+    ("run mine --zone=z --run=a/b -- train", "'a/b' must be letters, digits, dots"),
+    ("run mine --zone=z --delay=soon -- train", "'soon' must be a whole number of seconds"),
+    ("logs mine --zone=z --worker=some", "'some' must be the number of a worker, or all"),
+    ("logs mine HF_TOKEN=hush --zone=z", "HF_TOKEN is not an option"),
+    ("up mine --zone=z --accelerator-type=v4-8", "up needs the arguments of mhsh after --"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES)
+def test_mistakes_are_one_line(launch: Callable, line: str, message: str) -> None:
+    result = launch("tpu_vm", *line.split())
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert message in result.stderr and "hush" not in result.stderr
+
+
+def test_up_tells_all_problems_before_it_asks_for_anything(launcher: Launcher, checkout: Path) -> None:
+    (checkout / "mhsh/new.py").touch()
+    status, output = launcher.run(
+        "up", "--accelerator-type=v5litepod-16", "--", "train", "--config=bert:24l16h", "--workdir=runs/x"
+    )
+    (checkout / "mhsh/new.py").unlink()
+    messages = [
+        "what is not committed is not installed",
+        "--workdir=runs/x is lost with the slice",
+        "small embedded text of stdlib",
+    ]
+    assert (status, len(output.splitlines())) == (2, len(messages)), output
+    assert all(message in line for message, line in zip(messages, output.splitlines(), strict=True))
+    assert not (launcher.cloud.folder / "calls").exists()
+
+
+def test_up_without_an_environment(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.environment["MHSH_VENV"] = str(tmp_path / "none")
+    status, output = launcher.run(*UP)
+    assert status == 2 and output.count("\n") == 1 and "bash -c '. launch/environment'" in output
+
+
+def test_gcloud_is_missing(launch: Callable, tools: Path) -> None:
+    (tools / "python3").symlink_to(sys.executable)
+    result = launch("tpu_vm", "delete", "mine", "--zone=z", PATH=str(tools))
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "no gcloud on the PATH" in result.stderr
 
 
 def test_refuses_credentials(launch: Callable, credential: str) -> None:
@@ -176,6 +399,5 @@ def test_refuses_credentials(launch: Callable, credential: str) -> None:
 def test_help(launch: Callable) -> None:
     result = launch("tpu_vm", "--help")
     assert result.returncode == 0
-    assert result.stdout.startswith("Trains on Cloud TPU VMs")
-    assert "Prerequisites:" in result.stdout
-    assert "set -" not in result.stdout
+    assert result.stdout.startswith("Trains on a Cloud TPU slice")
+    assert "Prerequisites:" in result.stdout and "import" not in result.stdout

@@ -1,0 +1,153 @@
+"""What can be found out about a run on TPU slices before a slice is asked for.
+
+    python -m mhsh.planning.preflight --accelerator-type=v5litepod-16 -- train --config=... ...
+
+is how launch/tpu_vm asks. It prints all problems, a line each, and ends with status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from mhsh.config import shipped
+from mhsh.config.loading import take_config
+from mhsh.config.schema import Config
+from mhsh.errors import UserError
+from mhsh.planning.chips import CHIPS, Chip
+from mhsh.training.remat import CANDIDATES, choose_remat
+from mhsh.training.sharding import check_divisibility, mesh_shape
+
+# An accelerator type's first part: the chip, and how many of the number's units a chip has. The
+# number counts chips from v5e on, but TensorCores, two a chip, for v4 and v5p.
+# docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e
+ACCELERATORS = {"v4": ("v4", 2), "v5litepod": ("v5e", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
+
+EMBEDDED = ("stdlib", "numbers")  # sources that come with Python and mhsh
+# Shipped configs whose recipe is meant for a real corpus.
+_FOR_A_CORPUS = ("bert", "translation")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message}")
+
+
+def chips_of(accelerator_type: str) -> tuple[Chip, int]:
+    """The kind and the number of chips of one slice.
+
+    Raises:
+      UserError: no such type is known.
+    """
+    kind, _, number = accelerator_type.partition("-")
+    if kind not in ACCELERATORS or not re.fullmatch("[1-9][0-9]*", number) or int(number) % ACCELERATORS[kind][1]:
+        known = ", ".join(f"{name}-N" for name in ACCELERATORS)
+        raise UserError(f"--accelerator-type={accelerator_type} is not known; known are {known}, for example v5litepod-16")
+    name, units = ACCELERATORS[kind]
+    return CHIPS[name], int(number) // units
+
+
+def fit(config: Config, chip: Chip, num_chips: int) -> str:
+    """Says under which remat policy a step fits so many chips: the one that `auto` would choose, or
+    the config's own.
+
+    Raises:
+      UserError: it fits under none, or the mesh or the batch does not divide over the chips.
+    """
+    shape = mesh_shape(config.mesh, num_chips)
+    check_divisibility(config, shape)
+    policy = config.model.remat_policy
+    choice = choose_remat(config, shape, chip.hbm_bytes, CANDIDATES["tpu"] if policy == "auto" else (policy,))
+    if choice.needed_bytes > choice.device_bytes:
+        leaner = choose_remat(config, shape, chip.hbm_bytes, CANDIDATES["tpu"][-1:])
+        advice = f"--config.model.remat_policy={leaner.policy}"
+        if leaner.needed_bytes > leaner.device_bytes:
+            advice = "a larger mesh.fsdp, a larger train.accumulation_steps or more chips"
+        raise UserError(f"the model does not fit {num_chips} chips ({choice}); take {advice}")
+    return f"{num_chips} x {chip.device_kind}, {choice}"
+
+
+def data_problems(config: Config) -> Iterator[str]:
+    """A line for each file that the config names and a worker cannot read: a new VM has the
+    checkout and the buckets.
+    """
+    sources = {"data.source": config.data.source, "data.validation_source": getattr(config.data, "validation_source", "")}
+    paths = {"data.vocab_path": config.data.vocab_path, "train.start_from": config.train.start_from}
+    for field, source in sources.items():
+        kind, _, rest = source.partition(":")
+        if kind == "tfds":
+            yield f"{field} = {source}: no worker has it; mhsh prepare it into a bucket and take arrayrecord:gs://BUCKET/FOLDER"
+        elif source not in EMBEDDED:
+            paths[field] = rest or source
+    for field, path in paths.items():
+        if any(part and not part.startswith("gs://") for part in path.split(",")):
+            yield f"{field}: no worker has {path}; copy it into a bucket and name it gs://BUCKET/..."
+
+
+def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple[list[str], str]:
+    """All problems of `mhsh ARGUMENT ...` on so many slices, a line each, and how it fits."""
+    problems: list[str] = []
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            problems.append(str(error))
+
+    parser = _Parser(prog="mhsh train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--workdir", required=True)
+    parser.add_argument("-v", "--verbose", action="store_true")
+    chips, config, fits = None, None, ""
+    with noted():
+        chips = chips_of(accelerator_type)
+    with noted():
+        if not arguments or arguments[0] != "train":
+            given = arguments[0] if arguments else "nothing"
+            raise UserError(f"`up` runs mhsh train, not {given}; for other commands take create, install and run")
+        options, rest = parser.parse_known_args(arguments[1:])
+        if not options.workdir.startswith("gs://"):
+            problems.append(
+                f"--workdir={options.workdir} is lost with the slice, and no two workers share it; take gs://BUCKET/RUN"
+            )
+        config, unknown = take_config("config", options.config, rest)
+        assert config is not None, "--config is required"
+        if unknown:
+            raise UserError(f"{unknown[0].split('=')[0]} is not an argument of mhsh train")
+        name = shipped.locate(options.config).partition(":")[0].rpartition("/")[2].removesuffix(".py")
+        if name in _FOR_A_CORPUS and config.data.source in EMBEDDED and not _names_source(rest):
+            problems.append(
+                f"--config={options.config} would train on the small embedded text of {config.data.source}; give "
+                f"--config.data.source=... of your corpus, or --config.data.source={config.data.source} if it is meant"
+            )
+    if config is not None:
+        problems += data_problems(config)
+    if config is not None and chips is not None:
+        with noted():
+            fits = fit(config, chips[0], chips[1] * slices)
+    return problems, fits
+
+
+def _names_source(arguments: Sequence[str]) -> bool:
+    return any(argument.split("=")[0] == "--config.data.source" for argument in arguments)
+
+
+def main() -> int:
+    """Prints how it fits, or all problems on the error stream."""
+    parser = _Parser(prog="preflight", allow_abbrev=False)
+    parser.add_argument("--accelerator-type", required=True)
+    parser.add_argument("--slices", type=int, default=1)
+    cut = [*sys.argv, "--"].index("--")
+    options = parser.parse_args(sys.argv[1:cut])
+    problems, fits = check(options.accelerator_type, options.slices, sys.argv[cut + 1 :])
+    print(*problems, sep="\n", file=sys.stderr) if problems else print(fits)
+    return 2 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

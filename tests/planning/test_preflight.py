@@ -1,0 +1,61 @@
+"""The checks of a run before a slice is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from mhsh.errors import UserError
+from mhsh.planning.preflight import check, chips_of
+
+TINY = ("train", "--config=bert:2l8h", "--workdir=gs://b/run", "--config.data.source=stdlib")
+
+
+@pytest.mark.parametrize(
+    ("accelerator_type", "kind", "chips"),
+    [("v4-16", "TPU v4", 8), ("v5litepod-16", "TPU v5 lite", 16), ("v5p-32", "TPU v5p", 16), ("v6e-64", "TPU v6 lite", 64)],
+)
+def test_chips_of_a_type(accelerator_type: str, kind: str, chips: int) -> None:
+    chip, number = chips_of(accelerator_type)
+    assert (chip.device_kind, number) == (kind, chips)
+
+
+@pytest.mark.parametrize("accelerator_type", ["v99-8", "v4", "v4-7", "v6e-0", "v5litepod-x"])
+def test_other_types_are_refused(accelerator_type: str) -> None:
+    with pytest.raises(UserError, match="is not known; known are v4-N"):
+        chips_of(accelerator_type)
+
+
+def test_what_works_says_how_it_fits() -> None:
+    problems, fits = check("v6e-8", 2, [*TINY, "--config.model.remat_policy=none", "--config.train.batch_size=32"])
+    assert (problems, fits[:37]) == ([], "16 x TPU v6 lite, remat_policy none: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["finetune"], ["`up` runs mhsh train, not finetune"]),
+        (["train", "--config=bert:2l8h"], ["mhsh train: the following arguments are required: --workdir"]),
+        (["train", "--config=bert:none", "--workdir=gs://b/r"], ["configs/bert.py has no variant 'none'"]),
+        ([*TINY, "--epochs=3"], ["--epochs is not an argument of mhsh train"]),
+        ([*TINY[:2], "--workdir=r", TINY[3]], ["--workdir=r is lost with the slice"]),
+        (TINY[:3], ["--config=bert:2l8h would train on the small embedded text of stdlib; give --config.data.source"]),
+        ([*TINY[:3], "--config.data.source=text:gs://b/a.txt,b.txt"], ["data.source: no worker has gs://b/a.txt,b.txt"]),
+        ([*TINY, "--config.data.vocab_path=v.txt"], ["data.vocab_path: no worker has v.txt"]),
+        ([*TINY, "--config.train.start_from=runs/a"], ["train.start_from: no worker has runs/a"]),
+        ([*TINY[:3], "--config.data.source=tfds:wikipedia"], ["data.source = tfds:wikipedia: no worker has it"]),
+        ([*TINY, "--config.train.batch_size=12"], ["gives 12 rows, which mesh.data x mesh.fsdp = 8 x 1 does not divide"]),
+        (
+            [*TINY, "--config.model.remat_policy=none", "--config.train.batch_size=1048576"],
+            ["the model does not fit 8 chips (remat_policy none: needs"],
+        ),
+        (
+            ["train", "--config=translation:tiny", "--workdir=r", "--config.data.vocab_path=v"],
+            ["--workdir=r is lost", "small embedded text of numbers", "data.vocab_path: no worker has v"],
+        ),
+    ],
+)
+def test_problems(arguments: list[str], messages: list[str]) -> None:
+    problems, _ = check("v6e-8", 1, arguments)
+    assert len(problems) == len(messages), problems
+    for problem, message in zip(problems, messages, strict=True):
+        assert message in problem
