@@ -46,7 +46,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
-from mhsh.config.shipped import load
+from mhsh.configs import load
 
 REAL_DATA = Path(os.environ.get("MHSH_DATA", ROOT.parent / "shared" / "data"))
 

@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mhsh.config.fields import parse_value
 from mhsh.config.loading import LIST, load_fields, override
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
@@ -17,7 +18,7 @@ CONFIG = "NAME:VARIANT"
 _HELP = {
     "config": "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT",
     "against": "a second config, to compare with",
-    "task": "configs/glue.py or squad.py over --config, for a checkpoint that was fine-tuned",
+    "task": "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned",
 }
 
 # What a flag's value, and the arguments that the parser does not know, make of a parameter of
@@ -71,7 +72,8 @@ def take_fields(name: str, config: str | None, arguments: Sequence[str]) -> tupl
         if changes:
             raise UserError(f"--{name}.{changes[0][0]} changes a config, and none is given: add --{name}={CONFIG}; {LIST}")
         return None, left
-    return override(load_fields(config), changes, f"--{name}"), left
+    fields = load_fields(config)
+    return override(fields, [(path, parse_value(path, text)) for path, text in changes], f"--{name}."), left
 
 
 def _add(parser: argparse.ArgumentParser, name: str, parameter: str, take: Taker, required: bool) -> None:

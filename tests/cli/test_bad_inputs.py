@@ -26,7 +26,7 @@ from tests.conftest import ROOT, load_fields
 CONFIG_FILES = {
     "syntax": "def get_config(variant:\n    return\n",
     "import": "import no_such_module\n",
-    "import_from": "from configs.base import nothing\n",
+    "import_from": "from mhsh.configs.base import nothing\n",
     "empty": "",
     "raises": "def get_config(variant):\n    return 1 / 0\n",
     "type_error": "def get_config(variant):\n    return len(3)\n",
@@ -38,9 +38,9 @@ CONFIG_FILES = {
     "no_section": "def get_config(variant):\n    return {'model': {}}\n",
     "exit": "import sys\nsys.exit(3)\n",
     "not_callable": "get_config = 3\n",
-    "missing": "from configs.base import make_config\n\ndef get_config(variant):\n"
+    "missing": "from mhsh.configs.base import make_config\n\ndef get_config(variant):\n"
     "    fields = make_config().to_dict()\n    del fields['train']['seed']\n    return fields\n",
-    "more": "from configs.base import make_config\n\ndef get_config(variant):\n"
+    "more": "from mhsh.configs.base import make_config\n\ndef get_config(variant):\n"
     "    return make_config(dict(model=dict(hidden_dim=3)))\n",
 }
 FILES: dict[str, str | bytes] = {

@@ -18,8 +18,8 @@ from tests.runs import mhsh
 
 # A remat policy saves the tracing that `auto` takes.
 SHAPE = {"model.embed_dim": 16, "model.head_dim": 2, "model.mlp_dim": 16, "model.remat_policy": "none", "data.sequence_length": 16}
-BERT = "--config=configs/bert.py:2l8h"
-TRANSLATION = "--config=configs/translation.py:tiny"
+BERT = "--config=mhsh/configs/bert.py:2l8h"
+TRANSLATION = "--config=mhsh/configs/translation.py:tiny"
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 

@@ -1,4 +1,4 @@
-"""mhsh quickstart: the small comparison of configs/quickstart.py, from nothing to its report."""
+"""mhsh quickstart: the small comparison of the config quickstart, from nothing to its report."""
 
 from __future__ import annotations
 
