@@ -38,8 +38,8 @@ from mhsh.training.checkpoints.restore import inference_mesh, load_for_inference
 from mhsh.training.sharding import ROWS, axis_rules, put_batch, whole
 from mhsh.training.shards import over_shards
 
-# What the models of an objective do.
-METHODS = {"clm": "generate, logits, loss", "mlm": "fill, logits, loss", "translation": "translate, logits, loss"}
+# What only the models of one objective do.
+METHODS = {"clm": "generate", "mlm": "fill", "translation": "translate"}
 _MASKED_AT_ONCE = 64  # rows, of a masked model's loss
 _LARGEST_SEED = 2**32 - 1
 
@@ -164,8 +164,9 @@ class LoadedModel:
             positions.
         """
         check_sampling(max_tokens, temperature, top_k, seed)
-        tokenizer = self._for("generate", "clm")
-        assert isinstance(self.model, Bert)
+        check_objective(self.folder, self.config, "generate")
+        tokenizer = self.tokenizer
+        assert isinstance(tokenizer, Tokenizer)
         limit, vocabulary = self.config.model.max_positions, self.config.model.vocab_size
         texts = _listed(prompt)
         # [SEP] ends the document before.
@@ -200,13 +201,12 @@ class LoadedModel:
         Raises:
           UserError: the model is not masked, the text has no [MASK], or as `encode`.
         """
-        tokenizer = self._for("fill", "mlm")
-        if not 1 <= top <= tokenizer.vocab_size:
-            raise UserError(f"top = {top}; allowed: from 1 to {tokenizer.vocab_size}, the size of the vocabulary")
+        check_objective(self.folder, self.config, "fill")
+        tokenizer = self.tokenizer
+        assert isinstance(tokenizer, Tokenizer)
+        check_fill(text, top)
         (ids,) = self.encode(text)
         masks = np.flatnonzero(ids == tokenizer.mask_id)
-        if not len(masks):
-            raise UserError(f"the text has no {MASK}; write {MASK} where a word is to be found")
         logits = self.logits(text).logits[0, masks].astype(np.float64)
         logits -= logits.max(-1, keepdims=True)
         probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -242,7 +242,7 @@ class LoadedModel:
     ) -> Translated:
         """As `translate`, for files; see `mhsh.evaluation.translation.translate_lines`."""
         check_beam(beam, length_penalty, batch_tokens)
-        self._for("translate", "translation")
+        check_objective(self.folder, self.config, "translate")
         assert isinstance(self.model, Seq2Seq) and isinstance(self.tokenizer, SubwordTokenizer)
         return translate_lines(
             lines,
@@ -260,15 +260,6 @@ class LoadedModel:
     @functools.cached_property
     def _whole_params(self) -> Any:
         return whole(self.params, self.mesh)
-
-    def _for(self, method: str, objective: str) -> Any:
-        """The tokenizer. Raises UserError unless the model is of this objective."""
-        if self._objective != objective:
-            raise UserError(
-                f"{self.folder} is a run of model.objective = {self._objective!r}: {method} needs {objective!r}; this one has "
-                f"{METHODS[self._objective]}"
-            )
-        return self.tokenizer
 
     def _check_targets(self, targets: object) -> None:
         if (targets is not None) != (self._objective == "translation"):
@@ -349,6 +340,22 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
     made = inference_mesh(config, mesh or {})
     model, params = load_for_inference(folder, config, step, average, made)
     return LoadedModel(str(folder.path), config, tokenizer, model, params, made)
+
+
+def check_objective(run: epath.PathLike, config: Config, method: str) -> None:
+    """Raises UserError where the models of this run do not have the method."""
+    objective = config.model.objective
+    if METHODS.get(objective) != method:
+        others = f"{METHODS[objective]}, logits and loss are there" if objective in METHODS else "use mhsh predict"
+        raise UserError(f"{run} is a run of model.objective = {objective!r}, which does not {method}; {others}")
+
+
+def check_fill(text: str, top: int) -> None:
+    """Raises UserError where `LoadedModel.fill` cannot take a value."""
+    if MASK not in text:
+        raise UserError(f"the text has no {MASK}; write {MASK} where a word is to be found")
+    if top < 1:
+        raise UserError(f"top = {top}; allowed: 1 or more")
 
 
 def check_sampling(max_tokens: int, temperature: float, top_k: int, seed: int) -> None:

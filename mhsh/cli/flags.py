@@ -48,6 +48,12 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
 
 
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """`--step` and `--average`, of a run's checkpoints."""
+    add_step(parser)
+    parser.add_argument("--average", type=int, default=1, metavar="N", help="the mean of the last N checkpoints (default: 1)")
+
+
 def take_config(name: str, config: str | None, arguments: Sequence[str]) -> tuple[Config | None, list[str]]:
     """The config of `--NAME=config` with its overrides (None: not given), and what is left."""
     fields, left = take_fields(name, config, arguments)

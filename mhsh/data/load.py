@@ -9,10 +9,9 @@ from mhsh.data.corpus import Corpus
 from mhsh.data.fine_tuning import classification, spans
 from mhsh.data.pretraining import corpus as pretraining
 from mhsh.data.pretraining.task import PretrainingTask
-from mhsh.data.tokenizers.subword import SubwordTokenizer
+from mhsh.data.tokenizers.subword import SubwordTokenizer, load_subword
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.data.translation import corpus as translation
-from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder, vocab_file
 
@@ -54,7 +53,7 @@ def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordToke
         case DataConfig():
             return PretrainingTask(config.model, config.data).read_tokenizer(path)
         case TranslationDataConfig():
-            tokenizer = TranslationTask(config.model, config.data).read_tokenizer(path)
+            tokenizer = load_subword(path)
         case _:
             raise UserError(
                 f"{folder.path} is a run of model.objective = {config.model.objective!r}, for a task's examples: see mhsh predict"

@@ -116,7 +116,7 @@ def _loop(
     """
     train, train_step, watchdog = setup.config.train, setup.train_step, setup.watchdog
     agreement = StopAgreement()
-    profiler = Profiler(train, setup.folder.path, train_step.program)
+    profiler = Profiler(train, setup.folder.path)
     batches = contextlib.closing(setup.batches(start, train.num_steps))
     with batches as iterator, MaintenanceWatch(stop), watchdog.watching():
         for step, host_batch in enumerate(wall.waiting(iterator), start + 1):
