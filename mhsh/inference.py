@@ -43,7 +43,7 @@ METHODS = {"clm": "generate", "mlm": "fill", "translation": "translate"}
 _MASKED_AT_ONCE = 64  # rows, of a masked model's loss
 _LARGEST_SEED = 2**32 - 1
 
-Tokens = Int32[np.ndarray, " n"]
+Tokens = Int32[np.ndarray, " _"]
 
 
 class Logits(NamedTuple):
@@ -190,7 +190,7 @@ class LoadedModel:
         written = self._compute(write, batch, sampling)
         found = []
         for text, ids, tokens, count in zip(texts, prompts, written.tokens, written.lengths, strict=False):
-            found.append(tokenizer.decode([*(ids if text else ()), *tokens[:count]]))
+            found.append(tokenizer.decode([*(ids.tolist() if text else ()), *tokens[:count].tolist()]))
         return found[0] if isinstance(prompt, str) else found
 
     def fill(self, text: str, *, top: int = 5) -> list[list[Candidate]]:
