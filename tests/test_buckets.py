@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from tests.buckets import bucket_variables
 from tests.conftest import ROOT
 from tests.runs import CONFIG, command, mhsh_here, rows_without_timings
 
@@ -18,8 +19,7 @@ BUCKET = "runs"
 
 
 def environment(address: str) -> dict[str, str]:
-    """Where gcsfs and TensorStore look for the bucket."""
-    return os.environ | {"NO_GCE_CHECK": "true", "STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address}
+    return os.environ | bucket_variables(address)
 
 
 def objects(address: str, prefix: str) -> str:
