@@ -124,7 +124,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where configs/ lies, with nothing on standard input."""
+    """Where mhsh/configs/ lies, with nothing on standard input."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
 
