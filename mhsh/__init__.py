@@ -1,3 +1,36 @@
-"""mhsh: shallow multi-head Transformers against their deep single-head twins."""
+"""mhsh: shallow multi-head Transformers against their deep single-head twins.
+
+The public names are loaded when they are first used: `import mhsh` alone loads no jax.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mhsh import configs as configs
+    from mhsh.config.schema import Config as Config
+    from mhsh.errors import UserError as UserError
+    from mhsh.inference import LoadedModel as LoadedModel
+    from mhsh.inference import load as load
+    from mhsh.training.loop import train as train
 
 __version__ = "0.1.0"
+__all__ = ["Config", "LoadedModel", "UserError", "__version__", "configs", "load", "train"]
+
+_HOMES = {
+    "Config": "mhsh.config.schema",
+    "LoadedModel": "mhsh.inference",
+    "UserError": "mhsh.errors",
+    "load": "mhsh.inference",
+    "train": "mhsh.training.loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "configs":
+        return importlib.import_module("mhsh.configs")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mhsh' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

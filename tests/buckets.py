@@ -35,3 +35,8 @@ def _answers(url: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def bucket_variables(address: str) -> dict[str, str]:
+    """Where gcsfs and TensorStore look for the bucket."""
+    return {"NO_GCE_CHECK": "true", "STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address}

@@ -46,7 +46,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
-from mhsh.config.shipped import load
+from mhsh.configs import load
 
 REAL_DATA = Path(os.environ.get("MHSH_DATA", ROOT.parent / "shared" / "data"))
 
@@ -71,7 +71,7 @@ def pytest_collection_finish() -> None:
 
 
 def load_fields(task: str, variant: str) -> dict[str, Any]:
-    """The fields of configs/<task>.py:<variant>, as main reads them."""
+    """The fields of mhsh/configs/<task>.py:<variant>, as main reads them."""
     return load(task).get_config(variant).to_dict()
 
 

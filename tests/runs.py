@@ -18,18 +18,19 @@ import numpy as np
 from jax.sharding import AxisType
 
 from mhsh.cli.main import main
-from mhsh.run_folder import RunFolder
+from mhsh.config.schema import Config
+from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES
-from mhsh.training.state import abstract_state
+from mhsh.training.state import TrainState, abstract_state
 from tests.conftest import ROOT
 
 TIMINGS = {"seconds", "tokens_per_second", "flops_per_second"}
 
 # A tiny run. A remat policy saves the tracing that `auto` takes.
 CONFIG = [
-    "--config=configs/bert.py:2l8h",
+    "--config=mhsh/configs/bert.py:2l8h",
     "--config.data.validation_fraction=0.2",
     "--config.model.vocab_size=512",
     "--config.model.embed_dim=16",
@@ -99,3 +100,17 @@ def cut_back(run: Path, to: Path, step: int = 24) -> Path:
         if int(path.name) > step:
             subprocess.run(["rm", "-r", str(path)], check=True)
     return to
+
+
+def saved_run(path: Path, config: Config, tokenizer: Any, *params: Any) -> str:
+    """A run folder as training leaves it, with a checkpoint of each `params`, from step 1. Its data
+    is not there.
+    """
+    folder = RunFolder.open_for_training(path, config)
+    tokenizer.save(folder.path / vocab_file(config))
+    folder.write_run({"status": "finished", "data": {"vocab_fingerprint": tokenizer.fingerprint}})
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=5, keep_every=0)
+    for step, each in enumerate(params, 1):
+        checkpoints.save(step, jax.device_put(TrainState(each, {}, np.int32(step))))
+    checkpoints.close()
+    return str(folder.path)

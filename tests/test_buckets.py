@@ -20,6 +20,7 @@ from pyarrow import parquet
 
 from mhsh.data.load import load_corpus
 from mhsh.files import read_object, write_atomically
+from tests.buckets import bucket_variables
 from tests.clusters import finish, start
 from tests.conftest import ROOT
 from tests.data.preparing import pretraining_config
@@ -30,8 +31,7 @@ BUCKET = "runs"
 
 
 def environment(address: str) -> dict[str, str]:
-    """Where gcsfs and TensorStore look for the bucket."""
-    return os.environ | {"NO_GCE_CHECK": "true", "STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address}
+    return os.environ | bucket_variables(address)
 
 
 def objects(address: str, prefix: str) -> str:

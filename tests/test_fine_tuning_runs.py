@@ -46,9 +46,7 @@ def pretrained(folder: Path) -> Path:
     run = folder / "pretrained"
     changes = ["--config.train.num_steps=2", "--config.optimizer.warmup_steps=1", "--config.train.eval_batches=1"]
     changes += ["--config.model.vocab_size=256", "--config.data.validation_fraction=0.2", "--config.model.remat_policy=none"]
-    assert (
-        main(["train", "--config=configs/bert.py:2l8h", f"--config.data.source=text:{corpus}", f"--workdir={run}", *changes]) == 0
-    )
+    assert main(["train", "--config=bert:2l8h", f"--config.data.source=text:{corpus}", f"--workdir={run}", *changes]) == 0
     return run
 
 
@@ -71,7 +69,7 @@ def finetune(pretrained: Path, workdir: Path, *more: str) -> int:
 
 
 def test_a_task_with_two_seeds(pretrained, glue, tmp_path, capsys):
-    config = ["--config=configs/glue.py:rte", f"--config.data.source=tsv:{glue}"]
+    config = ["--config=glue:rte", f"--config.data.source=tsv:{glue}"]
     workdir = tmp_path / "rte"
     assert finetune(pretrained, workdir, *config, "--seeds=0,7") == 0
     runs = [RunFolder(workdir / f"seed-{seed}") for seed in (0, 7)]
@@ -117,7 +115,7 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path, capsys):
 
 
 def test_the_same_shape_without_what_was_learnt(pretrained, glue, tmp_path):
-    config = ["--config=configs/glue.py:rte", f"--config.data.source=tsv:{glue}", "--fresh"]
+    config = ["--config=glue:rte", f"--config.data.source=tsv:{glue}", "--fresh"]
     assert finetune(pretrained, tmp_path, *config) == 0
     run = RunFolder(tmp_path / "seed-0")
     assert run.read_run()["started_from"] is None
@@ -135,7 +133,7 @@ def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
 
     questions = tmp_path / "questions.json"
     questions.write_text(json.dumps({"version": "v2.0", "data": [article(number) for number in range(12)]}))
-    config = ["--config=configs/squad.py:v2", f"--config.data.source=json:{questions}", "--config.data.validation_source="]
+    config = ["--config=squad:v2", f"--config.data.source=json:{questions}", "--config.data.validation_source="]
     config += ["--config.data.validation_fraction=0.25", "--config.data.stride=8", "--config.data.max_question_length=12"]
     assert finetune(pretrained, tmp_path / "run", *config) == 0
     figures = json.loads((tmp_path / "run" / "summary.json").read_text())["figures"]
@@ -162,9 +160,9 @@ def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--config=configs/glue.py:rte", "--seeds=0,0"], "--seeds=0,0 must be whole numbers"),
-        (["--config=configs/glue.py:cola", "--config.data.source=tsv:nowhere", "--config.data.sequence_length=64"], "nowhere"),
-        (["--config=configs/glue.py:rte", "--config.model.num_layers=3"], "num_layers"),
+        (["--config=glue:rte", "--seeds=0,0"], "--seeds=0,0 must be whole numbers"),
+        (["--config=glue:cola", "--config.data.source=tsv:nowhere", "--config.data.sequence_length=64"], "nowhere"),
+        (["--config=glue:rte", "--config.model.num_layers=3"], "num_layers"),
     ],
 )
 def test_what_cannot_be_fine_tuned_is_said_in_a_line(pretrained, tmp_path, capsys, arguments, said):
@@ -178,20 +176,20 @@ def test_a_causal_model_reads_no_row_in_both_directions(make_config, tmp_path, c
     RunFolder.open_for_training(
         tmp_path / "clm", make_config("bert", "2l8h", **{"model.objective": "clm", "model.next_sentence": False})
     )
-    assert main(["finetune", str(tmp_path / "clm"), f"--workdir={tmp_path / 'run'}", "--config=configs/glue.py:rte"]) == 2
+    assert main(["finetune", str(tmp_path / "clm"), f"--workdir={tmp_path / 'run'}", "--config=glue:rte"]) == 2
     assert "is a causal language model" in capsys.readouterr().err
 
 
 def test_a_translation_model_is_no_encoder(make_config, tmp_path, capsys):
     RunFolder.open_for_training(tmp_path / "translation", make_config("translation", "tiny"))
-    assert main(["finetune", str(tmp_path / "translation"), f"--workdir={tmp_path / 'run'}", "--config=configs/glue.py:rte"]) == 2
+    assert main(["finetune", str(tmp_path / "translation"), f"--workdir={tmp_path / 'run'}", "--config=glue:rte"]) == 2
     assert "an encoder that was trained on WordPiece tokens" in capsys.readouterr().err
 
 
 @pytest.fixture
 def second_phase(pretrained: Path, folder: Path) -> list[str]:
     """The arguments of a phase on longer rows."""
-    config = ["train", "--config=configs/bert.py:2l8h-phase2", f"--config.train.start_from={pretrained}"]
+    config = ["train", "--config=bert:2l8h-phase2", f"--config.train.start_from={pretrained}"]
     config += ["--config.data.sequence_length=128", "--config.data.max_predictions=20", "--config.model.max_positions=128"]
     config += ["--config.model.vocab_size=256", "--config.data.validation_fraction=0.2"]
     return [*config, f"--config.data.source=text:{folder / 'corpus.txt'}"]

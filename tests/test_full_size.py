@@ -30,7 +30,7 @@ def test_a_full_size_model_trains_and_goes_on(real_data: Path, tmp_path: Path, v
     workdir = tmp_path / variant
     arguments = [
         "train",
-        f"--config=configs/bert.py:{variant}",
+        f"--config=bert:{variant}",
         f"--config.data.source=text:{real_data}/wikipedia-en/wiki.small.txt.xz",
         f"--config.data.vocab_path={real_data}/vocab/bert-base-uncased-vocab.txt",
         "--config.model.compute_dtype=float32",

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def config(make_config: Callable[..., Config]) -> Config:
-    """The config of configs/bert.py:2l8h."""
+    """The config of mhsh/configs/bert.py:2l8h."""
     return make_config("bert", "2l8h")
 
 

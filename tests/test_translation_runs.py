@@ -14,7 +14,7 @@ from mhsh.run_folder import RunFolder
 from tests.runs import mhsh, mhsh_here, rows_without_timings, start, wait_for_step
 
 CONFIG = [
-    "--config=configs/translation.py:tiny",
+    "--config=translation:tiny",
     "--config.data.source=numbers:1500",
     "--config.data.validation_sentences=20",
     "--config.data.sequence_length=32",

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.buckets import bucket_variables
 from tests.conftest import ROOT
+from tests.evaluation import small_translation
+from tests.interop import small_bert
+from tests.runs import saved_run
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:
@@ -40,10 +44,9 @@ def of_the_checkout(folder: str) -> set[Path]:
     return {path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
-def test_it_holds_the_package_and_the_configs_and_nothing_else(wheel: Path) -> None:
+def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     found = {name: content for name, content in contents(wheel).items() if ".dist-info/" not in name}
     wanted = {str(path.relative_to(ROOT)): path.read_bytes() for path in of_the_checkout("mhsh")}
-    wanted |= {f"mhsh/{path.relative_to(ROOT)}": path.read_bytes() for path in of_the_checkout("configs")}
     assert found == wanted
     assert {"mhsh/py.typed", "mhsh/configs/bert.py", "mhsh/report/compare/page.html"} <= set(found)
 
@@ -66,7 +69,7 @@ def test_a_shipped_config_and_one_of_the_users_own(wheel: Path, tmp_path: Path) 
     work.mkdir()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    (work / "mine.py").write_text("from configs.bert import get_config\n")
+    (work / "mine.py").write_text("from mhsh.configs.bert import get_config\n")
     described = ("-m", "mhsh", "describe", "--json", "--config=bert:2l8h", "--against=mine.py:2l8h")
     quickly = [f"--{name}.model.remat_policy=none" for name in ("config", "against")]  # auto traces the step
     found = json.loads(run(sys.executable, *described, *quickly, cwd=work, PYTHONPATH=str(site)))
@@ -83,6 +86,49 @@ def test_an_extra_is_installed_by_the_names_of_its_packages(wheel: Path, tmp_pat
     assert tpu.endswith(f"pip install 'libtpu=={version}.*' 'requests>=2.32'")
 
 
+IN_HAND = """
+import sys
+import mhsh
+assert "jax" not in sys.modules and mhsh.__file__.startswith(sys.argv[1]), mhsh.__file__
+config = mhsh.configs.get(
+    "quickstart:6l4h_post_ln",
+    model=dict(num_layers=1, embed_dim=16, head_dim=4, mlp_dim=16, remat_policy="none"),
+    data=dict(source="text:text.txt", sequence_length=32, validation_fraction=0.2),
+    optimizer=dict(warmup_steps=1),
+    train=dict(num_steps=4, batch_size=4, eval_interval=0, eval_batches=1),
+)
+assert mhsh.train(config, sys.argv[2]) is None
+causal, masked, translating = map(mhsh.load, sys.argv[2:])
+assert causal.generate("Number ", max_tokens=5, temperature=0).startswith("Number ")
+assert causal.logits(["Number", "a"]).logits.shape == (2, 6, 264) and 0 < causal.loss("Number 7 is") < 10
+assert [len(found) for found in masked.fill("the [MASK] [MASK]", top=3)] == [3, 3]
+assert len(translating.translate(["the in", "of"], beam=2)) == 2
+"""
+
+
+def in_hand(wheel: Path, tmp_path: Path, folder: str, **variables: str) -> None:
+    """IN_HAND with the wheel alone, from a folder of its own; the causal run is in `folder`."""
+    site, work = tmp_path / "site", tmp_path / "work"
+    work.mkdir()
+    (work / "text.txt").write_text("\n\n".join(f"Number {n} is a number.\nSo is {n + 1}." for n in range(200)))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    config = small_bert.small_config(num_heads=2, vocab_size=32, embed_dim=16)
+    masked = saved_run(tmp_path / "masked", config, small_bert.small_tokenizer(), small_bert.trained_params(config.model))
+    translation = (small_translation.small_config(), small_translation.small_tokenizer(), small_translation.random_params(4))
+    runs = (folder, masked, saved_run(tmp_path / "translating", *translation))
+    run(sys.executable, "-c", IN_HAND, str(site), *runs, cwd=work, PYTHONPATH=str(site), **variables)
+
+
+def test_runs_in_hand(wheel: Path, tmp_path: Path) -> None:
+    in_hand(wheel, tmp_path, "runs/causal")
+
+
+@pytest.mark.slow  # by default: the same on disk
+def test_a_run_in_a_bucket_in_hand(wheel: Path, tmp_path: Path, bucket: str) -> None:
+    in_hand(wheel, tmp_path, "gs://runs/here/causal", **bucket_variables(bucket))
+
+
 @pytest.mark.slow  # the default tests above read the wheel and use its configs
 def test_a_tiny_quickstart_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
     site, work = tmp_path / "site", tmp_path / "work"
@@ -93,7 +139,8 @@ def test_a_tiny_quickstart_where_it_is_installed(wheel: Path, tmp_path: Path) ->
     run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty", "-m", "theirs", cwd=tmp_path)
     tiny = ("--config.train.num_steps=4", "--config.train.eval_interval=2", "--config.optimizer.warmup_steps=1")
     small = ("--config.train.eval_batches=1", "--config.train.checkpoint_interval=0", "--config.data.sequence_length=32")
-    run(str(site / "bin" / "mhsh"), "quickstart", "--workdir=runs", *tiny, *small, cwd=work, PYTHONPATH=str(site))
+    printed = run(str(site / "bin" / "mhsh"), "quickstart", "--workdir=runs", *tiny, *small, cwd=work, PYTHONPATH=str(site))
+    assert printed.rstrip().split("\n")[-4].startswith('  6l4h_post_ln   "The function ')
     assert "24l1h_admin" in (work / "runs" / "report.html").read_text(encoding="utf-8")
     record = json.loads((work / "runs" / "24l1h_admin" / "run.json").read_text(encoding="utf-8"))
     assert record["status"] == "finished" and record["git_revision"] is None

@@ -15,6 +15,12 @@ class Page(NamedTuple):
 
 
 PAGES: Mapping[str, Page] = {
+    "mhsh": Page(
+        "mhsh",
+        "What `import mhsh` has: `mhsh.load` and its `LoadedModel`, `mhsh.train`, `mhsh.configs.get`, `mhsh.UserError`. "
+        "[From a checkpoint to logits](../logits.md) shows them at work.",
+        ("inference", "configs", "training.loop", "errors"),
+    ),
     "config": Page(
         "Configs",
         "A config as frozen Structs, its checks, and how two of them differ.",

@@ -98,7 +98,7 @@ def random_sources(generator: np.random.Generator, lengths: Sequence[int], vocab
 def _check(config: Config, chosen: Sequence[str], longest: int) -> None:
     model = config.model
     if model.objective != "translation":
-        raise UserError(f"mhsh bench decode: model.objective = {model.objective!r} does not translate; give configs/translation.py")
+        raise UserError(f"mhsh bench decode: model.objective = {model.objective!r} does not translate; give translation:VARIANT")
     if longest > model.max_positions:
         raise UserError(f"sentences of {longest} tokens are longer than model.max_positions = {model.max_positions}; raise it")
     unfit = {

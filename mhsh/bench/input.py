@@ -80,7 +80,7 @@ def check_masking(inputs: dict[str, Iterator[np.ndarray]], mask_id: int, pad_id:
 
 def _check(config: Config, chosen: Sequence[str]) -> None:
     if config.model.objective != "mlm" or not isinstance(config.data, DataConfig):
-        raise UserError(f"mhsh bench input: model.objective = {config.model.objective!r} masks nothing; give configs/bert.py")
+        raise UserError(f"mhsh bench input: model.objective = {config.model.objective!r} masks nothing; give bert:VARIANT")
     if chosen and config.data.whole_word_masking:
         raise UserError("--peer: data.whole_word_masking = True needs the words, which a collator does not have; set it to False")
 

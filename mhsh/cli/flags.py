@@ -13,7 +13,7 @@ from mhsh.config.loading import CONFIG, take_config, take_fields
 _HELP = {
     "config": "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT",
     "against": "a second config, to compare with",
-    "task": "configs/glue.py or squad.py over --config, for a checkpoint that was fine-tuned",
+    "task": "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned",
 }
 
 # What a flag's value, and the arguments that the parser does not know, make of a parameter of
@@ -41,6 +41,12 @@ def add_config_fields(parser: argparse.ArgumentParser, required: bool = True, **
 def add_step(parser: argparse.ArgumentParser) -> None:
     """`--step`, of a run's checkpoints."""
     parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """`--step` and `--average`, of a run's checkpoints."""
+    add_step(parser)
+    parser.add_argument("--average", type=int, default=1, metavar="N", help="the mean of the last N checkpoints (default: 1)")
 
 
 def _add(parser: argparse.ArgumentParser, name: str, parameter: str, take: Taker, required: bool) -> None:

@@ -18,11 +18,12 @@ _FOLDERS = {
     "runs": {
         "train": "train a config into a run folder, or resume the run that is there",
         "eval": "score a run's checkpoint on its validation rows",
-        "profile": "where the time of a run's profiled steps went, by phase and part of the model",
         "prepare": "make a config's sentence pairs or documents into packed rows on disk",
         "finetune": "train a pre-trained run's model on a task, with several seeds",
         "predict": "answer a task's examples with a fine-tuned run, in the task's own form",
         "translate": "translate lines with a run's checkpoint, one line in, one line out",
+        "generate": "let a causal run write on from a text",
+        "fill": "the likeliest words in the place of each [MASK] of a text, by a masked run",
         "import": "make a run folder of a Hugging Face BERT checkpoint",
         "export": "write a run's checkpoint as a BERT that transformers loads",
         "quickstart": "train the small comparison and write its report",

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mhsh.config import shipped
 from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
@@ -20,6 +19,12 @@ Fields = Mapping[str, Mapping[str, Any]]  # section: {field: value}
 
 CONFIG = "NAME:VARIANT"
 LIST = "mhsh configs lists what there is"
+SHIPPED = Path(__file__).resolve().parents[1] / "configs"
+
+
+def shipped_names() -> Sequence[str]:
+    """What can stand before the colon of NAME:VARIANT."""
+    return sorted(path.stem for path in SHIPPED.glob("*.py") if path.stem not in ("__init__", "base"))
 
 
 def take_config(name: str, config: str | None, arguments: Sequence[str]) -> tuple[Config | None, list[str]]:
@@ -46,7 +51,8 @@ def take_fields(name: str, config: str | None, arguments: Sequence[str]) -> tupl
         if changes:
             raise UserError(f"--{name}.{changes[0][0]} changes a config, and none is given: add --{name}={CONFIG}; {LIST}")
         return None, left
-    return override(load_fields(config), changes, f"--{name}"), left
+    fields = load_fields(config)
+    return override(fields, [(path, parse_value(path, text)) for path, text in changes], f"--{name}."), left
 
 
 def load_fields(config: str) -> dict[str, Any]:
@@ -56,40 +62,51 @@ def load_fields(config: str) -> dict[str, Any]:
     Raises:
       UserError: there is no such file or variant, the file fails, or it returns no config.
     """
-    path, colon, variant = shipped.locate(config).partition(":")
-    with shipped.importable(Path(path)):
-        module = _outcome(path, lambda: _module(path))
-        get_config = getattr(module, "get_config", None)
-        if not callable(get_config):
-            raise UserError(f"{path} has no function get_config(variant), which returns the config; see configs/base.py for one")
-        if not colon and _needs_variant(get_config):
-            raise UserError(f"{config} needs a variant, as in {config}:{_a_variant(module)}; {LIST}")
-        found = _outcome(path, lambda: get_config(variant) if colon else get_config())
+    name, colon, variant = config.partition(":")
+    path = _file(name)
+    module = _outcome(path, lambda: _module(path))
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
+        raise UserError(f"{path} has no function get_config(variant), which returns the config; see mhsh/configs/base.py for one")
+    if not colon and _needs_variant(get_config):
+        raise UserError(f"{config} needs a variant, as in {config}:{_a_variant(module)}; {LIST}")
+    found = _outcome(path, lambda: get_config(variant) if colon else get_config())
     fields = found.to_dict() if hasattr(found, "to_dict") else found
     if not isinstance(fields, dict):
         raise UserError(f"get_config of {path} returns {type(found).__name__}; it must return an ml_collections.ConfigDict")
     return fields
 
 
-def override(fields: Mapping[str, Any], changes: Iterable[tuple[str, str]], flag: str) -> dict[str, Any]:
-    """The fields with `changes`, (SECTION.FIELD, value as text) each; `flag` is what they are
-    given with, such as --config.
+def override(fields: Mapping[str, Any], changes: Iterable[tuple[str, Any]], flag: str) -> dict[str, Any]:
+    """The fields with `changes`, (SECTION.FIELD, value) each, the values unchecked; `flag` is what
+    they are given with, such as `--config.`.
 
     Raises:
-      UserError: there is no such section or field, or the text is no value of its type.
+      UserError: there is no such section or field.
     """
     changed = {section: dict(values) if isinstance(values, Mapping) else values for section, values in fields.items()}
-    for path, text in changes:
+    for path, value in changes:
         section, dot, name = path.partition(".")
         if section in changed and not dot:
-            raise UserError(f"{flag}.{path} is a section; change its fields, as in {flag}.{path}.{next(iter(changed[path]))}=VALUE")
+            raise UserError(f"{flag}{path} is a section; change its fields, as in {flag}{path}.{next(iter(changed[path]))}=VALUE")
         if not isinstance(changed.get(section), dict):
-            raise UserError(f"{flag}.{path}: the config has no section {section!r}; {nearest(section, changed)}")
+            raise UserError(f"{flag}{path}: the config has no section {section!r}; {nearest(section, changed)}")
         if name not in changed[section]:
             hint = nearest(name, changed[section], prefix=f"{section}.")
-            raise UserError(f"{flag}.{path}: the config has no field {path!r}; {hint}")
-        changed[section][name] = parse_value(path, text)
+            raise UserError(f"{flag}{path}: the config has no field {path!r}; {hint}")
+        changed[section][name] = value
     return changed
+
+
+def _file(name: str) -> str:
+    """The path of a config file: that of a shipped one, or `name` itself where it is a path."""
+    if not name.isidentifier():  # it has a dot or a slash
+        return name
+    if name not in shipped_names():
+        raise UserError(
+            f"there is no config {name!r}; there are {', '.join(shipped_names())}, and any FILE.py:VARIANT; mhsh configs lists all"
+        )
+    return str(SHIPPED / f"{name}.py")
 
 
 def _module(path: str) -> ModuleType:

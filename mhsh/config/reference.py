@@ -13,9 +13,9 @@ _INTRODUCTION = f"""# The fields of a config
 *`mhsh configs --markdown > docs/config.md` writes this page from `mhsh/config/schema.py`.*
 
 `mhsh configs` lists the configs that come with mhsh, `mhsh configs NAME:VARIANT` prints one of
-them. Every field can be set on the command line (`--config.train.batch_size=64`). `configs/base.py`
-gives each field a value, and the other config files change what differs. A run's `config.json`
-holds all fields.
+them. Every field can be set on the command line (`--config.train.batch_size=64`).
+`mhsh/configs/base.py` gives each field a value, and the other config files change what differs. A
+run's `config.json` holds all fields.
 
 A config file has two fields more, which do nothing where they are 0:
 

@@ -1,4 +1,4 @@
-"""The corpus that a config asks for, by its data section."""
+"""The corpus that a config asks for, by its data section, and the vocabulary of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, Spa
 from mhsh.data.corpus import Corpus
 from mhsh.data.fine_tuning import classification, spans
 from mhsh.data.pretraining import corpus as pretraining
+from mhsh.data.pretraining.task import PretrainingTask
+from mhsh.data.tokenizers.subword import SubwordTokenizer, load_subword
+from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.data.translation import corpus as translation
-from mhsh.run_folder import vocab_file
+from mhsh.errors import UserError
+from mhsh.run_folder import RunFolder, vocab_file
 
 
 def load_corpus(config: Config, saved: epath.PathLike | None) -> Corpus:
@@ -36,3 +40,28 @@ def load_corpus(config: Config, saved: epath.PathLike | None) -> Corpus:
             return spans.load_spans(config.model, config.data, saved_vocab)
         case DataConfig():
             return pretraining.load_pretraining(config.model, config.data, saved_vocab)
+
+
+def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordTokenizer:
+    """The vocabulary of a run that was pre-trained or translates; its data is not read.
+
+    Raises:
+      UserError: it is another run, or its vocabulary is missing, damaged or of another run.
+    """
+    path = folder.path / vocab_file(config)
+    match config.data:
+        case DataConfig():
+            return PretrainingTask(config.model, config.data).read_tokenizer(path)
+        case TranslationDataConfig():
+            tokenizer = load_subword(path)
+        case _:
+            raise UserError(
+                f"{folder.path} is a run of model.objective = {config.model.objective!r}, for a task's examples: see mhsh predict"
+            )
+    recorded = folder.read_run()["data"]["vocab_fingerprint"]
+    if tokenizer.fingerprint != recorded:
+        raise UserError(
+            f"{path} is not the vocabulary of this run (fingerprint {tokenizer.fingerprint[:12]}, in run.json {recorded[:12]}); "
+            "put the run's own back"
+        )
+    return tokenizer

@@ -19,7 +19,6 @@ from mhsh.models.decoding import decode_step, decoding_params, empty_caches, enc
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch
 
-# Sources are padded to this many tokens times a power of two; each length is compiled once.
 _SHORTEST = 8
 
 # (the source side of a batch, the limit of tokens of every row, the largest limit) -> hypotheses
@@ -120,7 +119,7 @@ def sentence_batches(
     """
     by_length: dict[int, list[Sentence]] = {}
     for sentence in sorted(sentences, key=lambda sentence: -len(sentence.tokens)):
-        by_length.setdefault(_padded_length(len(sentence.tokens), max_positions), []).append(sentence)
+        by_length.setdefault(padded_length(len(sentence.tokens), max_positions), []).append(sentence)
     for length, members in by_length.items():
         # A few sentences are not padded to a whole batch.
         rows = min(max(1, batch_tokens // length), 1 << (len(members) - 1).bit_length())
@@ -128,7 +127,9 @@ def sentence_batches(
             yield members[start : start + rows], rows, length
 
 
-def _padded_length(length: int, max_positions: int) -> int:
+def padded_length(length: int, max_positions: int) -> int:
+    """The least of a few lengths that holds `length` tokens: each of them is compiled once."""
+    # A power of two of the shortest.
     return min(_SHORTEST << max(0, (length - 1) // _SHORTEST).bit_length(), max_positions)
 
 

@@ -14,8 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from mhsh.config import shipped
-from mhsh.config.loading import take_config
+from mhsh.config.loading import SHIPPED, take_config
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.planning.chips import CHIPS, Chip
@@ -119,7 +118,7 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
         assert config is not None, "--config is required"
         if unknown:
             raise UserError(f"{unknown[0].split('=')[0]} is not an argument of mhsh train")
-        name = shipped.locate(options.config).partition(":")[0].rpartition("/")[2].removesuffix(".py")
+        name = options.config.partition(":")[0].removeprefix(f"{SHIPPED}/").removesuffix(".py")
         if name in _FOR_A_CORPUS and config.data.source in EMBEDDED and not _names_source(rest):
             problems.append(
                 f"--config={options.config} would train on the small embedded text of {config.data.source}; give "

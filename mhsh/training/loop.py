@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import jax
+from etils import epath
 
 from mhsh.config.differences import format_differences
 from mhsh.config.schema import Config
@@ -30,9 +31,9 @@ from mhsh.training.tracking.progress import ProgressDisplay
 from mhsh.training.tracking.wall_time import WallTime, format_wall_time, repeated_seconds
 
 
-def train(config: Config, folder: RunFolder, verbose: bool = False) -> int | None:
-    """Trains `config` in `folder`; resumes from the newest good checkpoint if there is one.
-    `verbose`: also prints what was chosen for these devices.
+def train(config: Config, workdir: epath.PathLike, verbose: bool = False) -> int | None:
+    """Trains `config` in the run folder `workdir`, local or in a bucket; resumes from the newest
+    good checkpoint if there is one. `verbose`: also prints what was chosen for these devices.
 
     Returns None when the run has reached train.num_steps, or the number of the signal that stopped
     it. The state is saved in both cases.
@@ -41,8 +42,10 @@ def train(config: Config, folder: RunFolder, verbose: bool = False) -> int | Non
       UserError: the data, the mesh or the folder does not fit the config, the tracker is not
         installed, another process trains there, or the run has diverged.
     """
+    # Process 0 makes the folder; the others use it after all have agreed on the config.
     if jax.process_index():
-        return _train(config, folder, "", verbose)
+        return _train(config, RunFolder(workdir), "", verbose)
+    folder = RunFolder.open_for_training(workdir, config)
     if config.train.tracker == "wandb":
         wandb_run.check()
     with folder.held() as note:
@@ -114,7 +117,7 @@ def _loop(
     """
     train, train_step, watchdog = setup.config.train, setup.train_step, setup.watchdog
     agreement = StopAgreement()
-    profiler = Profiler(train, setup.folder.path, train_step.program)
+    profiler = Profiler(train, setup.folder.path)
     batches = contextlib.closing(setup.batches(start, train.num_steps))
     with batches as iterator, MaintenanceWatch(stop), watchdog.watching():
         for step, host_batch in enumerate(wall.waiting(iterator), start + 1):

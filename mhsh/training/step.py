@@ -211,10 +211,6 @@ class CompiledByLength:
         """Whether the step is compiled for batches of this length."""
         return batch["inputs"].shape[1] in self._steps
 
-    def program(self) -> str:
-        """The optimised HLO of the step that was compiled first."""
-        return next(iter(self._steps.values())).as_text() or ""
-
     def prepare(self, batch: Batch) -> None:
         """Compiles the step for batches of this length, if it is not."""
         if not self.is_compiled_for(batch):

@@ -208,7 +208,7 @@ def test_the_table_of_a_run_with_a_peer(make_config, tmp_path: Path):
 
     from tests.conftest import ROOT
 
-    command = [sys.executable, "-m", "mhsh", "bench", "train", "--config=configs/bert.py:2l8h", "--peer=torch-eager"]
+    command = [sys.executable, "-m", "mhsh", "bench", "train", "--config=mhsh/configs/bert.py:2l8h", "--peer=torch-eager"]
     command += ["--rounds=2", "--repetitions=1", f"--out={tmp_path}/bench.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

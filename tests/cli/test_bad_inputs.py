@@ -28,7 +28,7 @@ from tests.conftest import ROOT, load_fields
 CONFIG_FILES = {
     "syntax": "def get_config(variant:\n    return\n",
     "import": "import no_such_module\n",
-    "import_from": "from configs.base import nothing\n",
+    "import_from": "from mhsh.configs.base import nothing\n",
     "empty": "",
     "raises": "def get_config(variant):\n    return 1 / 0\n",
     "type_error": "def get_config(variant):\n    return len(3)\n",
@@ -40,9 +40,9 @@ CONFIG_FILES = {
     "no_section": "def get_config(variant):\n    return {'model': {}}\n",
     "exit": "import sys\nsys.exit(3)\n",
     "not_callable": "get_config = 3\n",
-    "missing": "from configs.base import make_config\n\ndef get_config(variant):\n"
+    "missing": "from mhsh.configs.base import make_config\n\ndef get_config(variant):\n"
     "    fields = make_config().to_dict()\n    del fields['train']['seed']\n    return fields\n",
-    "more": "from configs.base import make_config\n\ndef get_config(variant):\n"
+    "more": "from mhsh.configs.base import make_config\n\ndef get_config(variant):\n"
     "    return make_config(dict(model=dict(hidden_dim=3)))\n",
 }
 FILES: dict[str, str | bytes] = {
@@ -131,7 +131,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where configs/ lies, with nothing on standard input."""
+    """Where mhsh/configs/ lies, with nothing on standard input."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
 

@@ -19,15 +19,15 @@ from tests.runs import mhsh
 
 # A remat policy saves the tracing that `auto` takes.
 SHAPE = {"model.embed_dim": 16, "model.head_dim": 2, "model.mlp_dim": 16, "model.remat_policy": "none", "data.sequence_length": 16}
-BERT = "--config=configs/bert.py:2l8h"
-TRANSLATION = "--config=configs/translation.py:tiny"
+BERT = "--config=mhsh/configs/bert.py:2l8h"
+TRANSLATION = "--config=mhsh/configs/translation.py:tiny"
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
 def tiny(flag: str, base: str, **changes: Any) -> list[str]:
     """Arguments of a config of SHAPE."""
     shape = SHAPE | ({"model.vocab_size": 512} if base.startswith("bert") else {})
-    return [f"--{flag}=configs/{base}", *(f"--{flag}.{name}={value}" for name, value in (shape | changes).items())]
+    return [f"--{flag}=mhsh/configs/{base}", *(f"--{flag}.{name}={value}" for name, value in (shape | changes).items())]
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +105,24 @@ def test_decoding(tmp_path):
     batch, file = found["cells"]
     assert batch["setting"] == {"setting": "batch", "sentences": 2, "tokens": 8}
     assert file["setting"]["sentences"] == 3 and 3 * 8 <= file["contestants"][0]["work"] <= 3 * 60
+
+
+@pytest.mark.slow
+def test_writing(tmp_path):
+    config = tiny("config", "quickstart.py:6l4h_post_ln", **{"model.max_positions": 64})
+    few = ["--sentences=2", "--source-tokens=5", "--steps=4", "--rounds=1"]
+    found, _ = bench(tmp_path / "decode.json", "decode", *config, *few)
+    (only,) = found["cells"]
+    assert only["setting"] == {"prompts": 2, "prompt_tokens": 5, "tokens": 8}
+
+
+@pytest.mark.parity
+def test_writing_beside_gpt2(tmp_path):
+    causal = {"model.residual": "pre_ln", "model.embed_dim": 16, "model.head_dim": 4, "model.max_positions": 64}
+    config = tiny("config", "quickstart.py:6l4h_post_ln", **causal)
+    few = ["--sentences=2", "--source-tokens=5", "--steps=4", "--rounds=1", "--peer=gpt2"]
+    found, _ = bench(tmp_path / "decode.json", "decode", *config, *few)
+    assert [each["name"] for each in found["cells"][0]["contestants"]] == ["config", "gpt2"]
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from mhsh import configs
 from mhsh.cli.main import main
-from mhsh.config import shipped
+from mhsh.config.loading import shipped_names
 from mhsh.config.reference import markdown
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
@@ -30,8 +31,8 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_it_lists_every_config_as_it_is_typed(capsys) -> None:
     text = printed(capsys)
     typed = re.findall(r"\w+:\w+(?=,|$)", text.partition("Fields, ")[0], re.MULTILINE)
-    tasks = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "base")
-    assert typed == [f"{task}:{variant}" for task in tasks for variant in shipped.load(task).VARIANTS]
+    tasks = shipped_names()
+    assert typed == [f"{task}:{variant}" for task in tasks for variant in configs.load(task).VARIANTS]
     assert max(len(line) for line in text.partition("Fields, ")[0].splitlines() if line.startswith(" ")) <= 80
     assert "each also with -phase1, -phase2, -lamb1, -lamb2, -day" in text
     assert "model.num_heads (int, 1 or more; shape)\n      N, heads in one layer" in text

@@ -25,9 +25,9 @@ from tests.conftest import ROOT
 from tests.interop.small_bert import GOLDEN, TOKENS
 from tests.training.states import mesh_of
 
-CONFIG = "--config=configs/bert.py:2l8h"
+CONFIG = "--config=bert:2l8h"
 # The golden checkpoints have 16 positions.
-COLA = ["--task=configs/glue.py:cola", "--task.data.sequence_length=12"]
+COLA = ["--task=glue:cola", "--task.data.sequence_length=12"]
 SHORT = ["--config.data.sequence_length=12", "--config.data.max_predictions=4"]
 
 
@@ -122,7 +122,7 @@ def test_a_fine_tuned_checkpoint_needs_its_task(capsys, tmp_path):
     names on the way out.
     """
     there = Path(shutil.copytree(GOLDEN / "classification", tmp_path / "there"))
-    mnli = ["--task=configs/glue.py:mnli", "--task.data.sequence_length=12"]
+    mnli = ["--task=glue:mnli", "--task.data.sequence_length=12"]
     out = tmp_path / "run"
     assert main(["import", str(there), CONFIG, *mnli, f"--out={out}"]) == 0
     assert "classes: LABEL_0, LABEL_1, LABEL_2" in capsys.readouterr().out
@@ -151,7 +151,7 @@ def test_a_fine_tuned_checkpoint_needs_its_task(capsys, tmp_path):
 
 
 def test_a_checkpoint_that_answers_questions(tmp_path):
-    squad = ["--task=configs/squad.py:v1", "--task.data.sequence_length=12", "--task.data.stride=2"]
+    squad = ["--task=squad:v1", "--task.data.sequence_length=12", "--task.data.stride=2"]
     squad.append("--task.data.max_question_length=3")
     assert main(["import", str(GOLDEN / "span"), CONFIG, *squad, f"--out={tmp_path / 'run'}"]) == 0
     assert RunFolder(tmp_path / "run").read_config().model.objective == "span"
@@ -199,7 +199,7 @@ def test_mistakes(capsys, tmp_path, golden):
     assert "mhsh downloads nothing" in fails(capsys, "import", "bert-base-uncased", CONFIG, out)
     # The positions are the checkpoint's, the length of the rows is the config's.
     assert "data.sequence_length = 64 is longer than model.max_positions = 16" in fails(capsys, "import", str(golden), CONFIG, out)
-    translation = "--config=configs/translation.py:6l8h"
+    translation = "--config=translation:6l8h"
     assert "has the heads of objective 'mlm', the --config has" in fails(capsys, "import", str(golden), translation, out)
     assert "--task goes over a --config for pre-training" in fails(capsys, "import", str(golden), translation, *COLA, out)
     assert "the --config has model.objective = 'classification'" in fails(capsys, "import", str(golden), CONFIG, *COLA, out)

@@ -19,7 +19,7 @@ from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import ROOT
 from tests.runs import CONFIG
 
-TINY = "--config=configs/bert.py:2l8h"
+TINY = "--config=mhsh/configs/bert.py:2l8h"
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_a_full_disk_is_one_line(capsys, tmp_path, corpus, monkeypatch):
 
 
 def test_describe_as_json(capsys):
-    assert main(["describe", "--config=configs/bert.py:24l16h", "--against=configs/bert.py:384l1h", "--json"]) == 0
+    assert main(["describe", "--config=mhsh/configs/bert.py:24l16h", "--against=mhsh/configs/bert.py:384l1h", "--json"]) == 0
     ledgers = json.loads(capsys.readouterr().out)
     assert ledgers["config"]["parameters"]["encoder"] == 302_309_376
     assert ledgers["against"]["parameters"]["encoder"] == 304_521_216
@@ -115,7 +115,7 @@ def test_describe_as_json(capsys):
 
 
 def test_describe_in_words(capsys):
-    assert main(["describe", "--config=configs/bert.py:24l16h", "--against=configs/bert.py:384l1h"]) == 0
+    assert main(["describe", "--config=mhsh/configs/bert.py:24l16h", "--against=mhsh/configs/bert.py:384l1h"]) == 0
     out = capsys.readouterr().out
     assert "302.31M" in out and "304.52M" in out and "+0.73 %" in out
 
@@ -127,7 +127,7 @@ def test_a_narrow_terminal_costs_no_figure(capsys, monkeypatch):
 
 
 def test_admin_prints_omega(capsys, corpus):
-    arguments = ["admin", "--config=configs/bert.py:4l4h", corpus, "--config.data.validation_fraction=0.2", "--json"]
+    arguments = ["admin", "--config=mhsh/configs/bert.py:4l4h", corpus, "--config.data.validation_fraction=0.2", "--json"]
     assert main(arguments) == 0
     omega = json.loads(capsys.readouterr().out)
     in_depth_order = [

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.runs import mhsh_here
 
 TINY = [
-    "--config=configs/bert.py:2l8h",
+    "--config=mhsh/configs/bert.py:2l8h",
     "--config.model.vocab_size=512",
     "--config.model.embed_dim=16",
     "--config.model.head_dim=2",
@@ -135,7 +135,7 @@ def test_fresh_stacks_of_several_depths(corpus, tmp_path, capsys):
         (["amplification", *TINY, "--depths=6,deep"], "--depths=6,deep: give whole numbers"),
         (["amplification", *TINY, "--draws=0"], "--draws=0: give a number above 0"),
         (["amplification", *TINY, "--noise=nan"], "--noise=nan: give a number above 0"),
-        (["amplification", *TINY, "--against=configs/bert.py:2l8h"], "--against does not go with amplification"),
+        (["amplification", *TINY, "--against=mhsh/configs/bert.py:2l8h"], "--against does not go with amplification"),
         (["coverage", *TINY, "--draws=2"], "--draws=2 is not an argument of mhsh probe"),
     ],
 )

@@ -12,7 +12,7 @@ from mhsh.cli.main import main
 from mhsh.planning.aot import Topology, compile_report
 from tests.conftest import ROOT
 
-TINY = f"--config={ROOT}/configs/bert.py:2l8h"
+TINY = f"--config={ROOT}/mhsh/configs/bert.py:2l8h"
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def options(**changed: Any) -> dict[str, Any]:
         "beam": 3,
         "length_penalty": 0.6,
         "step": None,
-        "num_averaged": 1,
+        "average": 1,
         "batch_tokens": BATCH_TOKENS,
         "overlong": "error",
     } | changed
@@ -97,13 +97,13 @@ def test_an_older_step_and_an_average(trained, tmp_path):
     source = written(tmp_path / "source.en", LINES)
     mean = jax.tree.map(lambda a, b: (a + b) / 2, random_params(4), random_params(8))
     found = {}
-    for name, changed in {"older": {"step": 4}, "average": {"num_averaged": 2}}.items():
+    for name, changed in {"older": {"step": 4}, "average": {"average": 2}}.items():
         run(trained, **options(source=source, output=str(tmp_path / name), **changed))
         found[name] = (tmp_path / name).read_text(encoding="utf-8").split("\n")[:-1]
     assert found == {"older": expected_of_step(4), "average": expected(mean)}
     assert found["older"] != found["average"]
     with pytest.raises(UserError, match=r"3 checkpoints cannot be averaged: up to step 8 there are 2 \(4, 8\)"):
-        run(trained, **options(source=source, num_averaged=3))
+        run(trained, **options(source=source, average=3))
 
 
 @pytest.mark.slow
@@ -150,10 +150,10 @@ def test_bad_lines_leave_no_output(trained, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"beam": 0}, "--beam = 0; allowed: 1 or more"),
-        ({"batch_tokens": 0}, "--batch-tokens = 0; allowed: 1 or more"),
-        ({"length_penalty": -0.1}, "--length-penalty = -0.1; allowed: 0 or more"),
-        ({"length_penalty": float("nan")}, "--length-penalty = nan; allowed: 0 or more"),
+        ({"beam": 0}, "beam = 0; allowed: 1 or more"),
+        ({"batch_tokens": 0}, "batch_tokens = 0; allowed: 1 or more"),
+        ({"length_penalty": -0.1}, "length_penalty = -0.1; allowed: 0 or more"),
+        ({"length_penalty": float("nan")}, "length_penalty = nan; allowed: 0 or more"),
         ({"step": 5}, "holds no checkpoint of step 5; there are 4, 8"),
         ({"output": "/nowhere/at/all"}, "there is no folder /nowhere/at for --output"),
     ],
@@ -179,5 +179,5 @@ def test_a_vocabulary_that_does_not_match(copied, tmp_path):
 
 def test_a_run_of_another_kind(copied, tmp_path, make_config):
     (copied / "config.json").write_text(json.dumps(to_dict(make_config("bert", "2l8h"))))
-    with pytest.raises(UserError, match=r"is a run of model\.objective = 'mlm'; mhsh translate needs 'translation'"):
+    with pytest.raises(UserError, match=r"is a run of model\.objective = 'mlm', which does not translate"):
         run(str(copied), **options(source=written(tmp_path / "source", LINES)))

@@ -1,17 +1,17 @@
-"""The files in configs/."""
+"""The files in mhsh/configs/, and getting one from Python."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from mhsh import configs
 from mhsh.cli.runs.finetune import fine_tuning_config
-from mhsh.config import shipped
+from mhsh.config.loading import shipped_names
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
 from mhsh.data.fine_tuning.glue import find_task
@@ -20,24 +20,23 @@ from mhsh.models.costs import step_flops
 from mhsh.run_folder import RunFolder
 from mhsh.training.optimizer import learning_rate
 
-ROOT = Path(__file__).resolve().parents[2]
-TASKS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem != "base")
+TASKS = shipped_names()
 
 
 # Their configs are whole with the model of a pre-trained run only.
 FINE_TUNING = ("glue", "squad")
-EVERY_VARIANT = [(task, variant) for task in TASKS if task not in FINE_TUNING for variant in shipped.load(task).VARIANTS]
-EVERY_FINE_TUNING = [(task, variant) for task in FINE_TUNING for variant in shipped.load(task).VARIANTS]
+EVERY_VARIANT = [(task, variant) for task in TASKS if task not in FINE_TUNING for variant in configs.load(task).VARIANTS]
+EVERY_FINE_TUNING = [(task, variant) for task in FINE_TUNING for variant in configs.load(task).VARIANTS]
 
 
 def test_there_are_configs():
     assert {"bert", "quickstart"} <= set(TASKS)
-    assert {"12l12h", "144l1h", "24l16h", "384l1h", "2l8h", "16l1h"} <= set(shipped.load("bert").VARIANTS)
+    assert {"12l12h", "144l1h", "24l16h", "384l1h", "2l8h", "16l1h"} <= set(configs.load("bert").VARIANTS)
 
 
 @pytest.mark.parametrize(("task", "variant"), EVERY_VARIANT)
 def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
-    fields = shipped.load(task).get_config(variant)
+    fields = configs.load(task).get_config(variant)
     assert fields.is_locked
     config = from_dict(fields.to_dict())
     # A sweep's base has no shape of its own to be named for.
@@ -51,7 +50,7 @@ def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
 @pytest.mark.parametrize(("variant", "length"), [("24l16h", 128), ("384l1h", 128), ("8l1h", 32)])
 @pytest.mark.parametrize("prefix", ["phase", "lamb"])
 def test_two_phases_are_one_training_at_one_falling_rate(variant, length, prefix):
-    module = shipped.load("bert")
+    module = configs.load("bert")
     first, second = module.get_config(f"{variant}-{prefix}1"), module.get_config(f"{variant}-{prefix}2")
     with pytest.raises(UserError, match=r"train.keep_moments = True needs the run .* --config.train.start_from=DIR"):
         from_dict(second.to_dict())
@@ -77,7 +76,7 @@ def test_two_phases_are_one_training_at_one_falling_rate(variant, length, prefix
 
 
 def test_a_day_is_the_same_day_for_both_shapes():
-    shallow, deep = (from_dict(shipped.load("bert").get_config(f"{variant}-day").to_dict()) for variant in ("12l12h", "144l1h"))
+    shallow, deep = (from_dict(configs.load("bert").get_config(f"{variant}-day").to_dict()) for variant in ("12l12h", "144l1h"))
     assert (shallow.data, shallow.optimizer, shallow.train) == (deep.data, deep.optimizer, deep.train)
     # What the comment beside the recipe says of it.
     assert shallow.train.num_steps * step_flops(shallow) == pytest.approx(1.2e19, rel=0.05)
@@ -99,8 +98,8 @@ def test_a_day_is_the_same_day_for_both_shapes():
     ],
 )
 def test_what_no_fine_tuning_can_be(task, overrides, message, tmp_path):
-    run = RunFolder.open_for_training(tmp_path / "run", from_dict(shipped.load("bert").get_config("12l12h").to_dict()))
-    module = shipped.load(task)
+    run = RunFolder.open_for_training(tmp_path / "run", from_dict(configs.load("bert").get_config("12l12h").to_dict()))
+    module = configs.load(task)
     fields = module.get_config(next(iter(module.VARIANTS))).to_dict()
     for name, value in overrides.items():
         section, field = name.split(".")
@@ -110,9 +109,9 @@ def test_what_no_fine_tuning_can_be(task, overrides, message, tmp_path):
 
 
 def test_fine_tuning_drops_a_tenth_whatever_pre_training_dropped(tmp_path):
-    there = from_dict(shipped.load("bert").get_config("2l4h-phase1").to_dict())
+    there = from_dict(configs.load("bert").get_config("2l4h-phase1").to_dict())
     run = RunFolder.open_for_training(tmp_path / "run", there)
-    fields = shipped.load("glue").get_config("cola").to_dict()
+    fields = configs.load("glue").get_config("cola").to_dict()
     fields["data"]["sequence_length"] = 32
     model = fine_tuning_config(run, fields, seed=0, fresh=True).model
     assert (there.model.hidden_dropout, there.model.attention_dropout, there.model.embedding_dropout) == (0, 0, 0)
@@ -121,9 +120,9 @@ def test_fine_tuning_drops_a_tenth_whatever_pre_training_dropped(tmp_path):
 
 @pytest.mark.parametrize(("task", "variant"), EVERY_FINE_TUNING)
 def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, tmp_path):
-    there = from_dict(shipped.load("bert").get_config("12l12h").to_dict())
+    there = from_dict(configs.load("bert").get_config("12l12h").to_dict())
     run = RunFolder.open_for_training(tmp_path / "run", there)
-    fields = shipped.load(task).get_config(variant)
+    fields = configs.load(task).get_config(variant)
     assert fields.is_locked
     config = fine_tuning_config(run, fields.to_dict(), seed=3, fresh=False)
     assert (config.train.seed, config.train.start_from) == (3, str(tmp_path / "run"))
@@ -139,7 +138,7 @@ def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, tm
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_unknown_variant_is_refused_with_those_there_are(task):
-    module = shipped.load(task)
+    module = configs.load(task)
     for unknown in ("1l1h1x", f"{next(iter(module.VARIANTS))}-phase3"):
         with pytest.raises(UserError, match=f"no variant '{unknown}'; there are {', '.join(module.VARIANTS)}"):
             module.get_config(unknown)
@@ -149,7 +148,7 @@ def test_an_unknown_variant_is_refused_with_those_there_are(task):
 
 def regrouped_fields(task: str, variant: str) -> dict[str, Any]:
     """A variant's fields without those that regrouping changes."""
-    fields = to_dict(from_dict(shipped.load(task).get_config(variant).to_dict()))
+    fields = to_dict(from_dict(configs.load(task).get_config(variant).to_dict()))
     for name in ("num_layers", "num_decoder_layers", "num_heads", "mlp_dim", "layers_per_group"):
         del fields["model"][name]
     return fields
@@ -167,7 +166,7 @@ def regrouped_fields(task: str, variant: str) -> dict[str, Any]:
     ],
 )
 def test_configs_of_one_size_share_every_hyper_parameter(task, size):
-    variants = [variant for variant, (of_size, _) in shipped.load(task).VARIANTS.items() if of_size == size]
+    variants = [variant for variant, (of_size, _) in configs.load(task).VARIANTS.items() if of_size == size]
     first, *others = (regrouped_fields(task, variant) for variant in variants)
     assert len(others) >= 2
     for other in others:
@@ -175,7 +174,7 @@ def test_configs_of_one_size_share_every_hyper_parameter(task, size):
 
 
 def test_the_quickstart_varies_the_grouping_and_the_residual_alone():
-    first, *others = (regrouped_fields("quickstart", variant) for variant in shipped.load("quickstart").VARIANTS)
+    first, *others = (regrouped_fields("quickstart", variant) for variant in configs.load("quickstart").VARIANTS)
     residuals = {fields["model"].pop("residual") for fields in (first, *others)}
     assert residuals == {"post_ln", "admin", "pre_ln"}
     for other in others:

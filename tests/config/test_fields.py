@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 import pytest
 
-from configs import base
 from mhsh.config import fields as config_fields
 from mhsh.config import reference, resolve
 from mhsh.config.fields import SHAPING, Field, all_fields, fields_of, kind_of, section_class, section_names
 from mhsh.config.roles import ROLES, Role, Row, Step, loss
 from mhsh.config.schema import OBJECTIVES, Config, ModelConfig, Section, to_dict
+from mhsh.configs import base
 from mhsh.errors import UserError
 from mhsh.report.compare.fairness import _settings
 from mhsh.sweep.axes import parse_axes

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mhsh.config import shipped
+from mhsh import configs
 from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.shapes import regroup
 from mhsh.errors import UserError
 
-FIELDS = shipped.load("bert").get_config("2l8h").to_dict()
+FIELDS = configs.load("bert").get_config("2l8h").to_dict()
 BERT = from_dict(FIELDS)
 
 
@@ -147,7 +147,7 @@ TRANSLATION_REFUSED: list[tuple[dict[str, Any], str]] = [
 )
 def test_a_translation_config_has_refusals_of_its_own(overrides, message):
     with pytest.raises(UserError, match=message):
-        from_dict(overridden(overrides, shipped.load("translation").get_config("tiny").to_dict()))
+        from_dict(overridden(overrides, configs.load("translation").get_config("tiny").to_dict()))
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[str(overrides) for overrides, _ in REFUSED])

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mhsh.config import shipped
+from mhsh import configs
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, ModelConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-BERT = from_dict(shipped.load("bert").get_config("2l8h").to_dict())
+BERT = from_dict(configs.load("bert").get_config("2l8h").to_dict())
 
 
 def test_a_config_cannot_be_changed():

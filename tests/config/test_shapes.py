@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mhsh.config import shipped
+from mhsh import configs
 from mhsh.config.resolve import from_dict
 from mhsh.config.shapes import at_equal_size, layer_parameters, regroup
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_counts
 
-BERT = from_dict(shipped.load("bert").get_config("2l8h").to_dict())
+BERT = from_dict(configs.load("bert").get_config("2l8h").to_dict())
 
 
 # (L, N, F) of every grouping of BERT-large's and BERT-base's heads, from the most heads a layer to

@@ -13,12 +13,24 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file
 
+import mhsh
 from mhsh.config.schema import ModelConfig
 from mhsh.interop.export_bert import export_bert
 from mhsh.interop.import_bert import import_bert
 from mhsh.interop.vocabulary import read_vocabulary
 from mhsh.models.losses import compute_metrics
-from tests.interop.small_bert import HEADS, TOKENS, as_batch, outputs, random_inputs, small_model, small_tokenizer, trained_params
+from tests.interop.small_bert import (
+    HEADS,
+    TOKENS,
+    as_batch,
+    outputs,
+    random_inputs,
+    small_config,
+    small_model,
+    small_tokenizer,
+    trained_params,
+)
+from tests.runs import saved_run
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -269,3 +281,19 @@ def test_a_tokenizer_that_transformers_wrote(tmp_path, do_lower_case):
     there.save_pretrained(tmp_path / "there")
     assert not (tmp_path / "there" / "vocab.txt").exists()
     assert read_vocabulary(tmp_path / "there") == (TOKENS, do_lower_case)
+
+
+def test_a_text_has_the_logits_of_transformers(tmp_path: Path) -> None:
+    """From text to logits on both sides, each with its own tokenizer; [MASK] is a mask for both."""
+    config = small_config(num_heads=2, embed_dim=8, vocab_size=32)
+    params = trained_params(config.model)
+    run = mhsh.load(saved_run(tmp_path / "run", config, small_tokenizer(), params))
+    there = exported(config.model, params, tmp_path / "exported")
+    tokenizer = transformers.BertTokenizer.from_pretrained(tmp_path / "exported")
+    for text in ("The [MASK] goes, of numbers.", "going xyz", "[MASK][MASK] the"):
+        with torch.no_grad():
+            answer = there(**tokenizer(text, return_tensors="pt"))
+        wanted = (answer.prediction_logits if config.model.next_sentence else answer.logits)[0].numpy()
+        found = run.logits(text)
+        assert found.real.all() and found.logits.shape[1] == len(wanted)
+        np.testing.assert_allclose(found.logits[0, :, : wanted.shape[1]], wanted, atol=FOLDED)

@@ -171,7 +171,7 @@ def test_another_compiler_is_named(monkeypatch, jax_version, libtpu, said):
     assert aot.untested_libtpu() == said
 
 
-TINY = ["aot", f"--config={ROOT}/configs/bert.py:2l8h"]
+TINY = ["aot", f"--config={ROOT}/mhsh/configs/bert.py:2l8h"]
 
 
 def refused(capsys, *arguments):

@@ -14,9 +14,9 @@ import optax
 import pytest
 from msgspec.structs import replace
 
-from mhsh.config import shipped
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config
+from mhsh.configs import load
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
@@ -137,10 +137,10 @@ def steps_on(config: Config, state: TrainState, seeds: Sequence[int]) -> TrainSt
 
 
 def configs_of_phases(folder: Path, changes: dict[str, Any]) -> list[Config]:
-    """The whole training and its two phases of configs/bert.py, on rows of one length. The second
+    """The whole training and its two phases of bert, on rows of one length. The second
     starts from `folder`.
     """
-    bert, configs = shipped.load("bert"), []
+    bert, configs = load("bert"), []
     for recipe in ((), *(bert.RECIPES[name] for name in ("phase1", "phase2"))):
         fields = bert.get_config("2l8h")
         length, predictions = fields.data.sequence_length, fields.data.max_predictions

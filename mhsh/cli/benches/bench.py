@@ -41,12 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pipeline = _add_kind(kinds, "input", "masked batches from a config's rows", rounds=5)
     pipeline.add_argument("--batches", type=int, default=500, metavar="N", help="of a turn (default: 500)")
     _add_peers(pipeline, "collator, collator-of-ids, loader")
-    decode = _add_kind(kinds, "decode", "beam search of a translation model", rounds=5)
-    decode.add_argument("--sentences", type=int, default=32, metavar="N", help="of one batch of equal lengths (default: 32)")
+    decode = _add_kind(kinds, "decode", "beam search of a translation model, or the text of a causal one", rounds=5)
+    decode.add_argument(
+        "--sentences", type=int, default=32, metavar="N", help="or prompts, of one batch of equal lengths (default: 32)"
+    )
     decode.add_argument("--source-tokens", type=int, default=25, metavar="N", help="of each of them (default: 25)")
-    decode.add_argument("--steps", type=int, default=30, metavar="N", help="target tokens of each of them (default: 30)")
-    decode.add_argument("--file-sentences", type=int, default=256, metavar="N", help="of a file of mixed lengths (default: 256)")
-    _add_peers(decode, "marian, marian-sorted")
+    decode.add_argument("--steps", type=int, default=30, metavar="N", help="tokens to write for each of them (default: 30)")
+    decode.add_argument(
+        "--file-sentences", type=int, default=256, metavar="N", help="of a file of mixed lengths, translation alone (default: 256)"
+    )
+    _add_peers(decode, "marian, marian-sorted; of a causal model gpt2")
     bench_suite.add_arguments(add_command(kinds, "suite", "all of it on this machine's device, for hours; it can be cut off"))
 
 
@@ -133,9 +137,13 @@ def _input(configs: dict[str, Config], options: Options) -> BenchResults:
 
 
 def _decode(configs: dict[str, Config], options: Options) -> BenchResults:
-    from mhsh.bench import decode
+    from mhsh.bench import decode, generation, mhsh_steps
     from mhsh.bench.peers import build
 
+    if configs[mhsh_steps.CONFIG].model.objective == "clm":
+        chosen = build.chosen(options["peer"], generation.PEERS)
+        prompts = {"prompts": options["sentences"], "prompt_tokens": options["source_tokens"]}
+        return generation.generation(configs, chosen, steps=options["steps"], rounds=options["rounds"], note=_note, **prompts)
     chosen = build.chosen(options.pop("peer"), decode.PEERS)
     return decode.decode(configs, chosen, note=_note, **options)
 

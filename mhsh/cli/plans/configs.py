@@ -7,8 +7,9 @@ import json
 import textwrap
 from typing import Any
 
+from mhsh import configs
 from mhsh.cli.parser import examples
-from mhsh.config import shipped
+from mhsh.config.loading import shipped_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +53,11 @@ def _resolved(name: str) -> dict[str, Any]:
 
 def _files() -> str:
     """A paragraph a config file: what it is for, and its variants as `--config` takes them."""
-    return "\n\n".join(map(_file, shipped.names()))
+    return "\n\n".join(map(_file, shipped_names()))
 
 
 def _file(name: str) -> str:
-    module = shipped.load(name)
+    module = configs.load(name)
     subject = (module.__doc__ or "").split("\n")[0]
     variants = ", ".join(f"{name}:{variant}" for variant in module.VARIANTS)
     recipes = getattr(module, "RECIPES", {})

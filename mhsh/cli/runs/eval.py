@@ -44,7 +44,7 @@ def run(folder: str, step: int | None) -> int:
 
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)
-    # The decoding of the authors' recipe for translation (see configs/translation.py).
+    # The decoding of the authors' recipe for translation (see mhsh/configs/translation.py).
     decoding = Decoding(num_sentences=None, num_hypotheses=4, length_penalty=0.6)
     validator = Validator(config, model, mesh, corpus, functools.partial(process_rows, mesh), params, decoding)
     values = validator(params)

@@ -59,8 +59,8 @@ def run(folder: str, fields: dict[str, Any], workdir: str, seeds: str, fresh: bo
 
     figures: dict[int, dict[str, float]] = {}
     for seed, config in configs.items():
-        run_folder = RunFolder.open_for_training(Path(workdir) / f"seed-{seed}", config)
-        stopped_by = train(config, run_folder)
+        run_folder = RunFolder(Path(workdir) / f"seed-{seed}")
+        stopped_by = train(config, run_folder.path)
         if stopped_by is not None:
             return interrupted(stopped_by)
         figures[seed] = _last_validation(run_folder)

@@ -77,7 +77,7 @@ def _for_task(config: Config, fields: Mapping[str, Any]) -> Config:
     """The config with the sections of a task over its own; the vocabulary is its own."""
     data = config.data
     if not isinstance(data, DataConfig):
-        raise UserError("--task goes over a --config for pre-training, such as configs/bert.py:12l12h; give one")
+        raise UserError("--task goes over a --config for pre-training, such as bert:12l12h; give one")
     complete = to_dict(config) | {"data": {"vocab_path": data.vocab_path, "lowercase": data.lowercase}}
     for section, values in fields.items():
         complete[section] = complete.get(section, {}) | values

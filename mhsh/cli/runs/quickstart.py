@@ -1,8 +1,9 @@
-"""mhsh quickstart: the small comparison of configs/quickstart.py, from nothing to its report."""
+"""mhsh quickstart: the small comparison of the config quickstart, from nothing to its report."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mhsh.cli.reports import compare
 from mhsh.cli.runs import train
 from mhsh.config.schema import Config
 
+PROMPT, SAMPLE_TOKENS = "The function ", 70
 VARIANTS = ("6l4h_post_ln", "24l1h_post_ln", "24l1h_admin", "24l1h_pre_ln")
 
 
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(configs: Mapping[str, Config], workdir: str) -> int:
     """Trains each config in a folder of its name (a finished one is kept), then writes report.html
-    beside them.
+    beside them, and prints a sample of each.
     """
     folders = []
     for number, (name, config) in enumerate(configs.items(), 1):
@@ -34,7 +36,14 @@ def run(configs: Mapping[str, Config], workdir: str) -> int:
         if status:
             return status
         folders.append(str(folder))
-    return compare.run(folders, str(Path(workdir) / "report.html"))
+    status = compare.run(folders, str(Path(workdir) / "report.html"))
+    from mhsh.inference import load
+
+    print("\nWhat each writes, from the same seed:")
+    for name, folder in zip(configs, folders, strict=True):
+        text = load(folder).generate(PROMPT, max_tokens=SAMPLE_TOKENS)
+        print(f"  {name:<14} {json.dumps(text, ensure_ascii=False)}")  # one line
+    return status
 
 
 def _take_configs(flag: str, _: None, arguments: list[str]) -> tuple[dict[str, Config], list[str]]:

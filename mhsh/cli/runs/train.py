@@ -55,16 +55,12 @@ def run(
         config = _config_in(workdir)
     if process_id in (None, 0):
         print(_first_line(config, RunFolder(workdir)), flush=True)
-    import jax
-
     from mhsh.training.cluster import join
     from mhsh.training.loop import train
 
     if distributed or coordinator is not None:
         join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
-    # Process 0 makes the folder; the others use it after all have agreed on the config.
-    folder = RunFolder.open_for_training(workdir, config) if jax.process_index() == 0 else RunFolder(workdir)
-    stopped_by = train(config, folder, verbose)
+    stopped_by = train(config, workdir, verbose)
     if stopped_by is not None:
         return interrupted(stopped_by)
     print(f"done: {workdir} (compare it with others: mhsh compare {workdir} ...)")

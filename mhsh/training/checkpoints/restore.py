@@ -5,12 +5,14 @@ and its data.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig
@@ -20,27 +22,47 @@ from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
-from mhsh.training.sharding import make_mesh
+from mhsh.training.sharding import MESH_AXES, make_mesh
 from mhsh.training.state import abstract_state
 
 
-def load_for_inference(folder: RunFolder, config: Config, step: int | None, num_averaged: int) -> tuple[Model, Any]:
+def load_for_inference(
+    folder: RunFolder, config: Config, step: int | None, num_averaged: int, mesh: Mesh | None = None
+) -> tuple[Model, Any]:
     """The model, and its parameters at `step` (None: the newest), or their mean over the
-    `num_averaged` newest checkpoints up to it.
+    `num_averaged` newest checkpoints up to it, on `mesh` (None: on one device).
 
     Raises:
       UserError: there are no such checkpoints, or they are damaged.
     """
     checkpoints = StoredCheckpoints(folder.checkpoints_path)
     steps = newest_steps(checkpoints, num_averaged, step)
-    config = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
+    mesh = inference_mesh(config, {}) if mesh is None else mesh
     # Only training uses cuDNN.
     model = build_model(replace(config.model, attention_implementation="xla"))
     # The parameters do not depend on the optimiser.
-    abstract = abstract_state(config, optax.identity(), make_mesh(config, jax.devices()[:1])).params
+    abstract = abstract_state(config, optax.identity(), mesh).params
     params = average(checkpoints, steps, abstract)
     checkpoints.close()
     return model, params
+
+
+def inference_mesh(config: Config, axes: Mapping[str, int]) -> Mesh:
+    """A mesh with so many devices on the axes that are named, and one on the others.
+
+    Raises:
+      UserError: there is no such axis, there are fewer devices, or they do not divide the model.
+    """
+    for axis, size in axes.items():
+        if axis not in MESH_AXES or size < 1:
+            raise UserError(f"mesh = {dict(axes)}; allowed: how many devices, 1 or more, for any of {', '.join(MESH_AXES)}")
+    shape = dict.fromkeys(MESH_AXES, 1) | dict(axes)
+    count, there = math.prod(shape.values()), jax.devices()
+    if count > len(there):
+        raise UserError(f"mesh = {dict(axes)} takes {count} devices, and there are {len(there)}")
+    rows = shape["data"] * shape["fsdp"]  # which no row of the data must fit
+    train = replace(config.train, batch_size=rows, accumulation_steps=1)
+    return make_mesh(replace(config, mesh=MeshConfig(**shape), train=train), there[:count])
 
 
 def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:

@@ -11,9 +11,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs.base import find_variant, make_config
-from configs.translation import CHANGES
-from configs.translation import RECIPE as TRANSLATION
+from mhsh.configs.base import find_variant, make_config
+from mhsh.configs.translation import CHANGES
+from mhsh.configs.translation import RECIPE as TRANSLATION
 
 # size: its model before heads are grouped. In all 12, 24 and 48 heads, in 3 layers.
 SIZES: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs.base import find_variant, make_fine_tuning_config
+from mhsh.configs.base import find_variant, make_fine_tuning_config
 
 # variant: (windows of the training questions at 384 tokens, about; batch; epochs; learning rate)
 VARIANTS = {"v1": (88_500, 32, 3, 5e-5), "v2": (132_000, 48, 2, 5e-5)}

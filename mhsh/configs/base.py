@@ -1,6 +1,6 @@
 """Every field of a config once, with a value; the other config files say in what they differ.
 
-    from configs.base import make_config
+    from mhsh.configs.base import make_config
 
     def get_config(variant: str) -> ConfigDict:
         return make_config(dict(model=dict(num_layers=2), train=dict(num_steps=100)))
@@ -186,7 +186,7 @@ def find_variant(file: str, variants: Mapping[str, T], variant: str) -> T:
 def no_variant(file: str, variants: Iterable[str], variant: str, more: str = "") -> UserError:
     """The error of a config file that lacks a variant; `more` follows the names there are."""
     there = f"there are {', '.join(variants)}{more}"
-    return UserError(f"configs/{Path(file).name} has no variant {variant!r}; {there}; mhsh configs lists all")
+    return UserError(f"{Path(file).stem} has no variant {variant!r}; {there}; mhsh configs lists all")
 
 
 def _changed(changes: Iterable[Fields]) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs.base import find_variant, make_fine_tuning_config
+from mhsh.configs.base import find_variant, make_fine_tuning_config
 
 # task: (classes, or 1 for a regression; training examples)
 VARIANTS = {

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs.base import find_variant, make_config
+from mhsh.configs.base import find_variant, make_config
 
 # L is that of either stack.
 SIZES = {

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs.base import make_config, no_variant
+from mhsh.configs.base import make_config, no_variant
 
 SIZES = {
     "base": dict(num_layers=12, num_heads=12, head_dim=64, embed_dim=768, mlp_dim=3072),

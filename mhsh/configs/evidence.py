@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs.base import find_variant, make_config
+from mhsh.configs.base import find_variant, make_config
 
 # variant: the fields in which it differs from the base
 VARIANTS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs.base import find_variant, make_config
+from mhsh.configs.base import find_variant, make_config
 
 # variant: (heads per layer, residual scheme)
 VARIANTS = {
@@ -21,6 +21,6 @@ VARIANTS = {
 
 
 def get_config(variant: str) -> ConfigDict:
-    """The config of one row of VARIANTS; all else is configs/base.py's."""
+    """The config of one row of VARIANTS; all else is mhsh/configs/base.py's."""
     heads_per_layer, residual = find_variant(__file__, VARIANTS, variant)
     return make_config(dict(model=dict(heads_per_layer=heads_per_layer, residual=residual)))

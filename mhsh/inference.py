@@ -1,0 +1,413 @@
+"""A trained run in hand: its logits, its loss, and what it writes.
+
+model = load("runs/24l1h_admin")
+model.generate("Once", max_tokens=50, temperature=0.8, seed=0)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from flax import linen as nn
+from jax.sharding import Mesh
+from jaxtyping import Bool, Float, Int32
+
+from mhsh.config.schema import Config, ModelConfig
+from mhsh.data.load import load_tokenizer
+from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer
+from mhsh.data.tokenizers.wordpiece import MASK, Tokenizer
+from mhsh.data.translation.pairs import clean_text
+from mhsh.errors import UserError
+from mhsh.evaluation.translation import Sentence, Translated, model_decoder, padded_length, source_batch, translate_lines
+from mhsh.models.bert import Bert
+from mhsh.models.build import Model, build_model, forward
+from mhsh.models.generation import Sampling, generate
+from mhsh.models.losses import compute_metrics
+from mhsh.models.seq2seq import Seq2Seq
+from mhsh.models.types import Outputs
+from mhsh.run_folder import RunFolder
+from mhsh.training.checkpoints.restore import inference_mesh, load_for_inference
+from mhsh.training.sharding import ROWS, axis_rules, put_batch, whole
+from mhsh.training.shards import over_shards
+
+# What only the models of one objective do.
+METHODS = {"clm": "generate", "mlm": "fill", "translation": "translate"}
+_MASKED_AT_ONCE = 64  # rows, of a masked model's loss
+_LARGEST_SEED = 2**32 - 1
+
+Tokens = Int32[np.ndarray, " _"]
+
+
+class Logits(NamedTuple):
+    """The logits of every position, and which positions are real."""
+
+    logits: Float[np.ndarray, "B T V"]
+    real: Bool[np.ndarray, "B T"]  # False at padding
+
+
+class Candidate(NamedTuple):
+    """A token in the place of a mask."""
+
+    token: str
+    probability: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A run's model, parameters and vocabulary; `load` makes it.
+
+    A text has at most model.max_positions tokens. Texts are padded to a few lengths, and what is
+    computed for a length is compiled once.
+    """
+
+    folder: str
+    config: Config = dataclasses.field(repr=False)
+    tokenizer: Tokenizer | SubwordTokenizer = dataclasses.field(repr=False)
+    model: Model = dataclasses.field(repr=False)
+    params: Any = dataclasses.field(repr=False)
+    mesh: Mesh = dataclasses.field(repr=False)
+
+    def encode(self, texts: str | Sequence[str]) -> list[Tokens]:
+        """The ids of each text as the model reads it.
+
+        mlm: [CLS] text [SEP], where [MASK] in a text is the mask. clm: the text alone, as training
+        reads one stream in which [SEP] ends each document. translation: the text and its end mark.
+
+        Raises:
+          UserError: a text has no token, or more than the model has positions.
+        """
+        texts, tokenizer = _listed(texts), self.tokenizer
+        if isinstance(tokenizer, SubwordTokenizer):
+            ids = tokenizer.encode_batch([clean_text(text) for text in texts])
+            ended = [np.append(each, np.int32(EOS_ID)) for each in ids]
+        elif self._objective == "mlm":
+            ids = [_with_masks(tokenizer, text) for text in texts]
+            ended = [np.concatenate([[tokenizer.cls_id], each, [tokenizer.sep_id]]).astype(np.int32) for each in ids]
+        else:
+            ids = ended = tokenizer.encode_batch(texts)
+        limit = self.config.model.max_positions
+        for number, (text, tokens) in enumerate(zip(ids, ended, strict=True), 1):
+            if not len(text):
+                raise UserError(f"text {number} has no token; give a text of one at least")
+            if len(tokens) > limit:
+                raise UserError(f"text {number} has {len(tokens)} tokens, more than model.max_positions = {limit}; shorten it")
+        return ended
+
+    def logits(self, texts: str | Sequence[str], targets: str | Sequence[str] | None = None) -> Logits:
+        """The logits [B,T,V] at each of the T tokens of the longest text, and which are real [B,T].
+
+        clm: of the token that follows. mlm: of the token there. translation: of the T tokens of
+        `targets`, one a text, its end mark among them, given the text and the tokens before.
+
+        Raises:
+          UserError: `targets` are given for another model or missing, or as `encode`.
+        """
+        batch, longest = self._batch(texts, targets)
+        logits = self._compute(_forward(self.model.config), batch)
+        real = batch["targets_segmentation" if targets is not None else "inputs_segmentation"] > 0
+        rows = len(_listed(texts))
+        return Logits(logits[:rows, :longest], real[:rows, :longest])
+
+    def loss(self, text: str, target: str | None = None) -> float:
+        """Nats a token.
+
+        clm and translation: as in validation, of each token of the text but its first, given those
+        before; of each token of `target`, given `text`. mlm: of each token, where it alone is
+        masked, the pseudo log-likelihood of Salazar et al. 2020 (arXiv 1910.14659). Validation
+        masks many tokens at once, and drawn ones, which is harder.
+
+        Raises:
+          UserError: there is no token to predict, or as `logits`.
+        """
+        if self._objective == "mlm":
+            self._check_targets(target)
+            return self._masked_loss(text)
+        batch, longest = self._batch(text, target)
+        logits = self._compute(_forward(self.model.config), batch)[:1, :longest]
+        if self._objective == "clm":
+            logits, targets = logits[:, :-1], batch["inputs"][:1, 1:longest]
+        else:
+            targets = batch["targets"][:1, :longest]
+        if not targets.size:
+            raise UserError(f"the text has {longest} token; a causal model predicts each but the first: give two or more")
+        return _nats(logits, targets) / targets.size
+
+    @overload
+    def generate(self, prompt: str, *, max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0) -> str: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[str], *, max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0
+    ) -> list[str]: ...
+    def generate(
+        self, prompt: str | Sequence[str], *, max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0
+    ) -> str | list[str]:
+        """The prompt and up to `max_tokens` tokens that a causal model writes after it; of several
+        prompts, a list. An empty prompt begins a document.
+
+        It ends where the document does, or at model.max_positions. Equal seeds give equal texts,
+        whatever other prompts follow in the list.
+
+        Args:
+          temperature: of the softmax that tokens are drawn from; 0 takes the likeliest.
+          top_k: draw from the so many likeliest (0: from all).
+
+        Raises:
+          UserError: the model is not causal, a value is not allowed, or a prompt fills the model's
+            positions.
+        """
+        check_sampling(max_tokens, temperature, top_k, seed)
+        check_objective(self.folder, self.config, "generate")
+        tokenizer = self.tokenizer
+        assert isinstance(tokenizer, Tokenizer)
+        limit, vocabulary = self.config.model.max_positions, self.config.model.vocab_size
+        texts = _listed(prompt)
+        # [SEP] ends the document before.
+        prompts = [ids if len(ids) else np.array([tokenizer.sep_id], np.int32) for ids in tokenizer.encode_batch(texts)]
+        for number, ids in enumerate(prompts, 1):
+            if len(ids) >= limit:
+                raise UserError(
+                    f"prompt {number} has {len(ids)} tokens, and model.max_positions = {limit} leaves no room after it; shorten it"
+                )
+        batch, _ = self._rows(prompts)
+        rows = len(batch["inputs"])
+        lengths, limits = np.ones(rows, np.int32), np.zeros(rows, np.int32)
+        lengths[: len(prompts)] = [len(ids) for ids in prompts]
+        limits[: len(prompts)] = np.minimum(max_tokens, limit - lengths[: len(prompts)])
+        batch = {"inputs": batch["inputs"], "lengths": lengths, "limits": limits, "row": np.arange(rows, dtype=np.int32)}
+        allowed = np.zeros(vocabulary, bool)
+        allowed[: tokenizer.vocab_size] = ~tokenizer.is_special
+        allowed[tokenizer.sep_id] = True
+        sampling = Sampling(jnp.float32(temperature), jax.random.key(seed), jnp.asarray(allowed))
+        write = _generator(self.model.config, padded_length(max_tokens, limit), tokenizer.sep_id, min(top_k, vocabulary))
+        written = self._compute(write, batch, sampling)
+        found = []
+        for text, ids, tokens, count in zip(texts, prompts, written.tokens, written.lengths, strict=False):
+            found.append(tokenizer.decode([*(ids.tolist() if text else ()), *tokens[:count].tolist()]))
+        return found[0] if isinstance(prompt, str) else found
+
+    def fill(self, text: str, *, top: int = 5) -> list[list[Candidate]]:
+        """For each [MASK] of the text, the `top` likeliest tokens, the likeliest first.
+
+        The probabilities are over the whole vocabulary; special tokens are left out.
+
+        Raises:
+          UserError: the model is not masked, the text has no [MASK], or as `encode`.
+        """
+        check_objective(self.folder, self.config, "fill")
+        tokenizer = self.tokenizer
+        assert isinstance(tokenizer, Tokenizer)
+        check_fill(text, top)
+        (ids,) = self.encode(text)
+        masks = np.flatnonzero(ids == tokenizer.mask_id)
+        logits = self.logits(text).logits[0, masks].astype(np.float64)
+        logits -= logits.max(-1, keepdims=True)
+        probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        ordinary = np.flatnonzero(~tokenizer.is_special)
+        found = []
+        for row in probabilities:
+            best = ordinary[np.argsort(-row[ordinary], kind="stable")[:top]]
+            found.append([Candidate(tokenizer.decode([number]), float(row[number])) for number in best.tolist()])
+        return found
+
+    @overload
+    def translate(self, texts: str, *, beam: int = 4, length_penalty: float = 0.6) -> str: ...
+    @overload
+    def translate(self, texts: Sequence[str], *, beam: int = 4, length_penalty: float = 0.6) -> list[str]: ...
+    def translate(self, texts: str | Sequence[str], *, beam: int = 4, length_penalty: float = 0.6) -> str | list[str]:
+        """The translation of each text, by beam search with `beam` hypotheses, each scored by
+        log-probability / length ** `length_penalty`.
+
+        Raises:
+          UserError: the model does not translate, a value is not allowed, or a text is too long.
+        """
+        lines = self.translate_lines(_listed(texts), beam=beam, length_penalty=length_penalty).lines
+        return lines[0] if isinstance(texts, str) else lines
+
+    def translate_lines(
+        self,
+        lines: Sequence[str],
+        *,
+        beam: int = 4,
+        length_penalty: float = 0.6,
+        batch_tokens: int = 4096,
+        cut_overlong: bool = False,
+    ) -> Translated:
+        """As `translate`, for files; see `mhsh.evaluation.translation.translate_lines`."""
+        check_beam(beam, length_penalty, batch_tokens)
+        check_objective(self.folder, self.config, "translate")
+        assert isinstance(self.model, Seq2Seq) and isinstance(self.tokenizer, SubwordTokenizer)
+        return translate_lines(
+            lines,
+            self.tokenizer,
+            model_decoder(self.model, self._whole_params, num_hypotheses=beam, length_penalty=length_penalty),
+            max_positions=self.config.model.max_positions,
+            batch_tokens=batch_tokens,
+            cut_overlong=cut_overlong,
+        )
+
+    @property
+    def _objective(self) -> str:
+        return self.config.model.objective
+
+    @functools.cached_property
+    def _whole_params(self) -> Any:
+        return whole(self.params, self.mesh)
+
+    def _check_targets(self, targets: object) -> None:
+        if (targets is not None) != (self._objective == "translation"):
+            what = "give the translation too" if targets is None else "only a model of 'translation' takes a second text"
+            raise UserError(f"{self.folder} is a run of model.objective = {self._objective!r}: {what}")
+
+    def _batch(self, texts: str | Sequence[str], targets: str | Sequence[str] | None) -> tuple[dict[str, np.ndarray], int]:
+        """What `forward` reads for texts, and the length of the longest text or target."""
+        self._check_targets(targets)
+        batch, longest = self._rows(self.encode(texts))
+        if self._objective == "mlm":
+            rows, length = batch["inputs"].shape
+            batch["targets_position"] = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+        if targets is None:
+            return batch, longest
+        if len(_listed(targets)) != len(_listed(texts)):
+            raise UserError(f"there are {len(_listed(texts))} texts and {len(_listed(targets))} targets; give one for each")
+        encoded = self.encode(targets)
+        side, longest = self._rows(encoded)
+        shifted, _ = self._rows([np.append(np.int32(BOS_ID), tokens[:-1]) for tokens in encoded])
+        return batch | {key.replace("inputs", "targets"): value for key, value in side.items()} | {
+            "decoder_inputs": shifted["inputs"]
+        }, longest
+
+    def _rows(self, encoded: Sequence[Tokens]) -> tuple[dict[str, np.ndarray], int]:
+        """The texts as rows of one of a few lengths, and the length of the longest. There are rows
+        of padding, so that few numbers of rows are compiled too.
+        """
+        model, shards = self.config.model, self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        longest = max(map(len, encoded))
+        rows = -(-(1 << (len(encoded) - 1).bit_length()) // shards) * shards
+        members = [Sentence(row, tokens) for row, tokens in enumerate(encoded)]
+        batch = source_batch(members, rows, padded_length(longest, model.max_positions))
+        if model.num_token_types:
+            batch["token_types"] = np.zeros_like(batch["inputs"])
+        return batch, longest
+
+    def _compute(self, function: Callable[..., Any], batch: dict[str, np.ndarray], *alike: Any) -> Any:
+        """The rows that `function` returns for a batch, on this machine."""
+        with jax.set_mesh(self.mesh), nn.logical_axis_rules(axis_rules(self.config.model)):
+            return jax.device_get(function(self.params, put_batch(batch, self.mesh), *alike))
+
+    def _masked_loss(self, text: str) -> float:
+        tokenizer = self.tokenizer
+        assert isinstance(tokenizer, Tokenizer)
+        (ids,) = self.encode(text)
+        places = np.flatnonzero(~tokenizer.is_special[ids])
+        if not len(places):
+            raise UserError("the text has no token that could be masked; give some words of the vocabulary")
+        nats = 0.0
+        for start in range(0, len(places), _MASKED_AT_ONCE):
+            masked = places[start : start + _MASKED_AT_ONCE]
+            rows = np.tile(ids, (len(masked), 1))
+            rows[np.arange(len(masked)), masked] = tokenizer.mask_id
+            batch, _ = self._rows(list(rows))
+            batch["targets_position"] = np.zeros((len(batch["inputs"]), 1), np.int32)
+            batch["targets_position"][: len(masked), 0] = masked
+            nats += _nats(self._compute(_forward(self.model.config), batch)[: len(masked)], ids[masked][:, None])
+        return nats / len(places)
+
+
+def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh: Mapping[str, int] | None = None) -> LoadedModel:
+    """The model of a run folder, local or in a bucket (gs://). Its data is not read.
+
+    Args:
+      step: which checkpoint (None: the newest).
+      average: the mean of that many checkpoints, up to `step`.
+      mesh: devices on the axes data, fsdp and tensor, such as {"tensor": 2}; one device if not
+        given. The run may have been trained on any other mesh.
+
+    Raises:
+      UserError: it is no run that was pre-trained or translates, it has no such checkpoint, or the
+        devices do not fit.
+    """
+    folder = RunFolder(run)
+    config = folder.read_config()
+    tokenizer = load_tokenizer(folder, config)
+    made = inference_mesh(config, mesh or {})
+    model, params = load_for_inference(folder, config, step, average, made)
+    return LoadedModel(str(folder.path), config, tokenizer, model, params, made)
+
+
+def check_objective(run: epath.PathLike, config: Config, method: str) -> None:
+    """Raises UserError where the models of this run do not have the method."""
+    objective = config.model.objective
+    if METHODS.get(objective) != method:
+        others = f"{METHODS[objective]}, logits and loss are there" if objective in METHODS else "use mhsh predict"
+        raise UserError(f"{run} is a run of model.objective = {objective!r}, which does not {method}; {others}")
+
+
+def check_fill(text: str, top: int) -> None:
+    """Raises UserError where `LoadedModel.fill` cannot take a value."""
+    if MASK not in text:
+        raise UserError(f"the text has no {MASK}; write {MASK} where a word is to be found")
+    if top < 1:
+        raise UserError(f"top = {top}; allowed: 1 or more")
+
+
+def check_sampling(max_tokens: int, temperature: float, top_k: int, seed: int) -> None:
+    """Raises UserError where `LoadedModel.generate` cannot take a value."""
+    if max_tokens < 1:
+        raise UserError(f"max_tokens = {max_tokens}; allowed: 1 or more")
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise UserError(f"temperature = {temperature}; allowed: 0, the likeliest token, or more")
+    if top_k < 0:
+        raise UserError(f"top_k = {top_k}; allowed: 0, all tokens, or more")
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise UserError(f"seed = {seed}; allowed: from 0 to {_LARGEST_SEED}")
+
+
+def check_beam(beam: int, length_penalty: float, batch_tokens: int) -> None:
+    """Raises UserError where `LoadedModel.translate_lines` cannot take a value."""
+    for name, value in (("beam", beam), ("batch_tokens", batch_tokens)):
+        if value < 1:
+            raise UserError(f"{name} = {value}; allowed: 1 or more")
+    if not (math.isfinite(length_penalty) and length_penalty >= 0):
+        raise UserError(f"length_penalty = {length_penalty}; allowed: 0 or more")
+
+
+def _listed(texts: str | Sequence[str]) -> list[str]:
+    found = [texts] if isinstance(texts, str) else list(texts)
+    if not found:
+        raise UserError("there is no text; give one at least")
+    return found
+
+
+def _with_masks(tokenizer: Tokenizer, text: str) -> Tokens:
+    """The ids of the text, in which [MASK] is the mask."""
+    first, *others = tokenizer.encode_batch(text.split(MASK))
+    return np.concatenate([first, *(part for ids in others for part in ([tokenizer.mask_id], ids))]).astype(np.int32)
+
+
+def _nats(logits: np.ndarray, targets: np.ndarray) -> float:
+    """-log p of all targets, as validation computes it."""
+    weights = np.ones(targets.shape, np.float32)
+    return float(compute_metrics(Outputs(jnp.asarray(logits), None), {"targets": targets, "weights": weights})["target_loss"].sum)
+
+
+@functools.cache
+def _forward(config: ModelConfig) -> Callable[..., Any]:
+    """Parameters and a batch to logits, on the mesh that is set."""
+    model = build_model(config)
+    return jax.jit(over_shards(lambda params, batch: forward(model, params, batch, None).logits, config, ROWS))
+
+
+@functools.cache
+def _generator(config: ModelConfig, room: int, end: int, top_k: int) -> Callable[..., Any]:
+    """`generate`, on the mesh that is set."""
+    model = build_model(config)
+    assert isinstance(model, Bert), "the objective is clm"
+    return jax.jit(over_shards(functools.partial(generate, model, room=room, end=end, top_k=top_k), config, ROWS))

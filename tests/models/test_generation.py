@@ -1,0 +1,153 @@
+"""Causal generation against the full forward pass, token by token."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mhsh.config.schema import ModelConfig
+from mhsh.models.bert import Bert
+from mhsh.models.build import build_model, forward
+from mhsh.models.generation import Sampling, advance, empty_caches, generate, next_logits
+from mhsh.models.residual import STRATEGIES
+
+END = 3
+
+
+@pytest.fixture(scope="module")
+def causal(tiny) -> Any:
+    """causal(num_heads=1): a causal model; token types as a config may have them."""
+    return functools.partial(tiny, objective="clm", next_sentence=False)
+
+
+def built(config: ModelConfig) -> Bert:
+    model = build_model(config)
+    assert isinstance(model, Bert)
+    return model
+
+
+def full_logits(model: Bert, params: Any, tokens: np.ndarray) -> np.ndarray:
+    batch = {
+        "inputs": tokens,
+        "inputs_position": np.tile(np.arange(tokens.shape[1], dtype=np.int32), (len(tokens), 1)),
+        "inputs_segmentation": np.ones_like(tokens),
+        "token_types": np.zeros_like(tokens),
+    }
+    return np.asarray(compiled_pass(model.config)(params, batch))
+
+
+@functools.cache
+def compiled_pass(config: ModelConfig) -> Any:
+    model = built(config)
+    return jax.jit(lambda params, batch: forward(model, params, batch, None).logits)
+
+
+VARIANTS = [{"residual": name} for name in STRATEGIES] + [
+    {"positions": "sinusoidal"},
+    {"qk_norm": True},
+    {"num_heads": 1, "num_layers": 6, "residual": "admin"},
+    {"num_token_types": 0, "activation": "relu"},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())))
+def test_token_by_token_is_the_full_pass_at_every_position(changes, causal, random_params):
+    config = causal(**changes)
+    model, params = built(config), random_params(config)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 11)).astype(np.int32)
+    wanted = full_logits(model, params, tokens)
+
+    @jax.jit
+    def step(params, token, place, caches):
+        mask = jnp.broadcast_to(jnp.arange(11) <= place, (2, 1, 11))
+        hidden, caches = advance(model, params, token, jnp.full((2, 1), place), place, mask, caches)
+        return next_logits(model, params, hidden), caches
+
+    caches = empty_caches(config, 2, 11)
+    for place in range(11):
+        found, caches = step(params, tokens[:, place : place + 1], jnp.int32(place), caches)
+        np.testing.assert_allclose(found[:, 0], wanted[:, place], atol=1e-5 * np.abs(wanted).max(), rtol=0)
+
+
+def slow_generation(model: Bert, params: Any, prompt: list[int], limit: int, allowed: np.ndarray, room: int) -> list[int]:
+    """The likeliest token after the whole text, again and again, by a full pass over `room` tokens
+    for each.
+    """
+    text = list(prompt)
+    while len(text) < len(prompt) + limit:
+        padded = np.array([text + [0] * (room - len(text))], np.int32)
+        logits = np.where(allowed, full_logits(model, params, padded)[0, len(text) - 1], -np.inf)
+        if (token := int(logits.argmax())) == END:
+            break
+        text.append(token)
+    return text[len(prompt) :]
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+@pytest.mark.parametrize("residual", ["admin", "ln_scaling"])
+def test_the_likeliest_tokens_are_those_of_full_passes(residual, data, causal, random_params):
+    config = causal(residual=residual)
+    model, params = built(config), random_params(config, seed=data.draw(st.integers(0, 3)))
+    prompts = data.draw(st.lists(st.lists(st.integers(4, 47), min_size=1, max_size=6), min_size=3, max_size=3))
+    limits = data.draw(st.lists(st.integers(0, 8), min_size=3, max_size=3))
+    allowed = np.random.default_rng(data.draw(st.integers(0, 3))).random(48) < 0.8
+    allowed[[END, 4]] = True
+    found = written(model, params, prompts, limits, allowed, 0.0)
+    assert found == [
+        slow_generation(model, params, prompt, limit, allowed, 16) for prompt, limit in zip(prompts, limits, strict=True)
+    ]
+
+
+@functools.cache
+def compiled(config: ModelConfig, top_k: int) -> Any:
+    return jax.jit(functools.partial(generate, built(config), room=8, end=END, top_k=top_k))
+
+
+def written(model, params, prompts, limits, allowed, temperature, *, seed=0, top_k=0) -> list[list[int]]:
+    rows = np.full((len(prompts), 6), 9, np.int32)
+    for row, prompt in zip(rows, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    batch = {
+        "inputs": rows,
+        "lengths": np.array([len(prompt) for prompt in prompts], np.int32),
+        "limits": np.array(limits, np.int32),
+        "row": np.arange(len(prompts), dtype=np.int32),
+    }
+    sampling = Sampling(jnp.float32(temperature), jax.random.key(seed), jnp.asarray(allowed))
+    found = compiled(model.config, top_k)(params, batch, sampling)
+    return [np.asarray(tokens)[:count].tolist() for tokens, count in zip(found.tokens, found.lengths, strict=True)]
+
+
+def test_draws_have_the_probabilities_of_the_softmax(causal, random_params):
+    config = causal()
+    model, params = built(config), random_params(config)
+    allowed = np.ones(48, bool)
+    allowed[END] = False
+    prompts, temperature = [[5, 6]] * 64, 0.7
+    firsts = np.array([written(model, params, prompts, [1] * 64, allowed, temperature, seed=seed) for seed in range(30)]).ravel()
+    logits = full_logits(model, params, np.array([[5, 6]], np.int32))[0, 1] / temperature
+    logits[END] = -np.inf
+    wanted = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    found = np.bincount(firsts, minlength=48) / len(firsts)
+    # Five standard deviations of each share.
+    assert (np.abs(found - wanted) <= 5 * np.sqrt(wanted * (1 - wanted) / len(firsts)) + 1e-9).all()
+    best = set(np.argsort(-logits)[:3].tolist())
+    drawn = {token for row in written(model, params, prompts, [1] * 64, allowed, 5.0, top_k=3) for token in row}
+    assert drawn <= best and len(drawn) > 1
+
+
+def test_a_prompt_draws_the_same_alone_and_among_others(causal, random_params):
+    config = causal()
+    model, params = built(config), random_params(config)
+    allowed = np.ones(48, bool)
+    together = written(model, params, [[7, 8, 9], [4], [5] * 6], [8, 8, 8], allowed, 1.0, seed=3)
+    assert written(model, params, [[7, 8, 9]], [8], allowed, 1.0, seed=3) == together[:1]
+    assert written(model, params, [[7, 8, 9]], [8], allowed, 1.0, seed=4) != together[:1]
