@@ -71,17 +71,42 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
-        _flush(temporary)
+        _sync(temporary)
         temporary.replace(path)
-        _flush(path.parent)
+        _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def make_durable(path: epath.PathLike) -> None:
+    """Returns when a file, or a folder with everything in it, and its name in the folder above are
+    on the disk, so that they outlive a power cut.
+
+    A bucket needs nothing: Google Cloud Storage stores an object redundantly before it acknowledges
+    the upload (https://cloud.google.com/storage/docs/availability-durability).
+    """
+    if is_remote(path):
+        return
+    local = Path(path)
+    for folder, _, names in os.walk(local, topdown=False):
+        for name in names:
+            _sync(Path(folder) / name)
+        _sync(Path(folder))
+    if not local.is_dir():
+        _sync(local)
+    _sync(local.absolute().parent)
+
+
+def is_half_file(name: str) -> bool:
+    """Whether it is the name of a file that `replacing` writes to."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
 def clear_half_files(folder: Path) -> None:
     """Removes the files of killed `replacing` calls; nobody may be writing to the folder."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink()
+    for path in folder.iterdir():
+        if is_half_file(path.name):
+            path.unlink()
 
 
 def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
@@ -95,14 +120,24 @@ def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
 
 
 def write_new(path: str | Path, content: str | bytes) -> None:
-    """Writes a new file. Raises UserError where it exists or cannot be written."""
+    """Writes a new file, whole or not at all. Raises UserError where it exists or cannot be
+    written.
+    """
+    data = content.encode() if isinstance(content, str) else content
     try:
-        with open(path, "xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        file = open(path, "xb")  # noqa: SIM115 (only what this call has made is removed again)
     except FileExistsError as error:
         raise UserError(f"{path} exists; choose another name, or remove it first") from error
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
+    try:
+        with file:
+            file.write(data)
+    except BaseException as error:
+        Path(path).unlink()
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write {path}: {error.strerror or error}; make room, or choose another name") from error
+        raise
 
 
 def check_new_file(out: str | None) -> None:
@@ -183,31 +218,47 @@ def check_new_folder(out: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: str) -> Iterator[Path]:
-    """A folder beside `out` to fill. At the end of the `with` it is renamed to `out`; after an
-    exception it is removed.
+    """A folder beside `out` to fill. At the end of the `with` it is flushed to the disk and renamed
+    to `out`; after an exception it is removed. What a killed process has left of it is used again.
 
     Raises:
-      UserError: `out` exists, or its folder cannot be written to.
+      UserError: `out` exists, its folder cannot be written to, or another process is writing it.
     """
     check_new_folder(out)
     final = Path(os.path.abspath(out))  # noqa: PTH100 (links are not followed)
-    unfinished = final.with_name(f".{final.name}.{os.getpid()}")
+    unfinished = final.with_name(f".{final.name}.unfinished")
     try:
-        unfinished.mkdir(parents=True)
+        unfinished.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
-    try:
-        yield unfinished
+    with contextlib.ExitStack() as stack:
         try:
-            unfinished.rename(final)  # replaces an empty folder, and nothing else
-        except OSError as error:
-            raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
-    except BaseException:
-        shutil.rmtree(unfinished)
-        raise
+            stack.enter_context(locked(unfinished))
+        except BlockingIOError:
+            raise UserError(f"another process is writing {out}; wait for it, or choose another --out") from None
+        try:
+            _empty(unfinished)  # a killed process has left it
+            yield unfinished
+            make_durable(unfinished)
+            try:
+                unfinished.rename(final)  # replaces an empty folder, and nothing else
+            except OSError as error:
+                raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
+            _sync(final.parent)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
 
 
-def _flush(path: Path) -> None:
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

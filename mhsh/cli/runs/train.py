@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also print which kernels and remat policy were chosen, and why"
     )
+    parser.add_argument(
+        "--accept-gap", action="store_true", help="go on where rows of metrics.jsonl are lost; the report shows the gap"
+    )
     cluster = parser.add_argument_group("several processes (one command on each)")
     cluster.add_argument("--distributed", action="store_true", help="join the processes that JAX finds: TPU VMs, GKE, Slurm")
     cluster.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; with the next two")
@@ -36,6 +39,7 @@ def run(
     config: Config | None,
     workdir: str,
     verbose: bool = False,
+    accept_gap: bool = False,
     distributed: bool = False,
     coordinator: str | None = None,
     num_processes: int | None = None,
@@ -64,7 +68,7 @@ def run(
         join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
     # Process 0 makes the folder; the others use it after all have agreed on the config.
     folder = RunFolder.open_for_training(workdir, config) if jax.process_index() == 0 else RunFolder(workdir)
-    stopped_by = train(config, folder, verbose)
+    stopped_by = train(config, folder, verbose, accept_gap)
     if stopped_by is not None:
         return interrupted(stopped_by)
     print(f"done: {workdir} (compare it with others: mhsh compare {workdir} ...)")

@@ -16,8 +16,8 @@ from etils import epath
 
 from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
-from mhsh.files import absolute
-from mhsh.run_folder import RunFolder
+from mhsh.files import absolute, make_durable
+from mhsh.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.checksum import as_hex, checksums
 from mhsh.training.checkpoints.manifest import Manifest, compare_manifests, find_damage, flatten, manifest, write_file_manifest
 from mhsh.training.checkpoints.replicas import read_once, split_replicas
@@ -45,10 +45,10 @@ class Checkpoints:
     def __init__(self, folder: epath.PathLike, *, keep: int, keep_every: int) -> None:
         """Keeps the newest `keep` steps, and forever every multiple of `keep_every` (0: none)."""
         self._folder = absolute(folder)
-        self._saving = 0  # the step that is being written
+        self._keep, self._keep_every = keep, keep_every
+        self._saving: int | None = None  # the step that is being written
+        self._counters: Counters | None = None  # of that step
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            keep_period=keep_every or None,
             enable_async_checkpointing=True,
             cleanup_tmp_directories=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
@@ -73,8 +73,9 @@ class Checkpoints:
             raise UserError(f"{self._folder} holds no checkpoint of step {step}; there are {', '.join(map(str, sorted(steps)))}")
         return steps[0] if step is None else step
 
-    def save(self, step: int, state: TrainState) -> None:
-        """Copies the state and returns; it is written in the background.
+    def save(self, step: int, state: TrainState, counters: Counters | None = None) -> None:
+        """Copies the state and returns; it is written in the background. `counters` go with it,
+        where they are known.
 
         Raises:
           UserError: this save or the one before has failed; earlier checkpoints are intact.
@@ -82,9 +83,8 @@ class Checkpoints:
         items = {"params": flatten(state.params), "opt_state": flatten((state.opt_state, state.step))}
         manifests = {name: manifest(leaves, jax.device_get(checksums(leaves))) for name, leaves in items.items()}
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items()}
-        with self._naming_failures():
-            self._manager.wait_until_finished()  # Orbax would wait too, but self._saving must not change before
-        self._saving = step
+        self._finish_save()
+        self._saving, self._counters = step, counters
         with self._naming_failures():
             self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave(manifests), **saved))
 
@@ -125,10 +125,27 @@ class Checkpoints:
         return aside
 
     def close(self) -> None:
-        """Waits for the background save. Raises UserError if it fails."""
+        """Waits for the background save, until it would outlive a power cut. Raises UserError if it
+        fails.
+        """
+        self._finish_save()
+        self._manager.close()
+
+    def _finish_save(self) -> None:
+        """Waits for the background save, and deletes what is no longer kept.
+
+        Orbax would delete as soon as it has renamed the new checkpoint, before that name is on the
+        disk.
+        """
         with self._naming_failures():
             self._manager.wait_until_finished()
-        self._manager.close()
+        if self._saving is None:
+            return
+        if jax.process_index() == 0:
+            make_durable(self._folder / str(self._saving))
+        for step in self.steps()[self._keep :]:
+            if not self._keep_every or step % self._keep_every:
+                self._manager.delete(step)
 
     @contextlib.contextmanager
     def _naming_failures(self) -> Iterator[None]:
@@ -145,7 +162,7 @@ class Checkpoints:
         """Called by Orbax when all files are written, before it commits the checkpoint."""
         if jax.process_index() == 0:
             [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]
-            write_file_manifest(unfinished)
+            write_file_manifest(unfinished, self._counters)
 
     def _check_files(self, step: int) -> None:
         where = self._folder / str(step)
@@ -161,7 +178,8 @@ class Checkpoints:
                 item
             ]
             shapes = {path: {"shape": entry["shape"], "dtype": entry["dtype"]} for path, entry in saved.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            sums_saved = {path: entry["checksum"] for path, entry in saved.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
         compare_manifests(shapes, manifest(wanted), where)
         replicas = split_replicas(next(iter(wanted.values())).sharding)
@@ -173,7 +191,7 @@ class Checkpoints:
         except Exception as error:  # Orbax raises a bare Exception where a read fails
             raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
         for path, sums in jax.device_get(checksums(restored)).items():
-            if as_hex(sums) != saved[path]["checksum"]:
+            if as_hex(sums) != sums_saved[path]:
                 raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
         return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
 
