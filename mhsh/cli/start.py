@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 
 from mhsh.cli import early_stop
 
@@ -24,7 +26,15 @@ def start() -> int:
 
     if command in COMPUTING:
         restart_with_huge_pages()
-    status = main()
+    try:
+        status = main()
+    except Exception:
+        traceback.print_exc()
+        status = 1
     if command in TRAINING:
         early_stop.ignore()
+        if status:
+            # Python's own end would wait for the other processes of the run, which are gone.
+            sys.stdout.flush()
+            os._exit(status)
     return status

@@ -160,7 +160,8 @@ def _loop(
                     with wall.spent("evaluating"):
                         log.validation(step, setup.validator(state.params, train.eval_batches, watchdog.heartbeat))
                 if saves:
-                    with wall.spent("saving"):
+                    # A save may wait for slow storage.
+                    with wall.spent("saving"), watchdog.paused():
                         setup.checkpoints.save(step, state, log.counters())
                     record.write("running")
             watchdog.heartbeat()

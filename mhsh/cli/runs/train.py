@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
 
 from mhsh.cli.exit_status import interrupted
 from mhsh.cli.flags import CONFIG, add_configs
@@ -64,11 +65,13 @@ def run(
     from mhsh.training.cluster import join
     from mhsh.training.loop import train
 
+    cluster: AbstractContextManager[object] = nullcontext()
     if distributed or coordinator is not None:
-        join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
-    # Process 0 makes the folder; the others use it after all have agreed on the config.
-    folder = RunFolder.open_for_training(workdir, config) if jax.process_index() == 0 else RunFolder(workdir)
-    stopped_by = train(config, folder, verbose, accept_gap)
+        cluster = join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
+    with cluster:
+        # Process 0 makes the folder; the others use it after all have agreed on the config.
+        folder = RunFolder.open_for_training(workdir, config) if jax.process_index() == 0 else RunFolder(workdir)
+        stopped_by = train(config, folder, verbose, accept_gap)
     if stopped_by is not None:
         return interrupted(stopped_by)
     print(f"done: {workdir} (compare it with others: mhsh compare {workdir} ...)")
