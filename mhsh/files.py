@@ -18,6 +18,16 @@ from etils import epath
 
 from mhsh.errors import UserError
 
+_unfinished: set[Path] = set()  # folders and files that this process has begun and not finished
+
+
+def remove_unfinished() -> None:
+    """Removes what this process has begun, where it must end without unwinding."""
+    for path in list(_unfinished):
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
 
 def is_remote(path: epath.PathLike) -> bool:
     """Whether a path is in a bucket."""
@@ -69,6 +79,7 @@ def replacing(path: Path) -> Iterator[Path]:
     After an exception nothing has changed. After a kill, `clear_half_files` removes what is left.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    _unfinished.add(temporary)
     try:
         yield temporary
         _sync(temporary)
@@ -76,6 +87,7 @@ def replacing(path: Path) -> Iterator[Path]:
         _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+        _unfinished.discard(temporary)
 
 
 def make_durable(path: epath.PathLike) -> None:
@@ -237,6 +249,7 @@ def new_folder(out: str) -> Iterator[Path]:
         except BlockingIOError:
             raise UserError(f"another process is writing {out}; wait for it, or choose another --out") from None
         try:
+            _unfinished.add(unfinished)
             _empty(unfinished)  # a killed process has left it
             yield unfinished
             make_durable(unfinished)
@@ -248,6 +261,8 @@ def new_folder(out: str) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
+        finally:
+            _unfinished.discard(unfinished)
 
 
 def _empty(folder: Path) -> None:

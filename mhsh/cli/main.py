@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from mhsh.cli import early_stop
 from mhsh.cli.exit_status import USAGE_ERROR
 from mhsh.cli.parser import COMMANDS, build_parser
 from mhsh.errors import UserError, nearest
@@ -28,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UserError as error:
-        return _fail(str(error))
+        # A library may make another error of an interrupt.
+        return early_stop.status() or _fail(str(error))
     except BrokenPipeError:
         # The reader of our output has gone. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"the disk is full ({error.filename or 'while writing'}); free some space and run the same command again")
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return early_stop.status() or 128 + signal.SIGINT
 
 
 def _run(arguments: list[str]) -> int:
