@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -177,6 +178,28 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def unlocked_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Why a lock on `path` may not keep other machines away: empty, or the kind of its mount.
+
+    The kernel grants such a lock, to this machine alone: NFS mounted with nolock or local_lock
+    (nfs(5)), and gcsfuse, which has no locks
+    (https://cloud.google.com/storage/docs/cloud-storage-fuse/overview).
+    """
+    if not mounts.exists():
+        return ""
+    best, kind, options = "", "", ""
+    for line in mounts.read_text(errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
+        fields = after.split()
+        if Path(os.path.realpath(path)).is_relative_to(point) and len(point) >= len(best):
+            best, kind, options = point, fields[0], fields[2] if len(fields) > 2 else ""
+    local = {"nolock", "local_lock=all", "local_lock=flock"} & set(options.split(","))
+    if kind.startswith("nfs") and local:
+        return f"{kind} mounted with {sorted(local)[0]}"
+    return kind if kind == "fuse.gcsfuse" else ""
 
 
 class MissingFile(UserError):

@@ -37,6 +37,7 @@ from mhsh.files import (
     make_durable,
     read_object,
     replacing,
+    unlocked_mount,
     write_atomically,
 )
 
@@ -185,6 +186,9 @@ class RunFolder:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                     raise
                 note = f"{self.path} has no locks ({error.strerror}): nothing keeps a second process from this run"
+            mount = "" if self.is_remote else unlocked_mount(Path(self.path))
+            if mount:
+                note = f"{self.path} is on {mount}: nothing keeps a process on another machine from this run"
             yield note
 
     @contextlib.contextmanager
@@ -400,6 +404,8 @@ def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     start = record.get("started_from")
     if not start:
         return []
+    if not isinstance(start, dict) or not isinstance(start.get("folder"), str) or not isinstance(start.get("step"), int):
+        raise UserError(f"run.json is damaged: started_from is {start!r:.80}; put it back from a copy")
     if "lineage" in start:
         return start["lineage"]
     try:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
+from mhsh.files import unlocked_mount
 from mhsh.run_folder import Metrics, RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -119,6 +120,27 @@ def test_a_file_system_without_locks_is_said(folder, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", unsupported)
     with folder.held() as note:
         assert note.endswith("run has no locks (Operation not supported): nothing keeps a second process from this run")
+
+
+MOUNTS = {
+    "nfs4 rw,vers=4.2,local_lock=none": "",
+    "nfs rw,vers=3,nolock,hard": "nfs mounted with nolock",
+    "nfs rw,vers=3,local_lock=all": "nfs mounted with local_lock=all",
+    "ext4 rw,errors=remount-ro": "",
+    "fuse.gcsfuse rw,user_id=0": "fuse.gcsfuse",
+}
+
+
+@pytest.mark.parametrize("mount", MOUNTS)
+def test_a_mount_whose_locks_end_at_the_machine_is_said(tmp_path, mount):
+    kind, options = mount.split()
+    table, shared = tmp_path / "mountinfo", tmp_path / "a shared"
+    shared.mkdir()
+    point = str(shared).replace(" ", "\\040")
+    lines = ["22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw", f"23 22 0:5 / {point} rw - {kind} host:/x {options}"]
+    table.write_text("\n".join(lines) + "\n")
+    assert unlocked_mount(shared / "runs", table) == MOUNTS[mount]
+    assert unlocked_mount(tmp_path, table) == ""
 
 
 def test_a_config_that_is_older_than_a_field_is_read_as_what_it_meant(folder, config):
