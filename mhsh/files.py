@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -21,6 +22,16 @@ from typing import IO, Any
 from etils import epath
 
 from mhsh.errors import UserError, install_command
+
+_unfinished: set[Path] = set()  # folders and files that this process has begun and not finished
+
+
+def remove_unfinished() -> None:
+    """Removes what this process has begun, where it must end without unwinding."""
+    for path in list(_unfinished):
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -134,19 +145,46 @@ def replacing(path: Path) -> Iterator[Path]:
     After an exception nothing has changed. After a kill, `clear_half_files` removes what is left.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    _unfinished.add(temporary)
     try:
         yield temporary
-        _flush(temporary)
+        _sync(temporary)
         temporary.replace(path)
-        _flush(path.parent)
+        _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+        _unfinished.discard(temporary)
+
+
+def make_durable(path: epath.PathLike) -> None:
+    """Returns when a file, or a folder with everything in it, and its name in the folder above are
+    on the disk, so that they outlive a power cut.
+
+    A bucket needs nothing: Google Cloud Storage stores an object redundantly before it acknowledges
+    the upload (https://cloud.google.com/storage/docs/availability-durability).
+    """
+    if is_remote(path):
+        return
+    local = Path(path)
+    for folder, _, names in os.walk(local, topdown=False):
+        for name in names:
+            _sync(Path(folder) / name)
+        _sync(Path(folder))
+    if not local.is_dir():
+        _sync(local)
+    _sync(local.absolute().parent)
+
+
+def is_half_file(name: str) -> bool:
+    """Whether it is the name of a file that `replacing` writes to."""
+    return name.startswith(".") and name.endswith(".tmp")
 
 
 def clear_half_files(folder: Path) -> None:
     """Removes the files of killed `replacing` calls; nobody may be writing to the folder."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink()
+    for path in folder.iterdir():
+        if is_half_file(path.name):
+            path.unlink()
 
 
 def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
@@ -160,14 +198,24 @@ def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
 
 
 def write_new(path: str | Path, content: str | bytes) -> None:
-    """Writes a new file. Raises UserError where it exists or cannot be written."""
+    """Writes a new file, whole or not at all. Raises UserError where it exists or cannot be
+    written.
+    """
+    data = content.encode() if isinstance(content, str) else content
     try:
-        with open(path, "xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        file = open(path, "xb")  # noqa: SIM115 (only what this call has made is removed again)
     except FileExistsError as error:
         raise UserError(f"{path} exists; choose another name, or remove it first") from error
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
+    try:
+        with file:
+            file.write(data)
+    except BaseException as error:
+        Path(path).unlink()
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write {path}: {error.strerror or error}; make room, or choose another name") from error
+        raise
 
 
 def check_new_file(out: str | None) -> None:
@@ -195,6 +243,28 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def unlocked_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Why a lock on `path` may not keep other machines away: empty, or the kind of its mount.
+
+    The kernel grants such a lock, to this machine alone: NFS mounted with nolock or local_lock
+    (nfs(5)), and gcsfuse, which has no locks
+    (https://cloud.google.com/storage/docs/cloud-storage-fuse/overview).
+    """
+    if not mounts.exists():
+        return ""
+    best, kind, options = "", "", ""
+    for line in mounts.read_text(errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
+        fields = after.split()
+        if Path(os.path.realpath(path)).is_relative_to(point) and len(point) >= len(best):
+            best, kind, options = point, fields[0], fields[2] if len(fields) > 2 else ""
+    local = {"nolock", "local_lock=all", "local_lock=flock"} & set(options.split(","))
+    if kind.startswith("nfs") and local:
+        return f"{kind} mounted with {sorted(local)[0]}"
+    return kind if kind == "fuse.gcsfuse" else ""
 
 
 class MissingFile(UserError):
@@ -258,31 +328,50 @@ def check_new_folder(out: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: str) -> Iterator[Path]:
-    """A folder beside `out` to fill. At the end of the `with` it is renamed to `out`; after an
-    exception it is removed.
+    """A folder beside `out` to fill. At the end of the `with` it is flushed to the disk and renamed
+    to `out`; after an exception it is removed. What a killed process has left of it is used again.
 
     Raises:
-      UserError: `out` exists, or its folder cannot be written to.
+      UserError: `out` exists, its folder cannot be written to, or another process is writing it.
     """
     check_new_folder(out)
     final = Path(os.path.abspath(out))  # noqa: PTH100 (links are not followed)
-    unfinished = final.with_name(f".{final.name}.{os.getpid()}")
+    unfinished = final.with_name(f".{final.name}.unfinished")
     try:
-        unfinished.mkdir(parents=True)
+        unfinished.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
-    try:
-        yield unfinished
+    with contextlib.ExitStack() as stack:
         try:
-            unfinished.rename(final)  # replaces an empty folder, and nothing else
-        except OSError as error:
-            raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
-    except BaseException:
-        shutil.rmtree(unfinished)
-        raise
+            stack.enter_context(locked(unfinished))
+        except BlockingIOError:
+            raise UserError(f"another process is writing {out}; wait for it, or choose another --out") from None
+        try:
+            _unfinished.add(unfinished)
+            _empty(unfinished)  # a killed process has left it
+            yield unfinished
+            make_durable(unfinished)
+            try:
+                unfinished.rename(final)  # replaces an empty folder, and nothing else
+            except OSError as error:
+                raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
+            _sync(final.parent)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        finally:
+            _unfinished.discard(unfinished)
 
 
-def _flush(path: Path) -> None:
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

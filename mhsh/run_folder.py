@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import math
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -26,9 +27,22 @@ from mhsh.config.differences import differences, format_differences
 from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
-from mhsh.files import MissingFile, check_bucket, is_remote, locked, read_object, write_atomically
+from mhsh.files import (
+    MissingFile,
+    check_bucket,
+    clear_half_files,
+    is_half_file,
+    is_remote,
+    locked,
+    make_durable,
+    read_object,
+    replacing,
+    unlocked_mount,
+    write_atomically,
+)
 
 METRICS_FILE = "metrics.jsonl"
+COUNTERS_FILE = "counters.json"  # of a checkpoint
 PROFILE_FOLDER = "profile"
 HOLDER_FILE = ".holder.json"  # of the process that trains; there while it does
 _BLOCK_BYTES = 1 << 18
@@ -51,6 +65,23 @@ class Metrics:
         return [_number(p[0]) for p in points], [_number(p[1]) for p in points]
 
 
+class Counters(NamedTuple):
+    """What a run has used up to a step. Its checkpoint holds them: no lost row changes them."""
+
+    tokens: int = 0
+    flops: int = 0
+    seconds: float = 0.0  # of training, without evaluation and saving
+    rows: int = 0  # of metrics.jsonl
+
+
+class CutRows(NamedTuple):
+    """What `RunFolder.cut_metrics` found."""
+
+    kept: int
+    lost: int  # of those up to the step; 0 unless a gap is accepted
+    dropped_seconds: float  # of training, after the step
+
+
 class MetricsBlocks:
     """Iterates over a metrics.jsonl in blocks of whole lines, with their line ends.
 
@@ -59,6 +90,7 @@ class MetricsBlocks:
     """
 
     problem: str | None = None  # set when all is read: what is wrong with the file, apart from the content of its lines
+    has_half_line = False  # set with it: the last line has no end
 
     def __init__(self, path: epath.Path) -> None:
         self._path = path
@@ -84,6 +116,7 @@ class MetricsBlocks:
             self.problem = f"cannot read {self._path}: {error.strerror}"
         else:
             if rest:
+                self.has_half_line = True
                 self.problem = f"{self._path} is cut short in line {rows + 1}; only the {rows} whole rows before it are read"
             elif not rows:
                 self.problem = f"{self._path} is empty; the run has logged nothing"
@@ -124,7 +157,7 @@ class RunFolder:
             if config != there:
                 with folder.held():
                     write_atomically(folder._config_path, _dump(to_dict(config)))
-        elif not folder._config_path.exists() and folder.path.exists() and any(folder.path.iterdir()):
+        elif not folder._config_path.exists() and any(not _is_leftover(path.name) for path in folder.path.iterdir()):
             raise UserError(f"{folder.path} is not empty and holds no run; choose another --workdir")
         else:
             with folder.held():
@@ -153,11 +186,15 @@ class RunFolder:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                     raise
                 note = f"{self.path} has no locks ({error.strerror}): nothing keeps a second process from this run"
+            mount = "" if self.is_remote else unlocked_mount(Path(self.path))
+            if mount:
+                note = f"{self.path} is on {mount}: nothing keeps a process on another machine from this run"
             yield note
 
     @contextlib.contextmanager
     def _local_lock(self, holder: Mapping[str, Any]) -> Iterator[None]:
         with locked(Path(self.path)):
+            clear_half_files(Path(self.path))
             write_atomically(self.path / HOLDER_FILE, _dump(holder))
             try:
                 yield
@@ -216,9 +253,9 @@ class RunFolder:
         the folder of a grandparent is gone.
         """
         record = self.read_run() if self.has_run_record() else {}
-        logged = [row for row in self.read_metrics().rows if row["split"] == "train" and row["step"] <= step]
-        last = logged[-1] if logged else {}
-        costs = {name: last.get(name) for name in ("tokens", "flops", "seconds")}
+        used = self.counters(step)
+        names = ("tokens", "flops", "seconds")
+        costs = dict.fromkeys(names) if used is None else {name: getattr(used, name) for name in names}
         fingerprint = record.get("data", {}).get("fingerprint")
         own = {"folder": str(self.path), "step": step, **costs, "fingerprint": fingerprint, "config": to_dict(self.read_config())}
         return [own, *recorded_lineage(record)]
@@ -236,9 +273,35 @@ class RunFolder:
             (int(path.name) for path in self.checkpoints_path.glob("*") if path.name.isdecimal() and path.is_dir()), default=None
         )
 
+    def counters(self, step: int) -> Counters | None:
+        """What had been used when the checkpoint of `step` was saved; None: it was imported.
+
+        Raises:
+          UserError: the file is damaged.
+        """
+        path = self.checkpoints_path / str(step) / COUNTERS_FILE
+        try:
+            fields = read_object(path)
+        except MissingFile:
+            return None
+        if set(fields) != set(Counters._fields) or not all(type(value) in (int, float) for value in fields.values()):
+            raise UserError(f"{path} is damaged: it has not the counters of a checkpoint; put it back from a copy")
+        return Counters(**fields)
+
     def has_run_record(self) -> bool:
         """Whether run.json exists. Training writes it before its first step."""
         return (self.path / "run.json").exists()
+
+    def has_vocabulary(self) -> bool:
+        """Whether the folder's vocabulary is the run's: it was recorded, or imported. What a start
+        that failed has left is not.
+        """
+        return self.has_run_record() or self.newest_checkpoint() is not None
+
+    def vocabulary_hash(self, config: Config) -> str | None:
+        """The SHA-256, in hex, of the vocabulary's file; None where there is none."""
+        path = self.path / vocab_file(config)
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
     def write_run(self, record: Mapping[str, Any]) -> None:
         """Replaces run.json."""
@@ -271,29 +334,63 @@ class RunFolder:
             rows.append(row)
         return Metrics(rows, problem)
 
+    def sync_metrics(self) -> None:
+        """Flushes metrics.jsonl to the disk."""
+        if not self.is_remote:
+            make_durable(self.path / METRICS_FILE)
+
     def metrics_blocks(self) -> MetricsBlocks:
         """The blocks of metrics.jsonl, to be read once."""
         return MetricsBlocks(self.path / METRICS_FILE)
 
-    def cut_metrics(self, step: int) -> None:
+    def cut_metrics(self, step: int, expected: int, accept_gap: bool) -> CutRows:
         """Drops the rows after `step`, and a half line at the end: a resumed run logs them again.
 
+        The file is read as a stream, never whole.
+
+        Args:
+          expected: how many rows there were up to `step` when its checkpoint was saved.
+          accept_gap: whether to go on without rows that are lost.
+
         Raises:
-          UserError: a line before `step` is damaged. The file is not changed then.
+          UserError: rows up to `step` are lost. The file is not changed then.
         """
-        path = self.path / METRICS_FILE
-        if not path.exists():
-            return
-        metrics = self.read_metrics()
-        kept = [row for row in metrics.rows if row["step"] <= step]
-        if metrics.problem and len(kept) == len(metrics.rows) and (not kept or kept[-1]["step"] < step) and step > 0:
-            last = kept[-1]["step"] if kept else 0
+        blocks, found, last, damaged, complete = self.metrics_blocks(), 0, 0, 0, True
+        kept_seconds = all_seconds = 0.0
+        for number, line in enumerate(_lines(blocks), 1):
+            row = _parse_row(line)
+            if row is None or row["step"] > step:
+                damaged = damaged or (number if row is None else 0)
+                complete = False
+            else:
+                found, last = found + 1, row["step"]
+            if row is not None and isinstance(row.get("seconds"), (int, float)):
+                all_seconds = row["seconds"]
+                kept_seconds = all_seconds if row["step"] <= step else kept_seconds
+        if found != expected and not accept_gap:
+            where = f" (line {damaged} is damaged)" if damaged else ""
             raise UserError(
-                f"{metrics.problem}, up to step {last}, but the checkpoint is of step {step}: the curve between them is lost; "
-                "restore the file from a copy, or start again in another --workdir"
+                f"{self.path / METRICS_FILE} has {found} of {expected} rows up to step {step}, the last of step {last}{where}: "
+                "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
             )
-        if metrics.problem or len(kept) < len(metrics.rows):
-            write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
+        if not complete or blocks.has_half_line:
+            self._keep_rows(step)
+        return CutRows(found, expected - found, all_seconds - kept_seconds)
+
+    def _keep_rows(self, step: int) -> None:
+        """Replaces metrics.jsonl by its good rows up to `step`."""
+
+        def lines() -> Iterator[bytes]:
+            for line in _lines(self.metrics_blocks()):
+                row = _parse_row(line)
+                if row is not None and row["step"] <= step:
+                    yield line + b"\n"
+
+        if self.is_remote:
+            write_atomically(self.path / METRICS_FILE, b"".join(lines()))
+            return
+        with replacing(Path(self.path / METRICS_FILE)) as temporary, open(temporary, "wb") as file:
+            file.writelines(lines())
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
@@ -309,6 +406,8 @@ def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     start = record.get("started_from")
     if not start:
         return []
+    if not isinstance(start, dict) or not isinstance(start.get("folder"), str) or not isinstance(start.get("step"), int):
+        raise UserError(f"run.json is damaged: started_from is {start!r:.80}; put it back from a copy")
     if "lineage" in start:
         return start["lineage"]
     try:
@@ -318,6 +417,11 @@ def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             dict.fromkeys(("tokens", "flops", "seconds", "fingerprint", "config"))
             | {"folder": start["folder"], "step": start["step"]}
         ]
+
+
+def _is_leftover(name: str) -> bool:
+    """Whether a file is what a start that was killed leaves before config.json is there."""
+    return name == HOLDER_FILE or is_half_file(name)
 
 
 def _extends(config: Config, there: Config, path: epath.PathLike) -> bool:
@@ -340,6 +444,12 @@ def _extends(config: Config, there: Config, path: epath.PathLike) -> bool:
 def vocab_file(config: Config) -> str:
     """The file of a run folder that holds the vocabulary."""
     return TOKENIZER_FILE if isinstance(config.data, TranslationDataConfig) else WORDPIECE_FILE
+
+
+def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of blocks of whole lines, without their ends."""
+    for block in blocks:
+        yield from block.removesuffix(b"\n").split(b"\n")
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:

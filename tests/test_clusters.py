@@ -5,6 +5,7 @@ together.
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,57 @@ def test_when_one_freezes_the_other_ends_with_its_stacks(corpus, tmp_path):
     out, err = processes[0].communicate(timeout=120)
     processes[1].kill()
     processes[1].communicate()
-    assert processes[0].returncode == 1, out
-    assert "Timeout (0:00:08)!" in err and "loop.py" in err
+    assert processes[0].returncode == 75, out
+    assert "nothing was done for 8 s: this process hangs" in err and "loop.py" in err
     assert RunFolder(tmp_path / "run").read_metrics().rows
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_one_is_killed_the_other_says_so_and_can_go_on(unbroken, corpus, tmp_path, victim):
+    arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]
+    processes = start(2, arguments)
+    wait_for_step(tmp_path / "run", 13, processes[0])
+    processes[victim].kill()
+    killed = time.monotonic()
+    processes[1 - victim].wait(timeout=60)
+    assert time.monotonic() - killed < 10
+    results = finish(processes)
+    status, _, err = results[1 - victim]
+    lines = [line for line in err.splitlines() if "Gloo" not in line]
+    assert (status, len(lines)) == (75, 1), results
+    assert lines[0].startswith(f"mhsh: process {victim} of this run is lost; run the same command again")
+    again = mhsh(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert_same_curve(tmp_path / "run", unbroken)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_when_one_fails_the_other_ends_as_it_does(corpus, tmp_path, failing):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "mine").write_text("not a run")
+    # Process 0 finds the folder taken, or process 1 another config than process 0.
+    wrong = {1: ["--config.train.seed=5"]} if failing else {}
+    folder = tmp_path / "other" if failing else run
+    results = finish(start(2, ["train", *CONFIG, corpus, f"--workdir={folder}"], extra=wrong))
+    assert [status for status, _, _ in results] == [2, 2], results
+
+
+@pytest.mark.slow
+def test_ten_deaths_of_random_processes_leave_the_unbroken_curve(corpus, tmp_path):
+    more = ["--config.train.num_steps=400", "--config.train.checkpoint_interval=7", "--config.train.log_interval=1"]
+    arguments = ["train", *CONFIG, corpus, *more]
+    assert [status for status, _, _ in finish(start(4, [*arguments, f"--workdir={tmp_path / 'unbroken'}"]))] == [0] * 4
+    generator = np.random.default_rng(0)
+    folder, deaths, reached = tmp_path / "run", 0, 0
+    while deaths < 10:
+        processes = start(4, [*arguments, f"--workdir={folder}"])
+        reached = min(reached + int(generator.integers(8, 38)), 390)
+        wait_for_step(folder, reached, processes[0])
+        victim = int(generator.integers(4))
+        processes[victim].kill()
+        statuses = [status for status, _, _ in finish(processes)]
+        assert statuses == [-signal.SIGKILL if index == victim else 75 for index in range(4)]
+        deaths += 1
+    assert [status for status, _, _ in finish(start(4, [*arguments, f"--workdir={folder}"]))] == [0] * 4
+    assert rows_without_timings(folder) == rows_without_timings(tmp_path / "unbroken")

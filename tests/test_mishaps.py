@@ -194,7 +194,7 @@ def test_a_lost_omega_is_an_error(unbroken, tmp_path):
     manifest = json.loads(path.read_text())
     del manifest["params"]["encoder.layers.attention_residual.omega"]
     path.write_text(json.dumps(manifest))
-    write_file_manifest(epath.Path(workdir / "checkpoints" / "24"))
+    write_file_manifest(epath.Path(workdir / "checkpoints" / "24"), None)
     done = mhsh_here("train", f"--workdir={workdir}")
     assert done.returncode == 2
     assert "encoder.layers.attention_residual.omega is absent there" in done.stderr

@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
+from mhsh.files import unlocked_mount
 from mhsh.run_folder import Metrics, RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,6 +120,27 @@ def test_a_file_system_without_locks_is_said(folder, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", unsupported)
     with folder.held() as note:
         assert note.endswith("run has no locks (Operation not supported): nothing keeps a second process from this run")
+
+
+MOUNTS = {
+    "nfs4 rw,vers=4.2,local_lock=none": "",
+    "nfs rw,vers=3,nolock,hard": "nfs mounted with nolock",
+    "nfs rw,vers=3,local_lock=all": "nfs mounted with local_lock=all",
+    "ext4 rw,errors=remount-ro": "",
+    "fuse.gcsfuse rw,user_id=0": "fuse.gcsfuse",
+}
+
+
+@pytest.mark.parametrize("mount", MOUNTS)
+def test_a_mount_whose_locks_end_at_the_machine_is_said(tmp_path, mount):
+    kind, options = mount.split()
+    table, shared = tmp_path / "mountinfo", tmp_path / "a shared"
+    shared.mkdir()
+    point = str(shared).replace(" ", "\\040")
+    lines = ["22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw", f"23 22 0:5 / {point} rw - {kind} host:/x {options}"]
+    table.write_text("\n".join(lines) + "\n")
+    assert unlocked_mount(shared / "runs", table) == MOUNTS[mount]
+    assert unlocked_mount(tmp_path, table) == ""
 
 
 def test_a_config_that_is_older_than_a_field_is_read_as_what_it_meant(folder, config):
@@ -227,7 +250,7 @@ def test_an_empty_file_is_a_problem(folder: RunFolder) -> None:
 def test_cutting_drops_later_rows_and_a_half_line(folder: RunFolder) -> None:
     with open(metrics_path(folder), "a", encoding="utf-8") as file:
         file.write('{"step": 6, "sp')
-    folder.cut_metrics(4)
+    assert folder.cut_metrics(4, 5, False)[:2] == (5, 0)
     assert steps(folder) == [1, 2, 3, 4, 4]
     assert folder.read_metrics().problem is None
     folder.append_metrics([{"step": 5, "split": "train", "loss": 0.5}])
@@ -236,25 +259,61 @@ def test_cutting_drops_later_rows_and_a_half_line(folder: RunFolder) -> None:
 
 def test_cutting_where_nothing_is_to_cut_changes_nothing(folder: RunFolder) -> None:
     before = contents(folder.path)
-    folder.cut_metrics(5)
-    folder.cut_metrics(9)
+    folder.cut_metrics(5, 6, False)
+    folder.cut_metrics(9, 6, False)
     assert contents(folder.path) == before
-    RunFolder(folder.path / "nowhere").cut_metrics(3)
+    RunFolder(folder.path / "nowhere").cut_metrics(0, 0, False)
 
 
 def test_cutting_to_the_start_drops_everything(folder: RunFolder) -> None:
-    folder.cut_metrics(0)
+    folder.cut_metrics(0, 0, False)
     assert metrics_path(folder).read_bytes() == b""
 
 
-def test_damage_before_the_step_is_refused_and_nothing_changes(folder: RunFolder) -> None:
-    lines = metrics_path(folder).read_bytes().splitlines(keepends=True)
-    lines[2] = b'{"step": 3, "spl\n'
-    metrics_path(folder).write_bytes(b"".join(lines))
+def test_the_seconds_of_dropped_rows_are_counted(tmp_path: Path, config: Config) -> None:
+    folder = RunFolder.open_for_training(tmp_path / "timed", config)
+    rows = [{"step": step, "split": split, "seconds": step / 2} for step in range(1, 11) for split in ("train", "validation")]
+    for step, seconds in ((10, 0.0), (6, 2.0), (0, 3.0)):
+        folder.append_metrics(rows if step == 10 else [])
+        assert folder.cut_metrics(step, 2 * step, False) == (2 * step, 0, seconds)
+
+
+def test_cutting_keeps_no_row_in_memory(tmp_path: Path, config: Config) -> None:
+    folder = RunFolder.open_for_training(tmp_path / "long", config)
+    line = json.dumps({"step": 1, "split": "train", "loss": 1.0, "note": "x" * 200}) + "\n"
+    with open(metrics_path(folder), "w", encoding="utf-8") as file:
+        for _ in range(100):
+            file.write(line * 1000)
+        file.write(line.replace("1", "2", 1))
+    tracemalloc.start()
+    folder.cut_metrics(1, 100_000, False)
+    assert tracemalloc.get_traced_memory()[1] < 3e6 < len(metrics_path(folder).read_bytes())
+    tracemalloc.stop()
+
+
+LOSSES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "damaged": lambda lines: [*lines[:2], b'{"step": 3, "spl\n', *lines[3:]],
+    "left out": lambda lines: [*lines[:2], *lines[3:]],
+    "cut at the end of a line": lambda lines: lines[:2],
+    "all gone": lambda lines: [],
+    "doubled": lambda lines: [lines[0], *lines],
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_lost_rows_are_refused_and_nothing_changes(folder: RunFolder, name: str) -> None:
+    metrics_path(folder).write_bytes(b"".join(LOSSES[name](metrics_path(folder).read_bytes().splitlines(keepends=True))))
     before = contents(folder.path)
-    with pytest.raises(UserError, match="up to step 2, but the checkpoint is of step 4"):
-        folder.cut_metrics(4)
+    with pytest.raises(UserError, match=r"of 5 rows up to step 4.*--accept-gap"):
+        folder.cut_metrics(4, 5, False)
     assert contents(folder.path) == before
+
+
+def test_an_accepted_gap_is_counted(folder: RunFolder) -> None:
+    metrics_path(folder).write_bytes(b"".join(LOSSES["damaged"](metrics_path(folder).read_bytes().splitlines(keepends=True))))
+    assert folder.cut_metrics(4, 5, True)[:2] == (4, 1)
+    assert steps(folder) == [1, 2, 4, 4]
+    assert folder.cut_metrics(4, 4, False)[:2] == (4, 0)
 
 
 def test_a_record_is_replaced_as_a_whole(folder: RunFolder) -> None:

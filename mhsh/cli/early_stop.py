@@ -1,39 +1,54 @@
-"""Ctrl-C and SIGTERM before training hears them itself: the process ends at once, whatever it does.
+"""Ctrl-C and SIGTERM, heard by every command from its first moment and at any time.
 
-Until the first step a run only reads, compiles, and replaces files as a whole, so nothing is lost.
 Python runs its signal handlers between two of its instructions, and a program may compile for
 minutes in one. So a thread waits for the byte that the interpreter writes when a signal comes.
+
+Training ends at once until it hears signals itself: before the first step a run only reads,
+compiles, and replaces files as a whole, so nothing is lost. The other commands unwind, as by
+KeyboardInterrupt, and remove what they have begun; where they do not within a second, the thread
+removes it and ends the process.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import sys
 import threading
 from types import FrameType
+from typing import NoReturn
 
 from mhsh.cli.exit_status import STOPPED
 
+_SECONDS_TO_UNWIND, _SECONDS_TO_TRY_AGAIN = 0.8, 0.02
 
-def listen() -> None:
+_heard: int | None = None  # the signal that the handler of a command that unwinds was called with
+
+
+def end_at_once() -> None:
     """From now on these signals end the process, except while somebody else handles them."""
-    here, there = os.pipe()
-    os.set_blocking(there, False)
-    for number in STOPPED:
-        signal.signal(number, _leave_to_the_thread)
-    signal.set_wakeup_fd(there, warn_on_full_buffer=False)
-    threading.Thread(target=_wait, args=(here,), name="early stop", daemon=True).start()
-    release()
+    _listen(_leave_to_the_thread)
+
+
+def unwind() -> None:
+    """From now on these signals raise KeyboardInterrupt, except while somebody else handles
+    them.
+    """
+    sys.unraisablehook = _raise_again
+    _listen(_interrupt)
+
+
+def status() -> int | None:
+    """The exit status of the signal that was heard; None: none was."""
+    return None if _heard is None else STOPPED[signal.Signals(_heard)]
 
 
 def hold_back() -> None:
-    """The signals wait until `release`, also in a program that this process starts in its place."""
+    """The signals wait until somebody listens, also in a program that this process starts in its
+    place.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPED)
-
-
-def release() -> None:
-    """Lets signals come that `hold_back` made wait."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED)
 
 
 def ignore() -> None:
@@ -42,13 +57,63 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def _listen(handler: signal._HANDLER) -> None:
+    here, there = os.pipe()
+    os.set_blocking(there, False)
+    for number in STOPPED:
+        signal.signal(number, handler)
+    signal.set_wakeup_fd(there, warn_on_full_buffer=False)
+    threading.Thread(target=_wait, args=(here,), name="early stop", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED)
+
+
 def _leave_to_the_thread(number: int, frame: FrameType | None) -> None:
     """A handler must be there for the interpreter to write its byte."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    global _heard  # noqa: PLW0603 (handlers have no other way to say it)
+    _heard = number
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            # Some libraries print what interrupts their import.
+            _clear_and_end(signal.Signals(number))
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Python drops what is raised while it collects garbage. An interrupt is raised again, a moment
+    later.
+    """
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        threading.Timer(_SECONDS_TO_TRY_AGAIN, _thread.interrupt_main, (signal.Signals(_heard or signal.SIGINT),)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _wait(pipe: int) -> None:
     while data := os.read(pipe, 1):
         number = signal.Signals(data[0])
-        if number in STOPPED and signal.getsignal(number) is _leave_to_the_thread:
-            os.write(2, b"Interrupted; nothing new was to be saved. Run the same command again.\n")
-            os._exit(STOPPED[number])
+        if number not in STOPPED:
+            continue
+        if signal.getsignal(number) is _leave_to_the_thread:
+            _end(number, b"Interrupted; nothing new was to be saved. Run the same command again.\n")
+        elif signal.getsignal(number) is _interrupt:
+            threading.Timer(_SECONDS_TO_UNWIND, _end_unless_heard, (number,)).start()
+
+
+def _end_unless_heard(number: signal.Signals) -> None:
+    if _heard is None:  # the main thread is in a long call of a library
+        _clear_and_end(number)
+
+
+def _clear_and_end(number: signal.Signals) -> NoReturn:
+    if "mhsh.files" in sys.modules:
+        sys.modules["mhsh.files"].remove_unfinished()
+    _end(number, b"")
+
+
+def _end(number: signal.Signals, message: bytes) -> NoReturn:
+    os.write(2, message)
+    os._exit(STOPPED[number])

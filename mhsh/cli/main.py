@@ -10,9 +10,22 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from mhsh.cli import early_stop
 from mhsh.cli.exit_status import USAGE_ERROR
 from mhsh.cli.parser import COMMANDS, build_parser
 from mhsh.errors import UserError, nearest
+
+# What goes wrong with a file system at any moment of any command, and what to do.
+_FILE_SYSTEM_ERRORS = {
+    errno.ENOSPC: ("the disk is full", "free some space"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space"),
+    errno.EROFS: ("the file system is read-only", "make it writable"),
+    errno.EIO: ("the disk does not answer: input/output error", "repair it"),
+    errno.EACCES: ("permission is denied", "change the permissions"),
+    errno.EPERM: ("the operation is not permitted", "change the permissions"),
+    errno.ESTALE: ("a file of the network file system has gone", "mount it again"),
+    errno.EMFILE: ("too many files are open", "raise the limit (ulimit -n)"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UserError as error:
-        return _fail(str(error))
+        # A library may make another error of an interrupt.
+        return early_stop.status() or _fail(str(error))
     except (BrokenPipeError, SystemExit) as error:
         # rich makes a SystemExit of it.
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
@@ -42,11 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"out of memory: {_first_line(error)}; lower train.batch_size or raise train.accumulation_steps")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FILE_SYSTEM_ERRORS:
             raise
-        return _fail(f"the disk is full ({error.filename or 'while writing'}); free some space and run the same command again")
+        what, remedy = _FILE_SYSTEM_ERRORS[error.errno]
+        return _fail(f"{what} ({error.filename or 'while reading or writing'}); {remedy} and run the same command again")
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return early_stop.status() or 128 + signal.SIGINT
 
 
 def _run(arguments: list[str]) -> int:

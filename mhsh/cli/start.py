@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 
 from mhsh.cli import early_stop
 
@@ -15,16 +17,35 @@ def start() -> int:
     """Runs the command of sys.argv; returns its exit status."""
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command in TRAINING:
-        early_stop.listen()
+        early_stop.end_at_once()
     else:
-        early_stop.release()  # held back where this process has started itself again
-    # Only here: it takes a while, and signals are heard by now.
-    from mhsh.cli.huge_pages import restart_with_huge_pages
-    from mhsh.cli.main import main
-
-    if command in COMPUTING:
-        restart_with_huge_pages()
-    status = main()
+        early_stop.unwind()
+    status = _run(command)
     if command in TRAINING:
         early_stop.ignore()
+    if status and (command in TRAINING or early_stop.status() is not None):
+        # Python's own end would wait for the other processes of a run, which are gone, and destroys
+        # what threads of XLA still use.
+        sys.stdout.flush()
+        os._exit(status)
     return status
+
+
+def _run(command: str) -> int:
+    try:
+        # Only here: it takes a while, and signals are heard by now.
+        from mhsh.cli.huge_pages import restart_with_huge_pages
+        from mhsh.cli.main import main
+
+        if command in COMPUTING:
+            restart_with_huge_pages()
+        return main()
+    except BaseException as error:
+        # A library may make another error of an interrupt, such as an ImportError.
+        stopped = early_stop.status()
+        if stopped is not None:
+            return stopped
+        if not isinstance(error, Exception):
+            raise
+        traceback.print_exc()
+        return 1

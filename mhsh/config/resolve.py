@@ -115,11 +115,12 @@ def _checked(field: Field, value: Any) -> Any:
 def _checked_type(path: str, value: Any, kind: type) -> Any:
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise UserError(f"{path} = {value!r} is of type {type(value).__name__}; allowed: {kind.__name__}")
+    largest = _LARGEST_SEED if path.endswith(".seed") else _LARGEST
+    # A float may be larger, but a whole number of hundreds of digits has no float.
+    if (kind is int and value > largest) or (type(value) is int and abs(value) > 2**63):
+        raise UserError(f"{path} = {value!r:.40} is too large; allowed: up to {largest}")
     if kind is float and not math.isfinite(value):
         raise UserError(f"{path} = {value!r} is not a finite number")
-    largest = _LARGEST_SEED if path.endswith(".seed") else _LARGEST
-    if kind is int and value > largest:
-        raise UserError(f"{path} = {value} is too large; allowed: up to {largest}")
     return value
 
 

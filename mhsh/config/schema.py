@@ -299,7 +299,10 @@ class TrainConfig(Section, frozen=True):
     profile_steps: Annotated[str, roles.bookkeeping("FIRST:LAST, the steps that jax.profiler traces; empty: none", before="")]
     hang_seconds: Annotated[
         NonNegative,
-        roles.bookkeeping("a step, evaluation batch or save that takes longer ends the process with its stacks; 0: never"),
+        roles.bookkeeping(
+            "a step or evaluation batch that takes longer ends the process with status 75; 0: 20 times the longest so far, and "
+            "at least 300"
+        ),
     ]
 
 

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
+from jax._src import distributed
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from mhsh.errors import UserError
+from mhsh.training.coordination import service_beside
+from mhsh.training.peers import Peers
 
 REPORT_TIMEOUT_SECONDS = 300
 BARRIER_TIMEOUT_SECONDS = 3600  # between the first and the last process to arrive
@@ -21,8 +24,9 @@ STEPS_TO_STOP = 3
 _LONGEST_MESSAGE = 512  # bytes
 
 
-def join(*, coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Joins the processes of a run. Must be called before anything asks jax for devices.
+def join(*, coordinator: str | None, num_processes: int | None, process_id: int | None) -> Peers:
+    """Joins the processes of a run. Must be called before anything asks jax for devices. Inside the
+    `with` of what it returns, the loss of one process ends the others.
 
     If all three are None, JAX finds them itself (TPU VMs, GKE, Slurm, Open MPI).
 
@@ -35,12 +39,18 @@ def join(*, coordinator: str | None, num_processes: int | None, process_id: int 
         detection = None if coordinator is None else "deactivate"
         # jax's own service would take SIGTERM away from Python; processes agree by StopAgreement.
         jax.config.update("jax_enable_preemption_service", False)
-        jax.distributed.initialize(coordinator, num_processes, process_id, cluster_detection_method=detection)
-    except (ValueError, RuntimeError) as error:
+        peers = Peers()
+        with service_beside():
+            jax.distributed.initialize(coordinator, num_processes, process_id, cluster_detection_method=detection)
+        state = distributed.global_state
+        host = str(state.coordinator_address).rpartition(":")[0].strip("[]")
+        peers.connect(state.process_id, state.num_processes, state.client, host)
+    except (ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(
             f"cannot join the other processes ({reason}); give --coordinator=HOST:PORT --num-processes=N --process-id=I"
         ) from error
+    return peers
 
 
 def preflight(facts: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.kernels.fallback import first_line
 from mhsh.outcome import DIVERGED
-from mhsh.run_folder import RunFolder
+from mhsh.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.checkpoint import DamagedCheckpoint
 from mhsh.training.checkpoints.init_from import check_same_vocabulary, init_from_run
 from mhsh.training.cluster import StopAgreement
@@ -28,12 +28,16 @@ from mhsh.training.tracking import wandb_run
 from mhsh.training.tracking.nan_report import format_report, nan_report
 from mhsh.training.tracking.profiling import Profiler
 from mhsh.training.tracking.progress import ProgressDisplay
-from mhsh.training.tracking.wall_time import WallTime, format_wall_time, repeated_seconds
+from mhsh.training.tracking.wall_time import WallTime, format_wall_time
 
 
-def train(config: Config, workdir: epath.PathLike, verbose: bool = False) -> int | None:
+def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept_gap: bool = False) -> int | None:
     """Trains `config` in the run folder `workdir`, local or in a bucket; resumes from the newest
-    good checkpoint if there is one. `verbose`: also prints what was chosen for these devices.
+    good checkpoint if there is one.
+
+    Args:
+      verbose: also prints what was chosen for these devices.
+      accept_gap: goes on where rows of metrics.jsonl are lost, and records it.
 
     Returns None when the run has reached train.num_steps, or the number of the signal that stopped
     it. The state is saved in both cases.
@@ -44,7 +48,7 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False) -> int
     """
     # Process 0 makes the folder; the others use it after all have agreed on the config.
     if jax.process_index():
-        return _train(config, RunFolder(workdir), "", verbose)
+        return _train(config, RunFolder(workdir), "", verbose, accept_gap)
     folder = RunFolder.open_for_training(workdir, config)
     if config.train.tracker == "wandb":
         wandb_run.check()
@@ -52,12 +56,13 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False) -> int
         differing = format_differences(folder.read_config(), config)
         if differing:
             raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
-        return _train(config, folder, note, verbose)
+        return _train(config, folder, note, verbose, accept_gap)
 
 
-def _train(config: Config, folder: RunFolder, note: str, verbose: bool) -> int | None:
+def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_gap: bool) -> int | None:
     if folder.newest_checkpoint() == config.train.num_steps:
-        _check_finished(folder)
+        if jax.process_index() == 0:
+            _check_finished(folder, config.train.num_steps, accept_gap)
         if config.train.tracker == "wandb" and jax.process_index() == 0:
             wandb_run.send_rest(folder, print)
         return None  # nothing is left to train
@@ -68,6 +73,12 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool) -> int |
         if line:
             display.note(line)
     state, start, started_from = _restore_or_create(setup, display, wall)
+    used = folder.counters(start) or Counters()  # of an imported checkpoint, or a fresh state
+    lost = 0
+    if jax.process_index() == 0:
+        cut = folder.cut_metrics(start, used.rows, accept_gap)
+        used, lost = used._replace(rows=cut.kept), cut.lost
+        wall.add({"repeated": cut.dropped_seconds})
 
     begin = time.monotonic()
     batch = setup.batch_after(start)
@@ -86,12 +97,11 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool) -> int |
 
     if folder.has_run_record():
         wall.add(folder.read_run().get("wall_seconds", {}))
-        wall.add({"repeated": repeated_seconds(folder.read_metrics().rows, start)})
-    record = RunRecord(setup, state, compile_seconds, started_from, wall)
+    record = RunRecord(setup, state, compile_seconds, started_from, wall, {start: lost} if lost else {})
     record.write("running")
     display.begin(start)
     with StopSignals() as stop:  # until all is written
-        with display, Log(setup.config, folder, start, display) as log:
+        with display, Log(setup.config, folder, start, used, display) as log:
             with wall.spent("training"):
                 stopped_by = _loop(setup, log, record, wall, state, start, stop)
             with wall.spent("saving"):
@@ -102,11 +112,18 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool) -> int |
     return stopped_by
 
 
-def _check_finished(folder: RunFolder) -> None:
+def _check_finished(folder: RunFolder, step: int, accept_gap: bool) -> None:
     """Raises UserError where a finished run has lost what `mhsh compare` reads."""
-    problem = folder.read_metrics().problem if folder.has_run_record() else "run.json is missing"
-    if problem:
-        raise UserError(f"{folder.path} is finished, but {problem}; put it back from a copy, or train again in another --workdir")
+    if not folder.has_run_record():
+        raise UserError(
+            f"{folder.path} is finished, but run.json is missing; put it back from a copy, or train again in another --workdir"
+        )
+    used = folder.counters(step)
+    assert used is not None, "it was trained"
+    cut = folder.cut_metrics(step, used.rows, accept_gap)
+    record = folder.read_run()
+    if cut.lost and str(step) not in record["lost_rows"]:
+        folder.write_run(record | {"lost_rows": record["lost_rows"] | {str(step): cut.lost}})
 
 
 def _loop(
@@ -148,9 +165,9 @@ def _loop(
                     with wall.spent("evaluating"):
                         log.validation(step, setup.validator(state.params, train.eval_batches, watchdog.heartbeat))
                 if saves:
-                    with wall.spent("saving"):
-                        log.flush()
-                        setup.checkpoints.save(step, state)
+                    # A save may wait for slow storage.
+                    with wall.spent("saving"), watchdog.paused():
+                        setup.checkpoints.save(step, state, log.counters())
                     record.write("running")
             watchdog.heartbeat()
             if stopped_by is not None and not last:

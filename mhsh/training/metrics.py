@@ -14,7 +14,7 @@ import jax
 
 from mhsh.config.schema import Config
 from mhsh.models.costs import PEAK_FLOPS, step_flops
-from mhsh.run_folder import RunFolder
+from mhsh.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.checksum import as_hex
 from mhsh.training.step import StepMetrics
 from mhsh.training.tracking.progress import ProgressDisplay
@@ -46,19 +46,16 @@ class Clock:
 class Log:
     """Writes the rows of a run (only process 0 does), shows them, and counts tokens and FLOPs."""
 
-    def __init__(self, config: Config, folder: RunFolder, start: int, display: ProgressDisplay) -> None:
-        """Continues after step `start`: later rows are dropped, and the counts go on from there."""
-        self._writer = MetricsWriter(config, folder, start, display.note) if jax.process_index() == 0 else None
+    def __init__(self, config: Config, folder: RunFolder, start: int, used: Counters, display: ProgressDisplay) -> None:
+        """Continues after step `start`, whose checkpoint counted `used`."""
+        self._writer = MetricsWriter(config, folder, start, used.rows, display.note) if jax.process_index() == 0 else None
         self._display = display
-        rows = [row for row in folder.read_metrics().rows if row["split"] == "train" and row["step"] <= start]
-        last = rows[-1] if rows else {"tokens": 0, "flops": 0, "seconds": 0.0}
         self._config, self._interval = config, config.train.log_interval
         self._peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
-        self._tokens: int = last["tokens"]
-        self._flops: int = last["flops"]
-        self._last = (self._flops, self._tokens, last["seconds"])
+        self._tokens, self._flops = used.tokens, used.flops
+        self._last = (used.flops, used.tokens, used.seconds)
         self._pending: tuple[int, int, StepMetrics] | None = None
-        self.clock = Clock(last["seconds"])
+        self.clock = Clock(used.seconds)
         self.skipped_in_a_row = 0
 
     def __enter__(self) -> Log:
@@ -101,10 +98,15 @@ class Log:
         """Shows a line beside the rows."""
         self._display.note(message)
 
-    def flush(self) -> None:
-        """Writes all rows so far to their files."""
+    def counters(self) -> Counters:
+        """What has been used up to the last row. All rows are on the disk then: a checkpoint must
+        not be newer than they are.
+        """
         if self._writer is not None:
             self._writer.flush()
+            self._writer.sync()
+        flops, tokens, seconds = self._last
+        return Counters(tokens, flops, seconds, self._writer.rows if self._writer is not None else 0)
 
     def _rates(self, seconds: float) -> dict[str, float]:
         """Tokens and FLOPs a second since the last row, and the share of the devices' peak if that
@@ -130,15 +132,15 @@ class Log:
 
 
 class MetricsWriter:
-    """Appends rows to metrics.jsonl and the tracker. Opening it at a step drops the rows after that
-    step.
+    """Appends rows to metrics.jsonl, which ends with `step`, and to the tracker.
 
     Files in a bucket can only be replaced: there, rows are collected and uploaded every
     _UPLOAD_SECONDS and at `flush`.
     """
 
-    def __init__(self, config: Config, folder: RunFolder, step: int, note: Callable[[str], None]) -> None:
-        folder.cut_metrics(step)
+    def __init__(self, config: Config, folder: RunFolder, step: int, rows: int, note: Callable[[str], None]) -> None:
+        """`rows`: how many there are."""
+        self.rows = rows
         self._folder = folder
         self._rows: list[Mapping[str, Any]] = []
         self._uploaded = time.monotonic()
@@ -147,18 +149,21 @@ class MetricsWriter:
     def write(self, row: Mapping[str, Any]) -> None:
         """Adds the row of one step and split."""
         self._rows.append(row)
+        self.rows += 1
         self._tracker.write(row)
         if not self._folder.is_remote or time.monotonic() - self._uploaded > _UPLOAD_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Writes all rows so far. Called before a save: a checkpoint must not be newer than the
-        rows.
-        """
+        """Writes all rows so far."""
         self._folder.append_metrics(self._rows)
         self._rows = []
         self._tracker.flush()
         self._uploaded = time.monotonic()
+
+    def sync(self) -> None:
+        """Flushes the rows that are written to the disk."""
+        self._folder.sync_metrics()
 
     def close(self, *, failed: bool) -> None:
         """Writes all rows and closes the tracker; `failed`: an error has ended the run."""

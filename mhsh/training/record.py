@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,7 +13,6 @@ from mhsh.models.admin import read_omega
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import in_stack_order
 from mhsh.outcome import plateau_outcome, smoothed_final
-from mhsh.run_folder import vocab_file
 from mhsh.training.environment import environment
 from mhsh.training.optimizer import decayed_count
 from mhsh.training.setup import Setup
@@ -25,10 +25,18 @@ class RunRecord:
     """Writes run.json and the vocabulary. Only process 0 does."""
 
     def __init__(
-        self, setup: Setup, state: TrainState, compile_seconds: float, started_from: dict[str, Any] | None, wall: WallTime
+        self,
+        setup: Setup,
+        state: TrainState,
+        compile_seconds: float,
+        started_from: dict[str, Any] | None,
+        wall: WallTime,
+        lost_rows: Mapping[int, int],
     ) -> None:
+        """`lost_rows`: how many of metrics.jsonl are lost, by the step that the run resumes at."""
         config, corpus = setup.config, setup.corpus
         self._setup, self._wall = setup, wall
+        before = setup.folder.read_run()["lost_rows"] if setup.folder.has_run_record() else {}
         self._values: dict[str, Any] = {
             **environment(),
             "objective": config.model.objective,
@@ -46,15 +54,18 @@ class RunRecord:
             "omega": _initial_omega(setup, state),
             "compile_seconds": compile_seconds,
             "started_from": started_from,
+            "lost_rows": before | {str(step): rows for step, rows in lost_rows.items()},
         }
 
     def write(self, status: str, **more: Any) -> None:
-        """Replaces run.json; adds the vocabulary if it is missing."""
-        if jax.process_index() == 0:
-            folder = self._setup.folder
-            if not (folder.path / vocab_file(self._setup.config)).exists():
-                self._setup.corpus.save_vocab(folder.path)
-            folder.write_run(self._values | {"wall_seconds": self._wall.seconds(), "status": status, **more})
+        """Replaces run.json. Before the first one the vocabulary is written, whose hash it has."""
+        if jax.process_index():
+            return
+        folder = self._setup.folder
+        if not folder.has_vocabulary():
+            self._setup.corpus.save_vocab(folder.path)
+        values = {"vocabulary": folder.vocabulary_hash(self._setup.config), "wall_seconds": self._wall.seconds(), "status": status}
+        folder.write_run(self._values | values | more)
 
 
 def outcome_of(setup: Setup) -> str:

@@ -96,7 +96,8 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     optimizer = build_optimizer(config)
     abstract = abstract_state(config, optimizer, mesh)
     check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
-    corpus = load_corpus(config, folder.path if (folder.path / vocab_file(config)).exists() else None)
+    _check_same_vocabulary(config, folder)
+    corpus = load_corpus(config, folder.path if folder.has_vocabulary() else None)
     corpus.check_batch(config.train.batch_size)
     _check_same_batches(config, folder, corpus)
     wait_for_all("the data")  # a host may have copied prepared rows from a bucket
@@ -157,6 +158,15 @@ def _compiled(
     sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
     decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
     return model, train_step, Validator(config, model, mesh, corpus, rows, abstract.params, decoding, compiling)
+
+
+def _check_same_vocabulary(config: Config, folder: RunFolder) -> None:
+    """Raises UserError if the vocabulary of a run to be resumed has changed."""
+    if folder.has_run_record() and folder.read_run().get("vocabulary") != folder.vocabulary_hash(config):
+        raise UserError(
+            f"{folder.path / vocab_file(config)} is missing, or is not the vocabulary that the run began with; put it back from a "
+            "copy, or start again in another --workdir"
+        )
 
 
 def _check_same_batches(config: Config, folder: RunFolder, corpus: Corpus) -> None:

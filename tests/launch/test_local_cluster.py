@@ -144,6 +144,26 @@ def test_a_failure_ends_the_others(launch: Callable, variables: dict[str, str], 
     assert_nothing_left(home)
 
 
+def test_after_a_loss_all_start_again(launch: Callable, variables: dict[str, str], home: Path) -> None:
+    (home / "0").write_text('rm "$HOME/0"; sleep 0.5; exit 75\n')
+    (home / "1").write_text('rm "$HOME/1"; kill -KILL $$\n')
+    result = launch("local_cluster", "--processes=2", "--", "train", **variables)
+    assert result.returncode == 0
+    assert result.stderr.splitlines()[:3] == [
+        "local_cluster: process 1 ended with exit status 137",
+        "local_cluster: process 0 ended with exit status 75",
+        "local_cluster: a process was lost: starting all again, 1 of 100 times",
+    ]
+    assert len((home / "pids").read_text().split()) == 4
+    assert_nothing_left(home)
+
+
+def test_it_starts_again_so_many_times(launch: Callable, variables: dict[str, str], home: Path) -> None:
+    (home / "0").write_text("exit 75\n")
+    assert launch("local_cluster", "--processes=1", "--max-restarts=2", "--", "train", **variables).returncode == 75
+    assert len((home / "pids").read_text().split()) == 3
+
+
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 75), ("SIGINT", 130)])
 def test_signals_reach_every_process(
     environment: dict[str, str], variables: dict[str, str], home: Path, name: str, status: int
@@ -184,11 +204,11 @@ def test_children_left_behind_are_ended(launch: Callable, variables: dict[str, s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--", "train"), "needs --processes=N"),
+        (("--", "train"), "the following arguments are required: --processes"),
         (("--processes=2",), "needs the arguments of mhsh after --"),
-        (("--processes=none", "--", "train"), "--processes 'none' must be a whole number from 1"),
-        (("--processes=2", "--devices-per-process=0", "--", "train"), "--devices-per-process '0' must be a whole number from 1"),
-        (("--processes", "--", "train"), "--processes needs a value"),
+        (("--processes=none", "--", "train"), "argument --processes: 'none' must be a whole number"),
+        (("--processes=2", "--devices-per-process=0", "--", "train"), "--devices-per-process must be 1 or more"),
+        (("--processes", "--", "train"), "argument --processes: expected one argument"),
         (("--processes=2", "train"), "train is not an option"),
         (("--processes=2", "--", "train", "--coordinator=x"), "--coordinator is set by this launcher"),
     ],

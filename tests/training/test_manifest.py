@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from etils import epath
 
+from mhsh.run_folder import Counters
 from mhsh.training.checkpoints.manifest import FILE_MANIFEST, find_damage, write_file_manifest
 
 CONTENT = bytes(range(256)) * 40
@@ -19,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "params" / "d" / "values").write_bytes(CONTENT)
     (tmp_path / "params" / "empty").write_bytes(b"")
     (tmp_path / "record").write_text("written last")
-    write_file_manifest(epath.Path(tmp_path))
+    write_file_manifest(epath.Path(tmp_path), Counters(tokens=3))
     return tmp_path
 
 
@@ -39,6 +42,17 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(bytes(content))
 
 
+def rename_in_list(folder: Path, name: str) -> None:
+    listed = json.loads((folder / FILE_MANIFEST).read_text())
+    listed[name] = listed.pop("params/empty")
+    (folder / FILE_MANIFEST).write_text(json.dumps(listed))
+
+
+def put_in_place(folder: Path, make: Callable[[Path], None]) -> None:
+    (folder / "params/empty").unlink()
+    make(folder / "params/empty")
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit flipped": (lambda folder: flip(folder / "params/d/values", 77_777), "params/d/values is not what was saved"),
     "truncated": (lambda folder: (folder / "params/d/values").write_bytes(CONTENT[:-1]), "10239 bytes instead of 10240"),
@@ -46,6 +60,20 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "deleted": (lambda folder: (folder / "params/empty").unlink(), "params/empty is missing"),
     "no list": (lambda folder: (folder / FILE_MANIFEST).unlink(), "files.json, is missing or unreadable"),
     "half a list": (lambda folder: (folder / FILE_MANIFEST).write_text('{"params/d'), "files.json, is missing or unreadable"),
+    "counters changed": (lambda folder: (folder / "counters.json").write_text("{}"), "counters.json has 2 bytes instead of"),
+    "no names": (lambda folder: (folder / FILE_MANIFEST).write_text('{"a": 3}'), "files.json, is missing or unreadable"),
+    "leads out": (lambda folder: rename_in_list(folder, "../../dev/zero"), "files.json, is missing or unreadable"),
+    "from the root": (lambda folder: rename_in_list(folder, "/dev/zero"), "files.json, is missing or unreadable"),
+    "a pipe": (lambda folder: put_in_place(folder, os.mkfifo), "params/empty, which files.json lists, is no file of it"),
+    "a link out": (
+        lambda folder: put_in_place(folder, lambda path: path.symlink_to("/dev/zero")),
+        "params/empty, which files.json lists, is no file of it",
+    ),
+    "a list that is a pipe": (
+        lambda folder: ((folder / FILE_MANIFEST).unlink(), os.mkfifo(folder / FILE_MANIFEST)),
+        "files.json, is missing or unreadable",
+    ),
+    "a list nested deep": (lambda folder: (folder / FILE_MANIFEST).write_text("[" * 100_000), "files.json, is missing or"),
     "another list": (lambda folder: (folder / FILE_MANIFEST).write_text("[3]"), "files.json, is missing or unreadable"),
 }
 

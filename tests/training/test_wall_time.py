@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mhsh.training.tracking import wall_time
-from mhsh.training.tracking.wall_time import KINDS, WallTime, format_wall_time, repeated_seconds
+from mhsh.training.tracking.wall_time import KINDS, WallTime, format_wall_time
 
 
 @pytest.fixture
@@ -60,10 +60,3 @@ def test_an_earlier_process_counts_too(pass_time):
     pass_time(1.0)
     wall.add({"training": 8.0, "saving": 1.0})
     assert wall.seconds() == dict.fromkeys(KINDS, 0.0) | {"preparing": 1.0, "training": 8.0, "saving": 1.0}
-
-
-def test_steps_that_a_dead_process_had_made_are_repeated():
-    rows = [{"step": step, "split": split, "seconds": step / 2} for step in range(1, 11) for split in ("train", "validation")]
-    assert repeated_seconds(rows, 6) == 2.0
-    assert repeated_seconds(rows, 10) == repeated_seconds([], 6) == 0.0
-    assert repeated_seconds(rows, 0) == 5.0

@@ -11,6 +11,7 @@ from typing import Any
 
 from mhsh.bench.results import BenchResults, write
 from mhsh.bench.table import table
+from mhsh.cli import early_stop
 from mhsh.cli.benches import bench_suite
 from mhsh.cli.flags import add_configs
 from mhsh.cli.parser import add_command, examples
@@ -89,7 +90,7 @@ def run(kind: str, config: Config | None = None, against: Config | None = None, 
         results = _KINDS[kind](configs, options)
     except KeyboardInterrupt:
         print(f"mhsh bench {kind}: interrupted; nothing is written", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return early_stop.status() or 128 + signal.SIGINT
     print(table(results), flush=True)  # first: a full disk does not take it
     if out is not None:
         write(results, out)

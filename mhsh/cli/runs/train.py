@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
 
 from mhsh.cli.exit_status import interrupted
 from mhsh.cli.flags import CONFIG, add_configs
@@ -25,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="also print which kernels and remat policy were chosen, and why"
     )
+    parser.add_argument(
+        "--accept-gap", action="store_true", help="go on where rows of metrics.jsonl are lost; the report shows the gap"
+    )
     cluster = parser.add_argument_group("several processes (one command on each)")
     cluster.add_argument("--distributed", action="store_true", help="join the processes that JAX finds: TPU VMs, GKE, Slurm")
     cluster.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; with the next two")
@@ -36,6 +40,7 @@ def run(
     config: Config | None,
     workdir: str,
     verbose: bool = False,
+    accept_gap: bool = False,
     distributed: bool = False,
     coordinator: str | None = None,
     num_processes: int | None = None,
@@ -58,9 +63,11 @@ def run(
     from mhsh.training.cluster import join
     from mhsh.training.loop import train
 
+    cluster: AbstractContextManager[object] = nullcontext()
     if distributed or coordinator is not None:
-        join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
-    stopped_by = train(config, workdir, verbose)
+        cluster = join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
+    with cluster:
+        stopped_by = train(config, workdir, verbose, accept_gap)
     if stopped_by is not None:
         return interrupted(stopped_by)
     print(f"done: {workdir} (compare it with others: mhsh compare {workdir} ...)")

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mhsh.config.schema import TRANSLATION_TOKENIZERS
 from mhsh.errors import UserError
-from mhsh.files import opened
+from mhsh.files import opened, write_atomically
 
 PAD, UNK, BOS, EOS = SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -68,7 +68,7 @@ class SubwordTokenizer:
 
     def save(self, path: epath.PathLike) -> None:
         """Writes a tokenizer.json, which `load_subword` and the library `tokenizers` read."""
-        epath.Path(path).write_bytes(self._encoder.to_str(pretty=True).encode("utf-8") + b"\n")
+        write_atomically(path, self._encoder.to_str(pretty=True) + "\n")
 
 
 def train_subword(kind: str, texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:

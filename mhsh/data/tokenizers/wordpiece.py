@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int32
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from mhsh.errors import UserError
-from mhsh.files import opened
+from mhsh.files import opened, write_atomically
 
 PAD, UNK, CLS, SEP, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _CONTINUATION = "##"
@@ -65,7 +65,7 @@ class Tokenizer(abc.ABC):
 
     def save(self, path: epath.PathLike) -> None:
         """Writes a vocab.txt: UTF-8, one token per line, in the order of ids."""
-        epath.Path(path).write_bytes("".join(token + "\n" for token in self.vocab).encode("utf-8"))
+        write_atomically(path, "".join(token + "\n" for token in self.vocab))
 
 
 class WordPieceTokenizer(Tokenizer):

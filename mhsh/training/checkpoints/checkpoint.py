@@ -17,8 +17,8 @@ from etils import epath
 
 from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
-from mhsh.files import absolute, is_remote
-from mhsh.run_folder import RunFolder
+from mhsh.files import absolute, is_remote, make_durable
+from mhsh.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.checksum import as_hex, checksums
 from mhsh.training.checkpoints.manifest import Manifest, compare_manifests, find_damage, flatten, manifest, write_file_manifest
 from mhsh.training.checkpoints.replicas import read_once, split_replicas
@@ -127,7 +127,8 @@ class StoredCheckpoints:
                 item
             ]
             shapes = {path: {"shape": entry["shape"], "dtype": entry["dtype"]} for path, entry in saved.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            sums_saved = {path: entry["checksum"] for path, entry in saved.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
         compare_manifests(shapes, manifest(wanted), where)
         replicas = split_replicas(next(iter(wanted.values())).sharding)
@@ -139,7 +140,7 @@ class StoredCheckpoints:
         except Exception as error:  # Orbax raises a bare Exception where a read fails
             raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
         for path, sums in jax.device_get(checksums(restored)).items():
-            if as_hex(sums) != saved[path]["checksum"]:
+            if as_hex(sums) != sums_saved[path]:
                 raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
         return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
 
@@ -149,10 +150,10 @@ class Checkpoints(StoredCheckpoints):
 
     def __init__(self, folder: epath.PathLike, *, keep: int, keep_every: int) -> None:
         """Keeps the newest `keep` steps, and forever every multiple of `keep_every` (0: none)."""
-        self._saving = 0  # the step that is being written
+        self._keep, self._keep_every = keep, keep_every
+        self._saving: int | None = None  # the step that is being written
+        self._counters: Counters | None = None  # of that step
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            keep_period=keep_every or None,
             enable_async_checkpointing=True,
             cleanup_tmp_directories=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
@@ -164,8 +165,9 @@ class Checkpoints(StoredCheckpoints):
         """The checkpoints of a run, kept as its config says."""
         return cls(folder.checkpoints_path, keep=train.keep_checkpoints, keep_every=train.keep_every)
 
-    def save(self, step: int, state: TrainState) -> None:
-        """Copies the state and returns; it is written in the background.
+    def save(self, step: int, state: TrainState, counters: Counters | None = None) -> None:
+        """Copies the state and returns; it is written in the background. `counters` go with it,
+        where they are known.
 
         Raises:
           UserError: this save or the one before has failed; earlier checkpoints are intact.
@@ -173,9 +175,8 @@ class Checkpoints(StoredCheckpoints):
         items = {"params": flatten(state.params), "opt_state": flatten((state.opt_state, state.step))}
         manifests = {name: manifest(leaves, jax.device_get(checksums(leaves))) for name, leaves in items.items()}
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items()}
-        with self._naming_failures():
-            self._manager.wait_until_finished()  # Orbax would wait too, but self._saving must not change before
-        self._saving = step
+        self._finish_save()
+        self._saving, self._counters = step, counters
         with self._naming_failures():
             self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave(manifests), **saved))
 
@@ -199,10 +200,27 @@ class Checkpoints(StoredCheckpoints):
         return aside
 
     def close(self) -> None:
-        """Waits for the background save. Raises UserError if it fails."""
+        """Waits for the background save, until it would outlive a power cut. Raises UserError if it
+        fails.
+        """
+        self._finish_save()
+        self._manager.close()
+
+    def _finish_save(self) -> None:
+        """Waits for the background save, and deletes what is no longer kept.
+
+        Orbax would delete as soon as it has renamed the new checkpoint, before that name is on the
+        disk.
+        """
         with self._naming_failures():
             self._manager.wait_until_finished()
-        self._manager.close()
+        if self._saving is None:
+            return
+        if jax.process_index() == 0:
+            make_durable(self._folder / str(self._saving))
+        for step in self.steps()[self._keep :]:
+            if not self._keep_every or step % self._keep_every:
+                self._manager.delete(step)
 
     @contextlib.contextmanager
     def _naming_failures(self) -> Iterator[None]:
@@ -219,7 +237,7 @@ class Checkpoints(StoredCheckpoints):
         """Called by Orbax when all files are written, before it commits the checkpoint."""
         if jax.process_index() == 0:
             [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]
-            write_file_manifest(unfinished)
+            write_file_manifest(unfinished, self._counters)
 
 
 def _first_line(error: Exception) -> str:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
 
 from mhsh.errors import UserError
-from mhsh.files import read_object
+from mhsh.files import is_remote, make_durable, parse_object
+from mhsh.run_folder import COUNTERS_FILE, Counters
 from mhsh.training.checkpoints.checksum import as_hex
 
 Manifest = dict[str, dict[str, Any]]
@@ -52,33 +55,44 @@ def compare_manifests(saved: Manifest, wanted: Manifest, where: epath.Path) -> N
         raise UserError(f"the checkpoint {where} is of another model: {differences[0]}{more}; give the config it was saved with")
 
 
-def write_file_manifest(folder: epath.Path) -> None:
-    """Lists the files in the subfolders of `folder` (Orbax's items) in its files.json.
+def write_file_manifest(folder: epath.Path, counters: Counters | None) -> None:
+    """Writes `counters` (where there are any), lists their file and those in the subfolders of
+    `folder` (Orbax's items) in files.json, and flushes all of them to the disk. Orbax flushes the
+    arrays alone.
 
     Files in `folder` itself are Orbax's record of the save. Orbax still changes them afterwards.
     """
+    if counters is not None:
+        (folder / COUNTERS_FILE).write_text(json.dumps(counters._asdict()) + "\n")
     items = [path for path in folder.iterdir() if path.is_dir()]
-    files = {name: _size_and_digest(folder / name) for item in items for name in _files(item)}
+    names = [*([] if counters is None else [COUNTERS_FILE]), *(name for item in items for name in _files(item))]
+    files = {name: _size_and_digest(folder / name) for name in names}
     (folder / FILE_MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True) + "\n")
+    make_durable(folder)
 
 
 def find_damage(folder: epath.Path) -> str | None:
     """What is wrong with the listed files of `folder`, as half a line; None if nothing is.
 
-    Files that are not listed are ignored. Sizes are compared before anything is read.
+    Files that are not listed are ignored. Sizes are compared before anything is read. A listed name
+    that leads out of `folder`, or to something that is no file, is damage: nothing of it is opened.
     """
     try:
-        listed: Manifest = read_object(folder / FILE_MANIFEST)
-        sizes = {name: entry["bytes"] for name, entry in listed.items()}
-    except (UserError, KeyError, TypeError):
+        listed = _listed_files(folder / FILE_MANIFEST)
+    except (OSError, UserError, KeyError, TypeError, ValueError):
         return f"its list of files, {FILE_MANIFEST}, is missing or unreadable"
-    for name, size in sizes.items():
+    for name, entry in listed.items():
         path = folder / name
-        if not path.exists():
-            return f"{name} is missing"
-        found = path.stat().length
-        if found != size:
-            return f"{name} has {found} bytes instead of {size}"
+        try:
+            if not path.exists():
+                return f"{name} is missing"
+            if not _is_inside(path, folder):
+                return f"{name}, which {FILE_MANIFEST} lists, is no file of it"
+            size = path.stat().length
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
+        if size != entry["bytes"]:
+            return f"{name} has {size} bytes instead of {entry['bytes']}"
     for name, entry in listed.items():
         try:
             if _size_and_digest(folder / name) != entry:
@@ -86,6 +100,25 @@ def find_damage(folder: epath.Path) -> str | None:
         except OSError as error:
             return f"{name} cannot be read ({error.strerror or error})"
     return None
+
+
+def _listed_files(path: epath.Path) -> Manifest:
+    """The entries of a files.json; raises where it is none."""
+    if not is_remote(path) and not Path(path).is_file():
+        raise ValueError("it is no regular file")
+    listed: Manifest = parse_object(path.read_bytes(), str(path))
+    for name, entry in listed.items():
+        if set(entry) != {"bytes", "sha256"} or any(part in ("", ".", "..") for part in name.split("/")):
+            raise ValueError(f"{name!r} is no name of a file in the checkpoint")
+    return listed
+
+
+def _is_inside(path: epath.Path, folder: epath.Path) -> bool:
+    """Whether `path` is a regular file below `folder`, links followed."""
+    if is_remote(path):
+        return True  # objects have no links
+    real = Path(os.path.realpath(path))
+    return real.is_relative_to(os.path.realpath(folder)) and real.is_file()
 
 
 def _describe(entry: dict[str, Any] | None) -> str:

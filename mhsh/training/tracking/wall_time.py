@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 # What run.json's `wall_seconds` has. `waiting` is for data: while the host waits, the device may
 # still be at the step before. `repeated` are steps whose results were lost when a process died.
@@ -56,13 +56,6 @@ class WallTime:
         self._seconds[before] += now - self._since
         self._kind, self._since = kind, now
         return before
-
-
-def repeated_seconds(rows: Iterable[Mapping[str, Any]], step: int) -> float:
-    """Seconds of training after `step` in the rows of a run that is resumed there."""
-    seconds = [(row["step"], row["seconds"]) for row in rows if row["split"] == "train"]
-    kept = max((each for at, each in seconds if at <= step), default=0.0)
-    return max((each - kept for at, each in seconds if at > step), default=0.0)
 
 
 def format_wall_time(seconds: Mapping[str, float]) -> str:

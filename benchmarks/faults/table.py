@@ -1,0 +1,233 @@
+"""What a run survives: a kill before any of its calls that change a file, and a disk that fails.
+
+    python -m benchmarks.faults.table FOLDER [--kills] [--errors]
+
+The first run of a tiny config, from its first call to its second checkpoint, is observed through
+shim.c (needs gcc). A kill leaves what the calls before it have done, so a copy of the run folder
+before each call is what a kill there leaves: every copy that differs from the one before is resumed
+by the same command. A disk that is full (every call from one on fails with ENOSPC) or broken (one
+call fails with EIO) is tried at the first call of each kind on each file, and the same command then
+goes on without the fault. Every end is compared with the unbroken run, to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMINGS = {"seconds", "tokens_per_second", "flops_per_second"}
+STEPS = 12
+CONFIG = [
+    "--config=bert:2l8h",
+    "--config.model.vocab_size=512",
+    "--config.model.embed_dim=16",
+    "--config.model.head_dim=2",
+    "--config.model.mlp_dim=16",
+    "--config.model.remat_policy=none",
+    "--config.data.validation_fraction=0.2",
+    f"--config.train.num_steps={STEPS}",
+    "--config.train.checkpoint_interval=4",
+    "--config.train.eval_interval=4",
+    "--config.train.eval_batches=1",
+]
+GROWS = ("open", "write", "mkdir", "truncate")  # what needs room on a disk
+
+Decide = Callable[[int, str, Path], int]  # number of the call, its name, its file -> an errno, or 0 to go on
+
+
+class Ended(NamedTuple):
+    status: int
+    error: str
+
+
+def build_shim(folder: Path) -> Path:
+    shim = folder / "shim.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(shim), str(Path(__file__).with_name("shim.c")), "-ldl"], check=True)
+    return shim
+
+
+def train(folder: Path, text: Path, shim: Path | None = None, decide: Decide | None = None) -> Ended:
+    """`mhsh train` in `folder`; with a shim, `decide` is asked before calls that change a file."""
+    command = [sys.executable, "-m", "mhsh", "train", *CONFIG, f"--config.data.source=text:{text}", f"--workdir={folder}"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    if shim is None or decide is None:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        return Ended(done.returncode, done.stderr)
+    asked, ask = os.pipe()
+    answered, answer = os.pipe()
+    environment |= {"LD_PRELOAD": str(shim), "FAULT_ROOT": str(folder), "FAULT_PIPE": f"{ask},{answered}"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, pass_fds=(ask, answered)
+    )
+    os.close(ask)
+    os.close(answered)
+
+    def talk() -> None:
+        with open(asked, encoding="utf-8") as questions:
+            for number, line in enumerate(questions):
+                name, _, path = line.rstrip("\n").partition(" ")
+                code = decide(number, name, Path(path))
+                os.write(answer, str(code).encode() if code else b"-")
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    _, error = process.communicate()
+    thread.join()
+    os.close(answer)
+    return Ended(process.returncode, error)
+
+
+def write_text(folder: Path) -> Path:
+    """A small text to train on."""
+    text = folder / "text.txt"
+    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(900)]
+    text.write_text("\n\n".join("\n".join(sentences[start : start + 9]) for start in range(0, 900, 9)) + "\n", encoding="utf-8")
+    return text
+
+
+def curve(folder: Path, last: int = STEPS) -> list[dict[str, Any]]:
+    """The rows without times, and the checksum of every array at the end."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [{key: value for key, value in json.loads(line).items() if key not in TIMINGS} for line in lines]
+    manifests = sorted((folder / "checkpoints").glob(f"{last}/manifest/metadata"))
+    return [*rows, *(json.loads(path.read_text(encoding="utf-8")) for path in manifests)]
+
+
+def kind_of(path: Path, root: Path) -> str:
+    """A file's name without what differs from run to run."""
+    name = re.sub(r"[0-9a-f]{32}", "ID", str(path.relative_to(root)) if path != root else ".")
+    name = re.sub(r"checkpoints/\d+", "checkpoints/N", name)
+    name = re.sub(r"orbax-checkpoint-tmp(-\d+)?", "tmp", name)
+    return re.sub(r"(tfevents)\..*", r"\1", name)
+
+
+def content(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0")
+        digest.update(path.read_bytes() if path.is_file() else b"/")
+    return digest.hexdigest()
+
+
+def states_of_kills(work: Path, text: Path, shim: Path) -> list[tuple[str, Path]]:
+    """(the call, a copy of the folder before it) for every call that found the folder changed."""
+    folder, states, seen = work / "observed", [], set()
+
+    def decide(number: int, name: str, path: Path) -> int:
+        if folder.exists():
+            digest = content(folder)
+            if digest not in seen:
+                seen.add(digest)
+                copy = work / f"state-{number:04d}"
+                shutil.copytree(folder, copy)
+                states.append((f"{number} {name} {kind_of(path, folder)}", copy))
+        return 0
+
+    ended = train(folder, text, shim, decide)
+    assert ended.status == 0, ended.error
+    return states
+
+
+def points_of_errors(work: Path, text: Path, shim: Path) -> list[str]:
+    """Each kind of call on each kind of file."""
+    folder, found = work / "listed", collections.OrderedDict[str, None]()
+
+    def decide(number: int, name: str, path: Path) -> int:
+        found[f"{name} {kind_of(path, folder)}"] = None
+        return 0
+
+    ended = train(folder, text, shim, decide)
+    assert ended.status == 0, ended.error
+    return list(found)
+
+
+def with_error(work: Path, text: Path, shim: Path, point: str, code: int) -> tuple[Ended, Path]:
+    """The end of a run in which the call at `point` fails: by EIO once, by ENOSPC from then on."""
+    folder = work / f"{errno.errorcode[code]}-{hashlib.sha256(point.encode()).hexdigest()[:12]}"
+    begun = False
+
+    def decide(number: int, name: str, path: Path) -> int:
+        nonlocal begun
+        here = f"{name} {kind_of(path, folder)}" == point and not begun
+        begun = begun or here
+        return code if here or (begun and code == errno.ENOSPC and name in GROWS) else 0
+
+    return train(folder, text, shim, decide), folder
+
+
+def problem_of(folder: Path, text: Path, expected: Sequence[Any]) -> str:
+    """What is wrong with the same command in what a fault has left; empty: nothing."""
+    again = train(folder, text)
+    if again.status:
+        return f"the same command ends with {again.status}: {again.error.strip()[-300:]}"
+    if curve(folder) != expected:
+        return "another curve"
+    left = [path.name for path in folder.rglob("*") if path.name.endswith(".tmp") or "orbax-checkpoint-tmp" in path.name]
+    return f"left behind: {left}" if left else ""
+
+
+def one_line(error: str) -> bool:
+    """Whether a user is told in one line."""
+    return "Traceback" not in error and len([line for line in error.splitlines() if line.startswith("mhsh: ")]) == 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", action="store_true")
+    parser.add_argument("--errors", action="store_true")
+    options = parser.parse_args()
+    work = options.folder.absolute()
+    work.mkdir(parents=True)
+    return 1 if report(work, options.kills, options.errors) else 0
+
+
+def report(work: Path, kills: bool, errors: bool) -> list[str]:
+    """Prints the table; returns the rows with a problem."""
+    text, shim = write_text(work), build_shim(work)
+    unbroken = work / "unbroken"
+    assert train(unbroken, text).status == 0
+    expected, rows = curve(unbroken), []
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        if kills:
+            states = states_of_kills(work, text, shim)
+            found = pool.map(lambda state: problem_of(state[1], text, expected), states)
+            rows += [(f"killed before {call}", problem) for (call, _), problem in zip(states, found, strict=True)]
+        if errors:
+            points = points_of_errors(work, text, shim)
+            faults = [(point, errno.EIO) for point in points]
+            faults += [(point, errno.ENOSPC) for point in points if point.split()[0] in GROWS]
+
+            def judge(fault: tuple[str, int]) -> str:
+                ended, folder = with_error(work, text, shim, *fault)
+                if ended.status not in (0, 2):
+                    return f"ends with {ended.status}: {ended.error.strip()[-300:]}"
+                if ended.status == 2 and not one_line(ended.error):
+                    return f"not one line: {ended.error.strip()[-300:]}"
+                return problem_of(folder, text, expected)
+
+            problems = pool.map(judge, faults)
+            rows += [(f"{errno.errorcode[code]} at {point}", found) for (point, code), found in zip(faults, problems, strict=True)]
+    for fault, problem in rows:
+        print(f"{'FAILS' if problem else 'ok   '}  {fault}  {problem}", flush=True)
+    bad = [f"{fault}: {problem}" for fault, problem in rows if problem]
+    print(f"{len(rows)} faults, {len(bad)} with a problem")
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())

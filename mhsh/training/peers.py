@@ -1,0 +1,152 @@
+"""The other processes of a run, watched: when one is lost, every other one ends at once with
+status 75, in one line that names it, and the same command starts all of them again.
+
+Every process holds a connection to process 0. The kernel closes it when a process dies, however it
+dies, and its keepalive probes find a machine that is gone within `LOST_SECONDS`. A process that is
+slow or frozen still answers them: that is the watchdog's affair. Without this a survivor would wait
+for a collective, or jax's own client would abort it after up to 100 seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import selectors
+import socket
+import threading
+from types import TracebackType
+from typing import Any
+
+LOST_SECONDS = 8
+_PROBES = 3
+_KEY = "mhsh/peers"  # in the coordination service: where process 0 listens, and what members of the run say first
+_CONNECT_SECONDS, _INTRODUCTION_SECONDS, _OWN_ERROR_SECONDS = 60, 5, 1
+_STANDARD_ERROR = 2
+_LONGEST_LINE = 200
+
+
+class Peers:
+    """The connections of this process to the others. Inside the `with`, the loss of one ends it."""
+
+    def __init__(self) -> None:
+        self._watching = True
+        self._connections: dict[socket.socket, int] = {}  # and the number of the process at the other end
+        self._lost = threading.Lock()
+
+    def connect(self, process: int, count: int, client: Any, host: str) -> None:
+        """Joins the `count` processes; `client` is that of jax's coordination service, `host` the
+        machine of process 0.
+        """
+        if process == 0:
+            server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            token = secrets.token_hex(16)
+            client.key_value_set(_KEY, f"{token} {server.getsockname()[1]}")
+            run = functools.partial(self._watch_all, server, token, count)
+        else:
+            token, port = client.blocking_key_value_get(_KEY, _CONNECT_SECONDS * 1000).split()
+            connection = _probed(socket.create_connection((host, int(port)), _CONNECT_SECONDS))
+            connection.sendall(f"{token} {process}\n".encode())
+            connection.settimeout(None)
+            self._connections[connection] = 0
+            run = functools.partial(self._watch_process_0, connection)
+        threading.Thread(target=run, name="peers", daemon=True).start()
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """This process ends by itself. Where that is for an error, the others end with status 2."""
+        if isinstance(error, RuntimeError):
+            # It may come from a collective, a moment before the news of the process that is lost.
+            threading.Event().wait(LOST_SECONDS + 2)
+        self._watching = False
+        failed = error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit))
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.sendall(b"failed\n" if failed else b"done\n")
+
+    def lost(self, what: str, status: int = os.EX_TEMPFAIL) -> None:
+        """Ends this process."""
+        if self._watching and self._lost.acquire(blocking=False):
+            os.write(_STANDARD_ERROR, f"mhsh: {what}\n".encode())
+            os._exit(status)
+
+    def _watch_all(self, server: socket.socket, token: str, count: int) -> None:
+        """Of process 0: tells all others when one is lost."""
+        selector = selectors.DefaultSelector()
+        selector.register(server, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is server:
+                    connection, _ = server.accept()
+                    index = _introduced(connection, token, count)
+                    if index is None:
+                        connection.close()
+                    else:
+                        self._connections[_probed(connection)] = index
+                        selector.register(connection, selectors.EVENT_READ)
+                else:
+                    connection = key.fileobj
+                    assert isinstance(connection, socket.socket)
+                    word, index = _read_line(connection), self._connections[connection]
+                    selector.unregister(connection)
+                    del self._connections[connection]
+                    if word != "done":
+                        self._tell(index, word)
+
+    def _tell(self, index: int, word: str) -> None:
+        for connection in self._connections if self._watching else ():
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{index} {word}\n".encode())
+        self._end(index, word)
+
+    def _watch_process_0(self, connection: socket.socket) -> None:
+        line = _read_line(connection)
+        first, _, second = line.partition(" ")
+        if first.isdecimal():
+            self._end(int(first), second)
+        elif line != "done":
+            self._end(0, line)
+
+    def _end(self, index: int, word: str) -> None:
+        if word == "failed":
+            threading.Event().wait(_OWN_ERROR_SECONDS)  # this process may be about to say the same
+            self.lost(f"process {index} of this run has ended with an error; look at its log", status=2)
+        self.lost(_lost(index))
+
+
+def _lost(index: int) -> str:
+    return f"process {index} of this run is lost; run the same command again on all, and it goes on from its last checkpoint"
+
+
+def _probed(connection: socket.socket) -> socket.socket:
+    """With keepalive probes that find a silent machine within LOST_SECONDS."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", (LOST_SECONDS - 2) // _PROBES), ("TCP_KEEPCNT", _PROBES)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return connection
+
+
+def _introduced(connection: socket.socket, token: str, count: int) -> int | None:
+    """The number of the process at the other end; None: it is not of this run."""
+    connection.settimeout(_INTRODUCTION_SECONDS)
+    said, _, index = _read_line(connection).partition(" ")
+    connection.settimeout(None)
+    known = secrets.compare_digest(said.encode(), token.encode()) and index.isdecimal() and 0 < int(index) < count
+    return int(index) if known else None
+
+
+def _read_line(connection: socket.socket) -> str:
+    """The next line; empty where the other end is gone."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+        try:
+            byte = connection.recv(1)
+        except OSError:
+            return ""
+        if not byte:
+            return ""
+        line += byte
+    return line.decode(errors="replace").strip()
