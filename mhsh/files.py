@@ -34,6 +34,10 @@ def check_bucket(path: epath.PathLike) -> None:
         raise UserError(f"cannot use {path}: runs go to local folders and to gs:// buckets; choose another")
     if importlib.util.find_spec("gcsfs") is None:
         raise UserError(f"cannot use {path}: gcsfs is not installed; pip install 'mhsh[gcs]'")
+    from fsspec.config import conf
+
+    # Its cache of listings hides what other processes write: Orbax would wait for that for ever.
+    conf.setdefault("gs", {})["use_listings_cache"] = False
     problem = _no_answer(os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com")
     if problem:
         raise UserError(f"cannot reach {path}: {problem}; check the network, or use a local folder")

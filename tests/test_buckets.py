@@ -14,6 +14,7 @@ import urllib.request
 import pytest
 
 from mhsh.files import read_object, write_atomically
+from mhsh.run_folder import RunFolder
 from tests.conftest import ROOT
 from tests.runs import CONFIG, command, mhsh_here, rows_without_timings
 
@@ -71,6 +72,18 @@ def test_a_file_that_is_replaced_meanwhile_is_read_as_a_whole(bucket, monkeypatc
     while replacing.is_set():
         assert set(read_object(path)) == {"a"}
     thread.join()
+
+
+def test_what_another_process_has_written_is_there(bucket, monkeypatch):
+    """Orbax waits on one process for a file of another: gcsfs's cache of listings would hide it."""
+    for name, value in environment(bucket).items():
+        monkeypatch.setenv(name, value)
+    folder = RunFolder(f"gs://{BUCKET}/run").path
+    (folder / "one").write_text("of this process")
+    assert [path.name for path in folder.iterdir()] == ["one"]
+    upload = f"{bucket}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name=run/two"
+    with urllib.request.urlopen(urllib.request.Request(upload, data=b"of another", method="POST"), timeout=30):
+        assert (folder / "two").exists()
 
 
 def test_another_kind_of_bucket_is_refused(corpus):
