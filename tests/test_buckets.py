@@ -13,7 +13,7 @@ import urllib.request
 
 import pytest
 
-from mhsh.files import read_object, write_atomically
+from mhsh.files import check_bucket, read_object, write_atomically
 from mhsh.run_folder import RunFolder
 from tests.conftest import ROOT
 from tests.runs import CONFIG, command, mhsh_here, rows_without_timings
@@ -24,6 +24,13 @@ BUCKET = "runs"
 def environment(address: str) -> dict[str, str]:
     """Where gcsfs and TensorStore look for the bucket."""
     return os.environ | {"NO_GCE_CHECK": "true", "STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address}
+
+
+def use_here(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process uses that emulator, as a command would: `check_bucket` comes first."""
+    for name, value in environment(address).items():
+        monkeypatch.setenv(name, value)
+    check_bucket(f"gs://{BUCKET}")
 
 
 def objects(address: str, prefix: str) -> str:
@@ -55,8 +62,7 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken
 
 
 def test_a_file_that_is_replaced_meanwhile_is_read_as_a_whole(bucket, monkeypatch):
-    for name, value in environment(bucket).items():
-        monkeypatch.setenv(name, value)
+    use_here(bucket, monkeypatch)
     path = f"gs://{BUCKET}/file.json"
     replacing = threading.Event()
 
@@ -76,8 +82,7 @@ def test_a_file_that_is_replaced_meanwhile_is_read_as_a_whole(bucket, monkeypatc
 
 def test_what_another_process_has_written_is_there(bucket, monkeypatch):
     """Orbax waits on one process for a file of another: gcsfs's cache of listings would hide it."""
-    for name, value in environment(bucket).items():
-        monkeypatch.setenv(name, value)
+    use_here(bucket, monkeypatch)
     folder = RunFolder(f"gs://{BUCKET}/run").path
     (folder / "one").write_text("of this process")
     assert [path.name for path in folder.iterdir()] == ["one"]
