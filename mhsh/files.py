@@ -54,6 +54,10 @@ def check_bucket(path: epath.PathLike) -> None:
     # They log what they raise, and for every file that they may not ask what kind its bucket is.
     for name in ("gcsfs", "google.auth._default"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    from fsspec.config import conf
+
+    # Its cache of listings hides what other processes write: Orbax would wait for that for ever.
+    conf.setdefault("gs", {})["use_listings_cache"] = False
     problem = _no_answer(os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com")
     if problem:
         raise UserError(f"cannot reach {path}: {problem}; check the network, or use a local folder")
@@ -91,7 +95,7 @@ def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
     from google.auth.exceptions import GoogleAuthError
 
     try:
-        yield fsspec.filesystem("gs", use_listings_cache=False)
+        yield fsspec.filesystem("gs")
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, "no such object or bucket", str(path)) from error
     except (OSError, HttpError, ClientError, GoogleAuthError) as error:

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from pyarrow import parquet
 
 from mhsh.data.load import load_corpus
-from mhsh.files import read_object, write_atomically
+from mhsh.files import check_bucket, read_object, write_atomically
+from mhsh.run_folder import RunFolder
 from tests.buckets import bucket_variables
 from tests.clusters import finish, start
 from tests.conftest import ROOT
@@ -32,6 +33,13 @@ BUCKET = "runs"
 
 def environment(address: str) -> dict[str, str]:
     return os.environ | bucket_variables(address)
+
+
+def use_here(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process uses that emulator, as a command would: `check_bucket` comes first."""
+    for name, value in environment(address).items():
+        monkeypatch.setenv(name, value)
+    check_bucket(f"gs://{BUCKET}")
 
 
 def objects(address: str, prefix: str) -> str:
@@ -102,8 +110,7 @@ def test_two_processes_train_on_rows_in_a_bucket_as_one_on_a_disk(rows, rows_her
 
 
 def test_a_file_that_is_replaced_meanwhile_is_read_as_a_whole(bucket, monkeypatch):
-    for name, value in environment(bucket).items():
-        monkeypatch.setenv(name, value)
+    use_here(bucket, monkeypatch)
     path = f"gs://{BUCKET}/file.json"
     replacing = threading.Event()
 
@@ -119,6 +126,17 @@ def test_a_file_that_is_replaced_meanwhile_is_read_as_a_whole(bucket, monkeypatc
     while replacing.is_set():
         assert set(read_object(path)) == {"a"}
     thread.join()
+
+
+def test_what_another_process_has_written_is_there(bucket, monkeypatch):
+    """Orbax waits on one process for a file of another: gcsfs's cache of listings would hide it."""
+    use_here(bucket, monkeypatch)
+    folder = RunFolder(f"gs://{BUCKET}/run").path
+    (folder / "one").write_text("of this process")
+    assert [path.name for path in folder.iterdir()] == ["one"]
+    upload = f"{bucket}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name=run/two"
+    with urllib.request.urlopen(urllib.request.Request(upload, data=b"of another", method="POST"), timeout=30):
+        assert (folder / "two").exists()
 
 
 def test_another_kind_of_bucket_is_refused(corpus):

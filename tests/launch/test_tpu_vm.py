@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -286,16 +287,17 @@ def rows(address: str, run: str, folder: Path) -> list[dict]:
     return rows_without_timings(local)
 
 
-def training(launcher: Launcher) -> bool:
-    """Whether worker 0 has logged a step."""
+def last_step(launcher: Launcher) -> int:
+    """The last step in worker 0's log, or 0."""
     request = launcher.cloud.request("mine")
     log = Path(request["homes"][0]) / "mhsh-logs/run.log" if request else None
-    return log is not None and log.exists() and ": step " in log.read_text()
+    steps = re.findall(r": step (\d+)/", log.read_text()) if log is not None and log.exists() else []
+    return int(steps[-1]) if steps else 0
 
 
 def test_a_preempted_run_resumes_on_a_new_slice(launcher: Launcher, bucket: str, tmp_path: Path) -> None:
     def preempt(launcher: Launcher, number: int) -> None:
-        wait_for(lambda: training(launcher), 240)
+        wait_for(lambda: last_step(launcher) > 0, 240)
         launcher.cloud.preempt("mine", grace=60)
 
     output = train_on_a_slice(launcher, bucket, "gs://runs/one", preempt, 1)
@@ -312,15 +314,17 @@ def test_three_preemptions_at_random_times_leave_no_trace_in_the_curve(launcher:
     times = random.Random(seed)
 
     def preempt(launcher: Launcher, number: int) -> None:
-        """At once and without a warning, at any step or in the middle of a checkpoint."""
-        wait_for(lambda: training(launcher), 240)
-        time.sleep(times.uniform(3, 8))
+        """At once and without a warning, in the first, second and third part of the run."""
+        step = times.randrange(40 + 160 * number, 200 + 160 * number)
+        wait_for(lambda: last_step(launcher) >= step, 400)
+        time.sleep(times.uniform(0, 2))
         launcher.cloud.preempt("mine")
 
-    longer = ("--config.train.num_steps=600", "--config.train.checkpoint_interval=40", "--config.train.log_interval=40")
+    fields = dict(num_steps=600, checkpoint_interval=20, log_interval=10, eval_interval=0)
+    longer = [f"--config.train.{name}={value}" for name, value in fields.items()]
     output = train_on_a_slice(launcher, bucket, "gs://runs/broken", preempt, 3, *longer)
     print(f"seed {seed}", output, sep="\n")
-    assert "resuming from the checkpoint of step" in output
+    assert output.count("resuming from the checkpoint of step") == 3
     train_on_a_slice(launcher, bucket, "gs://runs/unbroken", preempt, 0, *longer)
     assert rows(bucket, "broken", tmp_path) == rows(bucket, "unbroken", tmp_path)
 
