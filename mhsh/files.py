@@ -340,19 +340,22 @@ def new_folder(out: str) -> Iterator[Path]:
     """
     check_new_folder(out)
     final = Path(os.path.abspath(out))  # noqa: PTH100 (links are not followed)
-    unfinished = final.with_name(f".{final.name}.unfinished")
+    # The lock is on the folder around the one to fill, which may take locks of its own.
+    around = final.with_name(f".{final.name}.unfinished")
     try:
-        unfinished.mkdir(parents=True, exist_ok=True)
+        around.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(unfinished))
+            stack.enter_context(locked(around))
         except BlockingIOError:
             raise UserError(f"another process is writing {out}; wait for it, or choose another --out") from None
+        _unfinished.add(around)
         try:
-            _unfinished.add(unfinished)
-            _empty(unfinished)  # a killed process has left it
+            _empty(around)  # a killed process has left it
+            unfinished = around / final.name
+            unfinished.mkdir()
             yield unfinished
             make_durable(unfinished)
             try:
@@ -360,11 +363,9 @@ def new_folder(out: str) -> Iterator[Path]:
             except OSError as error:
                 raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
             _sync(final.parent)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
         finally:
-            _unfinished.discard(unfinished)
+            shutil.rmtree(around, ignore_errors=True)
+            _unfinished.discard(around)
 
 
 def _empty(folder: Path) -> None:

@@ -400,23 +400,18 @@ class RunFolder:
 
 
 def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs that a run started from, nearest first, by its run.json; as `RunFolder.lineage`. An
-    older run.json names the nearest alone: of the others its folder is asked, if it is there.
+    """The runs that a run started from, nearest first, by its run.json; as `RunFolder.lineage`.
+
+    Raises:
+      UserError: it is no list of runs.
     """
     start = record.get("started_from")
     if not start:
         return []
-    if not isinstance(start, dict) or not isinstance(start.get("folder"), str) or not isinstance(start.get("step"), int):
+    lineage = start.get("lineage") if isinstance(start, dict) else None
+    if not isinstance(lineage, list) or not all(isinstance(each, dict) and isinstance(each.get("step"), int) for each in lineage):
         raise UserError(f"run.json is damaged: started_from is {start!r:.80}; put it back from a copy")
-    if "lineage" in start:
-        return start["lineage"]
-    try:
-        return RunFolder(start["folder"]).lineage(start["step"])
-    except (UserError, OSError):
-        return [
-            dict.fromkeys(("tokens", "flops", "seconds", "fingerprint", "config"))
-            | {"folder": start["folder"], "step": start["step"]}
-        ]
+    return lineage
 
 
 def _is_leftover(name: str) -> bool:

@@ -159,7 +159,11 @@ def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_pa
     metrics, record = workdir / "metrics.jsonl", workdir / "run.json"
     metrics.write_bytes(metrics.read_bytes()[:-9])
     cut = mhsh_here(*arguments)
-    assert cut.returncode == 2 and "is finished, but" in cut.stderr and "cut short in line" in cut.stderr
+    assert cut.returncode == 2 and "metrics.jsonl has" in cut.stderr and "go on without the lost rows by --accept-gap" in cut.stderr
+    accepted = mhsh_here(*arguments, "--accept-gap")
+    assert accepted.returncode == 0 and json.loads(record.read_text())["lost_rows"] == {"36": 1}
+    compared = mhsh_here("compare", str(workdir), f"--out={tmp_path / 'report.html'}")
+    assert f"{workdir}: 1 rows of metrics.jsonl up to step 36 are lost; the curve has a gap there" in compared.stderr
     record.unlink()
     lost = mhsh_here(*arguments)
     assert lost.returncode == 2 and f"{workdir} is finished, but run.json is missing" in lost.stderr
@@ -209,7 +213,7 @@ def test_damaged_metrics_before_the_checkpoint_stop_a_resume(unbroken, tmp_path)
     (workdir / "metrics.jsonl").write_bytes(truncated)
     done = mhsh_here("train", f"--workdir={workdir}")
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "metrics.jsonl is cut short in line 5" in done.stderr
+    assert done.stderr.count("\n") == 1 and "metrics.jsonl has 4 of" in done.stderr
     assert (workdir / "metrics.jsonl").read_bytes() == truncated
 
 

@@ -35,7 +35,7 @@ def test_what_works_says_how_it_fits() -> None:
     [
         (["finetune"], ["`up` runs mhsh train, not finetune"]),
         (["train", "--config=bert:2l8h"], ["mhsh train: the following arguments are required: --workdir"]),
-        (["train", "--config=bert:none", "--workdir=gs://b/r"], ["configs/bert.py has no variant 'none'"]),
+        (["train", "--config=bert:none", "--workdir=gs://b/r"], ["bert has no variant 'none'"]),
         ([*TINY, "--epochs=3"], ["--epochs is not an argument of mhsh train"]),
         ([*TINY[:2], "--workdir=r", TINY[3]], ["--workdir=r is lost with the slice"]),
         (TINY[:3], ["--config=bert:2l8h would train on the small embedded text of stdlib; give --config.data.source"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from mhsh.config.schema import Config
 from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.runs.loading import load_runs
-from mhsh.run_folder import RunFolder
+from mhsh.run_folder import COUNTERS_FILE, Counters, RunFolder
 
 MakeRun = Callable[..., Path]
 
@@ -28,6 +29,14 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
 def make_shared_run(tmp_path_factory: pytest.TempPathFactory, make_config: Callable[..., Config]) -> MakeRun:
     """As make_run, for runs that all tests of a module read and none changes."""
     return run_maker(tmp_path_factory.mktemp("shared"), make_config)
+
+
+def lineage_of(parent: Path, step: int) -> list[dict[str, Any]]:
+    """What a run inherits that starts from a made one, with the counters of a checkpoint there."""
+    path = parent / "checkpoints" / str(step) / COUNTERS_FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(Counters(512 * step, 10**9 * step, 0.1 * step, step)._asdict()))
+    return RunFolder(parent).lineage(step)
 
 
 def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:

@@ -35,7 +35,7 @@ for stage in sys.argv[2:]:
         wandb_run.send_rest(folder, print)
         continue
     begin, end, how = int(stage.split()[0]), int(stage.split()[1]), stage.split()[2]
-    folder.cut_metrics(begin)
+    folder.cut_metrics(begin, begin + begin // 10, False)
     tracker = wandb_run.WandbRun(folder, print)
     for step in range(begin + 1, end + 1):
         costs = {"tokens": 512 * step, "flops": 10**21 * step, "seconds": 0.5 * step}

@@ -58,9 +58,7 @@ class Run:
 
     @functools.cached_property
     def lineage(self) -> tuple[Ancestor, ...]:
-        """The runs that it started from, nearest first (mhsh.run_folder.recorded_lineage). Read
-        once: for an older record the folders of those runs are asked.
-        """
+        """The runs that it started from, nearest first (mhsh.run_folder.recorded_lineage)."""
         return tuple(map(_ancestor, recorded_lineage(self.record)))
 
     def recorded(self, *keys: str) -> Any:
@@ -186,9 +184,13 @@ def _load(name: str, path: epath.Path, config: Config, curves: LoggedCurves) -> 
     if folder.has_run_record():
         try:
             record = folder.read_run()
+            recorded_lineage(record)
         except UserError as error:
             problems.append(str(error))
+            record = {name: value for name, value in record.items() if name != "started_from"}
     problems += curves.problems
+    for step, rows in record.get("lost_rows", {}).items():
+        problems.append(f"{path}: {rows} rows of metrics.jsonl up to step {step} are lost; the curve has a gap there")
     vocabulary = None
     vocab_path = path / vocab_file(config)
     if vocab_path.exists():

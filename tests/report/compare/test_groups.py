@@ -14,7 +14,7 @@ from mhsh.report.compare.fairness import find_conditions, verdict
 from mhsh.report.compare.groups import BAND_POINTS, bands, group_runs
 from mhsh.report.runs.curves import Curve
 from mhsh.report.runs.loading import load_runs
-from mhsh.run_folder import RunFolder
+from tests.report.conftest import lineage_of
 
 
 def grouped(*paths) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
@@ -49,18 +49,16 @@ def test_data_seeds_belong_together_only_where_each_run_has_its_own(make_run) ->
     assert grouped(*both, third) == [("a", (0, 2), (0, 2)), ("a-1", (1,), (1,))]
 
 
-def two_phases(make_run, name: str, seed: int, steps: int = 20, recorded: bool = True) -> Path:
+def two_phases(make_run, name: str, seed: int, steps: int = 20) -> Path:
     """A second phase from a first one of its own."""
     seeds = {"seed": seed}
     first = make_run(f"first-{name}-{seed}", [3.0] * steps, training=seeds)
-    start = {"folder": str(first), "step": steps} | ({"lineage": RunFolder(first).lineage(steps)} if recorded else {})
+    start = {"folder": str(first), "step": steps, "lineage": lineage_of(first, steps)}
     return make_run(f"{name}-{seed}", [2.0] * 20, training=seeds | {"start_from": str(first)}, record={"started_from": start})
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_seeds_that_each_start_from_a_first_phase_of_their_own_are_one_group(make_run, recorded) -> None:
-    """An older run.json names its parent alone; then the parent's folder is asked."""
-    runs = [two_phases(make_run, "two", seed, recorded=recorded) for seed in range(3)]
+def test_seeds_that_each_start_from_a_first_phase_of_their_own_are_one_group(make_run) -> None:
+    runs = [two_phases(make_run, "two", seed) for seed in range(3)]
     assert grouped(*runs) == [("two", (0, 1, 2), (0, 1, 2))]
 
 
@@ -79,7 +77,7 @@ def test_parents_of_parents_count(make_run) -> None:
     first = two_phases(make_run, "mid", 0)
     other = make_run("plain", [2.0] * 20, training={"start_from": "elsewhere"}, record={"started_from": None})
     for path in (first, other):
-        assert [each["step"] for each in RunFolder(path).lineage(20)] == ([20, 20] if path == first else [20])
+        assert [each["step"] for each in lineage_of(path, 20)] == ([20, 20] if path == first else [20])
 
 
 def test_names_are_what_the_runs_have_in_common(make_run, tmp_path) -> None:

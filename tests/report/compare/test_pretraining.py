@@ -13,7 +13,7 @@ from mhsh.report.compare.chart import describe_chart
 from mhsh.report.compare.comparison import compare
 from mhsh.report.compare.measures import measure_rows
 from mhsh.report.runs.loading import load_runs
-from mhsh.run_folder import RunFolder
+from tests.report.conftest import lineage_of
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def two_phases(make_run: Callable[..., Path]) -> tuple[Path, Path]:
 
 
 def after(parent: Path, step: int) -> dict[str, Any]:
-    start = {"folder": str(parent), "step": step, "lineage": RunFolder(parent).lineage(step)}
+    start = {"folder": str(parent), "step": step, "lineage": lineage_of(parent, step)}
     return {"training": {"start_from": str(parent)}, "record": {"started_from": start}}
 
 
@@ -59,7 +59,8 @@ def test_the_report_says_so_everywhere(two_phases: tuple[Path, Path]) -> None:
 
 
 def test_what_a_run_before_did_not_record_is_a_problem_and_no_guess(make_run: Callable[..., Path]) -> None:
-    start = {"folder": "gone", "step": 7}
+    parent = dict.fromkeys(("tokens", "flops", "seconds", "fingerprint", "config")) | {"folder": "gone", "step": 7}
+    start = {"folder": "gone", "step": 7, "lineage": [parent]}
     run = make_run("two", [2.0] * 15, training={"start_from": "gone"}, record={"started_from": start})
     comparison = compare(load_runs([run]), pretraining=True)
     x = comparison.runs[0].curves["train"].x

@@ -226,7 +226,7 @@ def test_a_resumed_run_is_one_clean_curve(make_run, read_steps: Callable[[Path],
     )
     folder = RunFolder(resumed)
     later = [row for row in folder.read_metrics().rows if row["step"] > 20]
-    folder.cut_metrics(20)
+    folder.cut_metrics(20, 22, False)
     folder.append_metrics(later)
     found = results(resumed, straight)
     assert read_steps(resumed) == list(range(1, 41))
