@@ -43,6 +43,7 @@ from mhsh.files import (
 
 METRICS_FILE = "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
+_COMMIT_MARK = "commit_success.txt"  # Orbax's
 PROFILE_FOLDER = "profile"
 HOLDER_FILE = ".holder.json"  # of the process that trains; there while it does
 _BLOCK_BYTES = 1 << 18
@@ -157,12 +158,16 @@ class RunFolder:
             if config != there:
                 with folder.held():
                     write_atomically(folder._config_path, _dump(to_dict(config)))
-        elif not folder._config_path.exists() and any(not _is_leftover(path.name) for path in folder.path.iterdir()):
+        elif not folder._config_path.exists() and folder._holds_something_else():
             raise UserError(f"{folder.path} is not empty and holds no run; choose another --workdir")
         else:
             with folder.held():
                 write_atomically(folder._config_path, _dump(to_dict(config)))
         return folder
+
+    def _holds_something_else(self) -> bool:
+        """Whether there are files that no start of a run leaves that was killed."""
+        return self.path.exists() and any(path.name != HOLDER_FILE and not is_half_file(path.name) for path in self.path.iterdir())
 
     @contextlib.contextmanager
     def held(self) -> Iterator[str]:
@@ -268,10 +273,11 @@ class RunFolder:
         return self._config_path.exists() and any(trace.exists() for trace in traces)
 
     def newest_checkpoint(self) -> int | None:
-        """The newest committed step, by the folders' names alone (None: none)."""
-        return max(
-            (int(path.name) for path in self.checkpoints_path.glob("*") if path.name.isdecimal() and path.is_dir()), default=None
-        )
+        """The newest committed step (None: none). On a disk a checkpoint gets its name when it is
+        committed, in a bucket a mark.
+        """
+        named = [path for path in self.checkpoints_path.glob("*") if path.name.isdecimal() and path.is_dir()]
+        return max((int(path.name) for path in named if not self.is_remote or (path / _COMMIT_MARK).exists()), default=None)
 
     def counters(self, step: int) -> Counters | None:
         """What had been used when the checkpoint of `step` was saved; None: it was imported.
@@ -412,11 +418,6 @@ def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(lineage, list) or not all(isinstance(each, dict) and isinstance(each.get("step"), int) for each in lineage):
         raise UserError(f"run.json is damaged: started_from is {start!r:.80}; put it back from a copy")
     return lineage
-
-
-def _is_leftover(name: str) -> bool:
-    """Whether a file is what a start that was killed leaves before config.json is there."""
-    return name == HOLDER_FILE or is_half_file(name)
 
 
 def _extends(config: Config, there: Config, path: epath.PathLike) -> bool:
