@@ -199,3 +199,24 @@ def test_a_lost_omega_is_an_error(unbroken, tmp_path):
     assert done.returncode == 2
     assert "encoder.layers.attention_residual.omega is absent there" in done.stderr
     assert (workdir / "checkpoints" / "24").is_dir()
+
+
+def test_a_vocabulary_that_a_failed_start_left_is_made_again(unbroken, corpus, tmp_path):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    for name, length in (("config.json", None), ("vocab.txt", 1500)):
+        (workdir / name).write_bytes((unbroken / name).read_bytes()[:length])
+    done = mhsh("train", *CONFIG, corpus, f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    assert (workdir / "vocab.txt").read_bytes() == (unbroken / "vocab.txt").read_bytes()
+    assert rows_without_timings(workdir) == rows_without_timings(unbroken)
+
+
+@pytest.mark.parametrize("change", ["cut", "gone"])
+def test_a_vocabulary_that_changed_after_the_start_is_refused(unbroken, tmp_path, change):
+    workdir = cut_back(unbroken, tmp_path / "run")
+    path = workdir / "vocab.txt"
+    path.write_bytes(path.read_bytes()[:1500]) if change == "cut" else path.unlink()
+    done = mhsh_here("train", f"--workdir={workdir}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"{path} is missing, or is not the vocabulary that the run began with" in done.stderr
