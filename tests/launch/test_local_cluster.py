@@ -25,7 +25,7 @@ echo "JAX_PLATFORMS=$JAX_PLATFORMS JAX_NUM_CPU_DEVICES=$JAX_NUM_CPU_DEVICES $JAX
 echo "to the error stream" >&2
 printf 'without an end'
 """
-WAIT = 'trap "echo saved; exit 75" TERM; trap "echo saved; exit 130" INT; echo ready; while :; do sleep 0.05; done\n'
+WAIT = 'trap "echo saved; exit 75" TERM; trap "echo saved; exit 130" INT; sleep 1000 & echo ready; wait\n'
 
 
 @pytest.fixture

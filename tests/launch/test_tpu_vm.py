@@ -295,6 +295,7 @@ def last_step(launcher: Launcher) -> int:
     return int(steps[-1]) if steps else 0
 
 
+@pytest.mark.slow
 def test_a_preempted_run_resumes_on_a_new_slice(launcher: Launcher, bucket: str, tmp_path: Path) -> None:
     def preempt(launcher: Launcher, number: int) -> None:
         wait_for(lambda: last_step(launcher) > 0, 240)
