@@ -103,9 +103,13 @@ def call(cluster: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("status", "state", "requeued"),
-    [(0, "RUNNING", False), (2, "RUNNING", False), (1, "RUNNING", False), (75, "RUNNING", True), (75, "COMPLETING", False)],
+    [
+        *((status, "RUNNING", False) for status in (0, 1, 2, 143)),
+        *((status, "RUNNING", True) for status in (75, 137)),
+        (75, "COMPLETING", False),
+    ],
 )
-def test_only_75_goes_back_into_the_queue(
+def test_only_75_and_a_kill_go_back_into_the_queue(
     job: Callable, cluster: Path, hostile: list[str], status: int, state: str, requeued: bool
 ) -> None:
     ended, _, errors = end(job("train", *hostile, MHSH_STATUS=str(status), JOB_STATE=state))

@@ -143,8 +143,8 @@ def acted(launcher: Launcher) -> Callable[[str], Launcher]:
 UP = ("up", TYPE, *RUN, "--workdir=gs://b/run")
 
 
-def test_up_runs_again_after_75_with_the_same_arguments(acted: Callable, hostile: list[str]) -> None:
-    launcher = acted("75 75 0")
+def test_it_runs_again_after_75_and_a_kill_with_the_same_arguments(acted: Callable, hostile: list[str]) -> None:
+    launcher = acted("75 137 0")
     assert launcher.run("create", TYPE)[0] == 0
     for _ in range(3):
         launcher.run("status")
@@ -159,7 +159,7 @@ def test_up_runs_again_after_75_with_the_same_arguments(acted: Callable, hostile
         assert [each.split("\0")[:-1] for each in told] == [["train", *hostile, "--distributed"]] * 3
     assert not list(launcher.cloud.folder.rglob("harm"))
     ended = [line for line in launcher.run("logs", "--worker=all")[1].splitlines() if "ended" in line]
-    assert [line.rpartition(": ")[2] for line in ended] == [f"mhsh ended with exit status {n}" for n in (75, 75, 0)] * 2
+    assert [line.rpartition(": ")[2] for line in ended] == [f"mhsh ended with exit status {n}" for n in (75, 137, 0)] * 2
 
 
 def test_up_goes_from_nothing_to_the_end_and_again(acted: Callable) -> None:
