@@ -37,17 +37,21 @@ class Peers:
 
     def connect(self, process: int, count: int, client: Any, host: str) -> None:
         """Joins the `count` processes; `client` is that of jax's coordination service, `host` the
-        machine of process 0.
+        machine of process 0. Where it cannot be reached, training goes on without this watch.
         """
         if process == 0:
-            server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            server = _server(host)
             token = secrets.token_hex(16)
             client.key_value_set(_KEY, f"{token} {server.getsockname()[1]}")
             run = functools.partial(self._watch_all, server, token, count)
         else:
             token, port = client.blocking_key_value_get(_KEY, _CONNECT_SECONDS * 1000).split()
-            connection = _probed(socket.create_connection((host, int(port)), _CONNECT_SECONDS))
-            connection.sendall(f"{token} {process}\n".encode())
+            try:
+                connection = _probed(socket.create_connection((host, int(port)), _CONNECT_SECONDS))
+                connection.sendall(f"{token} {process}\n".encode())
+            except OSError as error:
+                print(f"port {port} of {host} cannot be reached ({error}): a lost process is found late, by jax alone", flush=True)
+                return
             connection.settimeout(None)
             self._connections[connection] = 0
             run = functools.partial(self._watch_process_0, connection)
@@ -92,6 +96,7 @@ class Peers:
                     assert isinstance(connection, socket.socket)
                     word, index = _read_line(connection), self._connections[connection]
                     selector.unregister(connection)
+                    connection.close()
                     del self._connections[connection]
                     if word != "done":
                         self._tell(index, word)
@@ -115,6 +120,16 @@ class Peers:
             threading.Event().wait(_OWN_ERROR_SECONDS)  # this process may be about to say the same
             self.lost(f"process {index} of this run has ended with an error; look at its log", status=2)
         self.lost(_lost(index))
+
+
+def _server(host: str) -> socket.socket:
+    """Listens at an address of this machine: at `host`, or at all where that is another name of it,
+    as behind a translation of addresses. Who does not know the run's token is turned away.
+    """
+    try:
+        return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError:
+        return socket.create_server(("", 0))
 
 
 def _lost(index: int) -> str:

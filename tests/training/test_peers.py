@@ -1,0 +1,90 @@
+"""Processes that watch each other, played by sockets of this one; tests/test_clusters.py kills real
+ones.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from mhsh.training.peers import Peers
+
+HOST = "127.0.0.1"
+
+
+class Store:
+    """The key-value store of the coordination service."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def key_value_set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        return self.values[key]
+
+    @property
+    def token_and_port(self) -> tuple[str, int]:
+        (value,) = self.values.values()
+        return value.split()[0], int(value.split()[1])
+
+
+Said = queue.Queue[tuple[str, int]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, Peers, Said]]:
+    """Process 0 of a run of three, and what it ends with."""
+    said: Said = queue.Queue()
+    store, peers = Store(), Peers()
+    monkeypatch.setattr(peers, "lost", lambda what, status=75: said.put((what, status)))
+    peers.connect(0, 3, store, HOST)
+    yield store, peers, said
+
+
+def member(store: Store, process: int) -> socket.socket:
+    token, port = store.token_and_port
+    connection = socket.create_connection((HOST, port), 10)
+    connection.sendall(f"{token} {process}\n".encode())
+    return connection
+
+
+def test_a_lost_process_is_named_to_all(run: tuple[Store, Peers, Said]) -> None:
+    store, _, said = run
+    with member(store, 2) as two:
+        member(store, 1).close()
+        assert said.get(timeout=10)[0].startswith("process 1 of this run is lost")
+        assert two.recv(100).startswith(b"1 ")
+
+
+def test_a_process_that_takes_leave_is_not_lost(run: tuple[Store, Peers, Said]) -> None:
+    store, _, said = run
+    with member(store, 1) as one, member(store, 2) as two:
+        one.sendall(b"done\n")
+        two.sendall(b"failed\n")
+    assert said.get(timeout=10) == ("process 2 of this run has ended with an error; look at its log", 2)
+
+
+@pytest.mark.parametrize("line", [b"guess 1\n", b"\n", b"x" * 500, b"TOKEN 0\n", b"TOKEN 3\n", b"TOKEN one\n"])
+def test_a_stranger_is_turned_away(run: tuple[Store, Peers, Said], line: bytes) -> None:
+    store, _, said = run
+    token, port = store.token_and_port
+    with socket.create_connection((HOST, port), 10) as stranger:
+        stranger.sendall(line.replace(b"TOKEN", token.encode()))
+        with pytest.raises((ConnectionResetError, AssertionError)):
+            assert stranger.recv(1), "closed"
+    member(store, 1).close()
+    assert said.get(timeout=10)[0].startswith("process 1 of this run is lost")
+
+
+def test_without_a_way_to_process_0_training_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store()
+    with socket.socket() as closed:
+        closed.bind((HOST, 0))
+        store.key_value_set("mhsh/peers", f"token {closed.getsockname()[1]}")
+        Peers().connect(1, 2, store, HOST)
+    assert "cannot be reached" in capsys.readouterr().out
