@@ -1,6 +1,6 @@
 """What a run survives: a kill before any of its calls that change a file, and a disk that fails.
 
-    python -m benchmarks.faults.table FOLDER [--kills] [--errors]
+    python -m benchmarks.faults.table FOLDER [--kills] [--errors] [--every=N]
 
 The first run of a tiny config, from its first call to its second checkpoint, is observed through
 shim.c (needs gcc). A kill leaves what the calls before it have done, so a copy of the run folder
@@ -190,42 +190,47 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", action="store_true")
     parser.add_argument("--errors", action="store_true")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th fault (default: 1, all)")
     options = parser.parse_args()
     work = options.folder.absolute()
     work.mkdir(parents=True)
-    return 1 if report(work, options.kills, options.errors) else 0
+    return 1 if report(work, options.kills, options.errors, options.every) else 0
 
 
-def report(work: Path, kills: bool, errors: bool) -> list[str]:
-    """Prints the table; returns the rows with a problem."""
+def report(work: Path, kills: bool, errors: bool, every: int) -> list[str]:
+    """Prints the table, a row as soon as it is known; returns the rows with a problem."""
     text, shim = write_text(work), build_shim(work)
     unbroken = work / "unbroken"
     assert train(unbroken, text).status == 0
-    expected, rows = curve(unbroken), []
+    expected, bad, count = curve(unbroken), [], 0
+
+    def show(fault: str, problem: str) -> None:
+        nonlocal count
+        count += 1
+        print(f"{'FAILS' if problem else 'ok   '}  {fault}  {problem}", flush=True)
+        bad.extend([f"{fault}: {problem}"] if problem else [])
+
+    def judge(fault: tuple[str, int]) -> str:
+        ended, folder = with_error(work, text, shim, *fault)
+        if ended.status not in (0, 2):
+            return f"ends with {ended.status}: {ended.error.strip()[-300:]}"
+        if ended.status == 2 and not one_line(ended.error):
+            return f"not one line: {ended.error.strip()[-300:]}"
+        return problem_of(folder, text, expected)
+
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         if kills:
-            states = states_of_kills(work, text, shim)
+            states = states_of_kills(work, text, shim)[::every]
             found = pool.map(lambda state: problem_of(state[1], text, expected), states)
-            rows += [(f"killed before {call}", problem) for (call, _), problem in zip(states, found, strict=True)]
+            for (call, _), problem in zip(states, found, strict=True):
+                show(f"killed before {call}", problem)
         if errors:
-            points = points_of_errors(work, text, shim)
+            points = points_of_errors(work, text, shim)[::every]
             faults = [(point, errno.EIO) for point in points]
             faults += [(point, errno.ENOSPC) for point in points if point.split()[0] in GROWS]
-
-            def judge(fault: tuple[str, int]) -> str:
-                ended, folder = with_error(work, text, shim, *fault)
-                if ended.status not in (0, 2):
-                    return f"ends with {ended.status}: {ended.error.strip()[-300:]}"
-                if ended.status == 2 and not one_line(ended.error):
-                    return f"not one line: {ended.error.strip()[-300:]}"
-                return problem_of(folder, text, expected)
-
-            problems = pool.map(judge, faults)
-            rows += [(f"{errno.errorcode[code]} at {point}", found) for (point, code), found in zip(faults, problems, strict=True)]
-    for fault, problem in rows:
-        print(f"{'FAILS' if problem else 'ok   '}  {fault}  {problem}", flush=True)
-    bad = [f"{fault}: {problem}" for fault, problem in rows if problem]
-    print(f"{len(rows)} faults, {len(bad)} with a problem")
+            for (point, code), problem in zip(faults, pool.map(judge, faults), strict=True):
+                show(f"{errno.errorcode[code]} at {point}", problem)
+    print(f"{count} faults, {len(bad)} with a problem")
     return bad
 
 
