@@ -41,7 +41,7 @@ def test_a_process_that_hangs_ends_with_its_stacks(name: str) -> None:
 
 LIVES = {
     "first step": "dog = Watchdog(0)\nwith dog.watching():\n    time.sleep(3)",
-    "beats": "dog = Watchdog(1)\nwith dog.watching():\n    for _ in range(6):\n        time.sleep(0.5)\n        dog.heartbeat()",
+    "beats": "dog = Watchdog(4)\nwith dog.watching():\n    for _ in range(10):\n        time.sleep(0.5)\n        dog.heartbeat()",
     "paused": "dog = Watchdog(1)\nwith dog.watching(), dog.paused():\n    time.sleep(3)",
     "before and after": "dog = Watchdog(1)\nwith dog.watching():\n    pass\ntime.sleep(3)",
 }
