@@ -9,6 +9,7 @@ Python's gets an argument that it cannot take). Here the service outlives proces
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ class _ServiceProcess:
     """Stands where jax holds its service."""
 
     def __init__(self, address: str, count: int, **options: Any) -> None:
-        arguments = [address, str(count), *(f"{name}={value}" for name, value in options.items())]
+        arguments = [address, str(count), json.dumps(options)]
         # A session of its own: a Ctrl-C is for the run. -P: the files beside this one are no
         # modules.
         self._process = subprocess.Popen(
@@ -53,14 +54,13 @@ def service_beside() -> Iterator[None]:
         setattr(library, name, inside)
 
 
-def main(address: str, count: str, *options: str) -> None:
+def main(address: str, count: str, options: str) -> None:
     """Serves until the process at the other end of standard input has gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for process 0, which takes leave first
         signal.signal(number, signal.SIG_IGN)
     from jaxlib import _jax
 
-    named = {name: int(value) for name, value in (option.split("=") for option in options if option.split("=")[1].isdecimal())}
-    service = _jax.get_distributed_runtime_service(address, int(count), **named)
+    service = _jax.get_distributed_runtime_service(address, int(count), **json.loads(options))
     print("ready", flush=True)
     sys.stdin.buffer.read()
     time.sleep(LINGER_SECONDS)

@@ -16,6 +16,7 @@ import secrets
 import selectors
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Any
 
@@ -64,7 +65,7 @@ class Peers:
         """This process ends by itself. Where that is for an error, the others end with status 2."""
         if isinstance(error, RuntimeError):
             # It may come from a collective, a moment before the news of the process that is lost.
-            threading.Event().wait(LOST_SECONDS + 2)
+            time.sleep(LOST_SECONDS + 2)
         self._watching = False
         failed = error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit))
         for connection in list(self._connections):
@@ -117,7 +118,7 @@ class Peers:
 
     def _end(self, index: int, word: str) -> None:
         if word == "failed":
-            threading.Event().wait(_OWN_ERROR_SECONDS)  # this process may be about to say the same
+            time.sleep(_OWN_ERROR_SECONDS)  # this process may be about to say the same
             self.lost(f"process {index} of this run has ended with an error; look at its log", status=2)
         self.lost(_lost(index))
 

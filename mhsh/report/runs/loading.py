@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import itertools
 import math
 import os
@@ -192,12 +191,10 @@ def _load(name: str, path: epath.Path, config: Config, curves: LoggedCurves) -> 
     for step, rows in record.get("lost_rows", {}).items():
         problems.append(f"{path}: {rows} rows of metrics.jsonl up to step {step} are lost; the curve has a gap there")
     vocabulary = None
-    vocab_path = path / vocab_file(config)
-    if vocab_path.exists():
-        try:
-            vocabulary = hashlib.sha256(vocab_path.read_bytes()).hexdigest()
-        except OSError as error:
-            problems.append(f"cannot read {vocab_path}: {error.strerror}")
+    try:
+        vocabulary = folder.vocabulary_hash(config)
+    except OSError as error:
+        problems.append(f"cannot read {path / vocab_file(config)}: {error.strerror}")
     run = Run(name, path, config, record, curves.by_split, curves.batches, vocabulary, ())
     problems += [f"{path / 'run.json'}: a run that it started from: {each.problem}" for each in run.lineage if each.problem]
     return dataclasses.replace(run, problems=tuple(map(sanitize, problems)))

@@ -45,9 +45,9 @@ class Watchdog:
         try:
             yield
         finally:
-            self._stop()
             self._ended.set()
             thread.join()
+            self._stop()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -65,9 +65,7 @@ class Watchdog:
         return None if self._longest is None else max(LEAST_SECONDS, TIMES_LONGEST * self._longest)
 
     def _start(self) -> None:
-        self._last, limit = time.monotonic(), self.limit()
-        if limit is not None:
-            faulthandler.dump_traceback_later(limit + _GRACE_SECONDS, exit=True, file=_STANDARD_ERROR)
+        self._last = time.monotonic()
 
     def _stop(self) -> None:
         self._last = None
@@ -76,7 +74,12 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, (self.limit() or LEAST_SECONDS) / 10)):
             last, limit = self._last, self.limit()
-            if last is not None and limit is not None and time.monotonic() - last > limit:
+            if last is None or limit is None:
+                faulthandler.cancel_dump_traceback_later()
+                continue
+            # Here and not at every step: setting the timer starts a thread.
+            faulthandler.dump_traceback_later(limit + _GRACE_SECONDS, exit=True, file=_STANDARD_ERROR)
+            if time.monotonic() - last > limit:
                 said = f"nothing was done for {limit:.0f} s: this process hangs; run the same command again (its stacks follow)"
                 os.write(_STANDARD_ERROR, f"mhsh: {said}\n".encode())
                 faulthandler.dump_traceback(_STANDARD_ERROR)
