@@ -11,6 +11,7 @@ lie between two checkpoints and the time that a save takes.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import os
 import random
@@ -103,10 +104,12 @@ def experiment(work: Path, runs: int, cuts: int, seed: int) -> list[str]:
     subprocess.run(command(work / "unbroken", text), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     expected = curve(work / "unbroken", STEPS)
     for number in range(runs):
-        for copy in cut_run(work, text, number, cuts, generator):
-            saved, problem = judge(copy, text, expected)
-            print(f"{copy.name}: checkpoint of step {saved}; {problem or 'the unbroken curve'}", flush=True)
-            bad += [f"{copy.name}: {problem}"] if problem else []
+        copies = cut_run(work, text, number, cuts, generator)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            judged = pool.map(lambda copy: judge(copy, text, expected), copies)
+            for copy, (saved, problem) in zip(copies, judged, strict=True):
+                print(f"{copy.name}: checkpoint of step {saved}; {problem or 'the unbroken curve'}", flush=True)
+                bad += [f"{copy.name}: {problem}"] if problem else []
     print(f"{runs * cuts} cuts, {len(bad)} with a problem")
     return bad
 

@@ -58,10 +58,11 @@ class Chart:
     smoothing: int  # the strength that is shown first, in windows of SMOOTHING_SHARE
     notes: tuple[str, ...]
 
-    def to_json(self) -> str:
-        """One JSON object, safe between script tags whatever the names of runs hold."""
-        text = json.dumps(self.content, allow_nan=False, separators=(",", ":"))
-        return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+def to_json(value: Any) -> str:
+    """JSON, safe between script tags whatever the names of runs hold."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def describe_chart(comparison: Comparison) -> Chart:

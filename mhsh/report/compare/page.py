@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mhsh.report.compare.chart import Chart, describe_chart
+from mhsh.report.compare.chart import Chart, describe_chart, to_json
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.sections import render_parts
 from mhsh.report.render.html import normalize_lines, read_asset, render_page
@@ -25,17 +25,21 @@ def render(comparison: Comparison, picture: bytes) -> bytes:
 
 
 def render_live(comparison: Comparison, chart: Chart) -> bytes:
-    """The page as UTF-8 for a server: it asks for each `update` and shows it in place.
+    """The page as UTF-8 for a server: it asks for the `pieces` that changed and puts them in place.
 
-    `chart` is the comparison's, made once for page and update.
+    `chart` is the comparison's, made once for page and pieces.
     """
     return _render("compare/live.html", comparison, chart, [*_SCRIPTS, "compare/scripts/watch.js"], connect="'self'")
 
 
-def update(comparison: Comparison, chart: Chart) -> bytes:
-    """What may change in a page of `render_live`, as JSON: title, parts (HTML by id) and chart."""
-    fields = {"title": comparison.headline.title, "parts": render_parts(comparison, chart)}
-    return f'{json.dumps(fields)[:-1]}, "content": {chart.to_json()}}}'.encode()
+def pieces(comparison: Comparison, chart: Chart) -> dict[str, str]:
+    """What may change in a page of `render_live`, as JSON by name: the title, parts (HTML), and the
+    chart, of which each run is a piece of its own.
+    """
+    pieces = {"title": json.dumps(comparison.headline.title)}
+    pieces |= {f"part {name}": json.dumps(part) for name, part in render_parts(comparison, chart).items()}
+    pieces |= {f"content {name}": to_json(value) for name, value in chart.content.items() if name != "runs"}
+    return pieces | {f"run {place}": to_json(run) for place, run in enumerate(chart.content["runs"])}
 
 
 def _render(template: str, comparison: Comparison, chart: Chart, scripts: Sequence[str], **values: Any) -> bytes:
@@ -47,7 +51,7 @@ def _render(template: str, comparison: Comparison, chart: Chart, scripts: Sequen
         scripts=[_read_uplot("uPlot.iife.js"), *map(read_asset, scripts)],
         pictures="data: blob:",  # of the export as PNG
         parts=render_parts(comparison, chart),
-        content=Markup(chart.to_json()),
+        content=Markup(to_json(chart.content)),
         **values,
     )
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import re
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,6 +28,8 @@ from mhsh.report.compare.comparison import Comparison
 from mhsh.report.runs.loading import find_runs
 
 LOOPBACK = "127.0.0.1"
+CONNECTIONS = 32  # at once; one more, and the oldest is closed
+REMEMBERED = 16  # updates that an answer may be the difference to
 REST = 4.0  # times the last computation, before the next one: watching takes at most a fifth of a core
 # Another site may let its name resolve to this address; its requests carry that name. Any port,
 # because it may be forwarded.
@@ -38,8 +44,8 @@ class Snapshot:
     """One state of the report."""
 
     page: bytes
-    update: bytes
-    tag: str  # another one for another `update`
+    pieces: Mapping[str, str]  # JSON by name: what `page.pieces` gives
+    tag: str  # another one for other pieces
 
 
 class Watched:
@@ -56,6 +62,7 @@ class Watched:
         self._seen: _Signatures | None = None
         self._rest_until = 0.0
         self._newest: Snapshot | None = None
+        self._recent: OrderedDict[str, Mapping[str, str]] = OrderedDict()  # hashes of the pieces by tag
 
     def newest(self) -> Snapshot:
         """The report on what the folders hold now, or held a moment ago if it was just computed.
@@ -73,13 +80,30 @@ class Watched:
                 start = time.monotonic()
                 comparison = self._compute()
                 chart = describe_chart(comparison)
-                update = page.update(comparison, chart)
-                tag = f'"{hashlib.sha256(update).hexdigest()[:32]}"'
-                self._newest = Snapshot(page.render_live(comparison, chart), update, tag)
+                pieces = page.pieces(comparison, chart)
+                hashes = {name: _hash(piece) for name, piece in pieces.items()}
+                tag = f'"{_hash(json.dumps(hashes))}"'
+                self._newest = Snapshot(page.render_live(comparison, chart), pieces, tag)
                 self._seen = signatures
+                self._recent[tag] = hashes
+                while len(self._recent) > REMEMBERED:
+                    self._recent.popitem(last=False)
                 end = time.monotonic()
                 self._rest_until = end + self._rest * (end - start)
             return self._newest
+
+    def update(self, snapshot: Snapshot, tag: str | None) -> bytes:
+        """As JSON: the names of all pieces, and the pieces that differ from the snapshot of `tag`.
+        All of them if it is not remembered.
+        """
+        with self._lock:
+            known = self._recent.get(tag or "", {})
+        changed = [f"{json.dumps(name)}:{piece}" for name, piece in snapshot.pieces.items() if known.get(name) != _hash(piece)]
+        return f'{{"names":{json.dumps(list(snapshot.pieces))},"pieces":{{{",".join(changed)}}}}}'.encode()
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _signature(folder: epath.Path) -> _Files:
@@ -109,6 +133,8 @@ class Server(ThreadingHTTPServer):
           UserError: the port is not available.
         """
         self.watched = watched
+        self._open: OrderedDict[Any, None] = OrderedDict()  # sockets, the oldest first
+        self._open_lock = threading.Lock()
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -118,6 +144,20 @@ class Server(ThreadingHTTPServer):
     def address(self) -> str:
         """The address for a browser."""
         return f"http://{LOOPBACK}:{self.server_port}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._open_lock:
+            self._open[request] = None
+            while len(self._open) > CONNECTIONS:
+                oldest, _ = self._open.popitem(last=False)
+                with contextlib.suppress(OSError):  # closed by its browser
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then ends
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._open_lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # A browser may close the connection in the middle of an answer.
@@ -147,7 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", snapshot.page)
         if self.headers.get("If-None-Match") == snapshot.tag:
             return self._answer(HTTPStatus.NOT_MODIFIED, "application/json", b"", snapshot.tag)
-        return self._answer(HTTPStatus.OK, "application/json", snapshot.update, snapshot.tag)
+        update = server.watched.update(snapshot, self.headers.get("If-None-Match"))
+        return self._answer(HTTPStatus.OK, "application/json", update, snapshot.tag)
 
     def _refuse(self) -> None:
         self.close_connection = True  # what it may have sent along is not read

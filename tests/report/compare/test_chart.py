@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mhsh.report.compare import chart
-from mhsh.report.compare.chart import GROUPS, RUNS, describe_chart
+from mhsh.report.compare.chart import GROUPS, RUNS, describe_chart, to_json
 from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.render.styles import curve_style, run_styles
 from mhsh.report.runs import downsample
@@ -25,7 +25,7 @@ from mhsh.run_folder import RunFolder
 
 def content_of(*paths: Path) -> dict[str, Any]:
     """As a browser parses it."""
-    return json.loads(describe_chart(compare(load_runs(paths))).to_json())
+    return json.loads(to_json(describe_chart(compare(load_runs(paths))).content))
 
 
 def curve_of(path: Path, split: str = "train") -> dict[str, Any]:
@@ -165,7 +165,7 @@ def test_the_unigram_entropy_is_labelled_with_whose_it_is(make_run) -> None:
 
 def test_names_are_escaped_for_the_script_tag(make_run) -> None:
     path = make_run("<b>&$x$", [3.0])
-    assert not set("<>&") & set(describe_chart(compare(load_runs([path]))).to_json())
+    assert not set("<>&") & set(to_json(describe_chart(compare(load_runs([path]))).content))
     assert content_of(path)["runs"][0]["name"] == "<b>&$x$"
 
 

@@ -161,16 +161,19 @@ def test_the_live_page_may_ask_its_server_and_no_other(four_runs: Comparison) ->
     assert "/update" not in without_scripts(kept)
 
 
-def test_an_update_holds_the_parts_and_the_figure_of_the_page(two_groups: Comparison) -> None:
+def test_the_pieces_are_the_parts_and_the_figure_of_the_page(two_groups: Comparison) -> None:
     curves = describe_chart(two_groups)
-    update, live = json.loads(page.update(two_groups, curves)), page.render_live(two_groups, curves).decode()
-    assert update["title"] == two_groups.headline.title
-    for place, html in update["parts"].items():
+    live = page.render_live(two_groups, curves).decode()
+    pieces = {name: json.loads(piece) for name, piece in page.pieces(two_groups, curves).items()}
+    assert pieces["title"] == two_groups.headline.title
+    for place, html in [(name.removeprefix("part "), piece) for name, piece in pieces.items() if name.startswith("part ")]:
         assert f'id="{place}"' in live
         assert html in live
     content = re.search(r'<script type="application/json" id="content">(.*?)</script>', live)
     assert content is not None
-    assert update["content"] == json.loads(content.group(1))
+    whole = json.loads(content.group(1))
+    assert [pieces[f"run {place}"] for place in range(len(two_groups.runs))] == whole.pop("runs")
+    assert {name.removeprefix("content "): piece for name, piece in pieces.items() if name.startswith("content ")} == whole
 
 
 def test_the_policy_names_the_very_scripts_and_styles_of_the_page(four_runs: Comparison) -> None:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import pytest
 
 from mhsh.errors import UserError
 from mhsh.report.compare.comparison import Comparison, compare
-from mhsh.report.compare.watch import LOOPBACK, Server, Watched
+from mhsh.report.compare.watch import CONNECTIONS, LOOPBACK, Server, Watched
 from mhsh.report.runs.loading import load_runs
 from tests.report.browser import PROGRAM, Browser
 
@@ -81,7 +82,7 @@ def ask(
 
 def drawn(body: bytes) -> list[list[float]]:
     """The training losses of every run in an update."""
-    return [run["curves"]["train"]["y"]["loss"] for run in json.loads(body)["content"]["runs"]]
+    return [piece["curves"]["train"]["y"]["loss"] for name, piece in json.loads(body)["pieces"].items() if name.startswith("run ")]
 
 
 def test_it_answers_what_its_page_asks_and_nothing_else(make_run, serve) -> None:
@@ -160,8 +161,25 @@ def test_it_computes_again_only_when_a_file_has_changed(make_run, serve) -> None
     append(folders[1], 2, 3)
     grown, body = ask(server, **{"If-None-Match": tag})
     assert (grown.status, compute.times) == (200, 2)
-    assert drawn(body) == [[3.0, 2.5], [3.0, 2.0, 2.0]]
+    assert drawn(body) == [[3.0, 2.0, 2.0]]  # the other run is not sent again
+    assert "run 0" in json.loads(body)["names"]
+    assert drawn(ask(server, **{"If-None-Match": '"of another server"'})[1]) == [[3.0, 2.5], [3.0, 2.0, 2.0]]
     assert grown.getheader("ETag") != tag
+
+
+def test_many_connections_take_neither_threads_nor_the_place_of_a_new_one(make_run, serve) -> None:
+    folders = [make_run("a", [3.0])]
+    server = serve(Watched(folders, Counted(folders)))
+    before = threading.active_count()
+    slow = [socket.create_connection((LOOPBACK, server.server_port), timeout=60) for _ in range(4 * CONNECTIONS)]
+    assert ask(server)[0].status == 200
+    assert slow[0].recv(1) == b""  # closed
+    deadline = time.monotonic() + 60
+    while threading.active_count() > before + CONNECTIONS:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for connection in slow:
+        connection.close()
 
 
 @pytest.mark.parametrize("rest", [0.0, 1e6])
@@ -177,17 +195,17 @@ def test_a_run_that_is_damaged_or_not_there_yet_is_a_problem_and_no_end(make_run
     here, later = make_run("here", [3.0, 2.5]), tmp_path / "later"
     folders = [here, later]
     server = serve(Watched(folders, Counted(folders), rest=0.0))
-    assert str(later) in json.loads(ask(server)[1])["parts"]["problems"]
+    assert str(later) in json.loads(ask(server)[1])["pieces"]["part problems"]
     append(here, 3, cut=10)
     update = ask(server)[1]
-    assert "is cut short in line 3" in json.loads(update)["parts"]["problems"]
+    assert "is cut short in line 3" in json.loads(update)["pieces"]["part problems"]
     assert drawn(update) == [[3.0, 2.5]]
     whole = (here / "metrics.jsonl").read_bytes()
     (here / "metrics.jsonl").write_bytes(whole[: whole.rindex(b"\n") + 1])
     append(here, 3, 4)
     make_run("later", [3.0])
     update = ask(server)[1]
-    assert json.loads(update)["parts"]["problems"] == ""
+    assert json.loads(update)["pieces"]["part problems"] == ""
     assert drawn(update) == [[3.0, 2.5, 2.0, 2.0], [3.0]]
 
 

@@ -4,6 +4,7 @@
   const EVERY_MS = 2000;
   const live = document.getElementById("live");
   const shown = {};
+  let pieces = {};
   let tag = null;
 
   function focusable(part) {
@@ -25,17 +26,28 @@
     if (reading.focus >= 0) (focusable(part)[reading.focus] || document.body).focus({ preventScroll: true });
   }
 
+  // An answer holds the pieces that differ from those of the tag that was sent.
   function take(update) {
-    document.title = update.title;
-    Object.entries(update.parts).forEach(function ([place, html]) {
-      if (shown[place] === html) return;
-      shown[place] = html;
-      const part = document.getElementById(place);
-      const reading = readingOf(part);
-      part.innerHTML = html;
-      restore(part, reading);
+    pieces = Object.fromEntries(update.names.map(function (name) { return [name, name in update.pieces ? update.pieces[name] : pieces[name]]; }));
+    const content = { runs: [] };
+    Object.entries(pieces).forEach(function ([name, value]) {
+      const space = name.indexOf(" ");
+      const [kind, key] = space < 0 ? [name, ""] : [name.slice(0, space), name.slice(space + 1)];
+      if (kind === "title") document.title = value;
+      else if (kind === "part") show(key, value);
+      else if (kind === "run") content.runs[Number(key)] = value;
+      else content[key] = value;
     });
-    document.dispatchEvent(new CustomEvent("report-content", { detail: update.content }));
+    document.dispatchEvent(new CustomEvent("report-content", { detail: content }));
+  }
+
+  function show(place, html) {
+    if (shown[place] === html) return;
+    shown[place] = html;
+    const part = document.getElementById(place);
+    const reading = readingOf(part);
+    part.innerHTML = html;
+    restore(part, reading);
   }
 
   async function ask() {
