@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.faults.table import ROOT, curve, write_text
+from benchmarks.faults.table import ROOT, curve, use_cache, write_text
 
 IMAGE_BYTES = 48 << 20
 STEPS, INTERVAL = 240, 12
@@ -121,7 +121,7 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    use_cache(options.folder.absolute())
     return 1 if experiment(options.folder.absolute(), options.runs, options.cuts, options.seed) else 0
 
 

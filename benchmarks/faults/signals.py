@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.faults.table import CONFIG, ROOT, write_text
+from benchmarks.faults.table import CONFIG, ROOT, use_cache, write_text
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 75}
 SECONDS_TO_END = 2.0
@@ -58,7 +58,6 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "mhsh", *arguments],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -206,6 +205,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=lambda names: names.split(","))
     options = parser.parse_args()
+    use_cache(options.folder.absolute())
     return 1 if experiment(options.folder.absolute(), options.each, options.seed, options.only) else 0
 
 

@@ -46,12 +46,20 @@ CONFIG = [
 ]
 GROWS = ("open", "write", "mkdir", "truncate")  # what needs room on a disk
 
+# Every run compiles the same programs: a shared cache makes each three times as fast.
+CACHE = {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
 Decide = Callable[[int, str, Path], int]  # number of the call, its name, its file -> an errno, or 0 to go on
 
 
 class Ended(NamedTuple):
     status: int
     error: str
+
+
+def use_cache(work: Path) -> None:
+    """For every process that this one starts."""
+    os.environ.update(CACHE, JAX_COMPILATION_CACHE_DIR=str(work / "compiled"))
 
 
 def build_shim(folder: Path) -> Path:
@@ -63,13 +71,12 @@ def build_shim(folder: Path) -> Path:
 def train(folder: Path, text: Path, shim: Path | None = None, decide: Decide | None = None) -> Ended:
     """`mhsh train` in `folder`; with a shim, `decide` is asked before calls that change a file."""
     command = [sys.executable, "-m", "mhsh", "train", *CONFIG, f"--config.data.source=text:{text}", f"--workdir={folder}"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     if shim is None or decide is None:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         return Ended(done.returncode, done.stderr)
     asked, ask = os.pipe()
     answered, answer = os.pipe()
-    environment |= {"LD_PRELOAD": str(shim), "FAULT_ROOT": str(folder), "FAULT_PIPE": f"{ask},{answered}"}
+    environment = os.environ | {"LD_PRELOAD": str(shim), "FAULT_ROOT": str(folder), "FAULT_PIPE": f"{ask},{answered}"}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, pass_fds=(ask, answered)
     )
@@ -194,6 +201,7 @@ def main() -> int:
     options = parser.parse_args()
     work = options.folder.absolute()
     work.mkdir(parents=True)
+    use_cache(work)
     return 1 if report(work, options.kills, options.errors, options.every) else 0
 
 
