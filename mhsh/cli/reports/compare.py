@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from mhsh.cli.parser import examples
 from mhsh.errors import UserError
 from mhsh.report.render import outputs
-from mhsh.report.runs.loading import find_runs, load_runs, loading
 from mhsh.run_folder import RunFolder
+from mhsh.verdict.runs import find_runs, load_runs, loading
 
 if TYPE_CHECKING:
     from mhsh.report.compare.comparison import Comparison

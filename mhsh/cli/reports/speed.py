@@ -12,13 +12,13 @@ from pathlib import Path
 from mhsh.cli.parser import examples
 from mhsh.errors import UserError
 from mhsh.report.render import outputs
-from mhsh.report.runs.loading import load_runs
 from mhsh.report.speed import page as speed_page
 from mhsh.report.speed import plots
 from mhsh.report.speed.comparison import Speed, read_speed
 from mhsh.report.speed.cost import Cost, costs
 from mhsh.report.speed.findings import MARK
 from mhsh.report.speed.table import print_speed, to_csv
+from mhsh.verdict.runs import load_runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,12 +20,12 @@ from mhsh.cli.parser import examples
 from mhsh.cli.reports import sweep_report
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.report.render.sanitize import sanitize
 from mhsh.report.sweep.cells import load_sweep, planned_sweep
 from mhsh.report.sweep.quality import format_number
 from mhsh.report.sweep.tuning import Tuning, tune_all
 from mhsh.sweep.axes import SEEDS, Axis, Value, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
+from mhsh.text import sanitize
 
 _SHOWN = 10  # rows of a long plan that are printed at its start, and as many at its end
 _SUMS = ("tokens", "flops")

@@ -11,11 +11,11 @@ from mhsh.report.compare import plots as compare_plots
 from mhsh.report.compare.comparison import compare
 from mhsh.report.render import outputs
 from mhsh.report.render.figure_files import COLUMN
-from mhsh.report.runs.loading import Loaded
 from mhsh.report.sweep import page, plots, tables
 from mhsh.report.sweep.cells import load_sweep, treatment_of
 from mhsh.report.sweep.quality import claims, qualities
 from mhsh.report.sweep.stability_map import map_axes, stability_map
+from mhsh.verdict.runs import Loaded
 
 KINDS = ("png", "svg")
 COMPARISON = "comparison.html"

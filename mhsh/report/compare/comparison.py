@@ -22,10 +22,10 @@ from mhsh.report.compare.groups import Group, group_runs
 from mhsh.report.compare.headline import Headline, write_headline
 from mhsh.report.compare.results import Results, measure_groups
 from mhsh.report.render.format import format_list
-from mhsh.report.render.sanitize import sanitize
 from mhsh.report.runs.downsample import most_points
-from mhsh.report.runs.loading import Loaded, Run, with_pretraining
-from mhsh.report.runs.summary import Summary, summarize
+from mhsh.text import sanitize
+from mhsh.verdict.runs import Loaded, Run, with_pretraining
+from mhsh.verdict.summary import Summary, summarize
 
 
 @dataclasses.dataclass(frozen=True)

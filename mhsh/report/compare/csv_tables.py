@@ -13,7 +13,7 @@ from mhsh.report.render.csv_file import to_csv
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.table import Table
 from mhsh.report.runs import downsample
-from mhsh.report.runs.curves import AXES
+from mhsh.verdict.curves import AXES
 
 CURVE_COLUMNS = ("group", "run", "seed", "split", *AXES, "loss", "smoothed_loss")
 GROUP_COLUMNS = (

@@ -20,8 +20,8 @@ from mhsh.config.schema import OBJECTIVES, Config
 from mhsh.errors import UserError, closest
 from mhsh.report.compare.groups import Group
 from mhsh.report.render.format import format_distinct, format_list, format_names, format_percent, format_recorded
-from mhsh.report.runs.curves import SPLITS
-from mhsh.report.runs.loading import Ancestor, Run
+from mhsh.verdict.curves import SPLITS
+from mhsh.verdict.runs import Ancestor, Run
 
 PARAMETER_MARGIN = 0.02  # by which the largest count may exceed the smallest
 

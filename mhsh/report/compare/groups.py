@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.report.estimate import mean_band
-from mhsh.report.render.sanitize import sanitize
-from mhsh.report.runs.curves import AXES, SPLITS, Curve
 from mhsh.report.runs.downsample import smooth
-from mhsh.report.runs.loading import Run
 from mhsh.report.seed_groups import seed_groups, without_seeds
+from mhsh.text import sanitize
+from mhsh.verdict.curves import AXES, SPLITS, Curve
+from mhsh.verdict.runs import Run
 
 BAND_POINTS = 500  # of one band
 

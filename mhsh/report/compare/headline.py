@@ -21,8 +21,8 @@ from mhsh.report.render.format import (
     format_names,
     format_percent,
 )
-from mhsh.report.runs.loading import Run
-from mhsh.report.runs.summary import Summary
+from mhsh.verdict.runs import Run
+from mhsh.verdict.summary import Summary
 
 UNIT = "nats per predicted token"
 

@@ -20,7 +20,7 @@ from mhsh.report.render.format import shorten
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.styles import CurveStyle, curve_style, run_styles
 from mhsh.report.runs import downsample
-from mhsh.report.runs.curves import SPLITS
+from mhsh.verdict.curves import SPLITS
 
 KINDS = ("png", "svg")
 _MOST_POINTS = 1500  # of one curve: a panel is some 1,000 pixels wide

@@ -14,10 +14,10 @@ import numpy as np
 from mhsh.outcome import DIVERGED, ON_PLATEAU, smoothed_final
 from mhsh.report.compare.groups import Group
 from mhsh.report.estimate import Estimate, difference, estimate, holm
-from mhsh.report.runs.curves import AXES, Curve
 from mhsh.report.runs.downsample import smooth
-from mhsh.report.runs.loading import Run
-from mhsh.report.runs.summary import summarize
+from mhsh.verdict.curves import AXES, Curve
+from mhsh.verdict.runs import Run
+from mhsh.verdict.summary import summarize
 
 FINAL_NAMES = {"validation": "final validation loss", "train": "final training loss"}
 

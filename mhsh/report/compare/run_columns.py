@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mhsh import text
 from mhsh.report.render.format import format_loss
-from mhsh.report.runs.summary import LossAtStep, Summary
+from mhsh.verdict.summary import LossAtStep, Summary
 
 
 def outcome(item: Summary) -> str:

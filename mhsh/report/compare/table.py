@@ -21,7 +21,7 @@ from mhsh.report.render.format import format_loss, format_loss_difference, forma
 from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.table import Table
 from mhsh.report.render.terminal import print_fitted_table, print_line
-from mhsh.report.runs.summary import Summary
+from mhsh.verdict.summary import Summary
 
 _LINES = 36  # at most, where the sentences are short: a screen holds 40 with the names of the files below
 _LEAST_ROWS = 10

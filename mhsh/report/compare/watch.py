@@ -25,7 +25,7 @@ from mhsh.files import absolute
 from mhsh.report.compare import page
 from mhsh.report.compare.chart import describe_chart
 from mhsh.report.compare.comparison import Comparison
-from mhsh.report.runs.loading import find_runs
+from mhsh.verdict.runs import find_runs
 
 LOOPBACK = "127.0.0.1"
 CONNECTIONS = 32  # at once; one more, and the oldest is closed

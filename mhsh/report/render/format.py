@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhsh.report.estimate import Estimate
-from mhsh.report.render.sanitize import sanitize
-from mhsh.text import NOT_RECORDED
+from mhsh.text import NOT_RECORDED, sanitize
 
 _HASH = re.compile(r"[0-9a-f]{16,}")
 _MOST_NAMES = 4  # in one sentence

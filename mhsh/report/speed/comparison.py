@@ -11,7 +11,7 @@ from typing import Any
 
 from mhsh.bench.intervals import Interval
 from mhsh.bench.results import BenchResults, CandidateResult, SettingResults, read_grid
-from mhsh.report.render.sanitize import sanitize
+from mhsh.text import sanitize
 
 Setting = tuple[int, int]  # batch, length
 

@@ -15,9 +15,9 @@ from mhsh.config.resolve import with_added_fields
 from mhsh.config.roles import Step
 from mhsh.config.schema import Config
 from mhsh.report.compare.results import crossing
-from mhsh.report.render.sanitize import sanitize
-from mhsh.report.runs.loading import Run
 from mhsh.report.speed.comparison import Measurement
+from mhsh.text import sanitize
+from mhsh.verdict.runs import Run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,11 +12,11 @@ from mhsh.files import absolute
 from mhsh.outcome import DIVERGED, LEFT, ON_PLATEAU, PLATEAU_RULE, SMOOTHING_RULE
 from mhsh.report.compare.fairness import SHAPE, find_conditions, verdict
 from mhsh.report.compare.groups import group_runs
-from mhsh.report.render.sanitize import sanitize
-from mhsh.report.runs.loading import Run, load_runs
-from mhsh.report.runs.summary import Summary, summarize
 from mhsh.sweep.axes import SEEDS, Axis, Value, fields_of
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, WAITING, CellState, Plan, PlannedCell, SweepFolder
+from mhsh.text import sanitize
+from mhsh.verdict.runs import Run, load_runs
+from mhsh.verdict.summary import Summary, summarize
 
 # Verdicts, beside DIVERGED. A cell that has not ended has its state as verdict: failed, running,
 # stopped, not run.

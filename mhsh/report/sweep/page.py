@@ -12,12 +12,12 @@ from mhsh.report.render.format import format_list
 from mhsh.report.render.html import read_asset, render_page
 from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.outputs import MARK
-from mhsh.report.render.sanitize import sanitize
 from mhsh.report.render.table import Table
 from mhsh.report.sweep.cells import VERDICT_RULES, Sweep, SweptCell
 from mhsh.report.sweep.parallel import parallel
 from mhsh.report.sweep.quality import QUALITY_RULE, Quality, QualityPoint, claims, format_difference, format_quality
 from mhsh.report.sweep.stability_map import LETTERS, SQUARE_RULE, Grid, as_table
+from mhsh.text import sanitize
 
 # Columns of runs as in `mhsh compare`; here the settings come before them.
 _COLUMNS = (

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mhsh.report.render.csv_file import to_csv
-from mhsh.report.render.sanitize import sanitize
 from mhsh.report.render.table import Table
 from mhsh.report.sweep.cells import VERDICT_RULES, Sweep, SweptCell
 from mhsh.report.sweep.quality import QUALITY_RULE, Quality
 from mhsh.report.sweep.stability_map import SQUARE_RULE, Grid
+from mhsh.text import sanitize
 
 
 def as_csv(sweep: Sweep) -> bytes:

@@ -15,11 +15,11 @@ from mhsh.report.render.format import format_list, format_loss
 from mhsh.report.render.html import read_asset, render_page
 from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.outputs import MARK
-from mhsh.report.render.sanitize import sanitize
 from mhsh.report.render.table import Table
 from mhsh.report.sweep.quality import QUALITY_RULE, format_difference
 from mhsh.report.sweep.tables import finite
 from mhsh.report.sweep.tuning import TUNING_RULE, Tuned, Tuning, format_budget, format_reported
+from mhsh.text import sanitize
 
 _RULES = (TUNING_RULE, QUALITY_RULE, INTERVAL_RULE, DIFFERENCE_RULE, FAIRNESS_RULE)
 

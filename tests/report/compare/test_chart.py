@@ -18,9 +18,9 @@ from mhsh.report.compare.chart import GROUPS, RUNS, describe_chart, to_json
 from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.render.styles import curve_style, run_styles
 from mhsh.report.runs import downsample
-from mhsh.report.runs.curves import AXES
-from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
+from mhsh.verdict.curves import AXES
+from mhsh.verdict.runs import load_runs
 
 
 def content_of(*paths: Path) -> dict[str, Any]:

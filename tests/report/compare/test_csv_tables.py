@@ -13,7 +13,7 @@ import pytest
 from mhsh.report.compare.comparison import compare
 from mhsh.report.compare.csv_tables import CURVE_COLUMNS, GROUP_COLUMNS, curves_table, groups_table
 from mhsh.report.render.outputs import MARK
-from mhsh.report.runs.loading import load_runs
+from mhsh.verdict.runs import load_runs
 
 
 def rows(table: bytes) -> list[dict[str, str]]:

@@ -23,8 +23,8 @@ from mhsh.report.compare.fairness import (
     verdict,
 )
 from mhsh.report.compare.groups import group_runs
-from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
+from mhsh.verdict.runs import load_runs
 
 
 def rows_of(*paths: Path) -> dict[str, Condition]:

@@ -12,9 +12,9 @@ import pytest
 
 from mhsh.report.compare.fairness import find_conditions, verdict
 from mhsh.report.compare.groups import BAND_POINTS, bands, group_runs
-from mhsh.report.runs.curves import Curve
-from mhsh.report.runs.loading import load_runs
-from tests.report.conftest import lineage_of
+from mhsh.verdict.curves import Curve
+from mhsh.verdict.runs import load_runs
+from tests.planted import lineage_of
 
 
 def grouped(*paths) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:

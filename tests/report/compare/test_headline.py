@@ -10,7 +10,7 @@ import pytest
 
 from mhsh.report.compare.comparison import compare
 from mhsh.report.compare.headline import Headline
-from mhsh.report.runs.loading import load_runs
+from mhsh.verdict.runs import load_runs
 
 
 def headline(*paths) -> Headline:

@@ -6,7 +6,7 @@ import pytest
 
 from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.compare.measures import LEVEL, LOWER, MeasureCell, measure_rows
-from mhsh.report.runs.loading import load_runs
+from mhsh.verdict.runs import load_runs
 
 
 def cells(comparison: Comparison, what: str) -> tuple[MeasureCell, ...]:

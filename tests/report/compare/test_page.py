@@ -17,8 +17,8 @@ from mhsh.report.compare import page, plots
 from mhsh.report.compare.chart import describe_chart
 from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.render.outputs import MARK
-from mhsh.report.runs.curves import AXES
-from mhsh.report.runs.loading import load_runs
+from mhsh.verdict.curves import AXES
+from mhsh.verdict.runs import load_runs
 from tests.report.browser import PROGRAM, Browser
 
 # Folder names that mean something to HTML and to templates; the second one's shown name

@@ -16,7 +16,7 @@ from mhsh.config.fields import Field, all_fields
 from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config, to_dict
 from mhsh.report.compare.fairness import Effect, find_conditions, verdict
 from mhsh.report.compare.groups import Group
-from mhsh.report.runs.loading import Run, load_runs
+from mhsh.verdict.runs import Run, load_runs
 
 # A field of the data section by each of the four kinds of data; the other sections once.
 CASES = {

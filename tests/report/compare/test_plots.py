@@ -18,7 +18,7 @@ from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.compare.plots import pictures
 from mhsh.report.render.figure_files import COLUMN, INK, LINE, PAGE, PAPER, figure_bytes, for_page
 from mhsh.report.render.outputs import MARK
-from mhsh.report.runs.loading import load_runs
+from mhsh.verdict.runs import load_runs
 
 
 def test_equal_runs_make_equal_bytes(four_runs: Comparison) -> None:

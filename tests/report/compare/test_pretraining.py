@@ -12,8 +12,8 @@ import pytest
 from mhsh.report.compare.chart import describe_chart
 from mhsh.report.compare.comparison import compare
 from mhsh.report.compare.measures import measure_rows
-from mhsh.report.runs.loading import load_runs
-from tests.report.conftest import lineage_of
+from mhsh.verdict.runs import load_runs
+from tests.planted import lineage_of
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.compare.measures import LEVEL, measure_rows
 from mhsh.report.compare.results import Crossing, Results, crossing, mean_loss, measure_groups
 from mhsh.report.compare.table import as_markdown
-from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
+from mhsh.verdict.runs import load_runs
 
 NAN = math.nan
 

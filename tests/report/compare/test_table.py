@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.compare.table import print_comparison
-from mhsh.report.runs.loading import load_runs
+from mhsh.verdict.runs import load_runs
 
 
 def printed(comparison: Comparison, width: int) -> str:

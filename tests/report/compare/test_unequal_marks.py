@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mhsh.report.compare.comparison import compare
 from mhsh.report.compare.unequal_marks import unequal_conditions
-from mhsh.report.runs.loading import load_runs
+from mhsh.verdict.runs import load_runs
 
 
 def test_sizes_within_the_margin_of_the_baselines_bear_no_sign(make_run) -> None:

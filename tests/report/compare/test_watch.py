@@ -22,7 +22,7 @@ import pytest
 from mhsh.errors import UserError
 from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.report.compare.watch import CONNECTIONS, LOOPBACK, Server, Watched
-from mhsh.report.runs.loading import load_runs
+from mhsh.verdict.runs import load_runs
 from tests.report.browser import PROGRAM, Browser
 
 ROOT = Path(__file__).resolve().parents[3]

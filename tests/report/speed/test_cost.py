@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import astuple
 
 from mhsh.config.schema import Config
-from mhsh.report.runs.loading import load_runs
 from mhsh.report.speed.comparison import Measurement, read_speed
 from mhsh.report.speed.cost import Cost, costs, steps_to_target
+from mhsh.verdict.runs import load_runs
 from tests.report.speed_files import bench, candidate, write
 
 Measure = Callable[..., tuple[Measurement, ...]]

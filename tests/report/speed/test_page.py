@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mhsh.config.schema import Config
-from mhsh.report.runs.loading import load_runs
 from mhsh.report.speed import page as speed_page
 from mhsh.report.speed.comparison import read_speed
 from mhsh.report.speed.cost import costs
+from mhsh.verdict.runs import load_runs
 from tests.report.browser import PROGRAM, Browser
 from tests.report.speed_files import two_shapes, write
 

@@ -18,11 +18,11 @@ from markdown_it import MarkdownIt
 from mhsh.cli.reports import tuned
 from mhsh.errors import UserError
 from mhsh.outcome import LEFT
-from mhsh.report.runs.summary import LossAtStep, Summary
 from mhsh.report.sweep.cells import Sweep, SweptCell
 from mhsh.report.sweep.tuning import tune
 from mhsh.sweep.axes import Axis
 from mhsh.sweep.folder import FINISHED, GAVE_UP, WAITING, CellState, PlannedCell
+from mhsh.verdict.summary import LossAtStep, Summary
 from tests.conftest import MakeConfig, load_fields
 from tests.report.sweeps import write_sweep
 

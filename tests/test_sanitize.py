@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mhsh.report.render.sanitize import sanitize
+from mhsh.text import sanitize
 
 
 def test_printable_disarms_terminals_and_direction_overrides() -> None:

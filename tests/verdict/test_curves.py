@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mhsh import run_folder
-from mhsh.report.runs import curves
-from mhsh.report.runs.curves import AXES, SPLITS, LoggedCurves, read_by_line, read_curves, read_sound, reading
 from mhsh.run_folder import METRICS_FILE, RunFolder
+from mhsh.verdict import curves
+from mhsh.verdict.curves import AXES, SPLITS, LoggedCurves, read_by_line, read_curves, read_sound, reading
 
 _NUMBERS = st.one_of(
     st.none(), st.integers(), st.floats(), st.just(10**400), st.just(2**63), st.just(2**53 + 1), st.booleans(), st.just("1")

@@ -19,9 +19,9 @@ from mhsh.config.resolve import from_saved
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, check_bucket, is_remote
-from mhsh.report.render.sanitize import sanitize
-from mhsh.report.runs.curves import AXES, Curve, LoggedCurves, finite, reading
 from mhsh.run_folder import RunFolder, recorded_lineage, vocab_file
+from mhsh.text import sanitize
+from mhsh.verdict.curves import AXES, Curve, LoggedCurves, finite, reading
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 from mhsh.report.compare.fairness import find_conditions, verdict
 from mhsh.report.compare.groups import group_runs
-from mhsh.report.runs.loading import load_runs
 from mhsh.run_folder import RunFolder
+from mhsh.verdict.runs import load_runs
 
 
 def append(path: Path, **fields: object) -> None:

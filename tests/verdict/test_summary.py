@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mhsh.outcome import LEFT, NOT_KNOWN
-from mhsh.report.runs.loading import load_runs
-from mhsh.report.runs.summary import LossAtStep, summarize
+from mhsh.verdict.runs import load_runs
+from mhsh.verdict.summary import LossAtStep, summarize
 
 
 def test_summary_of_a_run(make_run) -> None:

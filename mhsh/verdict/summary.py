@@ -8,8 +8,8 @@ import numpy as np
 
 from mhsh.config.shapes import shape_name
 from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
-from mhsh.report.runs.curves import Curve
-from mhsh.report.runs.loading import Run
+from mhsh.verdict.curves import Curve
+from mhsh.verdict.runs import Run
 
 
 @dataclasses.dataclass(frozen=True)
