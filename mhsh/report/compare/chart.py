@@ -14,12 +14,12 @@ from scipy.special import stdtrit
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.unequal_marks import SIGN, unequal_conditions
 from mhsh.report.estimate import CONFIDENCE
-from mhsh.report.render.format import format_distinct, format_list
 from mhsh.report.render.styles import curve_style
 from mhsh.report.runs import downsample
 from mhsh.text import sanitize
 from mhsh.verdict.curves import AXES, SPLITS, Curve
 from mhsh.verdict.runs import Run
+from mhsh.verdict.words import format_distinct, format_list
 
 AXIS_TITLES = {
     "step": "training steps",

@@ -21,11 +21,11 @@ from mhsh.report.compare.fairness import (
 from mhsh.report.compare.groups import Group, group_runs
 from mhsh.report.compare.headline import Headline, write_headline
 from mhsh.report.compare.results import Results, measure_groups
-from mhsh.report.render.format import format_list
 from mhsh.report.runs.downsample import most_points
 from mhsh.text import sanitize
 from mhsh.verdict.runs import Loaded, Run, with_pretraining
 from mhsh.verdict.summary import Summary, summarize
+from mhsh.verdict.words import format_list
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,9 +19,9 @@ from mhsh.config.roles import Row as ConfigRow
 from mhsh.config.schema import OBJECTIVES, Config
 from mhsh.errors import UserError, closest
 from mhsh.report.compare.groups import Group
-from mhsh.report.render.format import format_distinct, format_list, format_names, format_percent, format_recorded
 from mhsh.verdict.curves import SPLITS
 from mhsh.verdict.runs import Ancestor, Run
+from mhsh.verdict.words import format_distinct, format_list, format_names, format_percent, format_recorded
 
 PARAMETER_MARGIN = 0.02  # by which the largest count may exceed the smallest
 

@@ -14,10 +14,10 @@ from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.report.estimate import mean_band
 from mhsh.report.runs.downsample import smooth
-from mhsh.report.seed_groups import seed_groups, without_seeds
 from mhsh.text import sanitize
 from mhsh.verdict.curves import AXES, SPLITS, Curve
 from mhsh.verdict.runs import Run
+from mhsh.verdict.seed_groups import seed_groups, without_seeds
 
 BAND_POINTS = 500  # of one band
 

@@ -13,7 +13,9 @@ from mhsh.report.compare.fairness import Condition
 from mhsh.report.compare.groups import Group
 from mhsh.report.compare.results import FINAL_NAMES, Results
 from mhsh.report.estimate import Estimate, difference, holm
-from mhsh.report.render.format import (
+from mhsh.verdict.runs import Run
+from mhsh.verdict.summary import Summary
+from mhsh.verdict.words import (
     format_interval,
     format_list,
     format_loss,
@@ -21,8 +23,6 @@ from mhsh.report.render.format import (
     format_names,
     format_percent,
 )
-from mhsh.verdict.runs import Run
-from mhsh.verdict.summary import Summary
 
 UNIT = "nats per predicted token"
 

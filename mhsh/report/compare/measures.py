@@ -11,8 +11,8 @@ from mhsh.report.compare.chart import metric_name
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.results import Cost, GroupScores, Score
 from mhsh.report.estimate import Estimate
-from mhsh.report.render.format import format_loss, format_signed
 from mhsh.verdict.curves import AXES
+from mhsh.verdict.words import format_loss, format_signed
 
 AXIS_NAMES = {"step": "steps", "tokens": "tokens", "flops": "FLOPs", "seconds": "device seconds"}
 LOWER, HIGHER, LEVEL = "\u25bc", "\u25b2", "\u2248"  # than the baseline, significantly; or not significantly different

@@ -16,11 +16,11 @@ from mhsh.report.compare.chart import GROUPS, SPLIT_NAMES, first_view
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.unequal_marks import SIGN, unequal_conditions
 from mhsh.report.render.figure_files import PAGE, add_legend, caption_characters, figure_bytes, figure_style
-from mhsh.report.render.format import shorten
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.styles import CurveStyle, curve_style, run_styles
 from mhsh.report.runs import downsample
 from mhsh.verdict.curves import SPLITS
+from mhsh.verdict.words import shorten
 
 KINDS = ("png", "svg")
 _MOST_POINTS = 1500  # of one curve: a panel is some 1,000 pixels wide

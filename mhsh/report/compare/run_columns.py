@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mhsh import text
-from mhsh.report.render.format import format_loss
 from mhsh.verdict.summary import LossAtStep, Summary
+from mhsh.verdict.words import format_loss
 
 
 def outcome(item: Summary) -> str:

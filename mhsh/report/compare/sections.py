@@ -13,12 +13,12 @@ from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.measures import AXIS_NAMES, HIGHER, LEVEL, LOWER, measure_rows
 from mhsh.report.compare.run_columns import columns_alike
 from mhsh.report.compare.unequal_marks import SIGN, unequal_conditions
-from mhsh.report.render.format import format_list
 from mhsh.report.render.html import render
 from mhsh.report.render.styles import curve_style, run_styles
 from mhsh.report.render.table import Table
 from mhsh.report.runs import downsample
-from mhsh.report.seed_groups import GROUP_RULE
+from mhsh.verdict.seed_groups import GROUP_RULE
+from mhsh.verdict.words import format_list
 
 PARTS = ("claim", "controls", "more", "notes", "problems", "groups", "runs", "fairness", "rules")
 

@@ -17,11 +17,11 @@ from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.measures import MeasureCell, metric_rows
 from mhsh.report.compare.results import Cost, Score
 from mhsh.report.compare.unequal_marks import SIGN, unequal_conditions
-from mhsh.report.render.format import format_loss, format_loss_difference, format_signed
 from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.table import Table
 from mhsh.report.render.terminal import print_fitted_table, print_line
 from mhsh.verdict.summary import Summary
+from mhsh.verdict.words import format_loss, format_loss_difference, format_signed
 
 _LINES = 36  # at most, where the sentences are short: a screen holds 40 with the names of the files below
 _LEAST_ROWS = 10

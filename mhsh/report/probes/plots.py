@@ -13,8 +13,8 @@ from mhsh.report.estimate import mean_band
 from mhsh.report.probes.ablation import more_loss
 from mhsh.report.probes.seeds import model_groups
 from mhsh.report.render.figure_files import PAGE, add_legend, figure_bytes, figure_style
-from mhsh.report.render.format import SCHEME_NAMES
 from mhsh.report.render.styles import curve_style
+from mhsh.verdict.words import SCHEME_NAMES
 
 AUTHOR = "written by mhsh probe"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.shapes import shape_name
-from mhsh.report.seed_groups import seed_groups, without_seeds
+from mhsh.verdict.seed_groups import seed_groups, without_seeds
 
 Model = dict[str, Any]  # an entry of a probe's JSON
 

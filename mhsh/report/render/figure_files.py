@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from mhsh.report.render.format import shorten
+from mhsh.verdict.words import shorten
 
 PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page of two columns, and of one column
 INK, PAPER, LINE = "#1b1b1b", "#ffffff", "#c9ccd1"

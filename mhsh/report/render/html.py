@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from mhsh.report.render.format import format_names
+from mhsh.verdict.words import format_names
 
 
 def render(template: str, **values: Any) -> Markup:

@@ -10,8 +10,8 @@ from rich.measure import Measurement
 from rich.padding import Padding
 from rich.text import Text
 
-from mhsh.report.render.format import shorten
 from mhsh.report.render.table import Table
+from mhsh.verdict.words import shorten
 
 _MAX_TABLES = 4  # below each other; beyond that, a block a row reads better
 _UNBOUNDED = 10_000  # characters: more than any table needs

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mhsh.report.render.format import format_list
 from mhsh.report.speed.comparison import ShapePair, Speed, crossings, verdict
+from mhsh.verdict.words import format_list
 
 MARK = "written by mhsh speed"  # as of outputs.MARK
 HOW_TO_READ = "Above 1 the deep shape is faster. Line: equally fast. Hatched: no significant difference (the interval covers 1)."

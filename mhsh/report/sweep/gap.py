@@ -12,13 +12,13 @@ from mhsh.errors import UserError
 from mhsh.report.compare.fairness import find_conditions, unequal, unrecorded
 from mhsh.report.compare.groups import group_runs
 from mhsh.report.estimate import Estimate, estimate, holm
-from mhsh.report.render.format import format_list, format_names
 from mhsh.report.sweep.cells import Sweep, SweptCell, fairness_of, treatment_of
 from mhsh.report.sweep.quality import format_difference, format_number
 from mhsh.report.sweep.tuning import tune_all
 from mhsh.sweep.axes import Value
 from mhsh.text import sanitize
 from mhsh.verdict.runs import Run
+from mhsh.verdict.words import format_list, format_names
 
 GAP_RULE = (
     "A gap is the validation loss of a setting minus that of the first setting of its sweep, seed by seed over the seeds that "

@@ -8,7 +8,6 @@ from mhsh.config.shapes import shape_name
 from mhsh.report.compare.run_columns import COLUMNS
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE
 from mhsh.report.render.figure_files import for_page
-from mhsh.report.render.format import format_list
 from mhsh.report.render.html import read_asset, render_page
 from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.outputs import MARK
@@ -18,6 +17,7 @@ from mhsh.report.sweep.parallel import parallel
 from mhsh.report.sweep.quality import QUALITY_RULE, Quality, QualityPoint, claims, format_difference, format_quality
 from mhsh.report.sweep.stability_map import LETTERS, SQUARE_RULE, Grid, as_table
 from mhsh.text import sanitize
+from mhsh.verdict.words import format_list
 
 # Columns of runs as in `mhsh compare`; here the settings come before them.
 _COLUMNS = (

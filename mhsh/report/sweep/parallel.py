@@ -11,11 +11,11 @@ from collections.abc import Callable
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.ticker import MaxNLocator
 
-from mhsh.report.render.format import format_loss
 from mhsh.report.sweep.cells import Sweep, setting_words
 from mhsh.report.sweep.quality import is_numeric, spans_decades
 from mhsh.sweep.axes import SEEDS, Axis, Value
 from mhsh.text import sanitize
+from mhsh.verdict.words import format_loss
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 810, 40, 316  # of the axes
 _SPREAD = 16  # between the lines of one value, so that none hides another

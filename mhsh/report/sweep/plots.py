@@ -11,13 +11,13 @@ from matplotlib.patches import Rectangle
 
 from mhsh.outcome import DIVERGED
 from mhsh.report.render.figure_files import COLUMN, PAGE, add_legend, figure_bytes, figure_style
-from mhsh.report.render.format import SCHEME_NAMES
 from mhsh.report.render.outputs import MARK
 from mhsh.report.render.styles import curve_style
 from mhsh.report.sweep.cells import CONVERGED, PLATEAUED
 from mhsh.report.sweep.quality import Quality, spans_decades
 from mhsh.report.sweep.stability_map import LETTERS, Grid
 from mhsh.report.sweep.tuning import Tuning
+from mhsh.verdict.words import SCHEME_NAMES
 
 _COLUMNS = 4  # grids side by side
 _LEAST_SEEDS = 3  # for a bar: that of two would be thirteen deviations long, and hide the lines

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from mhsh.report.estimate import Estimate, difference, estimate, holm
-from mhsh.report.render.format import format_loss
 from mhsh.report.sweep.cells import Sweep, SweptCell
 from mhsh.sweep.axes import SEEDS, Axis, Value
+from mhsh.verdict.words import format_loss
 
 QUALITY_RULE = (
     "Quality is the validation loss after the last step, its mean over the seeds whose runs have ended at every value of the axis "

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from mhsh.config.fields import HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE
 from mhsh.config.schemes import scheme_of
 from mhsh.outcome import DIVERGED
-from mhsh.report.render.format import format_loss
 from mhsh.report.render.table import Table
 from mhsh.report.sweep.cells import CONVERGED, PLATEAUED, UNKNOWN, Sweep, SweptCell, setting_words
 from mhsh.sweep.axes import DEPTH, LEARNING_RATE, SCHEME
 from mhsh.sweep.folder import FAILED, RUNNING, STOPPED, WAITING
+from mhsh.verdict.words import format_loss
 
 # Verdicts and their letters. A square shows the first verdict that one of its seeds has.
 LETTERS = {

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from mhsh import text
 from mhsh.errors import UserError
 from mhsh.report.estimate import Estimate, difference, estimate, holm
-from mhsh.report.render.format import format_list
 from mhsh.report.sweep.cells import Sweep, SweptCell
 from mhsh.report.sweep.quality import Quality, format_mean, format_number, is_numeric, quality_against
 from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
 from mhsh.text import sanitize
+from mhsh.verdict.words import format_list
 
 TUNING_RULE = (
     "A setting's value is the one with the lowest mean validation loss after the last step over the choosing seeds. A value at "

@@ -11,7 +11,6 @@ from mhsh.report.compare.fairness import FAIRNESS_RULE
 from mhsh.report.estimate import DIFFERENCE_RULE, INTERVAL_RULE
 from mhsh.report.render.csv_file import to_csv
 from mhsh.report.render.figure_files import for_page
-from mhsh.report.render.format import format_list, format_loss
 from mhsh.report.render.html import read_asset, render_page
 from mhsh.report.render.markdown import to_markdown
 from mhsh.report.render.outputs import MARK
@@ -20,6 +19,7 @@ from mhsh.report.sweep.quality import QUALITY_RULE, format_difference
 from mhsh.report.sweep.tables import finite
 from mhsh.report.sweep.tuning import TUNING_RULE, Tuned, Tuning, format_budget, format_reported
 from mhsh.text import sanitize
+from mhsh.verdict.words import format_list, format_loss
 
 _RULES = (TUNING_RULE, QUALITY_RULE, INTERVAL_RULE, DIFFERENCE_RULE, FAIRNESS_RULE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mhsh.report.render.format import format_distinct, format_loss, format_loss_difference, format_names
+from mhsh.verdict.words import format_distinct, format_loss, format_loss_difference, format_names
 
 
 def test_loss() -> None:

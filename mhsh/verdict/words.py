@@ -6,9 +6,8 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from mhsh.report.estimate import Estimate
 from mhsh.text import NOT_RECORDED, sanitize
 
 _HASH = re.compile(r"[0-9a-f]{16,}")
@@ -49,7 +48,14 @@ def format_signed(value: float, words: Callable[[float], str]) -> str:
     return ("\u2212" if value < 0 else "+") + words(abs(value))
 
 
-def format_interval(of: Estimate) -> str:
+class _Interval(Protocol):
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+def format_interval(of: _Interval) -> str:
     """`+0.120 to +0.340`, of a difference of losses."""
     return f"{format_signed(of.low, format_loss_difference)} to {format_signed(of.high, format_loss_difference)}"
 
