@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from etils import epath
 from msgspec.structs import replace
 
@@ -38,8 +38,6 @@ OUTCOME_RULE = (
     f"{outcome.PLATEAU_RULE} A run that failed for another reason, is not finished, was lost or was not named says nothing about "
     "its config; it is counted as missing. "
 )
-
-_NEVER_NAMED = ("train.seed", "data.seed", "train.workdir")
 
 Replicate = tuple[int, int]  # train.seed and data.seed
 
@@ -121,7 +119,9 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
     everything = runs | {_real(run.path): run for run in others.runs}
     problems = [*named.refused, *others.refused, *problems]
     entries = []
-    for path in [*runs, *(path for path in cells if path not in runs)]:
+    # The cells of a sweep come in the order of its plan, where its first run was named.
+    order = dict.fromkeys(path for first in runs for path in (_of_one_sweep(first, cells) or [first]))
+    for path in [*order, *(path for path in cells if path not in order)]:
         run, cell = everything.get(path), cells.get(path)
         if run is not None and cell is not None and run.config != cell.config:
             differing = format_differences(cell.config, run.config)
@@ -202,6 +202,11 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
     return cells, tuple(axes.values()), problems
 
 
+def _of_one_sweep(path: str, cells: Mapping[str, _Cell]) -> list[str]:
+    """The cells of the sweep that a run belongs to, in its order; empty for another run."""
+    return [other for other, cell in cells.items() if path in cells and cell.sweep == cells[path].sweep]
+
+
 def _real(path: str | os.PathLike[str]) -> str:
     return str(path) if is_remote(path) else os.path.realpath(path)
 
@@ -224,7 +229,7 @@ def _groups(entries: Sequence[_Entry]) -> tuple[tuple[Group, ...], list[str]]:
                     continue
             members.append(entry)
         kept.append(members)
-    names = _names(kept)
+    names = names_of([members[0].config for members in kept])
     return tuple(_group(name, members) for name, members in zip(names, kept, strict=True)), lines
 
 
@@ -281,31 +286,29 @@ def _key(entry: _Entry) -> Hashable:
 
 
 def _curve_bytes(run: Run | None) -> bytes | None:
-    """The steps and losses of a run; None if it has fewer than two rows, which may be equal by
+    """The steps and losses of a run; None if fewer than two losses are finite, which may be equal by
     chance.
     """
     curves = run.curves.values() if run is not None else ()
-    if sum(map(len, curves)) < 2:
+    if sum(int(np.isfinite(curve.loss).sum()) for curve in curves) < 2:
         return None
     return b"|".join(values.tobytes() for curve in curves for values in (curve.x["step"], curve.loss))
 
 
-def _names(groups: Sequence[Sequence[_Entry]]) -> list[str]:
-    """`24x1 admin`, with the fields in which groups of one such name differ, else a number."""
-    bases = [group_name(members[0].config) for members in groups]
-    names = []
-    for base, members in zip(bases, groups, strict=True):
-        alike = [each[0].config for name, each in zip(bases, groups, strict=True) if name == base]
-        values = [flatten(config) for config in alike]
-        own = flatten(members[0].config)
-        fields = [field for field in own if field not in _NEVER_NAMED and len({json.dumps(each.get(field)) for each in values}) > 1]
-        words = [f"{field.split('.')[1]} {own[field]}" for field in fields]
-        names.append(sanitize(", ".join([base, *words])))
-    shown: list[str] = []
-    for name in names:
-        number = next(n for n in range(1, len(names) + 1) if (name if n == 1 else f"{name} ({n})") not in shown)
-        shown.append(name if number == 1 else f"{name} ({number})")
-    return shown
+def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str]:
+    """A name for each group by its config: `24x1 admin`, with the fields in which groups of that
+    name differ, but for those of `without`; else with a number.
+    """
+    bases, flat = [group_name(config) for config in configs], [flatten(config) for config in configs]
+    names: list[str] = []
+    for base, own in zip(bases, flat, strict=True):
+        alike = [each for name, each in zip(bases, flat, strict=True) if name == base]
+        fields = [field for field in own if field not in (*without, *SEEDS)]
+        differing = [field for field in fields if any(each.get(field) != own[field] for each in alike)]
+        name = sanitize(", ".join([base, *(f"{field.split('.')[1]} {own[field]}" for field in differing)]))
+        number = next(n for n in range(1, len(configs) + 1) if (name if n == 1 else f"{name} ({n})") not in names)
+        names.append(name if number == 1 else f"{name} ({number})")
+    return names
 
 
 def group_name(config: Config) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from mhsh.text import NOT_RECORDED, sanitize
 
@@ -48,16 +48,12 @@ def format_signed(value: float, words: Callable[[float], str]) -> str:
     return ("\u2212" if value < 0 else "+") + words(abs(value))
 
 
-class _Interval(Protocol):
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-
-
-def format_interval(of: _Interval) -> str:
-    """`+0.120 to +0.340`, of a difference of losses."""
-    return f"{format_signed(of.low, format_loss_difference)} to {format_signed(of.high, format_loss_difference)}"
+def format_interval(low: float, high: float) -> str:
+    """`+0.120 to +0.340`, of a difference of losses; `any to +0.340` if it has no lower bound."""
+    if not math.isfinite(low) or not math.isfinite(high):
+        ends = [format_signed(end, format_loss_difference) if math.isfinite(end) else "any" for end in (low, high)]
+        return " to ".join(ends)
+    return f"{format_signed(low, format_loss_difference)} to {format_signed(high, format_loss_difference)}"
 
 
 def format_percent(share: float) -> str:
@@ -96,8 +92,8 @@ def _short(value: Any) -> str:
 
 
 def format_list(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    """`a`, `a and b`, `a, b and c`; empty for no words."""
+    return "".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def shorten(text: str, most: int) -> str:

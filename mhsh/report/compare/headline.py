@@ -182,7 +182,7 @@ def _sure_sentence(first: _Ranked, second: _Ranked, apart: Estimate, compared: i
         )
     paired = first.by_seed.keys() == second.by_seed.keys()
     seeds = f"{apart.seeds} seeds, paired" if paired else f"{len(first.by_seed)} and {len(second.by_seed)} seeds"
-    interval = f"the 95 % interval of {first.name} minus {second.name}, {format_interval(apart)}, over {seeds},"
+    interval = f"the 95 % interval of {first.name} minus {second.name}, {format_interval(apart.low, apart.high)}, over {seeds},"
     if apart.is_significant:
         return f"How sure: {interval} excludes zero."
     if apart.excludes_zero:

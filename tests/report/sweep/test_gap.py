@@ -16,7 +16,7 @@ from mhsh.cli.reports import gap
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 from tests.conftest import load_fields
-from tests.report.sweeps import write_sweep
+from tests.sweeps import write_sweep
 
 AXES = ["heads_per_layer=8,1", "scheme=admin", "seed=0,1,2"]  # what has one value is not repeated
 # By heads a layer and seed: the losses after steps 1 to 4.

@@ -22,7 +22,7 @@ from mhsh.cli.reports import sweep_report
 from mhsh.errors import UserError
 from tests.conftest import ROOT, load_fields
 from tests.report.browser import PROGRAM, Browser
-from tests.report.sweeps import FAILED, write_sweep
+from tests.sweeps import FAILED, write_sweep
 
 EVIL = "<script>alert(1)</script>"
 REASON = f"mhsh: {EVIL} \x1b[31m=1+1"

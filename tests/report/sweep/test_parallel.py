@@ -9,7 +9,7 @@ import pytest
 from mhsh.report.sweep.cells import load_sweep
 from mhsh.report.sweep.parallel import Parallel, parallel
 from tests.conftest import load_fields
-from tests.report.sweeps import FAILED, write_sweep
+from tests.sweeps import FAILED, write_sweep
 
 
 @pytest.fixture

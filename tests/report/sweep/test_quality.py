@@ -13,7 +13,7 @@ from mhsh.report.estimate import estimate, holm
 from mhsh.report.sweep.cells import load_sweep
 from mhsh.report.sweep.quality import claims, format_difference, qualities
 from tests.conftest import load_fields
-from tests.report.sweeps import FAILED, write_sweep
+from tests.sweeps import FAILED, write_sweep
 
 T2 = 4.302652729749464  # 97.5 % point of Student's t with 2 degrees of freedom, from a printed table
 

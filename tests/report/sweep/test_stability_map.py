@@ -10,7 +10,7 @@ import pytest
 from mhsh.report.sweep.cells import load_sweep
 from mhsh.report.sweep.stability_map import LETTERS, as_table, map_axes, stability_map
 from tests.conftest import load_fields
-from tests.report.sweeps import ENTROPY, FAILED, write_sweep
+from tests.sweeps import ENTROPY, FAILED, write_sweep
 
 AXES = ["scheme=post_ln,admin_closed_log", "depth=6,12", "lr=1e-3,1e-2"]
 

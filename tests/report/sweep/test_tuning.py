@@ -24,7 +24,7 @@ from mhsh.sweep.axes import Axis
 from mhsh.sweep.folder import FINISHED, GAVE_UP, WAITING, CellState, PlannedCell
 from mhsh.verdict.summary import LossAtStep, Summary
 from tests.conftest import MakeConfig, load_fields
-from tests.report.sweeps import write_sweep
+from tests.sweeps import write_sweep
 
 RATE = "optimizer.learning_rate"
 HEADS = "model.heads_per_layer"
