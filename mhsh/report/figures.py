@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -11,14 +11,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mhsh.report.lines import Line, difference_line, group_line, spread
-from mhsh.report.render.figure_files import COLUMN, PAGE, PAPER, add_legend, figure_bytes, figure_style
+from mhsh.report.lines import Line, difference_lines, group_lines, spread
+from mhsh.report.render.figure_files import COLUMN, PAGE, PAPER, add_legend, caption_characters, figure_bytes, figure_style
+from mhsh.report.render.format import format_loss, format_signed, shorten
 from mhsh.report.render.styles import CurveStyle, curve_style
 from mhsh.report.report import MARK, Curves, Points
 
 _MOST_NAMED = 14  # groups; of more, the first ones have a colour and the others are grey
 _GREY = "#8A8A8A"
-_START = 0.1  # of the steps, where a steep start may leave the y-axis, as on the page
+# As on the page: of the steps, where a steep start may leave the y-axis; rows of lines that are
+# shown whole.
+_START, _SHORT = 0.1, 12
 _ROW = 0.055  # of a panel's height: between final values
 
 
@@ -26,35 +29,36 @@ def curves_figure(curves: Curves, kind: str) -> bytes:
     """The mean loss of every group on the first split that has any, and beside it the differences
     to the baseline; as an `svg` or a `png`.
     """
-    split = next((split for split in curves.splits if any(split in run.curves for run in curves.runs)), None)
-    places = range(len(curves.groups))
-    lines = {place: line for place in places if split and (line := group_line(curves, place, split))}
-    changes = {place: line for place in places if split and (line := difference_line(curves, place, split))}
-    name = curves.splits.get(split or "", "")
-    panels = [(lines, f"{name} loss", [reference.value for reference in curves.references if reference.metric == "loss"])]
-    if changes and curves.baseline is not None:
+    split = next((split for split in curves.splits if any(split in run.curves for run in curves.runs)), "")
+    name, every = curves.splits.get(split, ""), range(len(curves.groups))
+    references = [reference for reference in curves.references if reference.metric == "loss"]
+    lines = {place: group_lines(curves, place, split) for place in every}
+    panels = [(lines, f"{name} loss", [reference.value for reference in references])]
+    caption = "bands: 95 % intervals"
+    if curves.baseline is not None and any(group.pairs for group in curves.groups):
+        changes = {place: difference_lines(curves, place, split) for place in every}
         panels.append((changes, f"difference in {name} loss", [0.0]))
+        caption = f"{caption}; differences are to {curves.groups[curves.baseline].name}"
     with figure_style():
         figure = Figure(figsize=(PAGE, 2.5), layout="constrained")
-        for axes, (drawn, title, references) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            for place, line in drawn.items():
-                _draw_line(axes, line, curve_style(place) if place < _MOST_NAMED else None)
-            _limit(axes, list(drawn.values()), with_zero=drawn is changes)
-            for value in references:
+        for axes, (drawn, title, levels) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            _draw_panel(axes, drawn, is_difference=drawn is not lines)
+            for value in levels:
                 axes.axhline(value, color=_GREY, linestyle=":", zorder=1)
-            _write_ends(axes, drawn, signed=drawn is changes)
             axes.set_title(title)
             axes.set_ylabel("nats per token")
             axes.set_xlabel(next(iter(curves.axes.values())))
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-        named = [place for place in lines if place < _MOST_NAMED]
+        drawn = [place for place in every if lines[place]]
+        named = [place for place in drawn if place < _MOST_NAMED]
         handles: list[Artist] = [_sample(curve_style(place)) for place in named]
-        labels = [curves.groups[place].name for place in named]
-        if len(lines) > len(named):
+        labels = [curves.groups[place].name + " \u2260" * bool(curves.groups[place].unequal) for place in named]
+        if len(drawn) > len(named):
             handles.append(Line2D([], [], color=_GREY, linewidth=1))
-            labels.append(f"{len(lines) - len(named)} others, named on the page")
-        handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(curves.references)
-        add_legend(figure, handles, [*labels, *(reference.label for reference in curves.references)], "bands: 95 % intervals")
+            labels.append(f"{len(drawn) - len(named)} others, named on the page")
+        handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(references)
+        labels += [reference.label for reference in references]
+        add_legend(figure, handles, labels, shorten(caption, caption_characters(PAGE)))
         return figure_bytes(figure, kind, MARK)
 
 
@@ -88,38 +92,37 @@ def points_figure(points: Points, kind: str) -> bytes:
         return figure_bytes(figure, kind, MARK)
 
 
-def _draw_line(axes: Axes, line: Line, style: CurveStyle | None) -> None:
-    if style is None:
-        axes.plot(line.x, line.y, color=_GREY, linewidth=0.6, alpha=0.4, zorder=1.5)
-        return
-    every = max(1, len(line.x) // 10)
-    # Begun at different rows: markers of curves that lie on each other stay visible.
-    first = len(axes.lines) * every // 5 % every
-    axes.fill_between(line.x, line.low, line.high, color=style.color, alpha=0.18, linewidth=0)
-    axes.plot(line.x, line.y, color=style.color, linestyle=style.linestyle, marker=style.marker, markevery=(first, every))
-
-
-def _limit(axes: Axes, lines: list[Line], with_zero: bool) -> None:
-    """The y-axis shows the lines after their start, and clips their bands."""
-    last = max((line.x[-1] for line in lines), default=0.0)
-    shown = [line.y[line.x >= _START * last] if len(line.x) > 1 else line.y for line in lines]
-    values = np.concatenate([*shown, [0.0] * with_zero]) if shown else np.array([])
+def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], is_difference: bool) -> None:
+    """The lines of groups with their bands, clipped by a y-axis that shows the lines after their
+    start, and the final values beside their ends.
+    """
+    each = [(place, line) for place, of_group in lines.items() for line in of_group]
+    for place, line in each:
+        if place >= _MOST_NAMED:
+            axes.plot(line.x, line.y, color=_GREY, linewidth=0.6, alpha=0.4, zorder=1.5)
+            continue
+        style, every = curve_style(place), max(1, len(line.x) // 10)
+        # Begun at different rows: markers of curves that lie on each other stay visible.
+        first = len(axes.lines) * every // 5 % every
+        axes.fill_between(line.x, line.low, line.high, color=style.color, alpha=0.18, linewidth=0)
+        axes.plot(line.x, line.y, color=style.color, linestyle=style.linestyle, marker=style.marker, markevery=(first, every))
+    first, last = min((line.x[0] for _, line in each), default=0.0), max((line.x[-1] for _, line in each), default=0.0)
+    is_long = max((len(line.x) for _, line in each), default=0) > _SHORT
+    start = first + _START * (last - first) if is_long else first
+    values = np.concatenate([*(line.y[line.x >= start] for _, line in each), [0.0] * is_difference])
     values = values[np.isfinite(values)]
     if len(values):
         room = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.05
         axes.set_ylim(float(values.min()) - room, float(values.max()) + room)
-
-
-def _write_ends(axes: Axes, lines: dict[int, Line], signed: bool) -> None:
-    """The final values of the named lines, beside their ends."""
     low, high = axes.get_ylim()
-    ends = {place: float(line.y[-1]) for place, line in lines.items() if place < _MOST_NAMED and math.isfinite(line.y[-1])}
-    heights = [(value - low) / (high - low) for value in ends.values()]
-    for (place, value), at in zip(ends.items(), spread(heights, _ROW, 0.0, 1.0), strict=True):
-        text = f"{value:+.3f}".replace("-", "\u2212") if signed else f"{value:.3f}"
-        color = curve_style(place).color
-        axes.annotate(text, (1.02, at), xycoords="axes fraction", va="center", fontsize=6, color=color)
+    ends = [(place, float(line.y[-1])) for place, line in each if place < _MOST_NAMED and low <= line.y[-1] <= high]
+    heights = spread([(value - low) / (high - low) for _, value in ends], _ROW, 0.0, 1.0)
+    for (place, value), height in zip(ends, heights, strict=True):
+        text = format_signed(value, format_loss) if is_difference else format_loss(value)
+        axes.annotate(text, (1.02, height), xycoords="axes fraction", va="center", fontsize=6, color=curve_style(place).color)
 
 
 def _sample(style: CurveStyle) -> Line2D:
-    return Line2D([], [], color=style.color, linestyle=style.linestyle, marker=style.marker)
+    drawn = Line2D([], [])
+    drawn.set(color=style.color, linestyle=style.linestyle, marker=style.marker)
+    return drawn

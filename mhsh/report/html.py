@@ -35,7 +35,7 @@ def to_html(report: Report) -> bytes:
 
 
 def to_live_html(report: Report) -> bytes:
-    """The page as UTF-8 for a server: it asks for the `pieces` that changed and puts them in place."""
+    """The page as UTF-8 for a server, which it asks for the `pieces` that changed."""
     return _page(report, live=True)
 
 
@@ -86,7 +86,8 @@ def _parts(report: Report) -> dict[str, Markup]:
     fields = [(field, field) for field in curves.fields] if curves else []
     has_pairs = curves is not None and any(group.pairs for group in curves.groups)
     views = [(view, words) for view, words in _VIEWS.items() if has_pairs or view != DIFFERENCE]
-    made = _environment().get_template("parts.html").make_module({"views": views, "fields": fields, "curve_style": curve_style})
+    values = {"views": views, "fields": fields, "curve_style": curve_style}
+    made: Any = _environment().get_template("parts.html").make_module(values)
     parts = {"claim": made.claim(report, style_of), "figures": made.figures(report), "tables": made.tables(report, style_of)}
     if curves is not None:
         baseline = curves.groups[curves.baseline].name if has_pairs and curves.baseline is not None else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -89,7 +90,7 @@ def _columns(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], row
 
 
 def rounded(values: np.ndarray, digits: int) -> Numbers:
-    """To `digits` significant digits, which makes the page a third smaller. None where not finite."""
+    """To so many significant digits: the page is a third smaller. None where not finite."""
     finite = np.isfinite(values)
     sizes = np.abs(np.where(finite & (values != 0), values, 1.0))
     # Products and quotients with powers of ten that a float holds exactly: the results print with
@@ -127,25 +128,29 @@ def run_line(curves: Curves, run: int, split: str, axis: str = "step") -> tuple[
     return places_of(curve.rows, axis), downsample.smooth(loss) if split == "train" else loss
 
 
-def group_line(curves: Curves, group: int, split: str) -> Line | None:
-    """The mean loss of a group against steps, where all its runs have rows."""
-    lines = [run_line(curves, run, split) for run in curves.groups[group].runs]
-    return _mean([line for line in lines if len(line[0])], curves.half_intervals)
+def group_lines(curves: Curves, group: int, split: str) -> list[Line]:
+    """The mean loss of a group against steps, where all its runs have rows; of one that is not
+    averaged its runs' losses.
+    """
+    lines = [line for run in curves.groups[group].runs if len((line := run_line(curves, run, split))[0])]
+    sets = [lines] if curves.groups[group].averaged else [[line] for line in lines]
+    return [_mean(each, curves.half_intervals) for each in sets if each]
 
 
-def difference_line(curves: Curves, group: int, split: str) -> Line | None:
-    """The mean over pairs of a group's loss minus the baseline's, at the steps that both logged."""
+def difference_lines(curves: Curves, group: int, split: str) -> list[Line]:
+    """The mean over pairs of a group's loss minus the baseline's, at the steps that both logged;
+    none where there are no pairs.
+    """
     lines = []
     for run, other in curves.groups[group].pairs:
         (x, y), (other_x, other_y) = run_line(curves, run, split), run_line(curves, other, split)
         both, ours, theirs = np.intersect1d(x, other_x, return_indices=True)
-        lines.append((both, y[ours] - other_y[theirs]))
-    return _mean([line for line in lines if len(line[0])], curves.half_intervals)
+        if len(both):
+            lines.append((both, y[ours] - other_y[theirs]))
+    return [_mean(lines, curves.half_intervals)] if lines else []
 
 
-def _mean(lines: Sequence[tuple[np.ndarray, np.ndarray]], half_intervals: Numbers) -> Line | None:
-    if not lines:
-        return None
+def _mean(lines: Sequence[tuple[np.ndarray, np.ndarray]], half_intervals: Numbers) -> Line:
     first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
     # Thinned before they are joined: sorting all rows of many runs is slow.
     grid = _thinned(np.unique(np.concatenate([_thinned(x[(x >= first) & (x <= last)]) for x, _ in lines])))
@@ -166,10 +171,10 @@ def _array(values: Numbers) -> np.ndarray:
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The places moved as little as keeps them `gap` apart, between `low` and `high` if they fit."""
+    """The places, moved until they are `gap` apart and, if they fit, between `low` and `high`."""
     order = sorted(range(len(places)), key=places.__getitem__)
     moved = list(places)
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in itertools.pairwise(order):
         moved[after] = max(moved[after], moved[before] + gap)
     limit = high
     for place in reversed(order):

@@ -75,9 +75,9 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Rows of a curve. `x` by axis: places, or the factor where they are proportional to the step."""
+    """Rows of a curve."""
 
-    x: Mapping[str, Numbers | float]
+    x: Mapping[str, Numbers | float]  # by axis: places, or the factor where they are proportional to the step
     y: Mapping[str, Numbers]  # by metric
 
 
@@ -109,17 +109,18 @@ class CurveGroup:
     runs: tuple[int, ...]  # places in Curves.runs
     unequal: str = ""  # why its losses cannot be compared with the baseline's; empty where they can
     pairs: tuple[tuple[int, int], ...] = ()  # a run, and the baseline's run of the same replicate
+    averaged: bool = True  # False: some trained and some did not, so they are drawn one by one
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A number that runs log, or one that is computed from it: times `factor`, or its exponential."""
+    """A number that runs log, or one that is computed from a logged one."""
 
     name: str
     unit: str = ""
     smooth: bool = True  # False: smoothing would only blur it
-    of: str = ""  # the key of the logged number; empty for a logged one
-    factor: float | None = None  # None: the exponential
+    of: str = ""  # the key of the number that it is computed from; empty for a logged one
+    factor: float | None = None  # of that number; None: its exponential
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """The interactive figure: every logged curve of every run, seen by groups, runs or differences."""
+    """The interactive figure: every curve of every run, seen by groups, runs or differences."""
 
     runs: tuple[CurveRun, ...]
     groups: tuple[CurveGroup, ...]

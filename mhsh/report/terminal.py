@@ -28,7 +28,7 @@ def print_report(report: Report, console: Console) -> None:
     Everything is text: no colour carries meaning.
     """
     table = report.tables[0] if report.tables else None
-    below = [*[table.note] * bool(table and table.note), *(f"- {sentence}" for sentence in report.summary[:_SENTENCES])]
+    below = [*([table.note] if table and table.note else []), *(f"- {sentence}" for sentence in report.summary[:_SENTENCES])]
     print_line(report.title, console, style="bold")
     if table is not None:
         free = _LINES - 4 - sum(len(Text(line).wrap(console, console.width)) for line in (report.title, *below))

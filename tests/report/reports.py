@@ -43,7 +43,9 @@ def report_of(comparison: Comparison) -> Report:
         tables=(_groups(comparison), _measures(comparison), _runs(comparison)),
         curves=_curves(comparison),
         conditions=Table.of_text(
-            "Conditions", ["condition", "values"], [[row.name, "; ".join(row.values)] for row in comparison.conditions if not row.equal]
+            "Conditions",
+            ["condition", "values"],
+            [[row.name, "; ".join(row.values)] for row in comparison.conditions if not row.equal],
         ),
         problems=comparison.problems,
         rules=("A group is the runs of one config.", "An interval is by Student's t."),
@@ -66,7 +68,9 @@ def _groups(comparison: Comparison) -> Table:
         cells = (
             group.name,
             _number(final, format_loss),
-            "baseline" if place == comparison.results.baseline else _number(change, lambda value: format_signed(value, format_loss), True),
+            "baseline"
+            if place == comparison.results.baseline
+            else _number(change, lambda value: format_signed(value, format_loss), True),
             f"{trained} of {len(group.runs)}",
             "not reached" if cost is None else f"{cost.mean:,.0f}",
             f"{comparison.summaries[group.runs[0]].seconds or 0:.1f} s",
@@ -101,7 +105,9 @@ def _curves(comparison: Comparison) -> Curves:
     runs = comparison.runs
     keys = dict.fromkeys(key for run in runs for curve in run.curves.values() for key in curve.metrics)
     values = {
-        row.name: tuple(format_distinct([getattr(getattr(run.config, row.name.split(".")[0]), row.name.split(".")[1], None) for run in runs]))
+        row.name: tuple(
+            format_distinct([getattr(getattr(run.config, row.name.split(".")[0]), row.name.split(".")[1], None) for run in runs])
+        )
         for row in comparison.config_fields
     }
     baseline = comparison.results.baseline
@@ -140,11 +146,11 @@ def rates_figure(names: Sequence[str] = ("6x4 post_ln", "24x1 admin")) -> Points
     rates = [2.0**power for power in range(-13, -8)]
     series = []
     for shift, name in enumerate(names):
+        offsets = [0.1 * (power - 1 - shift) ** 2 for power in range(len(rates))]
         points = [
-            Point(rate, 2 + 0.1 * (power - 1 - shift) ** 2, 1.95 + 0.09 * (power - 1 - shift) ** 2, 2.1 + 0.12 * (power - 1 - shift) ** 2,
-                  hollow=power == 0, label="3 seeds")
-            for power, rate in enumerate(rates)
-        ]  # fmt: skip
+            Point(rate, 2 + offset, 1.95 + 0.9 * offset, 2.1 + 1.2 * offset, hollow=rate == rates[0], label="3 seeds")
+            for rate, offset in zip(rates, offsets, strict=True)
+        ]
         series.append(Series(name, tuple(points), group=shift))
     return Points(
         "Loss against the learning rate",

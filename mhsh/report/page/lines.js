@@ -114,7 +114,7 @@ window.report = {};
     if (!(field in report.content.fields)) return report.content.groups;
     const parts = new Map();
     report.content.fields[field].forEach((value, run) => {
-      if (!parts.has(value)) parts.set(value, { name: field + " = " + value, runs: [], unequal: "", pairs: [] });
+      if (!parts.has(value)) parts.set(value, { name: field + " = " + value, runs: [], unequal: "", pairs: [], averaged: true });
       parts.get(value).runs.push(run);
     });
     return Array.from(parts.values());
@@ -138,11 +138,11 @@ window.report = {};
     report.partition(by).forEach((part, place) => {
       const style = { name: part.name, unequal: part.unequal, gaps: [], raw: null, ...content.styles[place] };
       const runs = part.runs.filter(has);
-      if (state.view === "runs") {
+      if (state.view === "runs" || (state.view === "groups" && !part.averaged)) {
         runs.forEach(run => {
           const gaps = key === "loss" ? gapStarts(curve(run), state.axis) : [];
-          const own = { ...content.styles[run], color: style.color, name: report.runName(run, by), gaps };
-          lines.push({ ...style, ...own, ...drawn(run) });
+          const own = state.view === "runs" ? { ...content.styles[run], color: style.color } : {};
+          lines.push({ ...style, ...own, name: report.runName(run, by), gaps, ...drawn(run) });
         });
         return;
       }

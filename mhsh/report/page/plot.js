@@ -2,7 +2,7 @@
 "use strict";
 (report => {
   const DOTTED_UP_TO = 60, SPARSE = 12; // markers of a short line, and of a longer one
-  const MOST_READ = 12; // lines in one hover
+  const MOST_READ = 12, MOST_ENDS = 14; // lines in one hover; final values
   const START = 0.1, SHORT = 12; // of the x-axis, where a steep start may leave the y-axis; rows of lines that are shown whole
   const ROW = 14; // CSS pixels between final values
   const FONT = "system-ui, sans-serif";
@@ -70,7 +70,7 @@
     const height = plot.over.clientHeight;
     const found = lines.map(line => ({ line, row: report.markers(line, plot, o).end })).filter(each => each.row !== undefined)
       .map(each => ({ ...each, y: plot.valToPos(each.line.y[each.row], "y"), x: plot.valToPos(each.line.x[each.row], "x") }))
-      .filter(each => each.y >= -1 && each.y <= height + 1).sort((a, b) => b.y - a.y).slice(0, Math.floor(height / ROW));
+      .filter(each => each.y >= -1 && each.y <= height + 1).sort((a, b) => b.y - a.y).slice(0, Math.min(MOST_ENDS, Math.floor(height / ROW)));
     const places = spread(found.map(each => each.y), ROW, ROW / 2, height - ROW / 2);
     return found.map((each, index) => ({ ...each, at: places[index], text: o.endText(each.line, each.line.y[each.row]) }));
   };
