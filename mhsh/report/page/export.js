@@ -11,66 +11,43 @@
     return made;
   }
 
-  // An SVG path through the points, begun anew after each gap.
-  const path = points => points.map((point, index) => point && `${points[index - 1] ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}`).join("");
+  const drawn = shape => {
+    const paints = { fill: shape.fill || "none", stroke: shape.stroke || "none", "stroke-width": shape.width || 1, opacity: shape.opacity || 1 };
+    const place = { transform: `translate(${shape.x || 0} ${shape.y || 0}) scale(${shape.scale || 1})`, "stroke-dasharray": (shape.dash || []).join(" ") || "none" };
+    return shape.text ? element("text", { ...paints, ...place, "font-size": shape.size, "font-weight": 600 }, shape.text) : element("path", { d: shape.d, ...paints, ...place });
+  };
 
-  const pointsOf = (plot, x, y) => x.map((at, row) => {
-    const point = y[row] === null ? [NaN] : [plot.valToPos(at, "x"), plot.valToPos(y[row], "y")];
-    return point.every(Number.isFinite) ? point : "";
-  });
+  // A piece of a line for legends, as parts.html draws it.
+  report.swatch = line => {
+    const svg = element("svg", { class: "swatch", width: 36, height: 14, viewBox: "-18 -7 36 14", "aria-hidden": "true" });
+    svg.append(drawn({ d: "M-18 0H18", stroke: line.color, width: 2, dash: line.dash }), drawn({ d: line.marker || "M0 0", fill: line.color }));
+    return svg;
+  };
 
-  function drawAxes(group, plot, o, width, height, ink) {
-    const [xAxis, yAxis] = plot.axes;
-    const text = (values, words) => group.append(element("text", { fill: ink, ...values }, words));
-    const rule = d => group.append(element("path", { d, stroke: "#80808055" }));
-    xAxis._splits.forEach((value, index) => {
-      rule(`M${plot.valToPos(value, "x")} 0V${height}`);
-      text({ x: plot.valToPos(value, "x"), y: height + 18, "text-anchor": "middle" }, xAxis._values[index]);
-    });
-    yAxis._splits.forEach((value, index) => {
-      rule(`M0 ${plot.valToPos(value, "y")}H${width}`);
-      text({ x: -8, y: plot.valToPos(value, "y") + 4, "text-anchor": "end" }, yAxis._values[index]);
-    });
-    text({ x: width / 2, y: height + 38, "text-anchor": "middle" }, o.xTitle);
-    text({ transform: `translate(-62 ${height / 2}) rotate(-90)`, "text-anchor": "middle" }, o.yTitle);
-  }
-
-  function drawLine(inside, frame, plot, line, o) {
-    const draw = (d, values) => inside.append(element("path", { d, fill: "none", stroke: line.color, ...values }));
-    if (line.low && line.low.some(value => value !== null)) {
-      const [upper, lower] = [line.high, line.low].map(edge => pointsOf(plot, line.x, edge).filter(Boolean));
-      draw(path(upper.concat(lower.reverse())) + "Z", { fill: line.color, "fill-opacity": 0.15, stroke: "none" });
-    }
-    if (o.raw && line.raw) draw(path(pointsOf(plot, line.raw.x, line.raw.y)), { "stroke-opacity": 0.25 });
-    draw(path(pointsOf(plot, line.x, line.y)), { "stroke-width": 2, "stroke-dasharray": line.dash.join(" ") || "none" });
-    report.markers(line, plot, o).dots.forEach(row => {
-      const at = [plot.valToPos(line.x[row], "x"), plot.valToPos(line.y[row], "y")].map(value => value.toFixed(1));
-      draw(line.marker, { fill: line.color, stroke: "none", transform: `translate(${at.join(" ")}) scale(0.6)` });
-    });
-    line.gaps.forEach(x => inside.append(element("text", { x: plot.valToPos(x, "x") - 5, y: 14, fill: line.color }, "\u00d7")));
-  }
-
-  // One plot as a group of elements, and the height that it takes.
   function drawPlot(place, index, ink) {
-    const { plot, lines, o } = place.chart;
-    const [width, height] = [plot.over.clientWidth, plot.over.clientHeight];
+    const { plot, lines, o } = place.chart, [width, height] = [plot.over.clientWidth, plot.over.clientHeight];
     const frame = element("g", {}), inside = element("g", { "clip-path": `url(#inside${index})` }), clip = element("clipPath", { id: `inside${index}` });
-    clip.append(element("rect", { width, height }));
-    frame.append(clip);
-    drawAxes(frame, plot, o, width, height, ink);
-    frame.append(inside);
-    o.references.forEach(each => {
-      inside.append(element("path", { d: `M0 ${plot.valToPos(each.value, "y")}H${width}`, stroke: "#7F7F7F", "stroke-width": 1.5, "stroke-dasharray": "3 4" }));
+    clip.append(element("rect", { x: -5, width: width + 10, height }));
+    const text = (values, words) => frame.append(element("text", { fill: ink, "text-anchor": "middle", ...values }, words));
+    const [xAxis, yAxis] = plot.axes, { clipped, free } = report.shapes(plot, lines, o);
+    xAxis._splits.map(value => plot.valToPos(value, "x")).forEach((x, split) => {
+      frame.append(drawn({ d: `M${x} 0V${height}`, stroke: "#80808055" }));
+      text({ x, y: height + 18 }, xAxis._values[split]);
     });
-    lines.forEach(line => drawLine(inside, frame, plot, line, o));
-    report.ends(plot, lines, o).forEach(end => frame.append(element("text", { x: width + 8, y: end.at + 4, fill: end.line.color }, end.text)));
+    yAxis._splits.map(value => plot.valToPos(value, "y")).forEach((y, split) => {
+      frame.append(drawn({ d: `M0 ${y}H${width}`, stroke: "#80808055" }));
+      text({ x: -8, y: y + 4, "text-anchor": "end" }, yAxis._values[split]);
+    });
+    text({ x: width / 2, y: height + 38 }, o.xTitle);
+    text({ transform: `translate(-62 ${height / 2}) rotate(-90)` }, o.yTitle);
+    inside.append(...clipped.map(drawn));
+    frame.append(clip, inside, ...free.map(drawn));
     return { frame, height: height + 60 };
   }
 
   report.svg = () => {
-    const places = Array.from(document.querySelectorAll("#curves .plot"));
-    const style = getComputedStyle(document.body);
-    const width = Math.max(...places.map(place => place.clientWidth)) + 60;
+    const places = Array.from(document.querySelectorAll("#curves .plot")), style = getComputedStyle(document.body);
+    const width = Math.max(...places.map(place => place.clientWidth)) + 60, columns = Math.max(1, Math.floor(width / COLUMN));
     const svg = element("svg", { xmlns: SPACE, width, "font-family": "system-ui, sans-serif", "font-size": 13 });
     svg.append(element("title", {}, document.title), element("rect", { width: "100%", height: "100%", fill: style.backgroundColor }));
     let top = 12;
@@ -80,11 +57,9 @@
       svg.append(frame);
       top += height;
     });
-    const columns = Math.max(1, Math.floor(width / COLUMN));
     const entries = report.legend().filter(entry => entry.shown);
     entries.forEach((entry, index) => {
-      const [x, y] = [16 + COLUMN * (index % columns), top + ROW * Math.floor(index / columns)];
-      const swatch = report.swatch(entry);
+      const [x, y] = [16 + COLUMN * (index % columns), top + ROW * Math.floor(index / columns)], swatch = report.swatch(entry);
       [["x", x], ["y", y]].forEach(([key, value]) => swatch.setAttribute(key, value));
       svg.append(swatch, element("text", { x: x + 44, y: y + 12, fill: style.color }, entry.name));
     });

@@ -134,15 +134,14 @@ window.report = {};
     const has = run => shows(run) && curve(run) && (content.metrics[key].of || key) in curve(run).rows.y;
     const drawn = run => runLine(curve(run), state, key);
     const lines = [];
-    const by = state.view === "difference" ? "" : state.by;
-    report.partition(by).forEach((part, place) => {
+    report.partition(state.by).forEach((part, place) => {
       const style = { name: part.name, unequal: part.unequal, gaps: [], raw: null, ...content.styles[place] };
       const runs = part.runs.filter(has);
       if (state.view === "runs" || (state.view === "groups" && !part.averaged)) {
         runs.forEach(run => {
           const gaps = key === "loss" ? gapStarts(curve(run), state.axis) : [];
           const own = state.view === "runs" ? { ...content.styles[run], color: style.color } : {};
-          lines.push({ ...style, ...own, name: report.runName(run, by), gaps, ...drawn(run) });
+          lines.push({ ...style, ...own, name: report.runName(run, state.by), gaps, ...drawn(run) });
         });
         return;
       }
@@ -154,21 +153,10 @@ window.report = {};
     return lines.filter(line => line.x.length > 0);
   };
 
-  // Whether a run is one that the reader searches for: every word is part of its name or of a `field=value`, or is itself a
-  // condition such as num_layers>6.
+  // Whether a run is one that the reader searches for: every word is part of its name, or of `field=value` of a config field.
   report.matches = (run, query) => {
-    const fields = Object.entries(report.content.fields).map(([name, values]) => ({ name, value: values[run] }));
-    const text = [report.content.runs[run].name, ...fields.map(field => field.name + "=" + field.value)].join(" ").toLowerCase();
-    return query.toLowerCase().split(/\s+/).every(word => {
-      const condition = /^([\w.]+)(<=|>=|<|>|=)(.+)$/.exec(word);
-      if (!condition) return text.includes(word);
-      const [, name, sign, wanted] = condition;
-      return fields.some(field => {
-        if (field.name !== name && !field.name.endsWith("." + name)) return false;
-        if (sign === "=") return field.value.toLowerCase() === wanted;
-        const value = Number(field.value.replaceAll(",", "")), bound = Number(wanted);
-        return sign === "<" ? value < bound : sign === ">" ? value > bound : sign === "<=" ? value <= bound : value >= bound;
-      });
-    });
+    const fields = Object.entries(report.content.fields).map(([name, values]) => name + "=" + values[run] + " ");
+    const text = [report.content.runs[run].name, ...fields].join(" ").toLowerCase();
+    return query.toLowerCase().split(/\s+/).every(word => text.includes(word));
   };
 })(window.report);

@@ -1,53 +1,39 @@
 // Keeps a served report fresh: asks its server for what changed, and puts it in place without moving the reader.
 "use strict";
-(function () {
+(() => {
   const EVERY_MS = 2000;
-  const live = document.getElementById("live");
-  const shown = {};
-  let pieces = {};
-  let tag = null;
+  const live = document.getElementById("live"), shown = {};
+  let pieces = {}, tag = null;
 
-  function focusable(part) {
-    return Array.from(part.querySelectorAll("input, select, button, summary, a, [tabindex]"));
-  }
+  const all = (part, what) => Array.from(part.querySelectorAll(what));
+  const focusable = part => all(part, "input, select, button, summary, a, [tabindex]");
 
-  // What the reader has done to a part, but for the switches, which the page's address holds.
-  function readingOf(part) {
-    return {
-      open: new Set(Array.from(part.querySelectorAll("details[open]"), function (details) { return details.id; })),
-      left: Array.from(part.querySelectorAll(".scroll"), function (box) { return box.scrollLeft; }),
-      focus: focusable(part).indexOf(document.activeElement),
-    };
-  }
-
-  function restore(part, reading) {
-    part.querySelectorAll("details").forEach(function (details) { details.open = reading.open.has(details.id); });
-    part.querySelectorAll(".scroll").forEach(function (box, index) { box.scrollLeft = reading.left[index] || 0; });
-    if (reading.focus >= 0) (focusable(part)[reading.focus] || document.body).focus({ preventScroll: true });
+  // Replaces a part, but keeps what the reader has opened, scrolled and focused. The page's address holds the switches.
+  function show(place, html) {
+    if (shown[place] === html) return;
+    shown[place] = html;
+    const part = document.getElementById(place);
+    const open = new Set(all(part, "details[open]").map(details => details.id));
+    const scrolled = all(part, ".scroll").map(box => [box.scrollLeft, box.scrollTop]);
+    const focus = focusable(part).indexOf(document.activeElement);
+    part.innerHTML = html;
+    all(part, "details").forEach(details => { details.open = open.has(details.id); });
+    all(part, ".scroll").forEach((box, index) => box.scrollTo(...(scrolled[index] || [0, 0])));
+    if (focus >= 0) (focusable(part)[focus] || document.body).focus({ preventScroll: true });
   }
 
   // An answer holds the pieces that differ from those of the tag that was sent.
   function take(update) {
-    pieces = Object.fromEntries(update.names.map(function (name) { return [name, name in update.pieces ? update.pieces[name] : pieces[name]]; }));
+    pieces = Object.fromEntries(update.names.map(name => [name, name in update.pieces ? update.pieces[name] : pieces[name]]));
     const content = { runs: [] };
-    Object.entries(pieces).forEach(function ([name, value]) {
-      const space = name.indexOf(" ");
-      const [kind, key] = space < 0 ? [name, ""] : [name.slice(0, space), name.slice(space + 1)];
+    Object.entries(pieces).forEach(([name, value]) => {
+      const [kind, key] = name.split(" ");
       if (kind === "title") document.title = value;
       else if (kind === "part") show(key, value);
       else if (kind === "run") content.runs[Number(key)] = value;
       else content[key] = value;
     });
     document.dispatchEvent(new CustomEvent("report-content", { detail: content }));
-  }
-
-  function show(place, html) {
-    if (shown[place] === html) return;
-    shown[place] = html;
-    const part = document.getElementById(place);
-    const reading = readingOf(part);
-    part.innerHTML = html;
-    restore(part, reading);
   }
 
   async function ask() {
