@@ -21,9 +21,9 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from mhsh.report.render.sanitize import sanitize
 from mhsh.report.render.styles import CurveStyle, curve_style
 from mhsh.report.report import DIFFERENCE, GROUPS, MARK, RUNS, Report, Row
+from mhsh.text import sanitize
 
 _SCRIPTS = ("lines.js", "plot.js", "export.js", "page.js")
 _VIEWS = {GROUPS: "means with 95 % bands", RUNS: "single runs", DIFFERENCE: "difference to the baseline"}

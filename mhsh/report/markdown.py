@@ -6,8 +6,8 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from mhsh.report.render.sanitize import sanitize
 from mhsh.report.report import MARK, Report, Table
+from mhsh.text import sanitize
 
 _WIDTH = 100  # columns of prose
 # An underscore within a word is only a character.

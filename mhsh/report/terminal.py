@@ -11,9 +11,9 @@ from rich.measure import Measurement
 from rich.padding import Padding
 from rich.text import Text
 
-from mhsh.report.render.format import shorten
-from mhsh.report.render.sanitize import sanitize
 from mhsh.report.report import Cell, Report, Table
+from mhsh.text import sanitize
+from mhsh.verdict.words import shorten
 
 _LINES = 36  # of a report at most, where its sentences are short: a screen holds 40 with the names of its files
 _LEAST_ROWS = 10

@@ -24,7 +24,7 @@ from mhsh.errors import UserError
 from mhsh.files import absolute
 from mhsh.report.html import pieces, to_live_html
 from mhsh.report.report import Report
-from mhsh.report.runs.loading import find_runs
+from mhsh.verdict.runs import find_runs
 
 LOOPBACK = "127.0.0.1"
 CONNECTIONS = 32  # at once; one more, and the oldest is closed

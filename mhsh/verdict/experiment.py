@@ -286,8 +286,8 @@ def _key(entry: _Entry) -> Hashable:
 
 
 def _curve_bytes(run: Run | None) -> bytes | None:
-    """The steps and losses of a run; None if fewer than two losses are finite, which may be equal by
-    chance.
+    """The steps and losses of a run; None if fewer than two losses are finite: these may be equal
+    by chance.
     """
     curves = run.curves.values() if run is not None else ()
     if sum(int(np.isfinite(curve.loss).sum()) for curve in curves) < 2:

@@ -13,7 +13,6 @@ from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.measures import measure_rows
 from mhsh.report.compare.run_columns import COLUMNS
 from mhsh.report.lines import describe_metrics, drawn_curve
-from mhsh.report.render.format import format_distinct, format_loss, format_signed
 from mhsh.report.report import (
     Cell,
     Column,
@@ -28,6 +27,7 @@ from mhsh.report.report import (
     Series,
     Table,
 )
+from mhsh.verdict.words import format_distinct, format_loss, format_signed
 
 
 def half_intervals(count: int) -> tuple[float | None, ...]:
