@@ -36,11 +36,8 @@ _FOLDERS = {
         "scaling": "the step time on many devices, predicted from the output of `mhsh aot`",
     },
     "reports": {
-        "compare": "put runs side by side: a table, report.html and curves",
+        "compare": "set runs and sweeps against a baseline: a table, report.html and curves",
         "sweep": "train a config at every combination of some fields' values, and report",
-        "sweep-report": "write a sweep's report again, also while it runs",
-        "tuned": "each shape of a sweep at its own best learning rate: chosen on some seeds, reported on others",
-        "gap": "whether one shape overtakes another: the gap of their losses against tokens and size",
         "probe": "look into a model: what its layers do on one batch",
         "speed": "which shape is faster where, from the files of mhsh bench: a table and speed.html",
     },

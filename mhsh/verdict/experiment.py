@@ -16,8 +16,8 @@ from mhsh.config.differences import flatten, format_differences
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
-from mhsh.sweep.axes import SEEDS, Axis, Value
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, SweepFolder
+from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import sanitize
 from mhsh.verdict.runs import Run, load_runs, with_pretraining
 from mhsh.verdict.seed_groups import seed_groups, without_seeds
@@ -47,6 +47,7 @@ class Member:
     """One planned run of a group."""
 
     replicate: Replicate
+    name: str  # of its run folder
     state: str  # TRAINED, STUCK or DIVERGED; else FAILED, RUNNING, STOPPED or `not run`
     run: Run | None  # None if nothing was logged
     summary: Summary | None
@@ -66,7 +67,7 @@ class Group:
     config: Config  # of its first member
     members: tuple[Member, ...]  # in the order of their replicates
     settings: Mapping[str, Value]  # its values on the axes of its sweep, without seeds; empty outside a sweep
-    sweep: str  # the folder of its sweep, printable; empty outside a sweep
+    sweep: str  # the path of its sweep; empty outside a sweep
 
     @property
     def runs(self) -> list[Run]:
@@ -102,6 +103,30 @@ class Experiment:
         """All runs that are drawn, group by group."""
         return tuple(run for group in self.groups for run in group.runs)
 
+    def sections(self, by: Sequence[str] = ()) -> dict[str, Experiment]:
+        """What is compared by itself, by name: each sweep if there are several; and with `by`, some
+        of the axes, each setting of the others.
+
+        Raises:
+          UserError: `by` names no axis.
+        """
+        known = {name: axis.path for axis in self.axes for name in (axis.name, axis.path)}
+        known |= {short: path for short, path in SHORT_NAMES.items() if path in known.values()}
+        for name in by:
+            if name not in known:
+                allowed = format_list([sanitize(axis.name) for axis in self.axes] or ["none"])
+                raise UserError(f"--by={sanitize(name)} is no axis of these sweeps; allowed: {allowed}")
+        sweeps = dict.fromkeys(group.sweep for group in self.groups)
+        compared = [known[name] for name in by]
+        parts: dict[str, list[Group]] = {}
+        for group in self.groups:
+            words = [sanitize(Path(group.sweep).name or "runs")] if len(sweeps) > 1 else []
+            others = {path: value for path, value in group.settings.items() if by and path not in compared}
+            varied = {axis.path for axis in self.axes if len(axis.values) > 1}
+            words += [f"{path.split('.')[-1]} {sanitize(str(value))}" for path, value in others.items() if path in varied]
+            parts.setdefault(", ".join(words), []).append(group)
+        return {name: dataclasses.replace(self, groups=tuple(groups)) for name, groups in parts.items()} or {"": self}
+
 
 def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool = False) -> Experiment:
     """Reads runs, sweeps and folders that hold runs.
@@ -117,7 +142,10 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
     beside = [path for path in cells if path not in runs and epath.Path(path).joinpath("config.json").exists()]
     others = read(beside)
     everything = runs | {_real(run.path): run for run in others.runs}
-    problems = [*named.refused, *others.refused, *problems]
+    # A sweep that has only its plan holds no run yet.
+    empty = {cell.sweep for cell in cells.values()}
+    refused = [line for line in named.refused if not any(line.startswith(f"{sweep} holds no run") for sweep in empty)]
+    problems = [*refused, *others.refused, *problems]
     entries = []
     # The cells of a sweep come in the order of its plan, where its first run was named.
     order = dict.fromkeys(path for first in runs for path in (_of_one_sweep(first, cells) or [first]))
@@ -133,9 +161,19 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
             problems += run.problems
         if cell is not None and cell.state.kind == FAILED:
             problems.append(f"{path} failed: {cell.state.reason}")
-        entries.append(_Entry(run, cell, path in runs or (cell is not None and cell.is_named)))
+        entries.append(_Entry(Path(path).name, run, cell, path in runs or (cell is not None and cell.is_named)))
     groups, equal = _groups(entries)
     return Experiment(groups, axes, tuple(sanitize(line) for line in (*problems, *equal)))
+
+
+def planned_experiment(plan: Plan) -> Experiment:
+    """The experiment of a sweep of which nothing has run."""
+    entries = []
+    for cell in plan.cells:
+        settings = {path: value for path, value in cell.settings.items() if path not in SEEDS}
+        entries.append(_Entry(cell.name, None, _Cell("", cell.config, settings, CellState(WAITING), True), True))
+    groups, _ = _groups(entries)
+    return Experiment(groups, tuple(axis for axis in plan.axes if axis.path not in SEEDS), ())
 
 
 def replicate_words(members: Iterable[Member]) -> str:
@@ -161,6 +199,7 @@ class _Cell:
 class _Entry:
     """A run, a planned cell, or both."""
 
+    name: str  # of the run folder
     run: Run | None
     cell: _Cell | None
     named: bool
@@ -246,7 +285,7 @@ def _member(entry: _Entry) -> Member:
     replicate = (config.train.seed, config.data.seed)
     drawn = run if run is not None and run.drawable else None
     summary = summarize(drawn) if drawn else None
-    return Member(replicate, _state(entry, summary), drawn, summary, entry.named)
+    return Member(replicate, entry.name, _state(entry, summary), drawn, summary, entry.named)
 
 
 def _state(entry: _Entry, summary: Summary | None) -> str:

@@ -146,8 +146,8 @@ def _choice_words(choice: Choice, group: Group) -> Iterable[str]:
     yield f"{group.name} is at its best {field}, {choice.optimum.rate:g} of {low:g} to {high:g}, by {choice.trials} trials."
     if choice.optimum.at_edge:
         yield f"{group.name}: its best {field} is at the edge of those tried; one beyond it may be better by any amount."
-    if choice.trials < choice.planned:
-        left = f"{choice.planned - choice.trials} of {choice.planned} choosing runs have not ended"
+    if not choice.is_final:
+        left = f"{len(choice.choosing) - choice.trials} of {len(choice.choosing)} choosing runs have not ended"
         yield f"{group.name}: {left}; its {field} may change."
 
 

@@ -13,7 +13,7 @@ from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
 from mhsh.verdict.experiment import Experiment, Group, Member, Replicate, names_of
 from mhsh.verdict.measures import LOSS, final_value
-from mhsh.verdict.optimum import Optimum, find_optimum
+from mhsh.verdict.optimum import Optimum, find_optimum, rates_to_add
 
 TUNING_RULE = (
     "With --over, each shape has the value with the lowest mean final validation loss over the choosing seeds, the first half of "
@@ -30,8 +30,12 @@ class Choice:
     losses: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs that trained, by value
     optimum: Optimum | None  # None: at no value all choosing runs trained
     trials: int  # choosing runs that have ended
-    planned: int  # choosing runs
-    reporting: tuple[Replicate, ...]
+    choosing: tuple[str, ...]  # names of the choosing runs
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all choosing runs have ended."""
+        return self.trials == len(self.choosing)
 
     @property
     def hidden(self) -> float:
@@ -87,6 +91,14 @@ def tune(experiment: Experiment, over: str, choosing: int | None = None) -> Tune
     return Tuned(dataclasses.replace(experiment, groups=groups), tuple(choice for _, choice in chosen))
 
 
+def values_to_add(half_width: float, choices: Sequence[Choice]) -> list[float]:
+    """The values that `mhsh sweep --refine` tries next, in ascending order, until what each grid
+    may hide is at most half of `half_width`, that of the interval of a difference.
+    """
+    found = [(choice.losses, choice.optimum) for choice in choices if choice.optimum is not None]
+    return sorted({value for losses, optimum in found for value in rates_to_add(losses, optimum, half_width)})
+
+
 def _tuned(
     groups: Sequence[Group], path: str, choosing: Sequence[Replicate], reporting: Sequence[Replicate]
 ) -> tuple[Group, Choice]:
@@ -99,7 +111,7 @@ def _tuned(
     group = by_value[optimum.rate] if optimum else groups[0]
     trials = [each for tried in members.values() for each in tried]
     ended = sum(each.trained or each in group.untrained for group in groups for each in group.members if each.replicate in choosing)
-    choice = Choice(path, losses, optimum, ended, len(trials), tuple(reporting))
+    choice = Choice(path, losses, optimum, ended, tuple(each.name for each in trials))
     return dataclasses.replace(group, members=tuple(each for each in group.members if each.replicate in reporting)), choice
 
 
