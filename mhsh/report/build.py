@@ -10,6 +10,7 @@ from scipy.special import stdtrit
 
 from mhsh import text
 from mhsh.config.differences import flatten
+from mhsh.report.downsample import gap_starts, most_points
 from mhsh.report.lines import describe_metrics, drawn_curve
 from mhsh.report.report import (
     GROUPS,
@@ -28,7 +29,6 @@ from mhsh.report.report import (
     Series,
     Table,
 )
-from mhsh.report.runs.downsample import gap_starts, most_points
 from mhsh.verdict import conditions, experiment, findings, measures, trend, tuning
 from mhsh.verdict.conditions import Effect, find_conditions
 from mhsh.verdict.curves import AXES

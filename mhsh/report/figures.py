@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from mhsh.report.figure_files import COLUMN, PAGE, PAPER, add_legend, caption_characters, figure_bytes, figure_style
 from mhsh.report.lines import Line, difference_lines, group_lines, spread
-from mhsh.report.render.figure_files import COLUMN, PAGE, PAPER, add_legend, caption_characters, figure_bytes, figure_style
-from mhsh.report.render.styles import CurveStyle, curve_style
 from mhsh.report.report import MARK, Curves, Points
+from mhsh.report.styles import CurveStyle, curve_style
 from mhsh.verdict.words import format_loss, format_signed, shorten
 
 _MOST_NAMED = 14  # groups; of more, the first ones have a colour and the others are grey

@@ -14,7 +14,7 @@ from mhsh.report.figures import curves_figure, points_figure
 from mhsh.report.html import to_html
 from mhsh.report.lines import places_of
 from mhsh.report.markdown import report_to_markdown
-from mhsh.report.render.outputs import check_replaceable, write
+from mhsh.report.outputs import check_replaceable, write
 from mhsh.report.report import MARK, Curves, Report, Table
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mhsh.report import downsample
 from mhsh.report.report import Columns, Curve, Curves, Metric, Numbers
-from mhsh.report.runs import downsample
 
 GRID_POINTS = 500  # of a mean
 AS_LOGGED = ("learning_rate", "skipped")  # metrics that smoothing would only blur

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mhsh.cli.parser import examples
 from mhsh.errors import UserError
-from mhsh.report.render import outputs
+from mhsh.report import outputs
 from mhsh.report.speed import page as speed_page
 from mhsh.report.speed import plots
 from mhsh.report.speed.comparison import Speed, read_speed

@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhsh.report.estimate import mean_band
+from mhsh.report.figure_files import PAGE, add_legend, figure_bytes, figure_style
 from mhsh.report.probes.ablation import more_loss
 from mhsh.report.probes.seeds import model_groups
-from mhsh.report.render.figure_files import PAGE, add_legend, figure_bytes, figure_style
-from mhsh.report.render.styles import curve_style
+from mhsh.report.styles import curve_style
+from mhsh.verdict.estimate import mean_band
 from mhsh.verdict.words import SCHEME_NAMES
 
 AUTHOR = "written by mhsh probe"

@@ -10,10 +10,10 @@ import numpy as np
 import rich.table
 from rich.console import Console
 
-from mhsh.report.estimate import estimate
 from mhsh.report.probes.ablation import more_loss
 from mhsh.report.probes.seeds import Model, model_groups
 from mhsh.report.render.table import Table
+from mhsh.verdict.estimate import estimate
 
 _WIDTH = 120  # of a table, at least
 

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from mhsh.report.render.outputs import MARK
+from mhsh.report.outputs import MARK
 from mhsh.report.render.table import Table
 
 _WIDTH = 100  # columns of prose

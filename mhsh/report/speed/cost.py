@@ -14,9 +14,9 @@ from mhsh.config.fields import all_fields
 from mhsh.config.resolve import with_added_fields
 from mhsh.config.roles import Step
 from mhsh.config.schema import Config
-from mhsh.report.compare.results import crossing
 from mhsh.report.speed.comparison import Measurement
 from mhsh.text import sanitize
+from mhsh.verdict.measures import crossing
 from mhsh.verdict.runs import Run
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mhsh.report.render.figure_files import for_page
+from mhsh.report.figure_files import for_page
 from mhsh.report.render.html import read_asset, render_page
-from mhsh.report.render.styles import curve_style
 from mhsh.report.render.table import Table
 from mhsh.report.speed import plots
 from mhsh.report.speed.comparison import Speed
 from mhsh.report.speed.cost import Cost
 from mhsh.report.speed.findings import HOW_TO_READ, MARK, finding, headline, pair_title, rules, turning_points
 from mhsh.report.speed.table import COST_COLUMNS, MEASUREMENT_COLUMNS
+from mhsh.report.styles import curve_style
 
 
 def render(speed: Speed, costs: Sequence[Cost], target: float | None) -> bytes:

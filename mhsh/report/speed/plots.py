@@ -17,11 +17,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
 from mhsh.bench.intervals import Interval
-from mhsh.report.render.figure_files import COLUMN, PAGE, add_legend, figure_bytes, figure_style
-from mhsh.report.render.styles import curve_style
+from mhsh.report.figure_files import COLUMN, PAGE, add_legend, figure_bytes, figure_style
 from mhsh.report.speed.comparison import Measurement, Setting, ShapePair, Speed, crossings, verdict
 from mhsh.report.speed.cost import Cost
 from mhsh.report.speed.findings import HOW_TO_READ, MARK, format_ratio, kind_name, pair_title
+from mhsh.report.styles import curve_style
 
 # Pale enough for black numbers, and darker than white for readers who do not see colours.
 _SHALLOW, _DEEP = "#F0A36B", "#7FB4DC"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from mhsh.report.render.csv_file import to_csv
 from mhsh.report.render.html import _environment
-from mhsh.report.render.styles import curve_style
+from mhsh.report.styles import curve_style
 from mhsh.report.render.table import Table
 from mhsh.report.render.terminal import print_table, print_wide_table
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from mhsh.report.runs.downsample import MOST_POINTS, SMOOTHING_MOST, gap_starts, most_points, smooth, smoothing_rows, thin
+from mhsh.report.downsample import MOST_POINTS, SMOOTHING_MOST, gap_starts, most_points, smooth, smoothing_rows, thin
 
 
 def test_short_curves_are_drawn_whole() -> None:
