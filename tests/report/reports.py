@@ -1,21 +1,18 @@
-"""Reports for tests: of planted numbers, and of run folders by a stop-gap that judges nothing."""
+"""Reports of planted numbers, for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from scipy.special import stdtrit
 
-from mhsh.outcome import LEFT
-from mhsh.report.compare.chart import AXIS_TITLES
-from mhsh.report.compare.comparison import Comparison
-from mhsh.report.compare.measures import measure_rows
-from mhsh.report.compare.run_columns import COLUMNS
 from mhsh.report.lines import describe_metrics, drawn_curve
 from mhsh.report.report import (
     Cell,
     Column,
+    Curve,
     CurveGroup,
     CurveRun,
     Curves,
@@ -27,118 +24,11 @@ from mhsh.report.report import (
     Series,
     Table,
 )
-from mhsh.verdict.words import format_distinct, format_loss, format_signed
 
 
 def half_intervals(count: int) -> tuple[float | None, ...]:
     """Student's, by the number of runs."""
     return tuple(None if n < 2 else float(stdtrit(n - 1, 0.975)) / n**0.5 for n in range(count + 1))
-
-
-def report_of(comparison: Comparison) -> Report:
-    """What today's comparison holds, as a Report."""
-    return Report(
-        title=comparison.headline.title,
-        summary=comparison.headline.sentences,
-        tables=(_groups(comparison), _measures(comparison), _runs(comparison)),
-        curves=_curves(comparison),
-        conditions=Table.of_text(
-            "Conditions",
-            ["condition", "values"],
-            [[row.name, "; ".join(row.values)] for row in comparison.conditions if not row.equal],
-        ),
-        problems=comparison.problems,
-        rules=("A group is the runs of one config.", "An interval is by Student's t."),
-    )
-
-
-def _groups(comparison: Comparison) -> Table:
-    columns = (
-        Column("group"),
-        Column("final validation loss", numeric=True, rank=1),
-        Column("difference to the baseline", numeric=True, rank=2),
-        Column("trained", numeric=True, rank=3),
-        Column("steps to target", numeric=True, rank=4),
-        Column("device time", numeric=True, rank=5),
-    )
-    rows = []
-    for place, (group, scores) in enumerate(zip(comparison.groups, comparison.results.scores, strict=True)):
-        final, change, cost = scores.final.estimate, scores.final.difference, scores.cost_to_target["step"].estimate
-        trained = sum(comparison.summaries[run].outcome == LEFT for run in group.runs)
-        cells = (
-            group.name,
-            _number(final, format_loss),
-            "baseline"
-            if place == comparison.results.baseline
-            else _number(change, lambda value: format_signed(value, format_loss), True),
-            f"{trained} of {len(group.runs)}",
-            "not reached" if cost is None else f"{cost.mean:,.0f}",
-            f"{comparison.summaries[group.runs[0]].seconds or 0:.1f} s",
-        )
-        rows.append(Row(cells, group=place))
-    return Table("Results by group", columns, tuple(rows), "Behind each number stands its 95 % interval. * significant by Holm.")
-
-
-def _number(of: Any, words: Any, marked: bool = False) -> Cell:
-    if of is None:
-        return Cell("not known")
-    note = f"{words(of.low)} to {words(of.high)}" if of.has_interval else ""
-    bounds = (of.low, of.high) if of.has_interval else (None, None)
-    return Cell(words(of.mean), "*" if marked and of.is_significant else "", note, value=of.mean, low=bounds[0], high=bounds[1])
-
-
-def _measures(comparison: Comparison) -> Table:
-    rows = measure_rows(comparison)
-    cells = [
-        Row((group.name, *(Cell(row.cells[place].number, note=row.cells[place].spread) for row in rows)), group=place)
-        for place, group in enumerate(comparison.groups)
-    ]
-    return Table("Every measure", (Column("group"), *(Column(row.name, numeric=True) for row in rows)), tuple(cells))
-
-
-def _runs(comparison: Comparison) -> Table:
-    rows = tuple(Row(tuple(cell(item) for _, cell in COLUMNS), run=place) for place, item in enumerate(comparison.summaries))
-    return Table("Every run", tuple(Column(name, numeric="loss" in name) for name, _ in COLUMNS), rows)
-
-
-def _curves(comparison: Comparison) -> Curves:
-    runs = comparison.runs
-    keys = dict.fromkeys(key for run in runs for curve in run.curves.values() for key in curve.metrics)
-    values = {
-        row.name: tuple(
-            format_distinct([getattr(getattr(run.config, row.name.split(".")[0]), row.name.split(".")[1], None) for run in runs])
-        )
-        for row in comparison.config_fields
-    }
-    baseline = comparison.results.baseline
-    by_seed = {runs[run].config.train.seed: run for run in comparison.groups[baseline].runs}
-    groups = []
-    for place, group in enumerate(comparison.groups):
-        pairs = tuple((run, by_seed[runs[run].config.train.seed]) for run in group.runs if runs[run].config.train.seed in by_seed)
-        groups.append(CurveGroup(group.name, group.runs, pairs=pairs if place != baseline else ()))
-    most = comparison.drawn_points
-    return Curves(
-        runs=tuple(
-            CurveRun(
-                run.name,
-                {
-                    split: drawn_curve(curve.x, {"loss": curve.loss, **curve.metrics}, most)
-                    for split, curve in run.curves.items()
-                    if len(curve)
-                },
-            )
-            for run in runs
-        ),
-        groups=tuple(groups),
-        baseline=baseline,
-        axes=AXIS_TITLES,
-        metrics=describe_metrics(list(keys), tokens_per_byte=0.25),
-        splits={"validation": "validation", "train": "training"},
-        half_intervals=half_intervals(len(runs)),
-        references=tuple(Reference(value, label) for value, label in comparison.entropies),
-        fields={name: each for name, each in values.items() if len(set(each)) > 1},
-        view="groups" if any(len(group.runs) > 1 for group in comparison.groups) else "runs",
-    )
 
 
 def rates_figure(names: Sequence[str] = ("6x4 post_ln", "24x1 admin")) -> Points:
@@ -162,3 +52,50 @@ def rates_figure(names: Sequence[str] = ("6x4 post_ln", "24x1 admin")) -> Points
         references=(Reference(2.5, "unigram entropy 2.500"),),
         note="Bars: 95 % intervals. Hollow: the edge of the grid.",
     )
+
+
+def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: int = 3, rows: int = 30) -> Report:
+    """Groups of seeds, each of which ends 0.1 above the one before it; every text is one of `names`
+    or holds one.
+    """
+    runs, groups = [], []
+    for place, name in enumerate(names):
+        for seed in range(seeds):
+            step = np.arange(1.0, rows + 1)
+            loss = 2 + 0.1 * place + 3 / step + 0.01 * seed * (place + 1)
+            train = {"loss": loss - 0.1 + 0.05 * np.sin(9 * step), "grad_norm": 1 / step}
+            curves = {"train": _planted_curve(step, train), "validation": _planted_curve(step[9::10], {"loss": loss[9::10]})}
+            runs.append(CurveRun(f"{name} seed {seed}", curves))
+        members = tuple(range(place * seeds, (place + 1) * seeds))
+        pairs = tuple((run, run % seeds) for run in members) if place else ()
+        groups.append(CurveGroup(name, members, unequal="dropout" * (place == 1), pairs=pairs))
+    curves = Curves(
+        runs=tuple(runs),
+        groups=tuple(groups),
+        baseline=0,
+        axes={"step": "training steps", "tokens": "training tokens", "seconds": "device seconds"},
+        metrics=describe_metrics(["grad_norm"], tokens_per_byte=0.25),
+        splits={"validation": "validation", "train": "training"},
+        half_intervals=half_intervals(len(runs)),
+        references=(Reference(2.3, f"unigram entropy 2.300 ({names[0]})"),),
+        fields={"model.num_layers": tuple(str(6 * (1 + run // seeds)) for run in range(len(runs)))},
+        notes=(f"a note on {names[0]}",),
+    )
+    loss = [Cell("2.103", "*" * min(1, place), "2.010 to 2.196", value=2.103, low=2.01, high=2.196) for place in range(len(names))]
+    columns = (Column("group"), Column("final loss", numeric=True, rank=1), Column(f"word of {names[0]}", rank=2))
+    table = Table("Results", columns, tuple(Row((name, loss[n], name), group=n) for n, name in enumerate(names)), f"* {names[0]}")
+    every_run = tuple(Row((run.name, "trained"), run=place) for place, run in enumerate(runs))
+    return Report(
+        title=f"{names[0]} ended lowest",
+        summary=(f"How sure: {names[0]} by 0.1.", "Comparable.", f"Third: {names[-1]}."),
+        tables=(table, Table("Every run", (Column("run"), Column("outcome")), every_run)),
+        curves=curves,
+        points=(dataclasses.replace(rates_figure(names), title=f"Loss of {names[0]}"),),
+        conditions=Table.of_text("Conditions", ["condition", "role", "values"], [["dropout", "loss", names[0]]]),
+        problems=(f"{names[0]}: is cut short",),
+        rules=(f"A rule of {names[0]}.",),
+    )
+
+
+def _planted_curve(step: np.ndarray, metrics: Mapping[str, np.ndarray]) -> Curve:
+    return drawn_curve({"step": step, "tokens": 512 * step, "seconds": 0.1 * step + 0.01 * np.sqrt(step)}, metrics, most=5000)
