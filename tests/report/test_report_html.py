@@ -332,6 +332,8 @@ def test_the_page_is_used_by_keyboard_alone(report: Report, tmp_path: Path) -> N
             "axis",
             "view",
             "by",
+            "png",
+            "svg",
             "plot",
             "checkbox",
             "checkbox",
