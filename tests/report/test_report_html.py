@@ -9,16 +9,20 @@ import itertools
 import json
 import re
 from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from markupsafe import escape
 
 from mhsh.report.html import pieces, to_html, to_live_html
 from mhsh.report.lines import difference_lines, group_lines, spread
+from mhsh.report.render.sanitize import sanitize
 from mhsh.report.report import MARK, Report
 from tests.report.browser import PROGRAM, Browser
 from tests.report.reports import planted_report
@@ -74,6 +78,30 @@ def test_the_order_is_answer_problems_groups_curves_figures_tables(report: Repor
     )
     assert [own.index(sign) for sign in signs] == sorted(own.index(sign) for sign in signs)
     assert 'aria-label="Results"' not in own[own.index("<details") :][own.index("id=") :].split("</details>")[0]
+
+
+class Elements(HTMLParser):
+    """The elements of a page with the names of their attributes, and its text."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.text: list[str] = []
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.tuples(st.text(min_size=1), st.text(min_size=1)).filter(lambda names: names[0] != names[1]))
+def test_no_name_makes_an_element(names: tuple[str, str]) -> None:
+    page = Elements(to_html(planted_report(names, rows=10)))
+    assert page.tags == Elements(to_html(planted_report(("a", "b"), rows=10))).tags
+    assert sanitize(f"{names[0]} ended lowest") in page.text
 
 
 @pytest.mark.parametrize("live", [False, True])

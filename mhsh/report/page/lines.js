@@ -17,10 +17,9 @@ window.report = {};
   };
   // Losses have equally many decimals, so that they can be compared.
   report.metricNumber = (metric, value, decimals = 4) =>
-    report.content.metrics[metric].unit === "nats per token" ? value.toFixed(decimals) : report.number(value, 4);
+    report.content.metrics[metric].unit === "nats per token" ? value.toFixed(decimals).replace("-", "\u2212") : report.number(value, 4);
   report.place = (axis, value) =>
     axis === "step" ? UNITS.step + Math.round(value).toLocaleString("en-US") : report.number(value, 5) + (UNITS[axis] || "");
-
   report.metricTitle = (state, key) => {
     const metric = report.content.metrics[key];
     const name = `${report.content.splits[state.split]} ${metric.name}${metric.unit ? ", " + metric.unit : ""}`;

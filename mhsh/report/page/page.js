@@ -161,7 +161,6 @@
   const told = range => range.map(each => Number(each.toPrecision(6))).join();
   const zoom = (x, y) =>
     set({ x: x ? told(x) : "", y: Object.entries(y).filter(each => each[1]).map(([metric, range]) => `${metric}:${told(range)}`).join(";") });
-
   const save = (kind, { split, metrics, axis } = report.state()) => report.save(kind, [split, ...metrics, "by", axis].join("-"));
   const BUTTONS = {
     all: () => set({ hide: "" }),

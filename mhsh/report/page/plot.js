@@ -2,7 +2,7 @@
 "use strict";
 (report => {
   const DOTTED_UP_TO = 60, SPARSE = 12; // markers of a short line, and of a longer one
-  const MOST_READ = 12, MOST_ENDS = 14; // lines in one hover; final values
+  const MOST_READ = 12, MOST_ENDS = 14, MOST_RAW = 8; // lines in one hover; final values; lines with logged values behind them
   const START = 0.1, SHORT = 12; // of the x-axis, where a steep start may leave the y-axis; rows of lines that are shown whole
   const ROW = 14; // CSS pixels between final values
   const FONT = "system-ui, sans-serif", GREY = "#7F7F7F";
@@ -66,7 +66,7 @@
     const path = points => points.map((point, index) =>
       point ? `${points[index - 1] ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}` : "").join("");
     o.references.forEach(each => clipped.push({ d: `M0 ${plot.valToPos(each.value, "y")}H${width}`, stroke: GREY, width: 1.5, dash: [3, 4] }));
-    if (o.raw) lines.filter(line => line.raw).forEach(line => clipped.push({ d: path(at(line.raw, "y")), stroke: line.color, opacity: 0.25 }));
+    if (o.raw && lines.length <= MOST_RAW) lines.filter(line => line.raw).forEach(line => clipped.push({ d: path(at(line.raw, "y")), stroke: line.color, opacity: 0.25 }));
     lines.forEach(line => {
       const points = at(line, "y"), stroke = line.color, rows = visible(line, o, o.ranges.x);
       const [low, high] = line.low ? [at(line, "low"), at(line, "high")] : [[], []];
@@ -115,7 +115,9 @@
     const grid = { stroke: "rgba(128,128,128,0.25)", width: 1 };
     const values = (_, splits) => splits.map(value => value === null ? "" : report.number(value, 4));
     const common = { stroke: ink, grid, ticks: grid, values, font: `12px ${FONT}`, labelFont: `13px ${FONT}`, labelGap: 2, labelSize: 22 };
-    const ticks = { splits: () => o.ticks.map(tick => tick[0]), filter: (_, splits) => splits, values: () => o.ticks.map(tick => tick[1]) };
+    const width = 12 + 7 * Math.max(0, ...o.ticks.map(tick => tick[1].length)); // of a tick's words; where they do not fit, some are left out
+    const words = u => o.ticks.map((tick, index) => index % Math.ceil(o.ticks.length * width / (u.width - 70)) ? "" : tick[1]);
+    const ticks = { splits: () => o.ticks.map(tick => tick[0]), filter: (_, splits) => splits, values: words };
     return [{ ...common, label: o.xTitle, size: 30, ...(o.ticks.length ? ticks : {}) }, { ...common, label: o.yTitle, size: 54 }];
   }
   const nearestRow = (x, at) => x.reduce((best, place, row) => Math.abs(place - at) < Math.abs(x[best] - at) ? row : best, 0);

@@ -53,6 +53,5 @@
     }
     setTimeout(ask, EVERY_MS);
   }
-
   ask();
 })();
