@@ -82,7 +82,7 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
         notes=(f"a note on {names[0]}",),
     )
     loss = [Cell("2.103", "*" * min(1, place), "2.010 to 2.196", value=2.103, low=2.01, high=2.196) for place in range(len(names))]
-    columns = (Column("group"), Column("final loss", numeric=True, rank=1), Column(f"word of {names[0]}", rank=2))
+    columns = (Column("group"), Column("final loss", numeric=True, rank=1), Column(f"a long heading about {names[0]}", rank=2))
     table = Table("Results", columns, tuple(Row((name, loss[n], name), group=n) for n, name in enumerate(names)), f"* {names[0]}")
     every_run = tuple(Row((run.name, "trained"), run=place) for place, run in enumerate(runs))
     return Report(

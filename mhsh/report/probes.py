@@ -1,4 +1,4 @@
-"""The tables of a probe, out of its JSON."""
+"""What `mhsh probe` found, out of its JSON: its tables, with means over seeds."""
 
 from __future__ import annotations
 
@@ -7,39 +7,62 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import rich.table
 from rich.console import Console
 
-from mhsh.report.probes.ablation import more_loss
-from mhsh.report.probes.seeds import Model, model_groups
-from mhsh.report.render.table import Table
+from mhsh.config.resolve import from_dict
+from mhsh.config.shapes import shape_name
+from mhsh.report.report import Table
+from mhsh.report.terminal import print_line, print_table
 from mhsh.verdict.estimate import estimate
+from mhsh.verdict.seed_groups import seed_groups, without_seeds
 
 _WIDTH = 120  # of a table, at least
 
-Titled = tuple[str, Table]
+Model = dict[str, Any]  # an entry of a probe's JSON
 
 
-def tables(document: dict[str, Any]) -> list[Titled]:
+def tables(document: dict[str, Any]) -> list[Table]:
     """What `mhsh probe` found: means over seeds where there are several, and the other models."""
     return _TABLES[document["kind"]](document)
 
 
-def print_tables(found: Sequence[Titled]) -> None:
+def print_tables(found: Sequence[Table]) -> None:
     """Prints tables with their titles."""
-    for title, table in found:
-        drawn = rich.table.Table(*table.columns, title=title, box=None, pad_edge=False)
-        for row in table.rows:
-            drawn.add_row(*row)
-        # Wide enough for figures in one line each, also where the output goes to a file.
-        Console(markup=False, width=max(_WIDTH, Console().width)).print(drawn)
+    # Wide enough for figures in one line each, also where the output goes to a file.
+    console = Console(highlight=False, width=max(_WIDTH, Console().width))
+    for table in found:
+        print_line(table.title, console, style="bold")
+        print_table(table, console)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Titled:
-    return title, Table(columns, [[cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row] for row in rows])
+def model_groups(models: Sequence[Model]) -> list[tuple[str, list[int]]]:
+    """Name and indices of each group of models at the same step, by GROUP_RULE. The name is that of
+    a single model; of several, their shape, scheme and number.
+    """
+    configs = [from_dict(model["config"]) for model in models]
+    alike = [(without_seeds(config), model["step"]) for config, model in zip(configs, models, strict=True)]
+    groups = []
+    for indices in seed_groups(alike, configs):
+        first = configs[indices[0]].model
+        several = f"{shape_name(first)} {first.residual}, {len(indices)} seeds"
+        groups.append((several if len(indices) > 1 else models[indices[0]]["name"], indices))
+    return groups
 
 
-def _of_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model, Sequence[Any]]]) -> list[Titled]:
+def more_loss(figures: dict[str, Any], name: str) -> np.ndarray:
+    """How much each of the changes `name` (skipped, swapped, without_last) adds to the loss of a
+    stack's model, in nats: [batches, changes].
+    """
+    losses = list(figures[name].values()) if isinstance(figures[name], dict) else figures[name]
+    return (np.array(losses).reshape(-1, len(figures["whole"])) - np.array(figures["whole"])).T
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    cells = [[cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row] for row in rows]
+    return Table.of_text(title, columns, cells)
+
+
+def _of_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model, Sequence[Any]]]) -> list[Table]:
     """The means over seeds of models that have several, and a row for each stack of the others."""
     models = list({id(model): model for model, _ in rows}.values())
     by_model = [[cells for each, cells in rows if each is model] for model in models]
@@ -61,10 +84,10 @@ def _over_seeds(cells: Sequence[Any]) -> str:
     if any(isinstance(cell, str) for cell in cells):
         return str(cells[0]) if len(set(cells)) == 1 else ""
     mean = estimate(cells)
-    return f"{mean.mean:.4g} ({mean.low:.4g} to {mean.high:.4g})"
+    return f"{mean.mean:.4g}" + (f" ({mean.low:.4g} to {mean.high:.4g})" if mean.has_interval else "")
 
 
-def _dependency_table(document: dict[str, Any]) -> list[Titled]:
+def _dependency_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (model, [stack, figures["input"], *(sum(figures[name]) for name in names), figures["biases"], _half(figures, names)])
         for model in document["models"]
@@ -83,7 +106,7 @@ def _half(figures: dict[str, Any], names: Sequence[str]) -> float:
     return sum(sum(figures[name][len(figures[name]) // 2 :]) for name in names)
 
 
-def _gradients_table(document: dict[str, Any]) -> list[Titled]:
+def _gradients_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (
             model,
@@ -101,7 +124,7 @@ def _gradients_table(document: dict[str, Any]) -> list[Titled]:
     return _of_models("gradient norms of the layers", ["stack", "loss", "first", "last", "largest", "smallest"], rows)
 
 
-def _coverage_table(document: dict[str, Any]) -> list[Titled]:
+def _coverage_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (
             model,
@@ -123,7 +146,7 @@ def _coverage_table(document: dict[str, Any]) -> list[Titled]:
     return _of_models("effective number of positions that a token draws on", columns, rows)
 
 
-def _similarity_table(document: dict[str, Any]) -> list[Titled]:
+def _similarity_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (model, [stack, *(f(figures[key]) for key in ("cka", "cosine") for f in (np.mean, min))])
         for model in document["models"]
@@ -133,7 +156,7 @@ def _similarity_table(document: dict[str, Any]) -> list[Titled]:
     return _of_models("the residual stream before and after a layer", columns, rows)
 
 
-def _ablation_table(document: dict[str, Any]) -> list[Titled]:
+def _ablation_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (
             model,
@@ -163,7 +186,7 @@ def _without_half(figures: dict[str, Any]) -> list[Any]:
     return [f"{max(counts)} of {depth}", float(np.mean(losses) - np.mean(figures["whole"]))]
 
 
-def _amplification_table(document: dict[str, Any]) -> list[Titled]:
+def _amplification_table(document: dict[str, Any]) -> list[Table]:
     if "schemes" in document:
         rows = [
             [
@@ -194,7 +217,7 @@ def _growth_cells(fitted: dict[str, Any] | None) -> list[str]:
     return [f"{fitted['exponent']:.2f}", f"{fitted['low']:.2f} to {fitted['high']:.2f}", fitted["law"]]
 
 
-_TABLES: dict[str, Callable[[dict[str, Any]], list[Titled]]] = {
+_TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "dependency": _dependency_table,
     "amplification": _amplification_table,
     "gradients": _gradients_table,
