@@ -1,0 +1,1 @@
+"""What runs show: one engine of verdicts, without jax and without pictures."""
