@@ -289,7 +289,7 @@ def wrong_rows(count: int = 3000) -> Iterator[Sequence[str]]:
 def tuning_rows() -> Iterator[Sequence[str]]:
     designs = ((5, 2, 3), (5, 2, 5), (7, 3, 5))
     cases = [(*each, 1.0, False) for each in itertools.product((0.03, 0.01), (0.0, 0.7), designs)]
-    cases += [(deviation, 0.7, (5, 2, 5), *each) for deviation in (0.03, 0.01) for each in ((1.0, True), (2.0, False), (2.0, True))]
+    cases += [(deviation, 0.7, (5, 2, 5), *each) for deviation in (0.03, 0.01) for each in ((1.0, True), (4.0, False), (4.0, True))]
     for deviation, share, design, uneven, refine in cases:
         found = tuning(deviation, share, design, uneven, refine)
         names = (f"{deviation}", f"{share}", "{} / {} / {}".format(*design), f"{uneven:g}", "yes" if refine else "no")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from mhsh.verdict.estimate import Key
 
@@ -21,8 +21,9 @@ OPTIMUM_RULE = (
     "The best rate is that with the lowest mean loss over the choosing seeds, of the rates at which all of them trained. A "
     "parabola over the logarithm of the rate, fitted to the rates up to an octave away (to at least three), says how much lower "
     "the loss may be between the best rate and its neighbours. That, with its standard error added, widens the interval of a "
-    "difference on the side that is in favour of the shape. It has no bound where the best rate is the lowest or the highest that "
-    "was tried, where fewer than three rates trained, or where nothing tells the noise of one choosing seed."
+    "difference on the side that is in favour of the shape. So do the parabolas through the best rate and two rates on one side, "
+    "if one of them says more: losses may rise faster on one side. There is no bound where the best rate is the lowest or the "
+    "highest that was tried, where fewer than three rates trained, or where nothing tells the noise of one choosing seed."
 )
 
 
@@ -35,7 +36,7 @@ class Optimum:
     fitted_rate: float  # where the parabola is lowest, between the neighbours of `rate`
     fitted_range: tuple[float, float]  # the rates whose fitted loss is within a standard error of the lowest
     hidden: float  # how much lower the parabola is at `fitted_rate` than at `rate`
-    hidden_upper: float  # `hidden` and its standard error; inf if there is no bound
+    hidden_upper: float  # its upper bound by OPTIMUM_RULE; inf if there is none
     at_edge: bool  # no lower or no higher rate was tried
 
 
@@ -62,30 +63,38 @@ def find_optimum(losses: Mapping[float, Mapping[Key, float]], reporting: Sequenc
     if near.sum() < 3 or math.isnan(error):
         at_edge = trained[best] in (rates[0], rates[-1])
         return Optimum(trained[best], float(means[best]), trained[best], (rates[0], rates[-1]), 0.0, math.inf, at_edge)
-    return _fitted(octaves[near], means[near], error, trained[best], rates)
+    return _fitted(octaves, means, near, error, trained[best], rates)
 
 
 def _fitted(
-    octaves: Float[np.ndarray, " rates"], means: Float[np.ndarray, " rates"], error: float, rate: float, rates: Sequence[float]
+    octaves: Float[np.ndarray, " rates"],
+    means: Float[np.ndarray, " rates"],
+    near: Bool[np.ndarray, " rates"],
+    error: float,
+    rate: float,
+    rates: Sequence[float],
 ) -> Optimum:
     """The optimum near `rate`, which is 0 octaves; `error` is the standard error of a mean loss."""
-    place = rates.index(rate)
+    place, best = rates.index(rate), int(means.argmin())
     lower, higher = rates[max(place - 1, 0)], rates[min(place + 1, len(rates) - 1)]
-    design = np.vander(octaves, 3)  # x^2, x, 1
-    inverse = np.linalg.pinv(design)
-    tried = np.linspace(math.log2(lower / rate), math.log2(higher / rate), 129)
+    between = np.linspace(math.log2(lower / rate), math.log2(higher / rate), 129)
     # The parabola above its value at `rate`, as a weighted sum of the mean losses.
-    weights = np.stack([tried**2, tried], axis=1) @ inverse[:2]
-    above = weights @ means
+    weights = np.stack([between**2, between], axis=1) @ np.linalg.pinv(np.vander(octaves[near], 3))[:2]
+    above = weights @ means[near]
     lowest = int(above.argmin())
+    same = between[above - above[lowest] <= error * np.linalg.norm(weights - weights[lowest], axis=1)]
     hidden = max(0.0, -float(above[lowest]))
     hidden_upper = hidden + error * float(np.linalg.norm(weights[lowest]))
-    same = tried[above - above[lowest] <= error * np.linalg.norm(weights - weights[lowest], axis=1)]
+    nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to `rate` than to its neighbours
+    for side in (slice(max(0, best - 2), best + 1), slice(best, best + 3)):
+        if len(means[side]) == 3:
+            one_sided = np.polyval(np.polyfit(octaves[side], means[side], 2), nearer)
+            hidden_upper = max(hidden_upper, float(means[best] - one_sided.min()))
     at_edge = place in (0, len(rates) - 1)
     return Optimum(
         rate,
-        float(means[octaves == 0][0]),
-        rate * 2.0 ** float(tried[lowest]),
+        float(means[best]),
+        rate * 2.0 ** float(between[lowest]),
         (rate * 2.0 ** float(same[0]), rate * 2.0 ** float(same[-1])),
         hidden,
         math.inf if at_edge else hidden_upper,

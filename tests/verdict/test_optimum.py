@@ -55,6 +55,15 @@ def test_three_points_by_hand() -> None:
     assert found.fitted_range[0] <= found.fitted_rate <= found.fitted_range[1]
 
 
+def test_a_steeper_side_may_hide_more_than_one_parabola_says() -> None:
+    octaves = np.arange(-3, 4) - 0.4
+    losses = {2.0**place: {(0, 0): loss} for place, loss in enumerate(octaves**2 * np.where(octaves > 0, 0.2, 0.05), -3)}
+    found = optimum(losses, (0.1, 0.1001, 0.0999))
+    assert found.rate == 1.0
+    truth = losses[1.0][0, 0]  # 0 is the lowest
+    assert found.hidden < truth <= found.hidden_upper
+
+
 def test_what_seeds_add_and_units_of_the_rate_do_not_matter() -> None:
     found = optimum(grid(noise=0.03))
     moved = optimum(
