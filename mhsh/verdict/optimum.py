@@ -15,7 +15,7 @@ from mhsh.verdict.estimate import Key
 # In octaves of the rate.
 FIT_REACH = 1.0  # a parabola fits near the optimum alone
 FINEST_STEP = 0.5
-_SAME = 1e-6
+_SAME = 0.05  # what rounded rates are apart
 
 OPTIMUM_RULE = (
     "The best rate is that with the lowest mean loss over the choosing seeds, of the rates at which all of them trained. A "
@@ -23,7 +23,8 @@ OPTIMUM_RULE = (
     "the loss may be between the best rate and its neighbours. That, with its standard error added, widens the interval of a "
     "difference on the side that is in favour of the shape. So do the parabolas through the best rate and two rates on one side, "
     "if one of them says more: losses may rise faster on one side. There is no bound where the best rate is the lowest or the "
-    "highest that was tried, where fewer than three rates trained, or where nothing tells the noise of one choosing seed."
+    "highest that was tried, where its neighbours are more than an octave away, where fewer than three rates trained, or where "
+    "nothing tells the noise of one choosing seed."
 )
 
 
@@ -91,13 +92,14 @@ def _fitted(
             one_sided = np.polyval(np.polyfit(octaves[side], means[side], 2), nearer)
             hidden_upper = max(hidden_upper, float(means[best] - one_sided.min()))
     at_edge = place in (0, len(rates) - 1)
+    too_far = max(-between[0], between[-1]) > FIT_REACH + _SAME
     return Optimum(
         rate,
         float(means[best]),
         rate * 2.0 ** float(between[lowest]),
         (rate * 2.0 ** float(same[0]), rate * 2.0 ** float(same[-1])),
         hidden,
-        math.inf if at_edge else hidden_upper,
+        math.inf if at_edge or too_far else hidden_upper,
         at_edge,
     )
 
@@ -116,7 +118,7 @@ def rates_to_add(losses: Mapping[float, Mapping[Key, float]], optimum: Optimum, 
     place = rates.index(optimum.rate)
     beyond = [rate for rate, edge in ((rates[0] / 2, place == 0), (rates[-1] * 2, place == len(rates) - 1)) if edge]
     gaps = [
-        pair for pair in itertools.pairwise(rates) if optimum.rate in pair and math.log2(pair[1] / pair[0]) > FINEST_STEP + 0.01
+        pair for pair in itertools.pairwise(rates) if optimum.rate in pair and math.log2(pair[1] / pair[0]) > FINEST_STEP + _SAME
     ]
     return tuple(sorted(float(f"{rate:.3g}") for rate in (*beyond, *(math.sqrt(low * high) for low, high in gaps))))
 
