@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scipy.special import stdtrit
-
-from mhsh.outcome import LEFT
 from mhsh.report.compare.chart import AXIS_TITLES
 from mhsh.report.compare.comparison import Comparison
 from mhsh.report.compare.measures import measure_rows
 from mhsh.report.compare.run_columns import COLUMNS
+from scipy.special import stdtrit
+
+from mhsh.outcome import LEFT
 from mhsh.report.lines import describe_metrics, drawn_curve
 from mhsh.report.report import (
     Cell,
