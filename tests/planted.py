@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -58,7 +59,8 @@ def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:
         changed |= {f"train.{field}": value for field, value in (training or {}).items()}
         # The heads are those named, not regrouped once more.
         config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changed)
-        folder = RunFolder.open_for_training(parent / name, config)
+        with mock.patch("os.fsync"):  # these files need not survive a power cut
+            folder = RunFolder.open_for_training(parent / name, config)
         if with_record:
             full = {
                 "status": "finished",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from mhsh.report.compare.fairness import find_conditions, verdict
 from mhsh.report.compare.groups import group_runs
+
 from mhsh.run_folder import RunFolder
 from mhsh.verdict.runs import load_runs
 
