@@ -281,7 +281,7 @@ def _measurements_table(measured: Sequence[Measurement]) -> Table:
     rows = []
     for row in measured:
         rate, memory = _cell(row.tokens_per_second, lambda rate: quantity(rate, "").strip()), row.result.memory_bytes
-        costs = [_cell(row.result.seconds, timing), rate, Cell(quantity(memory, "B"), value=float(memory) if memory else None)]
+        costs = [_cell(row.result.seconds, timing), rate, Cell(quantity(memory, "B"), value=memory)]
         # A shape that two others are set against has a row for each of these.
         for ratio in [(_cell(ratio, _format_ratio), other.shape) for other, ratio in row.faster] or [("", "")]:
             rows.append(Row((row.shape, _noun(row.kind), row.device, str(row.batch), str(row.length), *costs, *ratio, row.file)))

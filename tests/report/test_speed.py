@@ -176,7 +176,7 @@ def test_the_files_have_all_digits_and_no_hostile_label(tmp_path: Path, shapes: 
     assert len(rows) == 12
     assert rows[0]["shape"] == '\'=HYPERLINK("http://x")' and "\x1b" not in text
     assert (rows[1]["speed ratio"], rows[1]["speed ratio high"], rows[0]["speed ratio"]) == ("2.0", "2.5", "")
-    assert (rows[0]["time high"], rows[0]["memory"]) == ("1.2", "1500.0")
+    assert (rows[0]["time high"], rows[0]["memory"]) == ("1.2", "1500")
     page = to_html(report).decode()
     assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page
 
