@@ -19,7 +19,7 @@ one file and opens without a network.
 
 Beside it lie the curves as a picture, and the numbers as CSV:
 
-![training and validation loss of the nine runs](sample/curves.png)
+![training and validation loss of the nine runs](sample/report.svg)
 
 In the terminal it prints:
 

@@ -109,6 +109,11 @@ def test_nothing_to_draw(make_run: MakeRun, tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_a_measure_that_no_run_logged_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--measure=blue is no number of the train rows of these runs; allowed: loss"):
+        run([make_run("a")], measure="blue", out=str(tmp_path / "report.html"))
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path: Path, name: str) -> None:
     folders = [make_run("a"), make_run("b")]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mhsh.cli.parser import examples
 from mhsh.errors import UserError
-from mhsh.files import absolute
+from mhsh.files import absolute, is_remote
 from mhsh.report.files import prepare_files
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = examples(
         "mhsh compare runs/6l4h_post_ln runs/24l1h_admin",
         "mhsh compare sweep --over=lr",
-        "mhsh compare runs --watch",
-        "mhsh compare train.json inference.json",
     )
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="a run, a sweep, a folder that holds runs, or a file of mhsh bench"
@@ -153,7 +151,7 @@ def make_report(question: Question) -> Report:
     Raises:
       UserError: an argument is wrong.
     """
-    benches = [path for path in question.paths if Path(path).is_file()]
+    benches = [path for path in question.paths if _is_bench(path)]
     runs = [path for path in question.paths if path not in benches]
     if not benches:
         return _make_run_report(question)[0]
@@ -168,6 +166,12 @@ def make_report(question: Question) -> Report:
         raise UserError("--with-pretraining counts steps that no bench file measured; leave it or the bench files away")
     report, comparisons = _make_run_report(question._replace(paths=runs))
     return appended(report, speed_report(speed, comparisons))
+
+
+def _is_bench(path: str) -> bool:
+    """Whether it is a file, and so no run: a file of `mhsh bench`."""
+    place = absolute(path)
+    return not is_remote(place) and place.exists() and not place.is_dir()
 
 
 def _make_run_report(question: Question) -> tuple[Report, Sequence[Comparison]]:
@@ -195,7 +199,7 @@ def _watch(question: Question, port: int) -> int:
     from mhsh.report.watch import LOOPBACK, Server, Watched
     from mhsh.verdict.runs import find_runs
 
-    folders = [path for path in question.paths if not Path(path).is_file()]
+    folders = [path for path in question.paths if not _is_bench(path)]
     watched = Watched(folders, lambda: make_report(question))
     try:
         if not any(absolute(path).is_dir() for path in folders):
