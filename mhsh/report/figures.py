@@ -22,6 +22,7 @@ _GREY = "#8A8A8A"
 # As on the page: of the steps, where a steep start may leave the y-axis; rows of lines that are
 # shown whole.
 _START, _SHORT = 0.1, 12
+_TICK_CHARACTERS = 36  # below a figure of a column's width; more are turned
 _ROW = 0.055  # of a panel's height: between final values
 
 
@@ -81,7 +82,9 @@ def points_figure(points: Points, kind: str) -> bytes:
         if points.log_y:
             axes.set_yscale("log")
         if points.ticks:
-            axes.set_xticks([at for at, _ in points.ticks], [words for _, words in points.ticks], parse_math=False)
+            words = [shorten(words, 16) for _, words in points.ticks]
+            turned = {"rotation": 45, "ha": "right"} if sum(map(len, words)) > _TICK_CHARACTERS else {}
+            axes.set_xticks([at for at, _ in points.ticks], words, parse_math=False, **turned)
             axes.minorticks_off()
         for reference in points.references:
             axes.axhline(reference.value, color=_GREY, linestyle=":", zorder=1)

@@ -25,7 +25,6 @@
     const hash = told.toString() ? "#" + told : "";
     if (hash !== location.hash) history.replaceState(null, "", hash || location.pathname + location.search);
   }
-
   function readAddress() {
     const told = new URLSearchParams(location.hash.slice(1));
     fields().forEach(field => {
@@ -36,19 +35,14 @@
     const open = new Set((told.get("open") || "").split(","));
     folds().forEach(fold => { if (open.has(fold.id)) fold.open = true; });
   }
-
   // `2,3` as a range; null if it is none.
-  const range = text => {
-    const ends = (text || "").split(",").map(Number);
-    return text && ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1] ? ends : null;
-  };
-  const told = range => range.map(each => Number(each.toPrecision(6))).join();
+  const range = (text, [low, high] = (text || "").split(",").map(Number)) => text && Number.isFinite(high - low) && low < high ? [low, high] : null;
 
   report.state = () => {
     const all = fields(), one = Object.fromEntries(all.map(field => [field.name, value(field)]));
     const metrics = all.filter(field => field.name === "metric" && field.checked).map(field => field.value);
     return {
-      metrics: metrics.length ? metrics : [Object.keys(report.content.metrics)[0]],
+      metrics: metrics.length ? metrics : Object.keys(report.content.metrics).slice(0, 1),
       axis: one.axis, split: one.split, view: one.view, by: one.view === "difference" ? "" : one.by, query: one.search.trim(),
       smoothing: Number(one.smoothing), hidden: new Set(one.hide.split(",").filter(Boolean).map(Number)),
       raw: one.raw === "1", fit: one.fit === "1", logX: one["log-x"] === "1", logY: one["log-y"] === "1" && one.view !== "difference",
@@ -98,10 +92,8 @@
   }
 
   function newPlot() {
-    const place = document.createElement("div");
-    place.className = "plot";
-    const label = "Curves; their numbers are in the tables. Arrow keys read the values, + and - zoom, Escape shows the whole.";
-    Object.entries({ tabindex: 0, role: "group", "aria-label": label }).forEach(([name, text]) => place.setAttribute(name, text));
+    const place = Object.assign(document.createElement("div"), { className: "plot", tabIndex: 0, role: "group" });
+    place.ariaLabel = "Curves; their numbers are in the tables. Arrow keys read the values, + and - zoom, Escape shows the whole.";
     place.append(Object.assign(document.createElement("output"), { hidden: true }));
     return place;
   }
@@ -117,6 +109,7 @@
       endText: (line, end) => sign(end) + report.metricNumber(metric, end, 3) + (isNamed ? " " + short(line.name, 22) : ""),
       valueText: each => sign(each) + report.metricNumber(metric, each), placeText: at => report.place(state.axis, at),
     });
+    if (!lines.length) Object.assign(place.querySelector("output"), { hidden: false, textContent: "None of the runs shown logged this." });
     return lines.map(line => line.rows);
   }
 
@@ -165,16 +158,10 @@
     Object.entries(texts).forEach(([name, text]) => { form.elements[name].value = text; });
     show();
   }
-
-  function zoom(x, y) {
-    const ranges = Object.entries(y).filter(each => each[1]).map(([metric, range]) => `${metric}:${told(range)}`);
-    set({ x: x ? told(x) : "", y: ranges.join(";") });
-  }
-
-  const save = kind => {
-    const state = report.state();
-    report.save(kind, [state.split, ...state.metrics, "by", state.axis].join("-"));
-  };
+  const told = range => range.map(each => Number(each.toPrecision(6))).join();
+  const zoom = (x, y) =>
+    set({ x: x ? told(x) : "", y: Object.entries(y).filter(each => each[1]).map(([metric, range]) => `${metric}:${told(range)}`).join(";") });
+  const save = (kind, { split, metrics, axis } = report.state()) => report.save(kind, [split, ...metrics, "by", axis].join("-"));
   const BUTTONS = {
     all: () => set({ hide: "" }),
     none: () => set({ hide: Array.from(matching(report.state())).join() }),
@@ -194,15 +181,11 @@
     const wanted = ends().map((field, index) => field.value === "" ? yRange[index] : Number(field.value));
     zoom(state.x, { ...state.y, [state.metrics[0]]: ends().some(field => field.value) && wanted[0] < wanted[1] ? wanted : null });
   });
-  on("click", ({ target }) => {
-    const button = target.closest("button[data-does]");
-    if (button) BUTTONS[button.dataset.does]();
-  });
-  on("zoom", ({ target, detail }) => {
-    const state = report.state();
-    if (!target.metric) return;
-    if (detail) zoom(detail.x || state.x, { ...state.y, ...(detail.y ? { [target.metric]: detail.y } : {}) });
-    else zoom(null, {});
+  on("click", ({ target }) => { if (target.dataset.does) BUTTONS[target.dataset.does](); });
+  on("zoom", ({ target: { metric }, detail }) => {
+    const { x, y } = report.state();
+    if (metric && detail) zoom(detail.x || x, detail.y ? { ...y, [metric]: detail.y } : y);
+    else if (metric) zoom(null, {});
   });
   const reread = () => { readAddress(); show(); };
   on("report-content", ({ detail }) => { report.content = detail; reread(); });
