@@ -31,11 +31,13 @@ DEFAULT_TREATMENT = (SHAPE,)
 FAIRNESS_RULE = (
     "Losses are comparable if nothing differs but the treatment: the fields of the shape, among them the residual scheme, or those "
     "that --treatment names. These differences matter: the data, their order and the data seed (split, order, masking), how data "
-    "are cut into rows and batches, what is validated, the tokens seen, the task, initialisation, activation and LayerNorm, any "
-    "field of the optimizer or schedule, label smoothing, the start of training, dropout, precision; and the number of parameters "
+    "are cut into rows and batches, what is validated, the tokens seen, the code of mhsh that decides losses, the numeric settings "
+    "of JAX and XLA, the task, initialisation, activation and LayerNorm, any field of the optimizer or schedule, label smoothing, "
+    "the start of training, dropout, precision; and the number of parameters "
     "(all, of the encoder or decoder, or with weight decay) if the largest exceeds the smallest by more than "
-    f"{100 * PARAMETER_MARGIN:.0f} %. Other differences are listed. With other hardware, code or kernels losses are comparable; "
-    "device seconds are not. Training seeds may differ between runs; groups with different seeds have no paired difference."
+    f"{100 * PARAMETER_MARGIN:.0f} %. Other differences are listed. With other hardware, versions or kernels losses are "
+    "comparable; device seconds are not. Training seeds may differ between runs; groups with different seeds have no paired "
+    "difference."
 )
 
 
@@ -129,6 +131,7 @@ def find_conditions(
     rows = [
         record("data fingerprint", "data", "fingerprint", effect=Effect.LOSS),
         _row(groups, "data order (batches at equal steps)", _orders(runs), Effect.LOSS),
+        row("validation batches", _validated, Effect.LOSS),
         row("data seed (split, order, masking)", lambda run: run.config.data.seed, Effect.LOSS),
         rows_of_data,
         *shape,
@@ -140,6 +143,8 @@ def find_conditions(
         *settings,
         _row(groups, "start", _starts(runs, treatment), Effect.LOSS),
         row("training seed", lambda run: run.config.train.seed, Effect.NONE),
+        row("code that decides losses", lambda run: _by_step(run.recorded("code")), Effect.LOSS),
+        row("numeric settings", lambda run: _by_step(run.recorded("numerics")), Effect.LOSS),
         record("code revision", "git_revision", effect=Effect.CLOCK),
         record("devices", "devices", effect=Effect.CLOCK),
         record("mesh", "mesh", effect=Effect.CLOCK),
@@ -326,6 +331,7 @@ def _parent(parent: Ancestor, config: Config, treatment: Sequence[str]) -> str:
     settings = {row: _settings(config, row, treatment) for row in rows}
     if SHAPE not in treatment:
         settings[SHAPE] = _shape(config, treatment)
+    settings["trained by"] = json.dumps(parent.trained_by)
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     data = str(parent.fingerprint)[:8]
     return f"a run of settings {digest} on data {data} at step {parent.step}, after {parent.tokens} tokens"
@@ -351,6 +357,18 @@ def _orders(runs: Sequence[Run]) -> list[str | None]:
         return hashlib.sha256(checksums.astype(f"S{width}").tobytes()).hexdigest()[:16]
 
     return [digest(run.batches) if len(steps) and len(run.batches["step"]) else None for run in runs]
+
+
+def _validated(run: Run) -> str | None:
+    return ", ".join(run.validated) or (None if len(run.curves["validation"]) else "none")
+
+
+def _by_step(values: Mapping[str, Any] | None) -> str | None:
+    """What trained a run, where it is another from some step on with that step."""
+    if not values:
+        return None
+    first, *others = [(step, value if isinstance(value, str) else json.dumps(value)) for step, value in values.items()]
+    return ", ".join([first[1], *(f"after step {step} {value}" for step, value in others)])
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config, to_dict
 from mhsh.report.compare.fairness import Effect, find_conditions, verdict
 from mhsh.report.compare.groups import Group
 from mhsh.report.runs.loading import Run, load_runs
+from tests.report.sweeps import VALIDATED_ALIKE
 
 # A field of the data section by each of the four kinds of data; the other sections once.
 CASES = {
@@ -137,6 +138,9 @@ RECORDED: Mapping[tuple[str, ...], tuple[Any, Effect]] = {
     ("weight_decayed_parameters",): (160_000, Effect.LOSS),
     ("flops_per_token_forward",): (2e6, Effect.NONE),
     ("versions", "jax"): ("0.11.0", Effect.CLOCK),
+    ("code", "0"): ("edited", Effect.LOSS),
+    ("code", "100"): ("edited", Effect.LOSS),
+    ("numerics", "0"): ({"jax_enable_x64": True}, Effect.LOSS),
     ("git_revision",): ("def", Effect.CLOCK),
     ("devices",): ("tpu", Effect.CLOCK),
     ("mesh",): ({"data": 2}, Effect.CLOCK),
@@ -157,13 +161,20 @@ def recorded(run: Run, keys: tuple[str, ...], value: Any) -> Run:
 @pytest.mark.parametrize("keys", RECORDED, ids="/".join)
 def test_an_entry_of_run_json_changes_the_verdict_as_it_should(base: Run, keys: tuple[str, ...]) -> None:
     value, effect = RECORDED[keys]
-    assert base.recorded(*keys) not in (None, value)
+    assert base.recorded(*keys) != value and base.recorded(keys[0]) is not None
     found = said(base, recorded(base, keys, value))
     assert found.startswith(UNFAIR if effect is Effect.LOSS else FAIR), found
     assert (OTHER_CLOCK in found) == (effect is Effect.CLOCK)
 
 
-@pytest.mark.parametrize("entry", [{"step": 7}, {"tokens": 901}, {"fingerprint": "dead"}])
+def test_other_validation_batches_count(base: Run) -> None:
+    assert base.validated == (VALIDATED_ALIKE["batch"],)
+    other = dataclasses.replace(base, validated=("dead",))
+    assert said(base, other) == "Not comparable: different validation batches."
+    assert "not every run recorded validation batches" in said(base, dataclasses.replace(base, validated=()))
+
+
+@pytest.mark.parametrize("entry", [{"step": 7}, {"tokens": 901}, {"fingerprint": "dead"}, {"code": {"0": "edited"}}])
 def test_parents_that_differ_count(base: Run, entry: dict[str, Any]) -> None:
     (parent,) = base.record["started_from"]["lineage"]
     assert said(base, recorded(base, ("started_from", "lineage"), [parent | entry])).startswith(UNFAIR)

@@ -16,7 +16,7 @@ from mhsh.cli.reports import gap
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 from tests.conftest import load_fields
-from tests.report.sweeps import write_sweep
+from tests.report.sweeps import TRAINED_ALIKE, VALIDATED_ALIKE, write_sweep
 
 AXES = ["heads_per_layer=8,1", "scheme=admin", "seed=0,1,2"]  # what has one value is not repeated
 # By heads a layer and seed: the losses after steps 1 to 4.
@@ -51,10 +51,10 @@ def write(
         row = losses[cell.config.model.num_heads][cell.config.train.seed]
         run = RunFolder.open_for_training(folder.run_folder(cell.name).path, cell.config)
         total = (parameters or {}).get(cell.config.model.num_heads, 1000)
-        run.write_run({"status": "finished", "parameters": {"total": total}, "data": {"fingerprint": text}})
+        run.write_run({"status": "finished", "parameters": {"total": total}, "data": {"fingerprint": text}, **TRAINED_ALIKE})
         for step, loss in enumerate(row, 1):
             numbers = {"step": step, "tokens": 10 * step, "flops": 100 * step, "seconds": 0.5 * step, "loss": loss}
-            run.append_metrics([numbers | {"split": "train"}, numbers | {"split": "validation"}])
+            run.append_metrics([numbers | {"split": "train"}, numbers | {"split": "validation"} | VALIDATED_ALIKE])
     return path
 
 
