@@ -30,7 +30,7 @@ from mhsh.models.build import Model, build_model
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.cluster import preflight, wait_for_all
-from mhsh.training.environment import environment
+from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.footprint import check_state_fits
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.remat import RematChoice, device_bytes, resolve_remat
@@ -194,7 +194,8 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
     code = environment()
     return {
         "config": hashlib.sha256(json.dumps(to_dict(config)).encode()).hexdigest()[:12],
-        "code": f"{code['versions']['mhsh']} at {code['git_revision']}",
+        "code": f"{code['versions']['mhsh']} at {code['git_revision']}, sources {code_hash()}",
+        "numeric settings": json.dumps(numerics(config)),
         "versions": ", ".join(f"{name} {version}" for name, version in code["versions"].items()),
         "data": corpus.fingerprint[:12],
         "local devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
