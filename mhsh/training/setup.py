@@ -87,6 +87,7 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     Raises:
       UserError: the data, the mesh or the folder does not fit the config, or the processes differ.
     """
+    code_hash()  # kept from here on: the files are still those that were imported
     mesh = make_mesh(config)
     if isinstance(config.data, TranslationDataConfig) and config.data.validation_sentences and jax.process_count() > 1:
         raise UserError(
