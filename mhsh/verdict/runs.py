@@ -23,6 +23,8 @@ from mhsh.run_folder import RunFolder, recorded_lineage, vocab_file
 from mhsh.text import sanitize
 from mhsh.verdict.curves import AXES, Curve, LoggedCurves, finite, reading
 
+OWN_STEP = "own step"  # beside AXES where these count what a run started from: the step of the run itself
+
 
 @dataclasses.dataclass(frozen=True)
 class Ancestor:
@@ -103,7 +105,7 @@ def with_pretraining(loaded: Loaded) -> Loaded:
 def _after_its_parents(run: Run) -> Run:
     spent = {axis: math.fsum(_known(getattr(each, axis)) for each in run.lineage) for axis in AXES}
     curves = {
-        split: dataclasses.replace(curve, x={axis: places + spent[axis] for axis, places in curve.x.items()})
+        split: dataclasses.replace(curve, x={**{axis: curve.x[axis] + spent[axis] for axis in AXES}, OWN_STEP: curve.x["step"]})
         for split, curve in run.curves.items()
     }
     lost = [axis for axis in AXES if math.isnan(spent[axis])]
