@@ -287,14 +287,11 @@ def _curve_groups(section: _Section) -> list[CurveGroup]:
     groups = []
     for place, group in enumerate(section.groups):
         finding, averaged = section.comparison.findings[place], not (group.trained and group.untrained)
+        paired = [
+            member for member in group.members if member.named and member.run is not None and averaged and finding is not None
+        ]
         pairs = [
-            (places[id(member.run)], places[id(theirs[member.replicate])])
-            for member in group.members
-            if averaged
-            and finding is not None
-            and member.named
-            and member.run is not None
-            and theirs.get(member.replicate) is not None
+            (places[id(member.run)], places[id(other)]) for member in paired if (other := theirs.get(member.replicate)) is not None
         ]
         groups.append(
             CurveGroup(
@@ -329,7 +326,7 @@ def _entropy_key(runs: Sequence[Run]) -> str:
     models = [run.config.model for run in runs]
     if any(model.objective in ("classification", "span") or model.next_sentence for model in models):
         return ""
-    return LOSS
+    return "loss"
 
 
 def _tokens_per_byte(runs: Sequence[Run]) -> float | None:
