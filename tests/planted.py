@@ -12,6 +12,7 @@ import pytest
 
 from mhsh.config.schema import Config
 from mhsh.run_folder import COUNTERS_FILE, Counters, RunFolder
+from tests.sweeps import TRAINED_ALIKE, VALIDATED_ALIKE
 
 MakeRun = Callable[..., Path]
 
@@ -68,6 +69,7 @@ def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:
                 "data": {"fingerprint": "f00d", "unigram_entropy": 3.0},
                 "versions": {"jax": "0.10.0"},
                 "git_revision": "abc",
+                **TRAINED_ALIKE,
                 "compile_seconds": 1.5,
                 "xla_flags": {"step": {}, "XLA_FLAGS": ""},
                 "wall_seconds": {"training": 4.0, "compiling": 1.0},
@@ -77,6 +79,7 @@ def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:
         rows += [(10 * number, "validation", loss) for number, loss in enumerate(validation, 1)]
         logged = [
             {"step": step, "split": split, "tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step, "loss": loss}
+            | (VALIDATED_ALIKE if split == "validation" else {})
             for step, split, loss in sorted(rows, key=lambda row: row[:2])
         ]
         if logged:

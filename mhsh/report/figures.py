@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -83,7 +84,7 @@ def points_figure(points: Points, kind: str) -> bytes:
             axes.set_yscale("log")
         if points.ticks:
             words = [shorten(words, 16) for _, words in points.ticks]
-            turned = {"rotation": 45, "ha": "right"} if sum(map(len, words)) > _TICK_CHARACTERS else {}
+            turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if sum(map(len, words)) > _TICK_CHARACTERS else {}
             axes.set_xticks([at for at, _ in points.ticks], words, parse_math=False, **turned)
             axes.minorticks_off()
         for reference in points.references:
@@ -91,7 +92,8 @@ def points_figure(points: Points, kind: str) -> bytes:
         axes.set_xlabel(points.x_title, parse_math=False)
         axes.set_ylabel(points.y_title.replace(", ", ",\n"), parse_math=False)
         handles: list[Artist] = [_sample(curve_style(p if s.group is None else s.group)) for p, s in enumerate(points.series)]
-        add_legend(figure, handles, [series.name for series in points.series])
+        handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(points.references)
+        add_legend(figure, handles, [series.name for series in points.series] + [each.label for each in points.references])
         return figure_bytes(figure, kind, MARK)
 
 

@@ -142,7 +142,7 @@ def test_a_terminal_shows_the_answer_and_each_group_on_a_line(report: Report, wi
     assert [line.split("  ")[-1 if width == 40 else 0].strip() for line in lines] == (
         ["2.103", "2.103 *"] if width == 40 else ["6x4 post_ln", "24x1 admin"]
     )
-    assert ("2.010 to 2.196" in text) == (width > 40)
+    assert ("2.010 to 2.196" in text) == (width > 60)
     assert "- How sure: 6x4 post_ln by 0.1." in text and "Third" not in text
 
 

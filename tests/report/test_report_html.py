@@ -376,6 +376,19 @@ def test_the_page_is_used_by_keyboard_alone(report: Report, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @IN_BROWSER
+def test_figures_are_read_where_there_are_no_curves(report: Report, tmp_path: Path) -> None:
+    with Browser(800) as browser:
+        opened(browser, dataclasses.replace(report, curves=None), tmp_path)
+        browser.evaluate("document.querySelector('[data-points]').focus()")
+        for key, code in (("End", 35), ("Escape", 27), ("ArrowLeft", 37)):
+            browser.press(key, code)
+        read = browser.evaluate("document.querySelector('[data-points] output').innerText")
+        assert read.startswith("0.002 \u2014 final validation loss") and "6x4 post_ln: 3 seeds\t2.9 (2.76 to 3.18)" in read
+        assert browser.complaints() == []
+
+
+@pytest.mark.slow
+@IN_BROWSER
 def test_fifty_runs_hold(tmp_path: Path) -> None:
     report = planted_report([f"{layers}x1 admin" for layers in range(1, 11)], seeds=5, rows=200)
     assert len(to_html(report)) < 800_000

@@ -9,11 +9,10 @@
     return element;
   };
   const element = (name, values, text = "") => set(Object.assign(document.createElementNS(SPACE, name), { textContent: text }), values);
-  const drawn = shape => {
-    const paints = { fill: shape.fill || "none", stroke: shape.stroke || "none", "stroke-width": shape.width || 1, opacity: shape.opacity || 1 };
-    const place = { transform: `translate(${shape.x || 0} ${shape.y || 0}) scale(${shape.scale || 1})`, "stroke-dasharray": (shape.dash || []).join(" ") || "none" };
-    return shape.text ? element("text", { ...paints, ...place, "font-size": shape.size, "font-weight": 600 }, shape.text) : element("path", { d: shape.d, ...paints, ...place });
-  };
+  const drawn = ({ text, d, x = 0, y = 0, scale = 1, size, fill, stroke, width = 1, opacity = 1, dash = [] }) => element(text ? "text" : "path", {
+    ...(text ? { "font-size": size, "font-weight": 600 } : { d }), transform: `translate(${x} ${y}) scale(${scale})`,
+    fill: fill || "none", stroke: stroke || "none", "stroke-width": width, "stroke-dasharray": dash.join(" ") || "none", opacity,
+  }, text);
   // A piece of a line for legends, as parts.html draws it.
   report.swatch = line => {
     const svg = element("svg", { class: "swatch", width: 36, height: 14, viewBox: "-18 -7 36 14", "aria-hidden": "true" });
@@ -23,7 +22,8 @@
 
   function drawPlot(place, index, ink) {
     const { plot, lines, o } = place.chart, [width, height] = [plot.over.clientWidth, plot.over.clientHeight];
-    const frame = element("g", {}), inside = element("g", { "clip-path": `url(#inside${index})` }), clip = element("clipPath", { id: `inside${index}` });
+    const [frame, clip] = [element("g", {}), element("clipPath", { id: `inside${index}` })];
+    const inside = element("g", { "clip-path": `url(#inside${index})` });
     clip.append(element("rect", { x: -5, width: width + 10, height }));
     const text = (values, words) => frame.append(element("text", { fill: ink, "text-anchor": "middle", ...values }, words));
     const [xAxis, yAxis] = plot.axes, { clipped, free } = report.shapes(plot, lines, o);

@@ -49,10 +49,10 @@ window.report = {};
     const raw = line(places(curve.rows, state.axis), curve.rows.y[of], 1, change);
     if (state.split !== "train" || !state.smoothing || !metric.smooth) return raw;
     const wanted = state.smoothing * curve.window;
-    if (!curve.even) return { ...line(places(curve.rows, state.axis), runningMean(curve.rows.y[of], wanted), wanted, change), raw: wanted > 1 ? raw : null };
-    const count = 1 + Math.max(0, Math.round((wanted - curve.window) / curve.spacing));
-    const smoothed = runningMean(curve.even.y[of], count);
-    return { ...line(places(curve.even, state.axis), smoothed, curve.window + (count - 1) * curve.spacing, change), raw };
+    const full = () => line(places(curve.rows, state.axis), runningMean(curve.rows.y[of], wanted), wanted, change);
+    if (!curve.even) return { ...full(), raw: wanted > 1 ? raw : null };
+    const more = Math.max(0, Math.round((wanted - curve.window) / curve.spacing)), smoothed = runningMean(curve.even.y[of], 1 + more);
+    return { ...line(places(curve.even, state.axis), smoothed, curve.window + more * curve.spacing, change), raw };
   };
 
   // The value of a line at ascending places, linear between its rows; a gap where a neighbour is one.

@@ -103,9 +103,9 @@
     const sign = each => isDifference && each > 0 ? "+" : "", isNamed = place.clientWidth > 640 && lines.length <= 14;
     place.metric = metric;
     report.plot(place, lines, {
-      xTitle: report.content.axes[state.axis], yTitle: report.metricTitle(state, metric), ticks: [], bars: false, zooms: true,
+      xTitle: report.content.axes[state.axis], yTitle: report.metricTitle(state, metric), ticks: [], bars: false,
       logX: state.logX, logY: state.logY, raw: state.raw, fit: state.fit, zero: isDifference, x: state.x, y: state.y[metric] || null,
-      references: isDifference ? [{ value: 0 }] : references(state, [metric]), ends: true,
+      references: isDifference ? [{ value: 0 }] : references(state, [metric]),
       endText: (line, end) => sign(end) + report.metricNumber(metric, end, 3) + (isNamed ? " " + short(line.name, 22) : ""),
       valueText: each => sign(each) + report.metricNumber(metric, each), placeText: at => report.place(state.axis, at),
     });
@@ -115,10 +115,11 @@
 
   function showCurves() {
     const state = report.state(), found = matching(state), runs = report.content.runs.length;
-    while (curves.children.length > state.metrics.length) curves.lastChild.remove();
+    while (curves.children.length > state.metrics.length) curves.lastChild.remove(); // those that stay keep the reader's focus
     while (curves.children.length < state.metrics.length) curves.append(newPlot());
     curves.classList.toggle("several", state.metrics.length > 1);
-    const widths = state.metrics.flatMap((metric, index) => showCurve(curves.children[index], metric, state, run => found.has(run) && !state.hidden.has(run)));
+    const shows = run => found.has(run) && !state.hidden.has(run);
+    const widths = state.metrics.flatMap((metric, index) => showCurve(curves.children[index], metric, state, shows));
     const [least, most] = [Math.min(...widths), Math.max(...widths)], yRange = curves.firstChild.chart.o.ranges.y;
     const words = {
       found: found.size < runs ? `${found.size} of ${runs} runs` : `${runs} runs`,
@@ -128,10 +129,8 @@
     Object.entries(words).forEach(([id, text]) => { document.getElementById(id).textContent = text; });
     document.querySelectorAll("[data-run]").forEach(row => { row.hidden = !found.has(Number(row.dataset.run)); });
     ["smoothing", "raw"].forEach(name => { form.elements[name].closest("label").hidden = state.split !== "train"; });
-    ends().forEach((field, index) => {
-      field.value = state.y[state.metrics[0]] ? yRange[index] : "";
-      field.placeholder = report.number(yRange[index], 3);
-    });
+    const texts = index => ({ value: state.y[state.metrics[0]] ? yRange[index] : "", placeholder: report.number(yRange[index], 3) });
+    ends().forEach((field, index) => Object.assign(field, texts(index)));
     showLegend();
   }
 
@@ -142,8 +141,8 @@
       ...Object.fromEntries(["x", "y", "low", "high", "hollow", "label"].map(column => [column, series.points.map(point => point[column])])),
     }));
     report.plot(place, lines, {
-      xTitle: figure.x_title, yTitle: figure.y_title, ticks: figure.ticks, bars: true, zooms: false, logX: figure.log_x, logY: figure.log_y,
-      references: figure.references, x: null, y: null, ends: false, valueText: each => report.number(each, 4),
+      xTitle: figure.x_title, yTitle: figure.y_title, ticks: figure.ticks, bars: true, logX: figure.log_x, logY: figure.log_y,
+      references: figure.references, x: null, y: null, valueText: each => report.number(each, 4),
       placeText: at => (figure.ticks.find(tick => tick[0] === at) || [at, report.number(at, 4)])[1],
     });
   }
@@ -159,8 +158,7 @@
     show();
   }
   const told = range => range.map(each => Number(each.toPrecision(6))).join();
-  const zoom = (x, y) =>
-    set({ x: x ? told(x) : "", y: Object.entries(y).filter(each => each[1]).map(([metric, range]) => `${metric}:${told(range)}`).join(";") });
+  const zoom = (x, y) => set({ x: x ? told(x) : "", y: Object.entries(y).flatMap(([metric, range]) => range ? `${metric}:${told(range)}` : []).join(";") });
   const save = (kind, { split, metrics, axis } = report.state()) => report.save(kind, [split, ...metrics, "by", axis].join("-"));
   const BUTTONS = {
     all: () => set({ hide: "" }),
@@ -183,7 +181,7 @@
   });
   on("click", ({ target }) => { if (target.dataset.does) BUTTONS[target.dataset.does](); });
   on("zoom", ({ target: { metric }, detail }) => {
-    const { x, y } = report.state();
+    const { x, y } = metric ? report.state() : {}; // the other figures have none
     if (metric && detail) zoom(detail.x || x, detail.y ? { ...y, [metric]: detail.y } : y);
     else if (metric) zoom(null, {});
   });

@@ -81,11 +81,12 @@
           free.push({ d: `M${x} ${low[row][1]}V${high[row][1]}M${x - 3} ${low[row][1]}h6M${x - 3} ${high[row][1]}h6`, stroke, width: 1.3 });
         }
         const isHollow = line.hollow && line.hollow[row];
-        (o.bars ? free : clipped).push({ d: line.marker, fill: isHollow ? color("--paper") : stroke, stroke: isHollow ? stroke : "", x, y, scale: o.bars ? 1 : 0.6 });
+        const paints = isHollow ? { fill: color("--paper"), stroke } : { fill: stroke };
+        (o.bars ? free : clipped).push({ d: line.marker, ...paints, x, y, scale: o.bars ? 1 : 0.6 });
       });
       line.gaps.forEach(x => clipped.push({ text: "\u00d7", fill: stroke, x: plot.valToPos(x, "x") - 5, y: 14, size: 18 }));
     });
-    return { clipped, free: o.ends ? [...free, ...endShapes(plot, lines, o, width, height)] : free };
+    return { clipped, free: !o.bars ? [...free, ...endShapes(plot, lines, o, width, height)] : free };
   };
 
   function paint(u, lines, o) {
@@ -94,7 +95,7 @@
       context.save();
       context.translate(u.bbox.left + ratio * (shape.x || 0), u.bbox.top + ratio * (shape.y || 0));
       context.scale(ratio * (shape.scale || 1), ratio * (shape.scale || 1));
-      Object.assign(context, { fillStyle: shape.fill || "", strokeStyle: shape.stroke || "", lineWidth: shape.width || 1, globalAlpha: shape.opacity || 1 });
+      Object.assign(context, { fillStyle: shape.fill, strokeStyle: shape.stroke, lineWidth: shape.width || 1, globalAlpha: shape.opacity || 1 });
       Object.assign(context, { font: `600 ${shape.size}px ${FONT}`, textAlign: "left", textBaseline: "alphabetic", lineJoin: "round" });
       context.setLineDash(shape.dash || []);
       if (shape.text) context.fillText(shape.text, 0, 0);
@@ -124,7 +125,7 @@
   // Shows every line's value near the cursor, the largest first.
   function read(u, place, lines, o) {
     const reading = place.querySelector("output"), { left, top } = u.cursor;
-    const reaches = ({ x }) => inside(left, [u.valToPos(x[0], "x") - 16, u.valToPos(x[x.length - 1], "x") + 16]);
+    const reaches = ({ x }) => o.bars || inside(left, [u.valToPos(x[0], "x") - 16, u.valToPos(x[x.length - 1], "x") + 16]);
     const found = left < 0 ? [] : lines.filter(reaches).map(line => ({ line, row: nearestRow(line.x, u.posToVal(left, "x")) }))
       .filter(({ line, row }) => line.y[row] !== null)
       .sort((a, b) => b.line.y[b.row] - a.line.y[a.row]);
@@ -165,16 +166,16 @@
     const ranges = rangesOf(lines, options), o = { ...options, ranges };
     const ruler = document.createElement("canvas").getContext("2d");
     ruler.font = `600 12px ${FONT}`;
-    const widths = o.ends ? lines.map(line => ruler.measureText(o.endText(line, line.y[visible(line, o, ranges.x).pop()] || 0)).width) : [];
+    const widths = !o.bars ? lines.map(line => ruler.measureText(o.endText(line, line.y[visible(line, o, ranges.x).pop()] || 0)).width) : [];
     const plot = new window.uPlot({
       width: place.clientWidth,
       height: place.clientHeight,
-      padding: [10, o.ends ? Math.min(0.4 * place.clientWidth, 26 + Math.max(0, ...widths)) : 16, 0, 0],
+      padding: [10, !o.bars ? Math.min(0.4 * place.clientWidth, 26 + Math.max(0, ...widths)) : 16, 0, 0],
       legend: { show: false },
       cursor: {
         points: { show: false },
-        drag: { x: o.zooms, y: o.zooms, uni: 24, setScale: false },
-        sync: { key: o.zooms ? "curves" : place.dataset.points, scales: ["x", null], filters: { pub: type => /mouse(move|leave|enter)/.test(type) } },
+        drag: { x: !o.bars, y: !o.bars, uni: 24, setScale: false },
+        sync: { key: place.dataset.points || "curves", scales: ["x", null], filters: { pub: type => /mouse(move|leave|enter)/.test(type) } },
       },
       scales: { x: { time: false, distr: o.logX ? 3 : 1, range: () => ranges.x }, y: { distr: o.logY ? 3 : 1, range: () => ranges.y } },
       axes: axesOf(o),
