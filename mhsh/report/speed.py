@@ -275,16 +275,16 @@ def _depth(row: Measurement) -> tuple[int, int]:
 
 
 def _measurements_table(measured: Sequence[Measurement]) -> Table:
-    ranks = {"shape": 0, "what": 4, "device": 7, "batch": 1, "length": 1, "time": 2, "tokens/s": 6, "memory": 8}
-    ranks |= {"speed ratio": 3, "to": 5, "file": 9}
-    columns = tuple(Column(name, name not in ("shape", "what", "device", "to", "file"), rank) for name, rank in ranks.items())
+    names = ("shape", "what", "batch", "length", "time", "speed ratio", "to", "tokens/s", "memory", "device", "file")
+    columns = tuple(Column(name, numeric=place in (2, 3, 4, 5, 7, 8), rank=place) for place, name in enumerate(names))
     rows = []
     for row in measured:
-        rate, memory = _cell(row.tokens_per_second, lambda rate: quantity(rate, "").strip()), row.result.memory_bytes
-        costs = [_cell(row.result.seconds, timing), rate, Cell(quantity(memory, "B"), value=memory)]
+        sizes, time, memory = (str(row.batch), str(row.length)), _cell(row.result.seconds, timing), row.result.memory_bytes
+        rate = _cell(row.tokens_per_second, lambda rate: quantity(rate, "").strip())
+        costs = (rate, Cell(quantity(memory, "B"), value=memory))
         # A shape that two others are set against has a row for each of these.
         for ratio in [(_cell(ratio, _format_ratio), other.shape) for other, ratio in row.faster] or [("", "")]:
-            rows.append(Row((row.shape, _noun(row.kind), row.device, str(row.batch), str(row.length), *costs, *ratio, row.file)))
+            rows.append(Row((row.shape, _noun(row.kind), *sizes, time, *ratio, *costs, row.device, row.file)))
     note = "Behind each number stands its interval. A ratio above 1: this shape is faster than the other one."
     return Table("Time, throughput and memory", columns, tuple(rows), note).without_empty_columns()
 
@@ -355,9 +355,8 @@ def _costs_table(comparison: Comparison, rows: Sequence[Measurement]) -> Table |
         return None
     names = ("run", "device-hours", "steps to the target", "time of a step", "shape", "device", "remark")
     columns = tuple(Column(name, numeric=place in (1, 2, 3)) for place, name in enumerate(names))
-    what = "training" if measured.measure.split == "train" else "validation"
-    name = f"{comparison.name}: " if comparison.name else ""
-    title = f"{name}Device-hours to {what} loss {format_loss(measured.target)} on the benched device"
+    what = f"{_noun(measured.measure.split)} loss {format_loss(measured.target)} on the benched device"
+    title = f"{comparison.name}: Device-hours to {what}".removeprefix(": ")
     return Table(title, columns, tuple(shown)).without_empty_columns()
 
 

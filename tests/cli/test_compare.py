@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import csv
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,6 +201,28 @@ def test_an_out_that_cannot_be_written(make_run: MakeRun, tmp_path: Path) -> Non
         with pytest.raises(UserError, match="choose another --out"):
             run([make_run("a")], out=str(out))
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_watched_folder_shows_the_runs_that_begin_in_it_until_an_interrupt(make_run: MakeRun, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-m", "mhsh", "compare", "--watch", str(tmp_path / "runs")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"Watching 0 runs at (http://127\.0\.0\.1:[0-9]+/)", process.stdout.readline())
+            assert found is not None
+            with urllib.request.urlopen(found[1], timeout=60) as page:
+                assert "holds no run" in page.read().decode()
+            make_run("later")
+            while "2x8 admin" not in (text := urllib.request.urlopen(found[1], timeout=60).read().decode()):
+                time.sleep(0.2)
+            assert "holds no run" not in text
+            before = sorted(tmp_path.rglob("*"))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            assert sorted(tmp_path.rglob("*")) == before
+        finally:
+            process.kill()
 
 
 def test_it_imports_neither_jax_nor_the_backend_of_a_notebook(make_run: MakeRun, tmp_path: Path) -> None:
