@@ -31,6 +31,12 @@ def title(comparison: Comparison) -> str:
     findings = [finding for finding in comparison.findings if finding is not None]
     if base is None:
         return "No run has logged anything yet"
+    nowhere = [
+        group.name for choice, group in zip(comparison.choices, groups, strict=False) if not choice.optimum and choice.is_final
+    ]
+    if nowhere:
+        field = comparison.choices[0].over.split(".")[1]
+        return f"No verdict: at no {field} did all choosing runs of {format_names(nowhere)} train"
     if not findings:
         own = comparison.estimates[0]
         measured = f"{comparison.measured.measure.name} {_of(own)}" if own else "no run has trained yet"
@@ -140,7 +146,6 @@ def _pairing(comparison: Comparison, finding: Finding) -> Iterable[str]:
 def _choice_words(choice: Choice, group: Group) -> Iterable[str]:
     field = choice.over.split(".")[1]
     if choice.optimum is None:
-        yield f"{group.name}: at no {field} did all choosing runs train."
         return
     low, high = min(choice.losses), max(choice.losses)
     yield f"{group.name} is at its best {field}, {choice.optimum.rate:g} of {low:g} to {high:g}, by {choice.trials} trials."

@@ -298,6 +298,11 @@ def test_a_rate_at_which_a_choosing_run_diverged_is_not_chosen(tmp_path):
     assert comparison.choices[1].optimum.rate != 0.004
 
 
+def test_a_shape_that_trains_at_no_rate_has_no_verdict(tmp_path):
+    comparison = judge([rates(tmp_path / "s", lambda heads, rate, seed: NAN if heads == 1 else 2.0 + rate + seed / 99)], over="lr")
+    assert title(comparison).startswith("No verdict: at no learning_rate did all choosing runs of 24x1 admin train")
+
+
 def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
     sweep = heads(tmp_path / "s", SHALLOW, DEEP)
     run = "heads_per_layer-1_seed-3"
