@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from mhsh import outcome
 from mhsh.config.differences import flatten, format_differences
 from mhsh.config.schema import Config
+from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
 from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
@@ -352,6 +353,4 @@ def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str
 
 def group_name(config: Config) -> str:
     """Layers x heads a layer and the residual scheme, as in `24x1 admin` or `6-6x8 post_ln`."""
-    model = config.model
-    decoder = f"-{model.num_decoder_layers}" if model.num_decoder_layers else ""
-    return f"{model.num_layers}{decoder}x{model.num_heads} {model.residual}"
+    return f"{shape_name(config.model)} {config.model.residual}"

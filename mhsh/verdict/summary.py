@@ -25,7 +25,7 @@ class Summary:
     """The numbers of one run. None: not recorded. A nan loss: not finite."""
 
     name: str
-    shape: str  # layers and heads a layer, as in `6L8H`
+    shape: str  # layers and heads a layer, as in `6x8`
     residual: str
     seed: int
     status: str | None  # running, finished or stopped, as training last wrote it

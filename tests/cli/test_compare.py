@@ -169,7 +169,7 @@ def test_speed_from_the_command_line(bench_files: list[str], tmp_path: Path) -> 
     out = tmp_path / "new" / "page.html"
     done = mhsh_without_jax("compare", *bench_files, "--out", str(out))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Speed of 2L8H admin and 16L1H admin\n")
+    assert done.stdout.startswith("Speed of 2x8 admin and 16x1 admin\n")
     names = {"page.html", "page.json", "page.md", "page.csv", *(f"page_{number}.svg" for number in range(1, 5))}
     assert {path.name for path in out.parent.iterdir()} == names
     page = out.read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ def test_means_over_seeds_have_the_interval_of_the_seeds(capsys):
     models = [model(f"seed={seed}", seed, whole=loss) for seed, loss in enumerate(losses)]
     print_tables(tables({"kind": "ablation", "models": [*models, model("alone", 0, heads=4)]}))
     said = capsys.readouterr().out
-    assert said.count("alone") == 1 and "2L8H admin, 3 seeds" in said
+    assert said.count("alone") == 1 and "2x8 admin, 3 seeds" in said
     means = said[said.index("over seeds") :]
     values = np.array(losses) + 0.1  # the mean of the two batches
     low, high = stats.t.interval(0.95, 2, values.mean(), WIDENING * stats.sem(values))
@@ -81,5 +81,5 @@ def test_the_picture_has_one_line_for_the_seeds(kind):
     models = [model(f"seed={seed}", seed) for seed in range(3)] + [model("alone", 0, heads=4)]
     drawn = picture({"kind": kind, "models": [each | {"result": FIGURES[kind]} for each in models]}, "svg").decode()
     shown = re.findall("<!-- (.*?) -->", drawn)
-    assert "2L8H admin, 3 seeds" in shown and "alone" in shown
+    assert "2x8 admin, 3 seeds" in shown and "alone" in shown
     assert not any(text.startswith("seed=") for text in shown)

@@ -40,16 +40,16 @@ def exact(ratio: float) -> Interval:
 
 def test_the_ratio_is_the_shallow_ones_time_over_the_deep_ones(speed: Speed) -> None:
     (pair,) = speed.pairs
-    assert (pair.shallow, pair.deep, pair.device) == ("2L8H admin", "16L1H admin", "Abacus 7")
+    assert (pair.shallow, pair.deep, pair.device) == ("2x8 admin", "16x1 admin", "Abacus 7")
     assert pair.ratios[1, 32] == Interval(2.0, 1.25, 2.5, 0.95)
     assert [faster(pair.ratios[setting]) for setting in RATIOS] == ["deep", "shallow", "open", "deep", "open", "shallow"]
 
 
 def test_the_deep_one_may_be_the_baseline(tmp_path: Path, shapes: Shapes) -> None:
-    turned = two_shapes({"config": shapes["against"], "against": shapes["config"]}, labels=("mhsh 16L1H", "mhsh 2L8H"))
+    turned = two_shapes({"config": shapes["against"], "against": shapes["config"]}, labels=("mhsh 16x1", "mhsh 2x8"))
     (pair,) = read_speed([write(tmp_path / "bench.json", turned)]).pairs
-    assert (pair.shallow, pair.deep) == ("2L8H", "16L1H")
-    assert pair.ratios[1, 32] == Interval(0.5, 0.4, 0.8, 0.95)  # as the file has it: 2L8H over its baseline
+    assert (pair.shallow, pair.deep) == ("2x8", "16x1")
+    assert pair.ratios[1, 32] == Interval(0.5, 0.4, 0.8, 0.95)  # as the file has it: 2x8 over its baseline
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -109,14 +109,14 @@ def test_findings_in_words(speed: Speed) -> None:
     report = speed_report(speed)
     assert report.title == finding(speed.pairs[0])
     assert report.title == (
-        "Inference: 16L1H admin is faster than 2L8H admin at 2 of 6 settings, slower at 2, with no significant difference at 2"
+        "Inference: 16x1 admin is faster than 2x8 admin at 2 of 6 settings, slower at 2, with no significant difference at 2"
     )
     assert list(report.summary) == turning_points(speed.pairs[0])
     assert turning_points(speed.pairs[0]) == [
-        "Inference at length 32: 2L8H admin overtakes 16L1H admin at batch 2 "
-        "(significant: 16L1H admin up to batch 1 and 2L8H admin from batch 4 on).",
-        "Inference at length 128: 2L8H admin overtakes 16L1H admin at batch 8 "
-        "(significant: 16L1H admin up to batch 1 and 2L8H admin from batch 16 on).",
+        "Inference at length 32: 2x8 admin overtakes 16x1 admin at batch 2 "
+        "(significant: 16x1 admin up to batch 1 and 2x8 admin from batch 4 on).",
+        "Inference at length 128: 2x8 admin overtakes 16x1 admin at batch 8 "
+        "(significant: 16x1 admin up to batch 1 and 2x8 admin from batch 16 on).",
     ]
     assert "95% or more: of many intervals up to 5% miss it by chance." in report.rules[0]
 
@@ -199,7 +199,7 @@ def measure(tmp_path: Path, shapes: Shapes) -> Measure:
     """
 
     def make(kind: str = "train", changes: dict[str, Any] | None = None) -> Speed:
-        found = bench(kind, shapes, {(8, 64): [candidate("config", "mhsh 2L8H", (0.36, 0.18, 0.72), None, devices=2)]})
+        found = bench(kind, shapes, {(8, 64): [candidate("config", "mhsh 2x8", (0.36, 0.18, 0.72), None, devices=2)]})
         for name, value in (changes or {}).items():
             section, field = name.split(".")
             found["configs"]["config"][section][field] = value
@@ -218,7 +218,7 @@ def cost_of(run: Path, speed: Speed, target: float) -> dict[str, Any]:
 
 def test_device_hours_by_hand(make_run, measure: Measure) -> None:
     found = cost_of(make_run("a", [], [3.0, 2.0, 1.0]), measure(), 2.5)
-    assert (found["steps to the target"].text, found["shape"].text, found["device"].text) == ("15.0", "2L8H", "2 x Abacus 7")
+    assert (found["steps to the target"].text, found["shape"].text, found["device"].text) == ("15.0", "2x8", "2 x Abacus 7")
     # 15 steps of 0.36 s on two devices are 10.8 device-seconds
     hours = found["device-hours"]
     assert (hours.value, hours.low, hours.high) == pytest.approx((0.003, 0.0015, 0.006))
@@ -252,7 +252,7 @@ def test_another_shape_or_batch_is_refused(make_run, measure: Measure, changes: 
     found = cost_of(make_run("a", [], [3.0, 2.0]), measure(changes=changes), 2.5)
     ((name, value),) = changes.items()
     assert "device-hours" not in found
-    assert "no bench has its shape and batch; the nearest, 2L8H in " in found["remark"].text
+    assert "no bench has its shape and batch; the nearest, 2x8 in " in found["remark"].text
     assert f"{name} is " in found["remark"].text and f"and {value} in the bench" in found["remark"].text
 
 

@@ -14,7 +14,7 @@ from mhsh.verdict.summary import LossAtStep, summarize
 def test_summary_of_a_run(make_run) -> None:
     path = make_run("a", [3.0] * 36 + [2.0, 2.0, 2.5, 2.5], [2.9, 2.1, 2.4, 2.3])
     item = summarize(load_runs([path]).runs[0])
-    assert (item.shape, item.residual) == ("2L8H", "admin")
+    assert (item.shape, item.residual) == ("2x8", "admin")
     assert item.final_validation == LossAtStep(2.3, 40)
     assert item.best_validation == LossAtStep(2.1, 20)
     assert item.final_train == 2.25
