@@ -138,12 +138,9 @@ def fisher(count: int, total: int, baseline_count: int, baseline_total: int) -> 
     margins count if they are as improbable as this one.
     """
     both = count + baseline_count
-
-    def ways(ours: int) -> int:
-        return math.comb(total, ours) * math.comb(baseline_total, both - ours)
-
-    tables = [ways(ours) for ours in range(max(0, both - baseline_total), min(both, total) + 1)]
-    return sum(each for each in tables if each <= ways(count)) / sum(tables)
+    fewest = max(0, both - baseline_total)
+    ways = [math.comb(total, ours) * math.comb(baseline_total, both - ours) for ours in range(fewest, min(both, total) + 1)]
+    return sum(each for each in ways if each <= ways[count - fewest]) / sum(ways)
 
 
 def _mean_and_error(values: Sequence[float], scale: float) -> tuple[float, float]:

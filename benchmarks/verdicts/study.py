@@ -1,0 +1,191 @@
+"""The study's verdicts computed again, from the losses of its runs that docs/study keeps.
+
+  python -m benchmarks.verdicts.study docs/study          # prints which verdicts changed, and why
+  python -m benchmarks.verdicts.study docs/study --page   # writes docs/study/index.md anew, too
+
+docs/study/runs.csv has a row for every run that ended: its stage and name, whether it left the
+unigram plateau, its last validation loss (nats per predicted token), its tokens and its device
+seconds. docs/study/before.csv has the verdicts of the earlier rules. The sweep folders that are made
+of the rows hold what a report reads, no more: one validation row a run, and of run.json the state
+and the parameter counts, which follow from the config. Curves, data fingerprints, BLEU by seed and
+what the machine was are not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mhsh.config.loading import take_fields
+from mhsh.config.schema import Config
+from mhsh.models.costs import parameter_counts, step_flops
+from mhsh.run_folder import RunFolder
+from mhsh.sweep.axes import cells_of, parse_axes
+from mhsh.sweep.folder import Plan, PlannedCell, SweepFolder
+from mhsh.verdict.conditions import treatment_of
+from mhsh.verdict.estimate import CONFIDENCE, MIN_SEEDS, WIDENING, Estimate, difference
+from mhsh.verdict.experiment import load_experiment
+from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Comparison, Finding, compare, corrected
+from mhsh.verdict.trend import changes
+from mhsh.verdict.tuning import Tuned, tune
+from mhsh.verdict.words import format_interval, format_loss, format_signed
+
+LAUNCHER = Path(__file__).resolve().parents[2] / "launch/study"
+CHOOSING_SEEDS = 2
+# What multi30k needs a name of; nothing is read.
+SOURCES = ("--config.data.source=text:train.en,train.de", "--config.data.validation_source=text:val.en,val.de")
+# The verdicts of the earlier rules in the words of the new ones.
+NOW = {"lower": LOWER, "higher": HIGHER, "no significant difference": LEVEL}
+
+Rows = Sequence[Mapping[str, str]]
+
+
+def main() -> None:
+    """Prints the table; with --page also writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="docs/study")
+    parser.add_argument("--page", action="store_true", help="write its index.md and pictures")
+    arguments = parser.parse_args()
+    runs = list(csv.DictReader((arguments.folder / "runs.csv").read_text(encoding="utf-8").splitlines()))
+    before = list(csv.DictReader((arguments.folder / "before.csv").read_text(encoding="utf-8").splitlines()))
+    with tempfile.TemporaryDirectory() as workdir:
+        for stage in dict.fromkeys(row["stage"] for row in runs):
+            plant(Path(workdir) / stage, stage, [row for row in runs if row["stage"] == stage])
+        table = "\n".join(changed(Path(workdir), before))
+        print(table)
+        if arguments.page:
+            part = Path(workdir) / "published/verdicts"
+            part.mkdir(parents=True)
+            (part / "report.md").write_text(f"{table}\n", encoding="utf-8")
+            subprocess.run(["bash", str(LAUNCHER), "page", f"--workdir={workdir}", f"--out={arguments.folder}"], check=True)
+
+
+def stages() -> dict[str, list[str]]:
+    """The words of each stage in launch/study: its config, axes and flags."""
+    script = LAUNCHER.read_text(encoding="utf-8")
+    values = dict(re.findall(r'^(\w+)="(.*)"$', script, re.MULTILINE))
+    rows = re.findall(r"^(\w+) +((?:study|evidence|bert):.*)$", script, re.MULTILINE)
+
+    def expanded(text: str) -> str:
+        return re.sub(r"\$(\w+)", lambda name: expanded(values[name[1]]), text)
+
+    return {name: expanded(words).split() for name, words in rows}
+
+
+def plant(path: Path, stage: str, rows: Rows) -> None:
+    """Writes the sweep folder of a stage, with a run folder for each row."""
+    config, *words = stages()[stage]
+    flags = [word for word in words if word.startswith("--config.")]
+    fields, _ = take_fields("config", config, [*flags, *(SOURCES if stage == "multi30k" else ())])
+    assert fields is not None
+    axes = parse_axes([word for word in words if not word.startswith("--")], fields)
+    cost = {"parameters": 0, "tokens": 0, "flops": 0}
+    cells = [PlannedCell(cell.name, cell.settings, cell.config, cost) for cell in cells_of(axes, fields)]
+    folder = SweepFolder(path)
+    folder.open_for(Plan(axes, tuple(cells)))
+    configs = {cell.name: cell.config for cell in cells}
+    for row in rows:
+        _plant_run(folder.run_folder(row["run"]).path, configs[row["run"]], row)
+
+
+def _plant_run(path: object, config: Config, row: Mapping[str, str]) -> None:
+    folder, loss = RunFolder.open_for_training(str(path), config), float(row["loss"])
+    # The entropy itself is not kept: a run on the plateau gets one at its loss, others none.
+    data = {"unigram_entropy": loss} if row["outcome"] == "plateau" else {}
+    folder.write_run({"status": "finished", "data": data, "parameters": parameter_counts(config.model)})
+    steps = config.train.num_steps
+    spent = {"tokens": int(row["tokens"]), "flops": steps * step_flops(config), "seconds": float(row["seconds"])}
+    folder.append_metrics([{"step": steps, "split": "validation", **spent, "loss": loss}])
+
+
+def changed(workdir: Path, before: Rows) -> Iterator[str]:
+    """A Markdown table: every verdict of the earlier rules, the new one, and why they differ."""
+    yield "| part | what | before | now | why it changed |"
+    yield "| --- | --- | --- | --- | --- |"
+    for part in dict.fromkeys(row["part"] for row in before):
+        rows = {row["what"]: row for row in before if row["part"] == part}
+        named = [part] if (workdir / part).exists() else _stages_of(rows)
+        comparisons = _compared([workdir / stage for stage in named])
+        if len(named) == 1:
+            found = dict(_findings(comparisons[0]))
+        else:
+            found = {
+                f"{each.relation.split(',')[0]}: {each.first} to {each.other}": _change(each.estimate)
+                for each in changes(comparisons)
+            }
+        for what, row in rows.items():
+            apart, verdict, why = found[what]
+            old = f"{_words(*(float(row[name]) for name in ('difference', 'low', 'high')))}, {row['verdict']}"
+            new = f"{_words(apart.mean, apart.low, apart.high)}, {verdict}" if apart else verdict
+            yield f"| {part} | {what} | {old} | {new} | {'' if NOW[row['verdict']] == verdict else why} |"
+
+
+def _stages_of(rows: Mapping[str, object]) -> list[str]:
+    pairs = [what.split(": ")[1].split(" to ") for what in rows]
+    return list(dict.fromkeys(stage for pair in pairs for stage in pair))
+
+
+def _compared(sweeps: Sequence[Path]) -> list[Comparison]:
+    experiment = load_experiment(sweeps)
+    treatment = treatment_of(experiment.axes, None)
+    comparisons = []
+    for name, section in experiment.sections().items():
+        has_rates = any(axis.path == "optimizer.learning_rate" for axis in section.axes)
+        tuned = tune(section, "lr", CHOOSING_SEEDS) if has_rates else Tuned(section, ())
+        comparisons.append(compare(tuned.experiment, treatment=treatment, choices=tuned.choices, name=name))
+    return corrected(comparisons)
+
+
+def _findings(comparison: Comparison) -> Iterator[tuple[str, tuple[Estimate | None, str, str]]]:
+    """By the value on the first axis of the sweep."""
+    axis = comparison.experiment.axes[0].path
+    for place, finding in enumerate(comparison.findings):
+        if finding is not None:
+            yield str(finding.group.settings[axis]), (finding.difference, finding.verdict, _why(comparison, place, finding))
+
+
+def _why(comparison: Comparison, place: int, finding: Finding) -> str:
+    """Why the difference is not significant, or is not tested."""
+    base = comparison.experiment.groups[comparison.baseline]
+    if finding.verdict == UNTRAINED:
+        counts = [f"{len(group.trained)} of {len(group.trained) + len(group.untrained)}" for group in (finding.group, base)]
+        return f"{counts[0]} runs trained, of the baseline {counts[1]}: no mean over two kinds of run"
+    measured = comparison.measured
+    plain = difference(
+        measured.values[place].final, measured.values[comparison.baseline].final, resolution=measured.measure.resolution
+    )
+    if not plain.excludes_zero:
+        return f"{WIDENING} times as wide an interval, for {plain.seeds} seeds"
+    assert finding.difference is not None
+    if finding.difference.excludes_zero:
+        return "Holm's correction over the page"
+    # The side that matters is that of the shape that ended higher.
+    worse = place if plain.mean > 0 else comparison.baseline
+    choice, group = comparison.choices[worse], comparison.experiment.groups[worse]
+    if choice.optimum is not None and choice.optimum.at_edge:
+        return f"{group.name}'s best rate, {choice.optimum.rate:g}, is at the edge of those tried"
+    return f"rates between those tried may be {choice.hidden:.3f} better for {group.name}"
+
+
+def _change(apart: Estimate) -> tuple[Estimate, str, str]:
+    verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
+    return (
+        apart,
+        verdict,
+        f"{WIDENING} times as wide an interval, for {apart.seeds} seeds"
+        if not apart.excludes_zero
+        else "Holm's correction over the page",
+    )
+
+
+def _words(mean: float, low: float, high: float) -> str:
+    return f"{format_signed(mean, format_loss)} ({format_interval(low, high)})"
+
+
+if __name__ == "__main__":
+    main()
