@@ -5,30 +5,35 @@
 
 docs/study/runs.csv has a row for every run that ended: its stage and name, whether it left the
 unigram plateau, its last validation loss (nats per predicted token), its tokens and its device
-seconds. docs/study/before.csv has the verdicts of the earlier rules. The sweep folders that are made
-of the rows hold what a report reads, no more: one validation row a run, and of run.json the state
-and the parameter counts, which follow from the config. Curves, data fingerprints, BLEU by seed and
-what the machine was are not kept.
+seconds. docs/study/before.csv has the verdicts of the earlier rules. Sweep folders are made of the
+rows: one validation row a run, and in run.json the state and the parameter counts, which follow
+from the config. Curves, fingerprints of the data, BLEU by seed and the machine are not kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import functools
+import io
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from mhsh.cli.reports.compare import Question, write_report
 from mhsh.config.loading import take_fields
-from mhsh.config.schema import Config
-from mhsh.models.costs import parameter_counts, step_flops
+from mhsh.config.schema import Config, ModelConfig
+from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import Plan, PlannedCell, SweepFolder
+from mhsh.training.optimizer import decayed_count
 from mhsh.verdict.conditions import treatment_of
-from mhsh.verdict.estimate import CONFIDENCE, MIN_SEEDS, WIDENING, Estimate, difference
+from mhsh.verdict.estimate import WIDENING, Estimate, difference
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Comparison, Finding, compare, corrected
 from mhsh.verdict.trend import changes
@@ -42,6 +47,8 @@ SOURCES = ("--config.data.source=text:train.en,train.de", "--config.data.validat
 # The verdicts of the earlier rules in the words of the new ones.
 NOW = {"lower": LOWER, "higher": HIGHER, "no significant difference": LEVEL}
 
+WHY = "`python -m benchmarks.verdicts.study docs/study` computes these from the losses that are kept."
+
 Rows = Sequence[Mapping[str, str]]
 
 
@@ -53,16 +60,19 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = list(csv.DictReader((arguments.folder / "runs.csv").read_text(encoding="utf-8").splitlines()))
     before = list(csv.DictReader((arguments.folder / "before.csv").read_text(encoding="utf-8").splitlines()))
-    with tempfile.TemporaryDirectory() as workdir:
+    with tempfile.TemporaryDirectory() as temporary:
+        sweeps, workdir = Path(temporary) / "sweeps", Path(temporary) / "study"
         for stage in dict.fromkeys(row["stage"] for row in runs):
-            plant(Path(workdir) / stage, stage, [row for row in runs if row["stage"] == stage])
-        table = "\n".join(changed(Path(workdir), before))
+            plant(sweeps / stage, stage, [row for row in runs if row["stage"] == stage])
+        table = "\n".join(changed(sweeps, before))
         print(table)
         if arguments.page:
-            part = Path(workdir) / "published/verdicts"
-            part.mkdir(parents=True)
-            (part / "report.md").write_text(f"{table}\n", encoding="utf-8")
-            subprocess.run(["bash", str(LAUNCHER), "page", f"--workdir={workdir}", f"--out={arguments.folder}"], check=True)
+            publish(sweeps, workdir / "published")
+            (workdir / "published/verdicts").mkdir()
+            (workdir / "published/verdicts/report.md").write_text(f"{WHY}\n\n{table}\n", encoding="utf-8")
+            subprocess.run(
+                ["bash", str(LAUNCHER), "page", f"--workdir={workdir}", f"--out={arguments.folder.absolute()}"], check=True
+            )
 
 
 def stages() -> dict[str, list[str]]:
@@ -75,6 +85,26 @@ def stages() -> dict[str, list[str]]:
         return re.sub(r"\$(\w+)", lambda name: expanded(values[name[1]]), text)
 
     return {name: expanded(words).split() for name, words in rows}
+
+
+def publish(sweeps: Path, published: Path) -> None:
+    """Writes the report of every part of the page whose stages are kept, as launch/study does."""
+    table = LAUNCHER.read_text(encoding="utf-8").split("\nparts() {")[1].split("\nTABLE")[0]
+    for part, named in re.findall(r"^(\w+) +(\S+) ", table, re.MULTILINE):
+        paths = [str(sweeps / stage) for stage in named.split(",") if (sweeps / stage).exists()]
+        if len(paths) > ("," in named):
+            tuned = all("--over=lr" in stages()[Path(path).name] for path in paths)
+            question = Question(paths, over="lr", choosing_seeds=CHOOSING_SEEDS) if tuned else Question(paths)
+            with contextlib.redirect_stdout(io.StringIO()):
+                write_report(question, published / part / "report.html", with_png=True)
+            text = published / part / "report.md"
+            text.write_text(_without_costs(text.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _without_costs(report: str) -> str:
+    """Without steps and device time to the target: they take the curves, which are not kept."""
+    groups, *others = re.split(r"(?m)(?=^.*Other measures, not tested:$)", report)
+    return re.sub(r"(?m)^(\|.*\|)[^|]*\|[^|]*\|$", r"\1", groups) + "".join(others)
 
 
 def plant(path: Path, stage: str, rows: Rows) -> None:
@@ -97,10 +127,15 @@ def _plant_run(path: object, config: Config, row: Mapping[str, str]) -> None:
     folder, loss = RunFolder.open_for_training(str(path), config), float(row["loss"])
     # The entropy itself is not kept: a run on the plateau gets one at its loss, others none.
     data = {"unigram_entropy": loss} if row["outcome"] == "plateau" else {}
-    folder.write_run({"status": "finished", "data": data, "parameters": parameter_counts(config.model)})
+    folder.write_run({"status": "finished", "data": data, **_sizes(config.model)})
     steps = config.train.num_steps
     spent = {"tokens": int(row["tokens"]), "flops": steps * step_flops(config), "seconds": float(row["seconds"])}
     folder.append_metrics([{"step": steps, "split": "validation", **spent, "loss": loss}])
+
+
+@functools.cache
+def _sizes(model: ModelConfig) -> dict[str, Any]:
+    return {"parameters": parameter_counts(model), "weight_decayed_parameters": decayed_count(parameter_shapes(model))}
 
 
 def changed(workdir: Path, before: Rows) -> Iterator[str]:
@@ -174,13 +209,8 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
 
 def _change(apart: Estimate) -> tuple[Estimate, str, str]:
     verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
-    return (
-        apart,
-        verdict,
-        f"{WIDENING} times as wide an interval, for {apart.seeds} seeds"
-        if not apart.excludes_zero
-        else "Holm's correction over the page",
-    )
+    wider = f"{WIDENING} times as wide an interval, for {apart.seeds} seeds"
+    return apart, verdict, "Holm's correction over the page" if apart.excludes_zero else wider
 
 
 def _words(mean: float, low: float, high: float) -> str:
