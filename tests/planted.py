@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from mhsh.config.schema import Config
 from mhsh.run_folder import COUNTERS_FILE, Counters, RunFolder
+from tests.sweeps import TRAINED_ALIKE, VALIDATED_ALIKE
 
 MakeRun = Callable[..., Path]
 
@@ -58,7 +60,8 @@ def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:
         changed |= {f"train.{field}": value for field, value in (training or {}).items()}
         # The heads are those named, not regrouped once more.
         config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changed)
-        folder = RunFolder.open_for_training(parent / name, config)
+        with mock.patch("os.fsync"):  # these files need not survive a power cut
+            folder = RunFolder.open_for_training(parent / name, config)
         if with_record:
             full = {
                 "status": "finished",
@@ -66,6 +69,7 @@ def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:
                 "data": {"fingerprint": "f00d", "unigram_entropy": 3.0},
                 "versions": {"jax": "0.10.0"},
                 "git_revision": "abc",
+                **TRAINED_ALIKE,
                 "compile_seconds": 1.5,
                 "xla_flags": {"step": {}, "XLA_FLAGS": ""},
                 "wall_seconds": {"training": 4.0, "compiling": 1.0},
@@ -75,6 +79,7 @@ def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:
         rows += [(10 * number, "validation", loss) for number, loss in enumerate(validation, 1)]
         logged = [
             {"step": step, "split": split, "tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step, "loss": loss}
+            | (VALIDATED_ALIKE if split == "validation" else {})
             for step, split, loss in sorted(rows, key=lambda row: row[:2])
         ]
         if logged:

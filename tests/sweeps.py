@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import RunFolder
@@ -15,6 +16,9 @@ from mhsh.sweep.folder import Plan, PlannedCell, SweepFolder
 
 ENTROPY = 3.0  # nats, of every run here
 FAILED = "failed"
+# Of the run.json and of every validation row of runs that were trained and validated alike.
+TRAINED_ALIKE = {"code": {"0": "c0de"}, "numerics": {"0": {"jax_enable_x64": False}}}
+VALIDATED_ALIKE = {"batch": "ba7c4e5"}
 
 
 def write_sweep(
@@ -29,11 +33,12 @@ def write_sweep(
     folder = SweepFolder(path)
     folder.open_for(Plan(parsed, cells))
     assert set(ends) <= {cell.name for cell in cells}
-    for cell in cells:
-        if cell.name in ends and ends[cell.name] == FAILED:
-            folder.finish(cell.name, 2, reason, 1.0)
-        elif cell.name in ends:
-            _write_run(folder.run_folder(cell.name).path, cell, ends[cell.name])
+    with mock.patch("os.fsync"):  # these files need not survive a power cut
+        for cell in cells:
+            if cell.name in ends and ends[cell.name] == FAILED:
+                folder.finish(cell.name, 2, reason, 1.0)
+            elif cell.name in ends:
+                _write_run(folder.run_folder(cell.name).path, cell, ends[cell.name])
     return folder
 
 
@@ -41,9 +46,9 @@ def _write_run(path: Any, cell: PlannedCell, loss: float) -> None:
     folder = RunFolder.open_for_training(path, cell.config)
     gave_up = loss != loss
     status = {"status": "stopped", "outcome": DIVERGED} if gave_up else {"status": "finished"}
-    folder.write_run({**status, "data": {"unigram_entropy": ENTROPY}, "parameters": {"total": 1000}})
+    folder.write_run({**status, "data": {"unigram_entropy": ENTROPY}, "parameters": {"total": 1000}, **TRAINED_ALIKE})
     for step, value in enumerate([5.0, loss], 1):
         row = {"step": step, "tokens": 10 * step, "flops": 100 * step, "seconds": 0.5 * step, "loss": value}
         folder.append_metrics([row | {"split": "train"}])
         if not gave_up:
-            folder.append_metrics([row | {"split": "validation"}])
+            folder.append_metrics([row | {"split": "validation"} | VALIDATED_ALIKE])

@@ -34,6 +34,8 @@ def test_what_a_run_leaves_behind(unbroken):
     validation = [row for row in rows_without_timings(unbroken) if row["split"] == "validation"]
     assert [row["step"] for row in train] == list(range(1, 37))
     assert [row["step"] for row in validation] == [20, 36]
+    assert len({row["batch"] for row in validation}) == 1 and validation[0]["batch"] not in {row["batch"] for row in train}
+    assert record["data"]["overlap"] == {"count": 0, "of": record["data"]["validation"]["documents"]}
     assert train[-1]["loss"] < train[0]["loss"]
     assert abs(train[0]["loss"] - np.log(512)) < 0.3
     assert all(later["tokens"] > row["tokens"] for row, later in itertools.pairwise(train))

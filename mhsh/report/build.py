@@ -271,7 +271,7 @@ def _curves(sections: Sequence[_Section], pretraining: bool) -> Curves | None:
         groups=tuple(groups),
         baseline=sections[0].comparison.baseline,
         axes={axis: AXIS_TITLES[axis] + suffix for axis in AXES},
-        metrics=describe_metrics(list(keys), tokens_per_byte=_tokens_per_byte(runs)),
+        metrics=describe_metrics(list(keys), _entropy_key(runs), _tokens_per_byte(runs)),
         splits=splits,
         half_intervals=tuple(_half_interval(count) for count in range(len(runs) + 1)),
         references=_entropies(runs),
@@ -286,11 +286,12 @@ def _curve_groups(section: _Section) -> list[CurveGroup]:
     theirs = {member.replicate: member.run for member in section.groups[base].members if member.named} if section.groups else {}
     groups = []
     for place, group in enumerate(section.groups):
-        finding = section.comparison.findings[place]
+        finding, averaged = section.comparison.findings[place], not (group.trained and group.untrained)
+        paired = [
+            member for member in group.members if member.named and member.run is not None and averaged and finding is not None
+        ]
         pairs = [
-            (places[id(member.run)], places[id(theirs[member.replicate])])
-            for member in group.members
-            if finding is not None and member.named and member.run is not None and theirs.get(member.replicate) is not None
+            (places[id(member.run)], places[id(other)]) for member in paired if (other := theirs.get(member.replicate)) is not None
         ]
         groups.append(
             CurveGroup(
@@ -298,7 +299,7 @@ def _curve_groups(section: _Section) -> list[CurveGroup]:
                 tuple(places[id(run)] for run in group.runs),
                 format_list(finding.fairness.unequal) if finding is not None else "",
                 tuple(pairs),
-                averaged=not (group.trained and group.untrained),
+                averaged,
             )
         )
     return groups
@@ -312,7 +313,20 @@ def _run_names(runs: Sequence[Run]) -> list[str]:
 
 def _drawn(run: Run, most: int) -> dict[str, Curve]:
     curves = {split: curve for split, curve in run.curves.items() if len(curve)}
-    return {split: drawn_curve(curve.x, {"loss": curve.loss, **curve.metrics}, most) for split, curve in curves.items()}
+    return {
+        split: drawn_curve({axis: curve.x[axis] for axis in AXES}, {"loss": curve.loss, **curve.metrics}, most)
+        for split, curve in curves.items()
+    }
+
+
+def _entropy_key(runs: Sequence[Run]) -> str:
+    """The logged number that is a cross-entropy per token, of which perplexity is the exponential;
+    empty for none. With next-sentence prediction the loss is a sum of two.
+    """
+    models = [run.config.model for run in runs]
+    if any(model.objective in ("classification", "span") or model.next_sentence for model in models):
+        return ""
+    return "loss"
 
 
 def _tokens_per_byte(runs: Sequence[Run]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -22,6 +23,7 @@ _GREY = "#8A8A8A"
 # As on the page: of the steps, where a steep start may leave the y-axis; rows of lines that are
 # shown whole.
 _START, _SHORT = 0.1, 12
+_TICK_CHARACTERS = 36  # below a figure of a column's width; more are turned
 _ROW = 0.055  # of a panel's height: between final values
 
 
@@ -81,14 +83,17 @@ def points_figure(points: Points, kind: str) -> bytes:
         if points.log_y:
             axes.set_yscale("log")
         if points.ticks:
-            axes.set_xticks([at for at, _ in points.ticks], [words for _, words in points.ticks], parse_math=False)
+            words = [shorten(words, 16) for _, words in points.ticks]
+            turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if sum(map(len, words)) > _TICK_CHARACTERS else {}
+            axes.set_xticks([at for at, _ in points.ticks], words, parse_math=False, **turned)
             axes.minorticks_off()
         for reference in points.references:
             axes.axhline(reference.value, color=_GREY, linestyle=":", zorder=1)
         axes.set_xlabel(points.x_title, parse_math=False)
         axes.set_ylabel(points.y_title.replace(", ", ",\n"), parse_math=False)
         handles: list[Artist] = [_sample(curve_style(p if s.group is None else s.group)) for p, s in enumerate(points.series)]
-        add_legend(figure, handles, [series.name for series in points.series])
+        handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(points.references)
+        add_legend(figure, handles, [series.name for series in points.series] + [each.label for each in points.references])
         return figure_bytes(figure, kind, MARK)
 
 

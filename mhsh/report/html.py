@@ -26,6 +26,7 @@ from mhsh.report.styles import CurveStyle, curve_style
 from mhsh.text import sanitize
 
 _SCRIPTS = ("lines.js", "plot.js", "export.js", "page.js")
+_REFERENCE = CurveStyle("#7F7F7F", ":", "", dash_array="3 4", marker_path="")
 _VIEWS = {GROUPS: "means with 95 % bands", RUNS: "single runs", DIFFERENCE: "difference to the baseline"}
 
 
@@ -86,7 +87,7 @@ def _parts(report: Report) -> dict[str, Markup]:
     fields = [(field, field) for field in curves.fields] if curves else []
     has_pairs = curves is not None and any(group.pairs for group in curves.groups)
     views = [(view, words) for view, words in _VIEWS.items() if has_pairs or view != DIFFERENCE]
-    values = {"views": views, "fields": fields, "curve_style": curve_style}
+    values = {"views": views, "fields": fields, "curve_style": curve_style, "reference_style": _REFERENCE}
     made: Any = _environment().get_template("parts.html").make_module(values)
     parts = {"claim": made.claim(report, style_of), "figures": made.figures(report), "tables": made.tables(report, style_of)}
     if curves is not None:

@@ -115,6 +115,9 @@ class Fairness:
 # Rows whose values are more than the config's own fields; of the others a row is all of its fields.
 _OWN_ROWS = ("data seed (split, order, masking)", "start", "training seed", "mesh")
 
+# What another data seed changes.
+_FOLLOW_THE_SEED = ("data", "order of the data (batches at equal steps)", "validation batches")
+
 # Fields whose `auto` becomes something else when a run starts; run.json says what.
 _ASKED_FOR = ("model.kernels", "model.remat_policy")
 
@@ -200,6 +203,7 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
     rows = [
         record("data", "data", "fingerprint", effect=Effect.LOSS),
         row("order of the data (batches at equal steps)", _orders(runs), Effect.LOSS),
+        row("validation batches", [_validated(run) for run in runs], Effect.LOSS),
         row("data seeds", [run.config.data.seed for run in runs], Effect.LOSS),
         *shape,
         row("tokens seen", [_tokens(run) for run in runs], Effect.LOSS),
@@ -210,6 +214,8 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         *settings,
         row("start", _starts(runs, treatment), Effect.LOSS),
         row("training seeds", [run.config.train.seed for run in runs], Effect.NONE),
+        row("code that decides losses", [_by_step(run.recorded("code")) for run in runs], Effect.LOSS),
+        row("numeric settings", [_by_step(run.recorded("numerics")) for run in runs], Effect.LOSS),
         record("code revision", "git_revision", effect=Effect.CLOCK),
         record("devices", "devices", effect=Effect.CLOCK),
         record("mesh", "mesh", effect=Effect.CLOCK),
@@ -234,7 +240,7 @@ def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_T
     seeds = next(row for row in rows if row.name == "data seeds")
     unequal = [row.name for row in rows if row.equal is False and row.effect is Effect.LOSS]
     if seeds.equal is False:
-        unequal = [name for name in unequal if name not in ("data", "order of the data (batches at equal steps)")]
+        unequal = [name for name in unequal if name not in _FOLLOW_THE_SEED]
     excesses = [_excess(row.counts) for row in rows if row.equal is False and row.effect is Effect.SIZE]
     return Fairness(
         tuple(name for name in factors(group.config, baseline.config, treatment) if name != tuned.split(".")[-1]),
@@ -366,6 +372,7 @@ def _parent(parent: Ancestor, config: Config, treatment: Sequence[str]) -> str:
     settings = {row: _settings(config, row, treatment) for row in rows}
     if SHAPE not in treatment:
         settings[SHAPE] = _shape(config, treatment)
+    settings["trained by"] = json.dumps(parent.trained_by)
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     data = str(parent.fingerprint)[:8]
     return f"a run of settings {digest} on data {data} at step {parent.step}, after {parent.tokens} tokens"
@@ -391,6 +398,18 @@ def _orders(runs: Sequence[Run]) -> list[str | None]:
         return hashlib.sha256(checksums.astype(f"S{width}").tobytes()).hexdigest()[:16]
 
     return [digest(run.batches) if len(steps) and len(run.batches["step"]) else None for run in runs]
+
+
+def _validated(run: Run) -> str | None:
+    return ", ".join(run.validated) or (None if len(run.curves["validation"]) else "none")
+
+
+def _by_step(values: Mapping[str, Any] | None) -> str | None:
+    """What trained a run, where it is another from some step on with that step."""
+    if not values:
+        return None
+    first, *others = [(step, value if isinstance(value, str) else json.dumps(value)) for step, value in values.items()]
+    return ", ".join([first[1], *(f"after step {step} {value}" for step, value in others)])
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> np.ndarray:

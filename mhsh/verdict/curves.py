@@ -43,6 +43,7 @@ class LoggedCurves:
 
     by_split: Mapping[str, Curve]  # for each of SPLITS; one without rows is empty
     batches: Mapping[str, np.ndarray]  # `step` of each training row that names its batch, and `checksum`, its digits as bytes
+    validated: tuple[str, ...]  # the checksums of validation's batches, each once; empty where a validation row has none
     problems: tuple[str, ...]  # one line each, naming the file
 
 
@@ -256,7 +257,14 @@ def _curves(columns: _Columns) -> LoggedCurves:
         metrics = {metric: values[kept] for metric, values in columns.metrics.items() if np.isfinite(values[kept]).any()}
         by_split[name] = Curve({axis: columns.x[axis][kept] for axis in AXES}, columns.loss[kept], metrics)
     named = columns.named & (columns.split == "train")
-    return LoggedCurves(by_split, {"step": columns.x["step"][named], "checksum": columns.checksum[named]}, ())
+    validation = columns.split == "validation"
+    validated = sorted(set(columns.checksum[validation].tolist()))
+    return LoggedCurves(
+        by_split,
+        {"step": columns.x["step"][named], "checksum": columns.checksum[named]},
+        tuple(each.decode() for each in validated) if columns.named[validation].all() else (),
+        (),
+    )
 
 
 def _ascends(columns: _Columns, rows: np.ndarray) -> bool:

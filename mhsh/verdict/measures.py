@@ -14,7 +14,7 @@ from mhsh.errors import UserError, closest
 from mhsh.outcome import smoothed_final
 from mhsh.verdict.curves import AXES, Curve
 from mhsh.verdict.experiment import Experiment, Group, Replicate
-from mhsh.verdict.runs import Run
+from mhsh.verdict.runs import OWN_STEP, Run
 
 LOSS = "loss"
 
@@ -95,7 +95,7 @@ def measure_all(experiment: Experiment, key: str = LOSS, target: float | None = 
 
 def common_steps(runs: Sequence[Run], split: str) -> np.ndarray:
     """The steps of the evaluations that all of these runs have."""
-    steps = [run.curves[split].x["step"] for run in runs]
+    steps = [_own_steps(run.curves[split]) for run in runs]
     return functools.reduce(np.intersect1d, steps) if steps else np.array([])
 
 
@@ -142,8 +142,12 @@ def _values(group: Group, measure: Measure, target: float | None, steps: np.ndar
     )
 
 
+def _own_steps(curve: Curve) -> np.ndarray:
+    return curve.x.get(OWN_STEP, curve.x["step"])
+
+
 def _at(curve: Curve, steps: np.ndarray) -> Curve:
-    kept = np.isin(curve.x["step"], steps)
+    kept = np.isin(_own_steps(curve), steps)
     return Curve({axis: values[kept] for axis, values in curve.x.items()}, curve.loss[kept])
 
 

@@ -23,6 +23,8 @@ from mhsh.run_folder import RunFolder, recorded_lineage, vocab_file
 from mhsh.text import sanitize
 from mhsh.verdict.curves import AXES, Curve, LoggedCurves, finite, reading
 
+OWN_STEP = "own step"  # beside AXES where these count what a run started from: the step of the run itself
+
 
 @dataclasses.dataclass(frozen=True)
 class Ancestor:
@@ -33,6 +35,7 @@ class Ancestor:
     flops: int | float | None
     seconds: int | float | None
     fingerprint: str | None  # of its data
+    trained_by: Mapping[str, Any]  # the `code` and the `numerics` of its run.json
     config: Config | None  # None also where this version cannot read it
     problem: str  # why it cannot; empty where it can
 
@@ -47,6 +50,7 @@ class Run:
     record: Mapping[str, Any]  # run.json; empty if it is missing or damaged
     curves: Mapping[str, Curve]  # by split; a split without rows is an empty curve
     batches: Mapping[str, np.ndarray]  # `step` and `checksum` of the training rows that name their batch
+    validated: tuple[str, ...]  # the checksums of validation's batches, each once; empty where a validation row has none
     vocabulary: str | None  # SHA-256 of the folder's vocab.txt; None if there is none
     problems: tuple[str, ...]  # one line each, naming the file
 
@@ -101,7 +105,7 @@ def with_pretraining(loaded: Loaded) -> Loaded:
 def _after_its_parents(run: Run) -> Run:
     spent = {axis: math.fsum(_known(getattr(each, axis)) for each in run.lineage) for axis in AXES}
     curves = {
-        split: dataclasses.replace(curve, x={axis: places + spent[axis] for axis, places in curve.x.items()})
+        split: dataclasses.replace(curve, x={**{axis: curve.x[axis] + spent[axis] for axis in AXES}, OWN_STEP: curve.x["step"]})
         for split, curve in run.curves.items()
     }
     lost = [axis for axis in AXES if math.isnan(spent[axis])]
@@ -195,7 +199,7 @@ def _load(name: str, path: epath.Path, config: Config, curves: LoggedCurves) -> 
         vocabulary = folder.vocabulary_hash(config)
     except OSError as error:
         problems.append(f"cannot read {path / vocab_file(config)}: {error.strerror}")
-    run = Run(name, path, config, record, curves.by_split, curves.batches, vocabulary, ())
+    run = Run(name, path, config, record, curves.by_split, curves.batches, curves.validated, vocabulary, ())
     problems += [f"{path / 'run.json'}: a run that it started from: {each.problem}" for each in run.lineage if each.problem]
     return dataclasses.replace(run, problems=tuple(map(sanitize, problems)))
 
@@ -212,6 +216,7 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
         flops=fields.get("flops"),
         seconds=fields.get("seconds"),
         fingerprint=fields.get("fingerprint"),
+        trained_by={name: fields.get(name) for name in ("code", "numerics")},
         config=config,
         problem=problem,
     )

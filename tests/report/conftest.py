@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from mhsh.report.compare.comparison import Comparison, compare
 
 from mhsh.config.schema import Config
-from mhsh.report.compare.comparison import Comparison, compare
 from mhsh.verdict.runs import load_runs
 from tests.planted import MakeRun, make_run, make_shared_run
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mhsh.report.compare.fairness import find_conditions, verdict
-from mhsh.report.compare.groups import group_runs
 from mhsh.run_folder import RunFolder
+from mhsh.verdict.conditions import find_conditions
 from mhsh.verdict.runs import load_runs
 
 
@@ -125,5 +124,5 @@ def test_a_parent_that_this_version_cannot_read_is_a_problem_of_that_run_alone(m
     assert not a.problems and [each.config for each in b.lineage] == [None]
     (problem,) = b.problems
     assert str(second) in problem and "from_the_future" in problem and problem.endswith("it counts as not recorded")
-    (start,) = [row for row in find_conditions([b], group_runs([b])) if row.name == "start"]
-    assert start.equal is None and verdict(find_conditions([b], group_runs([b]))).startswith("Comparable as far as recorded")
+    (start,) = [row for row in find_conditions([[b]]) if row.name == "start"]
+    assert start.equal is None

@@ -4,19 +4,15 @@
   const SPACE = "http://www.w3.org/2000/svg";
   const LEFT = 80, ROW = 20, COLUMN = 300, PNG_SCALE = 2;
 
-  function element(name, values, text) {
-    const made = document.createElementNS(SPACE, name);
-    Object.entries(values).forEach(([key, value]) => made.setAttribute(key, value));
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
-
-  const drawn = shape => {
-    const paints = { fill: shape.fill || "none", stroke: shape.stroke || "none", "stroke-width": shape.width || 1, opacity: shape.opacity || 1 };
-    const place = { transform: `translate(${shape.x || 0} ${shape.y || 0}) scale(${shape.scale || 1})`, "stroke-dasharray": (shape.dash || []).join(" ") || "none" };
-    return shape.text ? element("text", { ...paints, ...place, "font-size": shape.size, "font-weight": 600 }, shape.text) : element("path", { d: shape.d, ...paints, ...place });
+  const set = (element, values) => {
+    Object.entries(values).forEach(([key, value]) => element.setAttribute(key, value));
+    return element;
   };
-
+  const element = (name, values, text = "") => set(Object.assign(document.createElementNS(SPACE, name), { textContent: text }), values);
+  const drawn = ({ text, d, x = 0, y = 0, scale = 1, size, fill, stroke, width = 1, opacity = 1, dash = [] }) => element(text ? "text" : "path", {
+    ...(text ? { "font-size": size, "font-weight": 600 } : { d }), transform: `translate(${x} ${y}) scale(${scale})`,
+    fill: fill || "none", stroke: stroke || "none", "stroke-width": width, "stroke-dasharray": dash.join(" ") || "none", opacity,
+  }, text);
   // A piece of a line for legends, as parts.html draws it.
   report.swatch = line => {
     const svg = element("svg", { class: "swatch", width: 36, height: 14, viewBox: "-18 -7 36 14", "aria-hidden": "true" });
@@ -26,7 +22,8 @@
 
   function drawPlot(place, index, ink) {
     const { plot, lines, o } = place.chart, [width, height] = [plot.over.clientWidth, plot.over.clientHeight];
-    const frame = element("g", {}), inside = element("g", { "clip-path": `url(#inside${index})` }), clip = element("clipPath", { id: `inside${index}` });
+    const [frame, clip] = [element("g", {}), element("clipPath", { id: `inside${index}` })];
+    const inside = element("g", { "clip-path": `url(#inside${index})` });
     clip.append(element("rect", { x: -5, width: width + 10, height }));
     const text = (values, words) => frame.append(element("text", { fill: ink, "text-anchor": "middle", ...values }, words));
     const [xAxis, yAxis] = plot.axes, { clipped, free } = report.shapes(plot, lines, o);
@@ -42,7 +39,7 @@
     text({ transform: `translate(-62 ${height / 2}) rotate(-90)` }, o.yTitle);
     inside.append(...clipped.map(drawn));
     frame.append(clip, inside, ...free.map(drawn));
-    return { frame, height: height + 60 };
+    return frame;
   }
 
   report.svg = () => {
@@ -52,20 +49,16 @@
     svg.append(element("title", {}, document.title), element("rect", { width: "100%", height: "100%", fill: style.backgroundColor }));
     let top = 12;
     places.forEach((place, index) => {
-      const { frame, height } = drawPlot(place, index, style.color);
-      frame.setAttribute("transform", `translate(${LEFT} ${top})`);
-      svg.append(frame);
-      top += height;
+      svg.append(set(drawPlot(place, index, style.color), { transform: `translate(${LEFT} ${top})` }));
+      top += place.chart.plot.over.clientHeight + 60;
     });
     const entries = report.legend().filter(entry => entry.shown);
     entries.forEach((entry, index) => {
-      const [x, y] = [16 + COLUMN * (index % columns), top + ROW * Math.floor(index / columns)], swatch = report.swatch(entry);
-      [["x", x], ["y", y]].forEach(([key, value]) => swatch.setAttribute(key, value));
-      svg.append(swatch, element("text", { x: x + 44, y: y + 12, fill: style.color }, entry.name));
+      const [x, y] = [16 + COLUMN * (index % columns), top + ROW * Math.floor(index / columns)];
+      svg.append(set(report.swatch(entry), { x, y }), element("text", { x: x + 44, y: y + 12, fill: style.color }, entry.name));
     });
-    svg.setAttribute("height", top + ROW * Math.ceil(entries.length / columns) + 8);
-    svg.setAttribute("viewBox", `0 0 ${width} ${svg.getAttribute("height")}`);
-    return new XMLSerializer().serializeToString(svg);
+    const height = top + ROW * Math.ceil(entries.length / columns) + 8;
+    return new XMLSerializer().serializeToString(set(svg, { height, viewBox: `0 0 ${width} ${height}` }));
   };
 
   report.png = async () => {

@@ -15,18 +15,15 @@ window.report = {};
     const decimals = Math.max(0, digits - 1 - Math.max(0, Math.floor(Math.log10(Math.abs(scaled) || 1))));
     return scaled.toLocaleString("en-US", { maximumFractionDigits: size < 0.1 ? decimals + 3 : decimals }) + suffix;
   };
-
-  // A value of a metric: losses have equally many decimals, so that they can be compared.
+  // Losses have equally many decimals, so that they can be compared.
   report.metricNumber = (metric, value, decimals = 4) =>
-    report.content.metrics[metric].unit === "nats per token" ? value.toFixed(decimals) : report.number(value, 4);
-
+    report.content.metrics[metric].unit === "nats per token" ? value.toFixed(decimals).replace("-", "\u2212") : report.number(value, 4);
   report.place = (axis, value) =>
     axis === "step" ? UNITS.step + Math.round(value).toLocaleString("en-US") : report.number(value, 5) + (UNITS[axis] || "");
-
   report.metricTitle = (state, key) => {
     const metric = report.content.metrics[key];
-    const name = report.content.splits[state.split] + " " + metric.name;
-    return (state.view === "difference" ? "difference in " : "") + name + (metric.unit ? ", " + metric.unit : "");
+    const name = `${report.content.splits[state.split]} ${metric.name}${metric.unit ? ", " + metric.unit : ""}`;
+    return state.view === "difference" ? "difference in " + name : name;
   };
 
   // A column of places on an axis. Where they are proportional to the step, the page holds the factor alone.
@@ -34,20 +31,17 @@ window.report = {};
     const x = columns.x[axis];
     return typeof x === "number" ? columns.x.step.map(step => step * x) : x;
   };
-
   // The mean of each value and the `count` - 1 before it, fewer at the start; a gap if one of them is a gap.
   const runningMean = (values, count) => count <= 1 ? values : values.map((_, row) => {
     const rows = values.slice(Math.max(0, row - count + 1), row + 1);
     // Summed anew for each: a running sum would keep the rounding of a spike for ever.
     return rows.includes(null) ? null : rows.reduce((sum, value) => sum + value, 0) / rows.length;
   });
-
   // Rows without a place on this axis are left out.
   const line = (x, y, rows, change) => {
-    const kept = x.map((_, row) => row).filter(row => x[row] !== null && x[row] !== undefined);
+    const kept = x.map((_, row) => row).filter(row => x[row] !== null);
     return { x: kept.map(row => x[row]), y: kept.map(row => y[row] === null ? null : change(y[row])), rows };
   };
-
   // One run's line: as logged or smoothed, and the logged values to stand faintly behind a smoothed one.
   const runLine = (curve, state, key) => {
     const metric = report.content.metrics[key], of = metric.of || key;
@@ -55,10 +49,10 @@ window.report = {};
     const raw = line(places(curve.rows, state.axis), curve.rows.y[of], 1, change);
     if (state.split !== "train" || !state.smoothing || !metric.smooth) return raw;
     const wanted = state.smoothing * curve.window;
-    if (!curve.even) return { ...line(places(curve.rows, state.axis), runningMean(curve.rows.y[of], wanted), wanted, change), raw: wanted > 1 ? raw : null };
-    const count = 1 + Math.max(0, Math.round((wanted - curve.window) / curve.spacing));
-    const smoothed = runningMean(curve.even.y[of], count);
-    return { ...line(places(curve.even, state.axis), smoothed, curve.window + (count - 1) * curve.spacing, change), raw };
+    const full = () => line(places(curve.rows, state.axis), runningMean(curve.rows.y[of], wanted), wanted, change);
+    if (!curve.even) return { ...full(), raw: wanted > 1 ? raw : null };
+    const more = Math.max(0, Math.round((wanted - curve.window) / curve.spacing)), smoothed = runningMean(curve.even.y[of], 1 + more);
+    return { ...line(places(curve.even, state.axis), smoothed, curve.window + more * curve.spacing, change), raw };
   };
 
   // The value of a line at ascending places, linear between its rows; a gap where a neighbour is one.
@@ -73,7 +67,6 @@ window.report = {};
       return low === null || high === null ? null : low + ((high - low) * (at - left)) / (right - left);
     });
   };
-
   const thinned = x => x.length <= GRID_POINTS ? x
     : Array.from({ length: GRID_POINTS }, (_, place) => x[Math.round((place * (x.length - 1)) / (GRID_POINTS - 1))]);
   const within = (lines, x) => {
@@ -99,7 +92,6 @@ window.report = {};
     });
     return result;
   };
-
   // One line minus another: at the steps that both logged; against FLOPs and seconds, which have no common places, interpolated.
   const difference = (ours, theirs, axis) => {
     const known = new Set(theirs.x);
@@ -123,7 +115,6 @@ window.report = {};
   // A run's name, with its value of the field that gives its colour.
   report.runName = (run, field) =>
     report.content.runs[run].name + (field in report.content.fields ? " (" + report.content.fields[field][run] + ")" : "");
-
   const gapStarts = (curve, axis) => places(curve.rows, axis).filter((_, row) =>
     curve.rows.y.loss[row] === null && (row === 0 || curve.rows.y.loss[row - 1] !== null));
 

@@ -25,7 +25,6 @@
     const hash = told.toString() ? "#" + told : "";
     if (hash !== location.hash) history.replaceState(null, "", hash || location.pathname + location.search);
   }
-
   function readAddress() {
     const told = new URLSearchParams(location.hash.slice(1));
     fields().forEach(field => {
@@ -36,19 +35,14 @@
     const open = new Set((told.get("open") || "").split(","));
     folds().forEach(fold => { if (open.has(fold.id)) fold.open = true; });
   }
-
   // `2,3` as a range; null if it is none.
-  const range = text => {
-    const ends = (text || "").split(",").map(Number);
-    return text && ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1] ? ends : null;
-  };
-  const told = range => range.map(each => Number(each.toPrecision(6))).join();
+  const range = (text, [low, high] = (text || "").split(",").map(Number)) => text && Number.isFinite(high - low) && low < high ? [low, high] : null;
 
   report.state = () => {
     const all = fields(), one = Object.fromEntries(all.map(field => [field.name, value(field)]));
     const metrics = all.filter(field => field.name === "metric" && field.checked).map(field => field.value);
     return {
-      metrics: metrics.length ? metrics : [Object.keys(report.content.metrics)[0]],
+      metrics: metrics.length ? metrics : Object.keys(report.content.metrics).slice(0, 1),
       axis: one.axis, split: one.split, view: one.view, by: one.view === "difference" ? "" : one.by, query: one.search.trim(),
       smoothing: Number(one.smoothing), hidden: new Set(one.hide.split(",").filter(Boolean).map(Number)),
       raw: one.raw === "1", fit: one.fit === "1", logX: one["log-x"] === "1", logY: one["log-y"] === "1" && one.view !== "difference",
@@ -98,10 +92,8 @@
   }
 
   function newPlot() {
-    const place = document.createElement("div");
-    place.className = "plot";
-    const label = "Curves; their numbers are in the tables. Arrow keys read the values, + and - zoom, Escape shows the whole.";
-    Object.entries({ tabindex: 0, role: "group", "aria-label": label }).forEach(([name, text]) => place.setAttribute(name, text));
+    const place = Object.assign(document.createElement("div"), { className: "plot", tabIndex: 0, role: "group" });
+    place.ariaLabel = "Curves; their numbers are in the tables. Arrow keys read the values, + and - zoom, Escape shows the whole.";
     place.append(Object.assign(document.createElement("output"), { hidden: true }));
     return place;
   }
@@ -111,21 +103,23 @@
     const sign = each => isDifference && each > 0 ? "+" : "", isNamed = place.clientWidth > 640 && lines.length <= 14;
     place.metric = metric;
     report.plot(place, lines, {
-      xTitle: report.content.axes[state.axis], yTitle: report.metricTitle(state, metric), ticks: [], bars: false, zooms: true,
+      xTitle: report.content.axes[state.axis], yTitle: report.metricTitle(state, metric), ticks: [], bars: false,
       logX: state.logX, logY: state.logY, raw: state.raw, fit: state.fit, zero: isDifference, x: state.x, y: state.y[metric] || null,
-      references: isDifference ? [{ value: 0 }] : references(state, [metric]), ends: true,
+      references: isDifference ? [{ value: 0 }] : references(state, [metric]),
       endText: (line, end) => sign(end) + report.metricNumber(metric, end, 3) + (isNamed ? " " + short(line.name, 22) : ""),
       valueText: each => sign(each) + report.metricNumber(metric, each), placeText: at => report.place(state.axis, at),
     });
+    if (!lines.length) Object.assign(place.querySelector("output"), { hidden: false, textContent: "None of the runs shown logged this." });
     return lines.map(line => line.rows);
   }
 
   function showCurves() {
     const state = report.state(), found = matching(state), runs = report.content.runs.length;
-    while (curves.children.length > state.metrics.length) curves.lastChild.remove();
+    while (curves.children.length > state.metrics.length) curves.lastChild.remove(); // those that stay keep the reader's focus
     while (curves.children.length < state.metrics.length) curves.append(newPlot());
     curves.classList.toggle("several", state.metrics.length > 1);
-    const widths = state.metrics.flatMap((metric, index) => showCurve(curves.children[index], metric, state, run => found.has(run) && !state.hidden.has(run)));
+    const shows = run => found.has(run) && !state.hidden.has(run);
+    const widths = state.metrics.flatMap((metric, index) => showCurve(curves.children[index], metric, state, shows));
     const [least, most] = [Math.min(...widths), Math.max(...widths)], yRange = curves.firstChild.chart.o.ranges.y;
     const words = {
       found: found.size < runs ? `${found.size} of ${runs} runs` : `${runs} runs`,
@@ -135,10 +129,8 @@
     Object.entries(words).forEach(([id, text]) => { document.getElementById(id).textContent = text; });
     document.querySelectorAll("[data-run]").forEach(row => { row.hidden = !found.has(Number(row.dataset.run)); });
     ["smoothing", "raw"].forEach(name => { form.elements[name].closest("label").hidden = state.split !== "train"; });
-    ends().forEach((field, index) => {
-      field.value = state.y[state.metrics[0]] ? yRange[index] : "";
-      field.placeholder = report.number(yRange[index], 3);
-    });
+    const texts = index => ({ value: state.y[state.metrics[0]] ? yRange[index] : "", placeholder: report.number(yRange[index], 3) });
+    ends().forEach((field, index) => Object.assign(field, texts(index)));
     showLegend();
   }
 
@@ -149,8 +141,8 @@
       ...Object.fromEntries(["x", "y", "low", "high", "hollow", "label"].map(column => [column, series.points.map(point => point[column])])),
     }));
     report.plot(place, lines, {
-      xTitle: figure.x_title, yTitle: figure.y_title, ticks: figure.ticks, bars: true, zooms: false, logX: figure.log_x, logY: figure.log_y,
-      references: figure.references, x: null, y: null, ends: false, valueText: each => report.number(each, 4),
+      xTitle: figure.x_title, yTitle: figure.y_title, ticks: figure.ticks, bars: true, logX: figure.log_x, logY: figure.log_y,
+      references: figure.references, x: null, y: null, valueText: each => report.number(each, 4),
       placeText: at => (figure.ticks.find(tick => tick[0] === at) || [at, report.number(at, 4)])[1],
     });
   }
@@ -165,16 +157,9 @@
     Object.entries(texts).forEach(([name, text]) => { form.elements[name].value = text; });
     show();
   }
-
-  function zoom(x, y) {
-    const ranges = Object.entries(y).filter(each => each[1]).map(([metric, range]) => `${metric}:${told(range)}`);
-    set({ x: x ? told(x) : "", y: ranges.join(";") });
-  }
-
-  const save = kind => {
-    const state = report.state();
-    report.save(kind, [state.split, ...state.metrics, "by", state.axis].join("-"));
-  };
+  const told = range => range.map(each => Number(each.toPrecision(6))).join();
+  const zoom = (x, y) => set({ x: x ? told(x) : "", y: Object.entries(y).flatMap(([metric, range]) => range ? `${metric}:${told(range)}` : []).join(";") });
+  const save = (kind, { split, metrics, axis } = report.state()) => report.save(kind, [split, ...metrics, "by", axis].join("-"));
   const BUTTONS = {
     all: () => set({ hide: "" }),
     none: () => set({ hide: Array.from(matching(report.state())).join() }),
@@ -194,15 +179,11 @@
     const wanted = ends().map((field, index) => field.value === "" ? yRange[index] : Number(field.value));
     zoom(state.x, { ...state.y, [state.metrics[0]]: ends().some(field => field.value) && wanted[0] < wanted[1] ? wanted : null });
   });
-  on("click", ({ target }) => {
-    const button = target.closest("button[data-does]");
-    if (button) BUTTONS[button.dataset.does]();
-  });
-  on("zoom", ({ target, detail }) => {
-    const state = report.state();
-    if (!target.metric) return;
-    if (detail) zoom(detail.x || state.x, { ...state.y, ...(detail.y ? { [target.metric]: detail.y } : {}) });
-    else zoom(null, {});
+  on("click", ({ target }) => { if (target.dataset.does) BUTTONS[target.dataset.does](); });
+  on("zoom", ({ target: { metric }, detail }) => {
+    const { x, y } = metric ? report.state() : {}; // the other figures have none
+    if (metric && detail) zoom(detail.x || x, detail.y ? { ...y, [metric]: detail.y } : y);
+    else if (metric) zoom(null, {});
   });
   const reread = () => { readAddress(); show(); };
   on("report-content", ({ detail }) => { report.content = detail; reread(); });

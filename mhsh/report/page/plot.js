@@ -2,7 +2,7 @@
 "use strict";
 (report => {
   const DOTTED_UP_TO = 60, SPARSE = 12; // markers of a short line, and of a longer one
-  const MOST_READ = 12, MOST_ENDS = 14; // lines in one hover; final values
+  const MOST_READ = 12, MOST_ENDS = 14, MOST_RAW = 8; // lines in one hover; final values; lines with logged values behind them
   const START = 0.1, SHORT = 12; // of the x-axis, where a steep start may leave the y-axis; rows of lines that are shown whole
   const ROW = 14; // CSS pixels between final values
   const FONT = "system-ui, sans-serif", GREY = "#7F7F7F";
@@ -10,16 +10,14 @@
   const ink = () => color("--ink");
   const seen = (value, log) => value !== null && value !== undefined && (!log || value > 0);
   const inside = (at, range) => at >= range[0] && at <= range[1];
+  const visible = (line, o, range) => line.x.map((_, row) => row).filter(row =>
+    seen(line.y[row], o.logY) && seen(line.x[row], o.logX) && inside(line.x[row], range));
 
   // The lowest and the highest value of some columns, of the rows within a range of the x-axis.
   function extent(lines, columns, log, range) {
-    let low = Infinity, high = -Infinity;
-    lines.forEach(line => columns.forEach(column => (line[column] || []).forEach((value, row) => {
-      if (!seen(value, log) || !inside(line.x[row], range)) return;
-      low = Math.min(low, value);
-      high = Math.max(high, value);
-    })));
-    return low <= high ? [low, high] : null;
+    const values = lines.flatMap(line => columns.flatMap(column =>
+      (line[column] || []).filter((value, row) => seen(value, log) && inside(line.x[row], range))));
+    return values.length ? [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))] : null;
   }
 
   function roomy(range, log, share) {
@@ -38,10 +36,6 @@
     const y = extent(lines, o.bars ? ["y", "low", "high"] : ["y"], o.logY, fitted);
     return { x, y: o.y || roomy(y && o.zero ? [Math.min(0, y[0]), Math.max(0, y[1])] : y, o.logY, 0.06) };
   }
-
-  const visible = (line, o, range) => line.x.map((_, row) => row).filter(row =>
-    seen(line.y[row], o.logY) && seen(line.x[row], o.logX) && inside(line.x[row], range));
-
   // Moves places as little as keeps them `gap` apart, between `low` and `high`; as in mhsh/report/lines.py.
   report.spread = (places, gap, low, high) => {
     const order = places.map((_, index) => index).sort((a, b) => places[a] - places[b]);
@@ -72,7 +66,7 @@
     const path = points => points.map((point, index) =>
       point ? `${points[index - 1] ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}` : "").join("");
     o.references.forEach(each => clipped.push({ d: `M0 ${plot.valToPos(each.value, "y")}H${width}`, stroke: GREY, width: 1.5, dash: [3, 4] }));
-    if (o.raw) lines.filter(line => line.raw).forEach(line => clipped.push({ d: path(at(line.raw, "y")), stroke: line.color, opacity: 0.25 }));
+    if (o.raw && lines.length <= MOST_RAW) lines.filter(line => line.raw).forEach(line => clipped.push({ d: path(at(line.raw, "y")), stroke: line.color, opacity: 0.25 }));
     lines.forEach(line => {
       const points = at(line, "y"), stroke = line.color, rows = visible(line, o, o.ranges.x);
       const [low, high] = line.low ? [at(line, "low"), at(line, "high")] : [[], []];
@@ -87,11 +81,12 @@
           free.push({ d: `M${x} ${low[row][1]}V${high[row][1]}M${x - 3} ${low[row][1]}h6M${x - 3} ${high[row][1]}h6`, stroke, width: 1.3 });
         }
         const isHollow = line.hollow && line.hollow[row];
-        (o.bars ? free : clipped).push({ d: line.marker, fill: isHollow ? color("--paper") : stroke, stroke: isHollow ? stroke : "", x, y, scale: o.bars ? 1 : 0.6 });
+        const paints = isHollow ? { fill: color("--paper"), stroke } : { fill: stroke };
+        (o.bars ? free : clipped).push({ d: line.marker, ...paints, x, y, scale: o.bars ? 1 : 0.6 });
       });
       line.gaps.forEach(x => clipped.push({ text: "\u00d7", fill: stroke, x: plot.valToPos(x, "x") - 5, y: 14, size: 18 }));
     });
-    return { clipped, free: o.ends ? [...free, ...endShapes(plot, lines, o, width, height)] : free };
+    return { clipped, free: !o.bars ? [...free, ...endShapes(plot, lines, o, width, height)] : free };
   };
 
   function paint(u, lines, o) {
@@ -100,7 +95,7 @@
       context.save();
       context.translate(u.bbox.left + ratio * (shape.x || 0), u.bbox.top + ratio * (shape.y || 0));
       context.scale(ratio * (shape.scale || 1), ratio * (shape.scale || 1));
-      Object.assign(context, { fillStyle: shape.fill || "", strokeStyle: shape.stroke || "", lineWidth: shape.width || 1, globalAlpha: shape.opacity || 1 });
+      Object.assign(context, { fillStyle: shape.fill, strokeStyle: shape.stroke, lineWidth: shape.width || 1, globalAlpha: shape.opacity || 1 });
       Object.assign(context, { font: `600 ${shape.size}px ${FONT}`, textAlign: "left", textBaseline: "alphabetic", lineJoin: "round" });
       context.setLineDash(shape.dash || []);
       if (shape.text) context.fillText(shape.text, 0, 0);
@@ -108,10 +103,10 @@
       if (shape.stroke) context.stroke(new Path2D(shape.d));
       context.restore();
     };
+    const area = new Path2D();
+    area.rect(u.bbox.left - 5 * ratio, u.bbox.top, u.bbox.width + 10 * ratio, u.bbox.height);
     context.save();
-    context.beginPath();
-    context.rect(u.bbox.left - 5 * ratio, u.bbox.top, u.bbox.width + 10 * ratio, u.bbox.height);
-    context.clip();
+    context.clip(area);
     clipped.forEach(each);
     context.restore();
     free.forEach(each);
@@ -121,24 +116,18 @@
     const grid = { stroke: "rgba(128,128,128,0.25)", width: 1 };
     const values = (_, splits) => splits.map(value => value === null ? "" : report.number(value, 4));
     const common = { stroke: ink, grid, ticks: grid, values, font: `12px ${FONT}`, labelFont: `13px ${FONT}`, labelGap: 2, labelSize: 22 };
-    const ticks = { splits: () => o.ticks.map(tick => tick[0]), filter: (_, splits) => splits, values: () => o.ticks.map(tick => tick[1]) };
+    const width = 12 + 7 * Math.max(0, ...o.ticks.map(tick => tick[1].length)); // of a tick's words; where they do not fit, some are left out
+    const words = u => o.ticks.map((tick, index) => index % Math.ceil(o.ticks.length * width / (u.width - 70)) ? "" : tick[1]);
+    const ticks = { splits: () => o.ticks.map(tick => tick[0]), filter: (_, splits) => splits, values: words };
     return [{ ...common, label: o.xTitle, size: 30, ...(o.ticks.length ? ticks : {}) }, { ...common, label: o.yTitle, size: 54 }];
   }
-
-  function nearestRow(x, at) {
-    let low = 0, high = x.length - 1;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (x[middle] < at) low = middle + 1; else high = middle;
-    }
-    return low > 0 && at - x[low - 1] < x[low] - at ? low - 1 : low;
-  }
-
+  const nearestRow = (x, at) => x.reduce((best, place, row) => Math.abs(place - at) < Math.abs(x[best] - at) ? row : best, 0);
   // Shows every line's value near the cursor, the largest first.
   function read(u, place, lines, o) {
     const reading = place.querySelector("output"), { left, top } = u.cursor;
-    const found = left < 0 ? [] : lines.map(line => ({ line, row: nearestRow(line.x, u.posToVal(left, "x")) }))
-      .filter(({ line, row }) => line.y[row] !== null && Math.abs(u.valToPos(line.x[row], "x") - left) <= 16)
+    const reaches = ({ x }) => o.bars || inside(left, [u.valToPos(x[0], "x") - 16, u.valToPos(x[x.length - 1], "x") + 16]);
+    const found = left < 0 ? [] : lines.filter(reaches).map(line => ({ line, row: nearestRow(line.x, u.posToVal(left, "x")) }))
+      .filter(({ line, row }) => line.y[row] !== null)
       .sort((a, b) => b.line.y[b.row] - a.line.y[a.row]);
     reading.hidden = !found.length;
     if (!found.length) return;
@@ -161,7 +150,6 @@
   }
 
   const tell = (place, detail) => place.dispatchEvent(new CustomEvent("zoom", { detail, bubbles: true }));
-
   // A box over the plot zooms in both directions, a flat one in x alone, a narrow one in y alone.
   function zoomed(u, place) {
     const { left, top, width, height } = u.select;
@@ -178,16 +166,16 @@
     const ranges = rangesOf(lines, options), o = { ...options, ranges };
     const ruler = document.createElement("canvas").getContext("2d");
     ruler.font = `600 12px ${FONT}`;
-    const widths = o.ends ? lines.map(line => ruler.measureText(o.endText(line, line.y[visible(line, o, ranges.x).pop()] || 0)).width) : [];
+    const widths = !o.bars ? lines.map(line => ruler.measureText(o.endText(line, line.y[visible(line, o, ranges.x).pop()] || 0)).width) : [];
     const plot = new window.uPlot({
       width: place.clientWidth,
       height: place.clientHeight,
-      padding: [10, o.ends ? Math.min(0.4 * place.clientWidth, 26 + Math.max(0, ...widths)) : 16, 0, 0],
+      padding: [10, !o.bars ? Math.min(0.4 * place.clientWidth, 26 + Math.max(0, ...widths)) : 16, 0, 0],
       legend: { show: false },
       cursor: {
         points: { show: false },
-        drag: { x: o.zooms, y: o.zooms, uni: 24, setScale: false },
-        sync: { key: o.zooms ? "curves" : place.dataset.points, scales: ["x", null], filters: { pub: type => /mouse(move|leave|enter)/.test(type) } },
+        drag: { x: !o.bars, y: !o.bars, uni: 24, setScale: false },
+        sync: { key: place.dataset.points || "curves", scales: ["x", null], filters: { pub: type => /mouse(move|leave|enter)/.test(type) } },
       },
       scales: { x: { time: false, distr: o.logX ? 3 : 1, range: () => ranges.x }, y: { distr: o.logY ? 3 : 1, range: () => ranges.y } },
       axes: axesOf(o),
@@ -198,32 +186,19 @@
     place.chart = { plot, lines, o };
     resizes.observe(place);
   };
-
   const resizes = new ResizeObserver(entries => entries.forEach(({ target }) => {
     const { plot } = target.chart;
     if (target.clientWidth && target.clientWidth !== plot.width) plot.setSize({ width: target.clientWidth, height: target.clientHeight });
   }));
-
-  function moveCursor(plot, by) {
-    const width = plot.over.clientWidth, { left, top } = plot.cursor;
-    plot.setCursor({ left: Math.min(width, Math.max(0, Math.max(left, 0) + by * width)), top: top >= 0 ? top : plot.over.clientHeight / 2 });
-  }
-
-  function scaled(plot, factor) {
-    const { min, max } = plot.scales.x;
-    const at = plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : (min + max) / 2;
-    return { x: [at - (at - min) * factor, at + (max - at) * factor], y: null };
-  }
-
-  const KEYS = {
-    ArrowLeft: plot => moveCursor(plot, -0.01),
-    ArrowRight: plot => moveCursor(plot, 0.01),
-    Home: plot => moveCursor(plot, -1),
-    End: plot => moveCursor(plot, 1),
-    "+": plot => scaled(plot, 0.5),
-    "-": plot => scaled(plot, 2),
-    Escape: () => null,
+  const moved = by => plot => {
+    const { left, top } = plot.cursor, { clientWidth, clientHeight } = plot.over;
+    plot.setCursor({ left: Math.min(clientWidth, Math.max(0, Math.max(left, 0) + by * clientWidth)), top: top >= 0 ? top : clientHeight / 2 });
   };
+  const scaled = factor => ({ scales, cursor, posToVal }) => {
+    const { min, max } = scales.x, at = cursor.left >= 0 ? posToVal(cursor.left, "x") : (min + max) / 2;
+    return { x: [at - (at - min) * factor, at + (max - at) * factor], y: null };
+  };
+  const KEYS = { ArrowLeft: moved(-0.01), ArrowRight: moved(0.01), Home: moved(-1), End: moved(1), "+": scaled(0.5), "-": scaled(2), Escape: () => null };
   document.addEventListener("keydown", event => {
     const place = event.target.closest(".plot");
     if (!place || !place.chart || !(event.key in KEYS) || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -4,7 +4,6 @@
   const EVERY_MS = 2000;
   const live = document.getElementById("live"), shown = {};
   let pieces = {}, tag = null;
-
   const all = (part, what) => Array.from(part.querySelectorAll(what));
   const focusable = part => all(part, "input, select, button, summary, a, [tabindex]");
 
@@ -54,6 +53,5 @@
     }
     setTimeout(ask, EVERY_MS);
   }
-
   ask();
 })();

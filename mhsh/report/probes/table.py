@@ -12,34 +12,33 @@ from rich.console import Console
 
 from mhsh.report.probes.ablation import more_loss
 from mhsh.report.probes.seeds import Model, model_groups
-from mhsh.report.render.table import Table
+from mhsh.report.report import Table
 from mhsh.verdict.estimate import estimate
 
 _WIDTH = 120  # of a table, at least
 
-Titled = tuple[str, Table]
 
-
-def tables(document: dict[str, Any]) -> list[Titled]:
+def tables(document: dict[str, Any]) -> list[Table]:
     """What `mhsh probe` found: means over seeds where there are several, and the other models."""
     return _TABLES[document["kind"]](document)
 
 
-def print_tables(found: Sequence[Titled]) -> None:
+def print_tables(found: Sequence[Table]) -> None:
     """Prints tables with their titles."""
-    for title, table in found:
-        drawn = rich.table.Table(*table.columns, title=title, box=None, pad_edge=False)
+    for table in found:
+        drawn = rich.table.Table(*(column.name for column in table.columns), title=table.title, box=None, pad_edge=False)
         for row in table.rows:
-            drawn.add_row(*row)
+            drawn.add_row(*(cell.words for cell in row.full))
         # Wide enough for figures in one line each, also where the output goes to a file.
         Console(markup=False, width=max(_WIDTH, Console().width)).print(drawn)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Titled:
-    return title, Table(columns, [[cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row] for row in rows])
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    cells = [[cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row] for row in rows]
+    return Table.of_text(title, columns, cells)
 
 
-def _of_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model, Sequence[Any]]]) -> list[Titled]:
+def _of_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model, Sequence[Any]]]) -> list[Table]:
     """The means over seeds of models that have several, and a row for each stack of the others."""
     models = list({id(model): model for model, _ in rows}.values())
     by_model = [[cells for each, cells in rows if each is model] for model in models]
@@ -64,7 +63,7 @@ def _over_seeds(cells: Sequence[Any]) -> str:
     return f"{mean.mean:.4g} ({mean.low:.4g} to {mean.high:.4g})"
 
 
-def _dependency_table(document: dict[str, Any]) -> list[Titled]:
+def _dependency_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (model, [stack, figures["input"], *(sum(figures[name]) for name in names), figures["biases"], _half(figures, names)])
         for model in document["models"]
@@ -83,7 +82,7 @@ def _half(figures: dict[str, Any], names: Sequence[str]) -> float:
     return sum(sum(figures[name][len(figures[name]) // 2 :]) for name in names)
 
 
-def _gradients_table(document: dict[str, Any]) -> list[Titled]:
+def _gradients_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (
             model,
@@ -101,7 +100,7 @@ def _gradients_table(document: dict[str, Any]) -> list[Titled]:
     return _of_models("gradient norms of the layers", ["stack", "loss", "first", "last", "largest", "smallest"], rows)
 
 
-def _coverage_table(document: dict[str, Any]) -> list[Titled]:
+def _coverage_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (
             model,
@@ -123,7 +122,7 @@ def _coverage_table(document: dict[str, Any]) -> list[Titled]:
     return _of_models("effective number of positions that a token draws on", columns, rows)
 
 
-def _similarity_table(document: dict[str, Any]) -> list[Titled]:
+def _similarity_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (model, [stack, *(f(figures[key]) for key in ("cka", "cosine") for f in (np.mean, min))])
         for model in document["models"]
@@ -133,7 +132,7 @@ def _similarity_table(document: dict[str, Any]) -> list[Titled]:
     return _of_models("the residual stream before and after a layer", columns, rows)
 
 
-def _ablation_table(document: dict[str, Any]) -> list[Titled]:
+def _ablation_table(document: dict[str, Any]) -> list[Table]:
     rows = [
         (
             model,
@@ -163,7 +162,7 @@ def _without_half(figures: dict[str, Any]) -> list[Any]:
     return [f"{max(counts)} of {depth}", float(np.mean(losses) - np.mean(figures["whole"]))]
 
 
-def _amplification_table(document: dict[str, Any]) -> list[Titled]:
+def _amplification_table(document: dict[str, Any]) -> list[Table]:
     if "schemes" in document:
         rows = [
             [
@@ -194,7 +193,7 @@ def _growth_cells(fitted: dict[str, Any] | None) -> list[str]:
     return [f"{fitted['exponent']:.2f}", f"{fitted['low']:.2f} to {fitted['high']:.2f}", fitted["law"]]
 
 
-_TABLES: dict[str, Callable[[dict[str, Any]], list[Titled]]] = {
+_TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "dependency": _dependency_table,
     "amplification": _amplification_table,
     "gradients": _gradients_table,

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from mhsh.report.render.csv_file import to_csv
 from mhsh.report.render.html import _environment
-from mhsh.report.styles import curve_style
 from mhsh.report.render.table import Table
 from mhsh.report.render.terminal import print_table, print_wide_table
+from mhsh.report.styles import curve_style
 
 TABLE = Table(["name", "loss (nats)", "device", "remark"], [["a", "2.5", "cpu", ""], ["[red]b", "<b>3</b>", "cpu", ""]])
 
