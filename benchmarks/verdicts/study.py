@@ -20,6 +20,7 @@ import io
 import re
 import subprocess
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,10 @@ SOURCES = ("--config.data.source=text:train.en,train.de", "--config.data.validat
 # The verdicts of the earlier rules in the words of the new ones.
 NOW = {"lower": LOWER, "higher": HIGHER, "no significant difference": LEVEL}
 
-WHY = "`python -m benchmarks.verdicts.study docs/study` computes these from the losses that are kept."
+WHY = """`python -m benchmarks.verdicts.study docs/study` computes all verdicts of this page from the final
+losses that are kept. What is not kept is left out above: curves, steps to the target, and whether
+data, batches and code were equal. The first reports compared data and batches, and named no
+difference but sizes."""
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -98,13 +102,24 @@ def publish(sweeps: Path, published: Path) -> None:
             with contextlib.redirect_stdout(io.StringIO()):
                 write_report(question, published / part / "report.html", with_png=True)
             text = published / part / "report.md"
-            text.write_text(_without_costs(text.read_text(encoding="utf-8")), encoding="utf-8")
+            text.write_text(_kept(text.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def _without_costs(report: str) -> str:
-    """Without steps and device time to the target: they take the curves, which are not kept."""
+def _kept(report: str) -> str:
+    """Without what takes more than is kept: steps and device time to the target, and the list of
+    what the runs did not record.
+    """
     groups, *others = re.split(r"(?m)(?=^.*Other measures, not tested:$)", report)
+    groups = re.sub(r"(?m)^- .*\n(?:  .*\n)*", _without_unrecorded, groups)
     return re.sub(r"(?m)^(\|.*\|)[^|]*\|[^|]*\|$", r"\1", groups) + "".join(others)
+
+
+def _without_unrecorded(bullet: re.Match[str]) -> str:
+    group, unrecorded, listed = " ".join(bullet[0].split()).partition("Comparable as far as recorded, but not every run recorded ")
+    size = listed.partition("; ")[2]
+    if not unrecorded:
+        return bullet[0]
+    return textwrap.fill(group + size, 100, subsequent_indent="  ") + "\n" if size else ""
 
 
 def plant(path: Path, stage: str, rows: Rows) -> None:
