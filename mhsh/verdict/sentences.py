@@ -86,7 +86,8 @@ def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Gr
     if any(finding.verdict == OTHER_UNIT for finding in findings):
         return f"No verdict: {different_tasks(comparison.experiment.runs)}, so the losses are not in one unit"
     unfair = [finding for finding in findings if finding.difference is not None and not _fair(comparison, finding)]
-    doubt = f"; but {format_names([each.group.name for each in unfair])}: {_doubt(comparison, unfair[0])}" if unfair else ""
+    doubts = _together((each.group.name, _doubt(comparison, each)) for each in unfair)
+    doubt = "".join(f"; but {each}" for each in doubts)
     return f"Against {base.name}, by {comparison.measured.measure.name}: {'; '.join(parts)}{doubt}"
 
 

@@ -149,8 +149,8 @@ def make_report(question: Question) -> Report:
     from mhsh.report.build import build_report
     from mhsh.verdict.conditions import treatment_of
     from mhsh.verdict.experiment import load_experiment
-    from mhsh.verdict.findings import compare, corrected
-    from mhsh.verdict.trend import changes
+    from mhsh.verdict.findings import compare
+    from mhsh.verdict.trend import judge_page
     from mhsh.verdict.tuning import Tuned, tune
 
     experiment = load_experiment(question.paths, question.with_pretraining)
@@ -160,8 +160,7 @@ def make_report(question: Question) -> Report:
         tuned = tune(section, question.over, question.choosing_seeds) if question.over is not None else Tuned(section, ())
         asked = (question.measure, question.target, question.baseline, treatment)
         comparisons.append(compare(tuned.experiment, *asked, tuned.choices, name))
-    comparisons = corrected(comparisons)
-    return build_report(comparisons, changes(comparisons) if len(comparisons) > 1 else (), question.with_pretraining)
+    return build_report(*judge_page(comparisons), question.with_pretraining)
 
 
 def _watch(question: Question, port: int) -> int:
