@@ -227,7 +227,7 @@ def test_runs_side_by_side(unbroken, tmp_path):
     done = mhsh_here("compare", str(unbroken), str(broken), f"--out={out}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and str(broken) in done.stderr
-    assert "unbroken" in out.read_text(encoding="utf-8") and (tmp_path / "curves.png").exists()
+    assert "unbroken" in out.read_text(encoding="utf-8") and (tmp_path / "report.svg").exists()
     assert mhsh_here("compare", str(unbroken), f"--out={out}").returncode == 0
 
 

@@ -36,8 +36,8 @@ from mhsh.training.optimizer import decayed_count
 from mhsh.verdict.conditions import treatment_of
 from mhsh.verdict.estimate import WIDENING, Estimate, difference
 from mhsh.verdict.experiment import load_experiment
-from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Comparison, Finding, compare, corrected
-from mhsh.verdict.trend import changes
+from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Comparison, Finding, compare
+from mhsh.verdict.trend import Change, judge_page
 from mhsh.verdict.tuning import Tuned, tune
 from mhsh.verdict.words import format_interval, format_loss, format_signed
 
@@ -160,14 +160,11 @@ def changed(workdir: Path, before: Rows) -> Iterator[str]:
     for part in dict.fromkeys(row["part"] for row in before):
         rows = {row["what"]: row for row in before if row["part"] == part}
         named = [part] if (workdir / part).exists() else _stages_of(rows)
-        comparisons = _compared([workdir / stage for stage in named])
+        comparisons, changes = _compared([workdir / stage for stage in named])
         if len(named) == 1:
             found = dict(_findings(comparisons[0]))
         else:
-            found = {
-                f"{each.relation.split(',')[0]}: {each.first} to {each.other}": _change(each.estimate)
-                for each in changes(comparisons)
-            }
+            found = {f"{each.relation.split(',')[0]}: {each.first} to {each.other}": _change(each.estimate) for each in changes}
         for what, row in rows.items():
             apart, verdict, why = found[what]
             old = f"{_words(*(float(row[name]) for name in ('difference', 'low', 'high')))}, {row['verdict']}"
@@ -180,7 +177,7 @@ def _stages_of(rows: Mapping[str, object]) -> list[str]:
     return list(dict.fromkeys(stage for pair in pairs for stage in pair))
 
 
-def _compared(sweeps: Sequence[Path]) -> list[Comparison]:
+def _compared(sweeps: Sequence[Path]) -> tuple[list[Comparison], list[Change]]:
     experiment = load_experiment(sweeps)
     treatment = treatment_of(experiment.axes, None)
     comparisons = []
@@ -188,7 +185,7 @@ def _compared(sweeps: Sequence[Path]) -> list[Comparison]:
         has_rates = any(axis.path == "optimizer.learning_rate" for axis in section.axes)
         tuned = tune(section, "lr", CHOOSING_SEEDS) if has_rates else Tuned(section, ())
         comparisons.append(compare(tuned.experiment, treatment=treatment, choices=tuned.choices, name=name))
-    return corrected(comparisons)
+    return judge_page(comparisons)
 
 
 def _findings(comparison: Comparison) -> Iterator[tuple[str, tuple[Estimate | None, str, str]]]:

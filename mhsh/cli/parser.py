@@ -36,10 +36,9 @@ _FOLDERS = {
         "scaling": "the step time on many devices, predicted from the output of `mhsh aot`",
     },
     "reports": {
-        "compare": "set runs and sweeps against a baseline: a table, report.html and curves",
+        "compare": "set runs and sweeps against a baseline, or files of mhsh bench side by side: a table and report.html",
         "sweep": "train a config at every combination of some fields' values, and report",
         "probe": "look into a model: what its layers do on one batch",
-        "speed": "which shape is faster where, from the files of mhsh bench: a table and speed.html",
     },
     "scores": {"score": "score predictions of any system against references"},
     "benches": {"bench": "time mhsh beside other configs, its peers and the device's limits, in turns"},

@@ -1,4 +1,4 @@
-"""matplotlib's figures for papers and pages, as bytes. Equal input gives equal bytes."""
+"""matplotlib's figures for papers, as bytes. Equal input gives equal bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from mhsh.verdict.words import shorten
 
 PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page of two columns, and of one column
 INK, PAPER, LINE = "#1b1b1b", "#ffffff", "#c9ccd1"
-_DARK = {INK: "#e8e8e8", PAPER: "#16181b", LINE: "#4a4f57"}  # as in page.css
 _LEGEND_ROW = 0.122  # inches
 _CAPTION_ROW = 0.17
 _CHARACTER = 0.056  # inches, of the legend's font
@@ -93,17 +92,6 @@ def _lay_out(figure: Figure) -> None:
     for axes in figure.axes:
         left, bottom, width, height = (round(number, 6) for number in axes.get_position(original=True).bounds)
         axes.set_position((left, bottom, width, height), which="original")
-
-
-def for_page(svg: bytes) -> bytes:
-    """An `svg` of `figure_bytes` whose ink and paper follow the reader's light or dark scheme."""
-    names = {color: f"--c{color[1:]}" for color in _DARK}
-    light = "".join(f"{name}:{color};" for color, name in names.items())
-    dark = "".join(f"{names[color]}:{instead};" for color, instead in _DARK.items())
-    for color, name in names.items():
-        svg = svg.replace(f": {color}".encode(), f": var({name})".encode())
-    rules = f":root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
-    return svg.replace(b'<style type="text/css">', f'<style type="text/css">{rules}'.encode(), 1)
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], caption: str = "", math: bool = False) -> None:

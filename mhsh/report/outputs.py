@@ -8,11 +8,10 @@ from pathlib import Path
 from mhsh.errors import UserError
 from mhsh.files import write_atomically
 
-MARK = "written by mhsh compare"  # near the start of every such file, as its generator
 _START = 4096  # bytes searched for the mark
 
 
-def check_replaceable(path: Path, mark: str = MARK) -> None:
+def check_replaceable(path: Path, mark: str) -> None:
     """Checks that `path` is free or a former report, which holds the mark near its start.
 
     Raises:

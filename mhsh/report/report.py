@@ -19,7 +19,7 @@ class Cell:
     mark: str = ""  # a sign after the text, which the table's note explains
     note: str = ""  # smaller, after both: an interval, a count, a step
     strong: bool = False
-    value: float | None = None
+    value: int | float | None = None
     low: float | None = None
     high: float | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 # Okabe and Ito's palette without its yellow and black, which vanish on a white or a black page.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
@@ -47,11 +46,3 @@ def curve_style(index: int, color_index: int | None = None) -> CurveStyle:
     marker, marker_path = _SYMBOLS[index % len(_SYMBOLS)]
     color = _COLORS[(index if color_index is None else color_index) % len(_COLORS)]
     return CurveStyle(color, linestyle, marker, dash_array, marker_path)
-
-
-def run_styles(groups: Iterable[Iterable[int]]) -> dict[int, CurveStyle]:
-    """The style of every run by its index, from the run indices of each group.
-
-    Runs have the colour of their group, so that a figure of all runs still shows the groups.
-    """
-    return {run: curve_style(run, index) for index, runs in enumerate(groups) for run in runs}

@@ -222,7 +222,7 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
     axes: dict[str, Axis] = {}
     problems: list[str] = []
     for sweep in dict.fromkeys([*whole, *owners]):
-        if is_remote(sweep) or not (Path(sweep) / "plan.json").exists():
+        if is_remote(sweep) or not epath.Path(sweep, "plan.json").exists():
             continue
         folder = SweepFolder(sweep)
         try:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import pytest
-from mhsh.report.compare.fairness import _settings
 
 from mhsh.config import fields as config_fields
 from mhsh.config import reference, resolve
@@ -18,6 +17,7 @@ from mhsh.config.schema import OBJECTIVES, Config, ModelConfig, Section, to_dict
 from mhsh.configs import base
 from mhsh.errors import UserError
 from mhsh.sweep.axes import parse_axes
+from mhsh.verdict.conditions import _settings
 
 EVERY_FIELD = list({(objective, field.path): field for objective in OBJECTIVES for field in all_fields(objective)}.values())
 

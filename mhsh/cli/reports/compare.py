@@ -1,5 +1,6 @@
-"""`mhsh compare`: runs and sweeps against a baseline. It prints a table and writes report.html, and
-beside it the numbers as JSON and CSV, the text as Markdown and the figures as SVG.
+"""`mhsh compare`: runs and sweeps against a baseline, and the speed of shapes by `mhsh bench`. It
+prints a table and writes report.html, and beside it the numbers as JSON and CSV, the text as
+Markdown and the figures as SVG.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mhsh.cli.parser import examples
 from mhsh.errors import UserError
-from mhsh.files import absolute
+from mhsh.files import absolute, is_remote
 from mhsh.report.files import prepare_files
 
 if TYPE_CHECKING:
     from mhsh.report.report import Report
+    from mhsh.verdict.findings import Comparison
 
 
 class Question(NamedTuple):
@@ -39,9 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = examples(
         "mhsh compare runs/6l4h_post_ln runs/24l1h_admin",
         "mhsh compare sweep --over=lr",
-        "mhsh compare runs --watch",
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a run, a sweep, or a folder that holds runs")
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="a run, a sweep, a folder that holds runs, or a file of mhsh bench"
+    )
     parser.add_argument("--over", metavar="FIELD", help="take each shape at its own best value of this field, such as lr")
     parser.add_argument("--by", metavar="FIELD,...", help="compare by these swept fields, once for each setting of the others")
     parser.add_argument(
@@ -81,9 +84,9 @@ def run(
     watch: bool = False,
     port: int | None = None,
 ) -> int:
-    """Writes the report on the runs and sweeps that `paths` are or hold, and prints its start. With
-    `watch` nothing is written: the page is served at `port` of the loopback interface and kept
-    fresh.
+    """Writes the report on what `paths` are or hold, runs, sweeps and bench files, and prints its
+    start. With `watch` nothing is written: the page is served at `port` of the loopback interface
+    and kept fresh.
 
     Returns:
       0, or 2 where something could not be read or is damaged; a line on stderr then names each,
@@ -121,6 +124,8 @@ def write_report(question: Question, page: Path, with_png: bool = False) -> Repo
     Raises:
       UserError: as `run`.
     """
+    if page.suffix in (".json", ".md", ".csv", ".svg", ".png"):
+        raise UserError(f"--out={page} is the page, and other files are written beside it; name it .html")
     write_files = prepare_files(page, with_png)
     report = make_report(question)
     if report.curves is None and not report.points:
@@ -140,11 +145,36 @@ def write_report(question: Question, page: Path, with_png: bool = False) -> Repo
 
 
 def make_report(question: Question) -> Report:
-    """Computes the report.
+    """Computes the report: of files among the paths, on what `mhsh bench` measured; of the others,
+    on runs.
 
     Raises:
       UserError: an argument is wrong.
     """
+    benches = [path for path in question.paths if _is_bench(path)]
+    runs = [path for path in question.paths if path not in benches]
+    if not benches:
+        return _make_run_report(question)[0]
+    from mhsh.report.speed import appended, read_speed, speed_report
+
+    speed = read_speed(benches)
+    if not runs:
+        if question != Question(question.paths):
+            raise UserError("only bench files are given, and all options but --out and --png are for runs; leave them away")
+        return speed_report(speed)
+    if question.with_pretraining:
+        raise UserError("--with-pretraining counts steps that no bench file measured; leave it or the bench files away")
+    report, comparisons = _make_run_report(question._replace(paths=runs))
+    return appended(report, speed_report(speed, comparisons))
+
+
+def _is_bench(path: str) -> bool:
+    """Whether it is a file, and so no run: a file of `mhsh bench`."""
+    place = absolute(path)
+    return not is_remote(place) and place.exists() and not place.is_dir()
+
+
+def _make_run_report(question: Question) -> tuple[Report, Sequence[Comparison]]:
     # What measures and draws takes a second to import; `mhsh compare --help` does not need it.
     from mhsh.report.build import build_report
     from mhsh.verdict.conditions import treatment_of
@@ -160,16 +190,18 @@ def make_report(question: Question) -> Report:
         tuned = tune(section, question.over, question.choosing_seeds) if question.over is not None else Tuned(section, ())
         asked = (question.measure, question.target, question.baseline, treatment)
         comparisons.append(compare(tuned.experiment, *asked, tuned.choices, name))
-    return build_report(*judge_page(comparisons), question.with_pretraining)
+    judged, changes = judge_page(comparisons)
+    return build_report(judged, changes, question.with_pretraining), judged
 
 
 def _watch(question: Question, port: int) -> int:
     from mhsh.report.watch import LOOPBACK, Server, Watched
     from mhsh.verdict.runs import find_runs
 
-    watched = Watched(question.paths, lambda: make_report(question))
+    folders = [path for path in question.paths if not _is_bench(path)]
+    watched = Watched(folders, lambda: make_report(question))
     try:
-        if not any(absolute(path).is_dir() for path in question.paths):
+        if not any(absolute(path).is_dir() for path in folders):
             raise UserError(f"nothing to watch: none of {', '.join(question.paths)} is a folder; start a run first")
         watched.newest()  # what cannot be read or compared is said here, not to a browser
     except OSError as error:
@@ -178,7 +210,7 @@ def _watch(question: Question, port: int) -> int:
     # Suppressed from before the address is told: who reads it may interrupt at once.
     with server, contextlib.suppress(KeyboardInterrupt):
         # Flushed: whoever reads this through a pipe waits for the address.
-        print(f"Watching {len(find_runs(question.paths)[0])} runs at {server.address} (Ctrl-C ends it)")
+        print(f"Watching {len(find_runs(folders)[0])} runs at {server.address} (Ctrl-C ends it)")
         print(f"From another machine: ssh -L {server.server_port}:{LOOPBACK}:{server.server_port} THIS-HOST", flush=True)
         server.serve_forever()
     return 0

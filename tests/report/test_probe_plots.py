@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mhsh.report.probes.plots import picture
+from mhsh.report.probe_plots import picture
 
 DEPTHS = (6, 12, 24)
 

@@ -1,4 +1,4 @@
-"""The tables of a probe, out of its JSON."""
+"""What `mhsh probe` found, out of its JSON: its tables, with means over seeds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import rich.table
 from rich.console import Console
 
-from mhsh.report.probes.ablation import more_loss
-from mhsh.report.probes.seeds import Model, model_groups
+from mhsh.config.resolve import from_dict
+from mhsh.config.shapes import shape_name
 from mhsh.report.report import Table
+from mhsh.report.terminal import print_line, print_table
 from mhsh.verdict.estimate import estimate
+from mhsh.verdict.seed_groups import seed_groups, without_seeds
 
 _WIDTH = 120  # of a table, at least
+
+Model = dict[str, Any]  # an entry of a probe's JSON
 
 
 def tables(document: dict[str, Any]) -> list[Table]:
@@ -25,12 +28,33 @@ def tables(document: dict[str, Any]) -> list[Table]:
 
 def print_tables(found: Sequence[Table]) -> None:
     """Prints tables with their titles."""
+    # Wide enough for figures in one line each, also where the output goes to a file.
+    console = Console(highlight=False, width=max(_WIDTH, Console().width))
     for table in found:
-        drawn = rich.table.Table(*(column.name for column in table.columns), title=table.title, box=None, pad_edge=False)
-        for row in table.rows:
-            drawn.add_row(*(cell.words for cell in row.full))
-        # Wide enough for figures in one line each, also where the output goes to a file.
-        Console(markup=False, width=max(_WIDTH, Console().width)).print(drawn)
+        print_line(table.title, console, style="bold")
+        print_table(table, console)
+
+
+def model_groups(models: Sequence[Model]) -> list[tuple[str, list[int]]]:
+    """Name and indices of each group of models at the same step, by GROUP_RULE. The name is that of
+    a single model; of several, their shape, scheme and number.
+    """
+    configs = [from_dict(model["config"]) for model in models]
+    alike = [(without_seeds(config), model["step"]) for config, model in zip(configs, models, strict=True)]
+    groups = []
+    for indices in seed_groups(alike, configs):
+        first = configs[indices[0]].model
+        several = f"{shape_name(first)} {first.residual}, {len(indices)} seeds"
+        groups.append((several if len(indices) > 1 else models[indices[0]]["name"], indices))
+    return groups
+
+
+def more_loss(figures: dict[str, Any], name: str) -> np.ndarray:
+    """How much each of the changes `name` (skipped, swapped, without_last) adds to the loss of a
+    stack's model, in nats: [batches, changes].
+    """
+    losses = list(figures[name].values()) if isinstance(figures[name], dict) else figures[name]
+    return (np.array(losses).reshape(-1, len(figures["whole"])) - np.array(figures["whole"])).T
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
@@ -60,7 +84,7 @@ def _over_seeds(cells: Sequence[Any]) -> str:
     if any(isinstance(cell, str) for cell in cells):
         return str(cells[0]) if len(set(cells)) == 1 else ""
     mean = estimate(cells)
-    return f"{mean.mean:.4g} ({mean.low:.4g} to {mean.high:.4g})"
+    return f"{mean.mean:.4g}" + (f" ({mean.low:.4g} to {mean.high:.4g})" if mean.has_interval else "")
 
 
 def _dependency_table(document: dict[str, Any]) -> list[Table]:

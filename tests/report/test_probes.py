@@ -1,4 +1,6 @@
-"""Tests of probed runs that differ only in their seeds: who is a group, and the means over them."""
+"""Tests of a probe's tables and pictures where runs differ only in their seeds: who is a group, and
+the means over them.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mhsh.report.probes.plots import picture
-from mhsh.report.probes.seeds import model_groups
-from mhsh.report.probes.table import print_tables, tables
+from mhsh.report.probe_plots import picture
+from mhsh.report.probes import model_groups, print_tables, tables
+from mhsh.verdict.estimate import WIDENING
 from tests.conftest import load_fields
 
 
@@ -51,10 +53,10 @@ def test_means_over_seeds_have_the_interval_of_the_seeds(capsys):
     assert said.count("alone") == 1 and "2L8H admin, 3 seeds" in said
     means = said[said.index("over seeds") :]
     values = np.array(losses) + 0.1  # the mean of the two batches
-    low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+    low, high = stats.t.interval(0.95, 2, values.mean(), WIDENING * stats.sem(values))
     assert re.search(rf"^ *loss +{values.mean():.4g} \({low:.4g} to {high:.4g}\)", means, re.MULTILINE)
-    assert re.search(r"^ *\+ a layer skipped +0\.2 \(0\.2 to 0\.2\)", means, re.MULTILINE)
-    low, high = stats.t.interval(0.95, 2, 0.5, stats.sem([0.0, 0.5, 1.0]))
+    assert re.search(r"^ *\+ a layer skipped +0\.2 *$", means, re.MULTILINE)  # no spread, no interval
+    low, high = stats.t.interval(0.95, 2, 0.5, WIDENING * stats.sem([0.0, 0.5, 1.0]))
     assert re.search(rf"^ *\+ two swapped +0\.5 \({low:.4g} to {high:.4g}\)", means, re.MULTILINE)
     assert re.search(r"^ *last left out +1 of 2", means, re.MULTILINE)
 

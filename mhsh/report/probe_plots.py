@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhsh.report.figure_files import PAGE, add_legend, figure_bytes, figure_style
-from mhsh.report.probes.ablation import more_loss
-from mhsh.report.probes.seeds import model_groups
+from mhsh.report.probes import model_groups, more_loss
 from mhsh.report.styles import curve_style
 from mhsh.verdict.estimate import mean_band
 from mhsh.verdict.words import SCHEME_NAMES
