@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from scipy.special import stdtrit
 
@@ -374,7 +374,10 @@ def _sensitivity(section: _Section) -> Points:
         points = [_point(value, list(losses.values()), "") for value, losses in sorted(choice.losses.items()) if losses]
         series.append(Series(group.name, tuple(points), group=section.first_group + place))
     note = "Mean over the choosing seeds that trained, with its interval."
-    return Points(f"{section.prefix}Loss against {field}", field, "validation loss", tuple(series), log_x=True, note=note)
+    ticks = _ticks(value for choice in choices for value in choice.losses)
+    return Points(
+        f"{section.prefix}Loss against {field}", field, "validation loss", tuple(series), log_x=True, ticks=ticks, note=note
+    )
 
 
 def _against(section: _Section, path: str) -> Points | None:
@@ -396,7 +399,12 @@ def _against(section: _Section, path: str) -> Points | None:
     log = min(numbers) > 0 and max(numbers) / min(numbers) >= 4
     hollow = any(group.untrained for group in groups)
     note = "Hollow: not all runs trained; the mean is over those that did, and too good." if hollow else ""
-    return Points(f"{section.prefix}{measure} against {field}", field, measure, tuple(lines), log_x=log, note=note)
+    ticks = _ticks(numbers)
+    return Points(f"{section.prefix}{measure} against {field}", field, measure, tuple(lines), log_x=log, ticks=ticks, note=note)
+
+
+def _ticks(values: Iterable[float]) -> tuple[tuple[float, str], ...]:
+    return tuple((float(value), f"{value:g}") for value in sorted(set(values)))
 
 
 def _point(x: float, values: Sequence[float], label: str, hollow: bool = False) -> Point:

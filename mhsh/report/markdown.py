@@ -18,7 +18,7 @@ def report_to_markdown(report: Report, pictures: Mapping[str, str]) -> bytes:
     """The answer, the sentences below it and the problems, then pictures and all tables."""
     tables = [*report.tables, *([report.conditions] if report.conditions else [])]
     problems = [f"Problem: {problem}" for problem in report.problems]
-    return to_markdown([report.title, *report.summary, *problems], pictures, tables)
+    return to_markdown([f"{report.title}.", *report.summary, *problems], pictures, tables)
 
 
 def to_markdown(claims: Sequence[str], pictures: Mapping[str, str], tables: Sequence[Table], mark: str = MARK) -> bytes:

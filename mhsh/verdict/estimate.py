@@ -1,7 +1,7 @@
 """Means over replicates and their differences with intervals, and counts of runs that trained.
 
 A replicate's key is its (train seed, data seed). `python -m benchmarks.verdicts.coverage` shows how
-often the intervals cover the truth, and docs/coverage.md what it printed.
+often the intervals cover the truth.
 """
 
 from __future__ import annotations

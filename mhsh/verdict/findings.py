@@ -84,9 +84,9 @@ def compare(
     return Comparison(name, experiment, measured, tuple(choices), tuple(treatment), place, findings, estimates)
 
 
-def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+def corrected(comparisons: Sequence[Comparison], others: Sequence[float] = ()) -> tuple[list[Comparison], list[float]]:
     """The comparisons of one page, with p-values corrected for all of its tests, and verdicts by
-    them.
+    them. `others` are the p-values of the page's other tests, which are corrected with them.
     """
     tested = [
         (place, index, finding.difference)
@@ -94,12 +94,12 @@ def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
         for index, finding in enumerate(each.findings)
         if finding is not None and finding.difference is not None and finding.verdict != UNTRAINED
     ]
-    adjusted = holm([apart.p_value for _, _, apart in tested])
+    adjusted = holm([*(apart.p_value for _, _, apart in tested), *others])
     changed: dict[tuple[int, int], Estimate] = {
         (place, index): dataclasses.replace(apart, p_value=p_value)
-        for (place, index, apart), p_value in zip(tested, adjusted, strict=True)
+        for (place, index, apart), p_value in zip(tested, adjusted[: len(tested)], strict=True)
     }
-    return [
+    judged = [
         dataclasses.replace(
             each,
             findings=tuple(
@@ -109,6 +109,7 @@ def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
         )
         for place, each in enumerate(comparisons)
     ]
+    return judged, adjusted[len(tested) :]
 
 
 def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:

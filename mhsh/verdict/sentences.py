@@ -24,16 +24,12 @@ from mhsh.verdict.words import format_interval, format_list, format_loss, format
 
 
 def title(comparison: Comparison) -> str:
-    groups, base = (
-        comparison.experiment.groups,
-        comparison.experiment.groups[comparison.baseline] if comparison.experiment.groups else None,
-    )
-    findings = [finding for finding in comparison.findings if finding is not None]
-    if base is None:
+    groups = comparison.experiment.groups
+    if not groups:
         return "No run has logged anything yet"
-    nowhere = [
-        group.name for choice, group in zip(comparison.choices, groups, strict=False) if not choice.optimum and choice.is_final
-    ]
+    base, findings = groups[comparison.baseline], [finding for finding in comparison.findings if finding is not None]
+    chosen = zip(comparison.choices, groups, strict=False)
+    nowhere = [group.name for choice, group in chosen if choice.optimum is None and choice.is_final]
     if nowhere:
         field = comparison.choices[0].over.split(".")[1]
         return f"No verdict: at no {field} did all choosing runs of {format_names(nowhere)} train"
@@ -90,7 +86,8 @@ def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Gr
     if any(finding.verdict == OTHER_UNIT for finding in findings):
         return f"No verdict: {different_tasks(comparison.experiment.runs)}, so the losses are not in one unit"
     unfair = [finding for finding in findings if finding.difference is not None and not _fair(comparison, finding)]
-    doubt = f"; but {format_names([each.group.name for each in unfair])}: {_doubt(comparison, unfair[0])}" if unfair else ""
+    doubts = _together((each.group.name, _doubt(comparison, each)) for each in unfair)
+    doubt = "".join(f"; but {each}" for each in doubts)
     return f"Against {base.name}, by {comparison.measured.measure.name}: {'; '.join(parts)}{doubt}"
 
 
@@ -106,18 +103,14 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         if len(trials) > 1:
             counts = [f"{choice.trials} for {group.name}" for choice, group in zip(comparison.choices, groups, strict=True)]
             yield f"Not an equal tuning budget: trials that have ended: {format_list(counts)}."
-    for finding in comparison.findings:
-        if finding is None:
-            continue
-        better = None
-        if finding.difference is not None:
-            better = (finding.difference.mean < 0) == lower_is_better(comparison.measured.measure.key)
-        yield f"{finding.group.name}: {finding.fairness.sentence(better)}"
-        if finding.fairness.clock:
-            yield f"{finding.group.name}: device seconds are not comparable: different {format_list(finding.fairness.clock)}."
+    findings = [finding for finding in comparison.findings if finding is not None]
+    yield from _together((finding.group.name, finding.fairness.sentence(_better(comparison, finding))) for finding in findings)
+    clocks = [(finding.group.name, format_list(finding.fairness.clock)) for finding in findings if finding.fairness.clock]
+    yield from _together((name, f"device seconds are not comparable: different {clock}.") for name, clock in clocks)
+    for finding in findings:
         yield from _pairing(comparison, finding)
-        if finding.verdict == TOO_FEW_SEEDS:
-            yield TOO_FEW
+    if any(finding.verdict == TOO_FEW_SEEDS for finding in findings):
+        yield TOO_FEW
     for group in groups:
         stuck = [member for member in group.members if member.state == STUCK]
         diverged = [member for member in group.members if member.state == DIVERGED]
@@ -185,18 +178,28 @@ def _fair(comparison: Comparison, finding: Finding) -> bool:
 
 
 def _doubtful_size(comparison: Comparison, finding: Finding) -> bool:
-    if not finding.fairness.excess or finding.difference is None:
-        return False
-    better = (finding.difference.mean < 0) == lower_is_better(comparison.measured.measure.key)
-    return better == (finding.fairness.excess > 0)
+    better = _better(comparison, finding)
+    return bool(finding.fairness.excess) and better is not None and better == (finding.fairness.excess > 0)
 
 
 def _doubt(comparison: Comparison, finding: Finding) -> str:
-    better = None
-    if finding.difference is not None:
-        better = (finding.difference.mean < 0) == lower_is_better(comparison.measured.measure.key)
-    sentence = finding.fairness.sentence(better).rstrip(".")
+    sentence = finding.fairness.sentence(_better(comparison, finding)).rstrip(".")
     return sentence[0].lower() + sentence[1:]
+
+
+def _better(comparison: Comparison, finding: Finding) -> bool | None:
+    """Whether the group ends better than the baseline; None if that is not known."""
+    if finding.difference is None:
+        return None
+    return (finding.difference.mean < 0) == lower_is_better(comparison.measured.measure.key)
+
+
+def _together(said: Iterable[tuple[str, str]]) -> Iterable[str]:
+    """Each sentence once, after the names of all groups of which it is said."""
+    names: dict[str, list[str]] = {}
+    for name, sentence in said:
+        names.setdefault(sentence, []).append(name)
+    yield from (f"{format_names(each)}: {sentence}" for sentence, each in names.items())
 
 
 def _of(own: Estimate) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mhsh.verdict.estimate import Estimate, estimate, holm
+from mhsh.verdict.estimate import Estimate, difference
 from mhsh.verdict.experiment import Group, Replicate
-from mhsh.verdict.findings import UNTRAINED, Comparison
-from mhsh.verdict.words import format_list, format_loss, format_signed
+from mhsh.verdict.findings import UNTRAINED, Comparison, corrected
+from mhsh.verdict.words import format_interval, format_list, format_loss, format_signed
 
 TREND_RULE = (
     "Where several sweeps are named, each is compared with its own baseline. A change between sweeps is that of the difference to "
@@ -33,34 +33,45 @@ class Change:
         words = "not told apart from none"
         if self.estimate.is_significant:
             words = "it grows" if self.estimate.mean > 0 else "it falls"
-        interval = f" ({self.estimate.low:+.3f} to {self.estimate.high:+.3f})" if self.estimate.has_interval else ""
+        interval = f" ({format_interval(self.estimate.low, self.estimate.high)})" if self.estimate.has_interval else ""
         by = f"{format_signed(self.estimate.mean, format_loss)}{interval}"
         names = " and ".join(dict.fromkeys(self.groups))
         return f"{self.relation} ({names}): from {self.first} to {self.other} the difference changes by {by}, {words}."
 
 
-def changes(comparisons: Sequence[Comparison]) -> list[Change]:
-    """From the first comparison to each other one; p-values are corrected for the number of changes
-    and for the tests of the comparisons.
+def judge_page(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[Change]]:
+    """The comparisons of one page, and the changes from the first to each other one, corrected for
+    all tests of the page.
     """
+    found = changes(comparisons)
+    judged, p_values = corrected(comparisons, [each.estimate.p_value for each in found])
+    adjusted = [dataclasses.replace(each.estimate, p_value=p_value) for each, p_value in zip(found, p_values, strict=True)]
+    return judged, [dataclasses.replace(each, estimate=estimate) for each, estimate in zip(found, adjusted, strict=True)]
+
+
+def changes(comparisons: Sequence[Comparison]) -> list[Change]:
+    """The changes, with p-values that are not corrected."""
     first, *others = comparisons
     found = []
     for place, group in enumerate(first.experiment.groups):
-        ours = _differences(first, place)
         for other in others:
             for there, counterpart in enumerate(other.experiment.groups):
-                theirs = _differences(other, there)
-                common = [replicate for replicate in ours if replicate in theirs]
+                ours, theirs = _differences(first, place), _differences(other, there)
                 relation = _relation(group, first)
-                if relation == _relation(counterpart, other) and common:
-                    apart = estimate([theirs[each] - ours[each] for each in common])
+                if relation == _relation(counterpart, other) and ours.keys() & theirs.keys():
+                    # A difference is too high by what the grid of its group hides, and too low by
+                    # what that of its baseline hides.
+                    high, low = _hidden(other, there)
+                    first_high, first_low = _hidden(first, place)
+                    apart = difference(theirs, ours, hidden=(high + first_low, low + first_high))
                     found.append(Change(relation, first.name, other.name, (group.name, counterpart.name), apart))
-    tests = sum(finding is not None and finding.difference is not None for each in comparisons for finding in each.findings)
-    adjusted = holm([*(each.estimate.p_value for each in found), *([0.0] * tests)])
-    return [
-        dataclasses.replace(each, estimate=dataclasses.replace(each.estimate, p_value=p_value))
-        for each, p_value in zip(found, adjusted, strict=False)
-    ]
+    return found
+
+
+def _hidden(comparison: Comparison, place: int) -> tuple[float, float]:
+    """What the grids of a group and of its baseline hide."""
+    choices = comparison.choices
+    return (choices[place].hidden, choices[comparison.baseline].hidden) if choices else (0.0, 0.0)
 
 
 def _differences(comparison: Comparison, place: int) -> dict[Replicate, float]:

@@ -91,6 +91,15 @@ class Browser:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
+    def open(self, path: Path) -> None:
+        """Opens the page in that file and waits until it says that its figure is drawn."""
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, address: str) -> None:
+        """Opens the page at that address and waits until it says that its figure is drawn."""
+        self.call("Page.navigate", url=address)
+        self.wait("!!(document.body && document.body.dataset.ready)")
+
     def wait(self, expression: str) -> None:
         """Waits until the JavaScript expression is true."""
         # Asked anew each time: a promise made before a navigation would die with the old document.

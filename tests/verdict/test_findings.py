@@ -43,7 +43,7 @@ def judge(paths: Sequence[str | Path], over: str | None = None, **options: Any) 
     if over is not None:
         tuned = tune(experiment, over)
         experiment, choices = tuned.experiment, tuned.choices
-    return corrected([compare(experiment, treatment=treatment, choices=choices, **options)])[0]
+    return corrected([compare(experiment, treatment=treatment, choices=choices, **options)])[0][0]
 
 
 def verdicts(comparison: Comparison) -> list[str | None]:
@@ -158,7 +158,7 @@ def test_more_groups_need_more_evidence(tmp_path):
     finding = alone.findings[1]
     assert finding is not None
     assert finding.difference is not None
-    many = corrected([alone] * 6)
+    many, _ = corrected([alone] * 6)
     again = many[0].findings[1]
     assert again is not None
     assert again.difference is not None

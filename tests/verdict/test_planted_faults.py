@@ -122,7 +122,7 @@ def by_the_rules(losses: Mapping[Place, float], faults: Mapping[Place, str]) -> 
 
 def judged(paths: list[Path]) -> Comparison:
     experiment = load_experiment(paths)
-    return corrected([compare(experiment, treatment=treatment_of(experiment.axes, None))])[0]
+    return corrected([compare(experiment, treatment=treatment_of(experiment.axes, None))])[0][0]
 
 
 def check(case: tuple[dict[Place, float], dict[Place, str]]) -> None:

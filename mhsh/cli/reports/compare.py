@@ -179,8 +179,8 @@ def _make_run_report(question: Question) -> tuple[Report, Sequence[Comparison]]:
     from mhsh.report.build import build_report
     from mhsh.verdict.conditions import treatment_of
     from mhsh.verdict.experiment import load_experiment
-    from mhsh.verdict.findings import compare, corrected
-    from mhsh.verdict.trend import changes
+    from mhsh.verdict.findings import compare
+    from mhsh.verdict.trend import judge_page
     from mhsh.verdict.tuning import Tuned, tune
 
     experiment = load_experiment(question.paths, question.with_pretraining)
@@ -190,9 +190,8 @@ def _make_run_report(question: Question) -> tuple[Report, Sequence[Comparison]]:
         tuned = tune(section, question.over, question.choosing_seeds) if question.over is not None else Tuned(section, ())
         asked = (question.measure, question.target, question.baseline, treatment)
         comparisons.append(compare(tuned.experiment, *asked, tuned.choices, name))
-    comparisons = corrected(comparisons)
-    report = build_report(comparisons, changes(comparisons) if len(comparisons) > 1 else (), question.with_pretraining)
-    return report, comparisons
+    judged, changes = judge_page(comparisons)
+    return build_report(judged, changes, question.with_pretraining), judged
 
 
 def _watch(question: Question, port: int) -> int:
