@@ -111,12 +111,24 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         yield from _pairing(comparison, finding)
     if any(finding.verdict == TOO_FEW_SEEDS for finding in findings):
         yield TOO_FEW
+    yield from _overlaps(groups)
     for group in groups:
         stuck = [member for member in group.members if member.state == STUCK]
         diverged = [member for member in group.members if member.state == DIVERGED]
         for members, what in ((stuck, "stayed on the unigram plateau"), (diverged, "diverged")):
             if members:
                 yield f"{group.name}: {replicate_words(members)} {what}."
+
+
+def _overlaps(groups: Sequence[Group]) -> Iterable[str]:
+    """Which validation examples are also training examples."""
+    said = {}
+    for group in groups:
+        for run in group.runs:
+            count, of = (run.recorded_number("data", "overlap", key) for key in ("count", "of"))
+            if count and of:
+                said[group.name] = f"{count:,.0f} of {of:,.0f} validation examples are also training examples."
+    yield from _together(said.items())
 
 
 def _pairing(comparison: Comparison, finding: Finding) -> Iterable[str]:
@@ -165,7 +177,9 @@ def _missing(groups: Sequence[Group]) -> str:
 
 def _trained_words(group: Group) -> str:
     total = len(group.trained) + len(group.untrained)
-    low, high = wilson(len(group.trained), total) if total else (0.0, 1.0)
+    if not total:
+        return f"no run of {group.name} has ended"
+    low, high = wilson(len(group.trained), total)
     return f"{len(group.trained)} of {total} runs of {group.name} trained ({100 * low:.0f} to {100 * high:.0f} %)"
 
 

@@ -303,6 +303,30 @@ def test_a_shape_that_trains_at_no_rate_has_no_verdict(tmp_path):
     assert title(comparison).startswith("No verdict: at no learning_rate did all choosing runs of 24x1 admin train")
 
 
+def test_a_swept_field_is_the_treatment(tmp_path):
+    ends = {
+        f"learning_rate-{rate}_seed-{seed}": 2.0 + rate + seed / 997 + rate * seed for rate in (0.001, 0.004) for seed in range(4)
+    }
+    sweep = write_sweep(tmp_path / "s", load_fields("evidence", "heads"), ["lr=1e-3,4e-3", "seed=0,1,2,3"], ends).path
+    finding = judge([sweep]).findings[1]
+    assert finding is not None
+    assert finding.fairness.factors == ("learning_rate",)
+    assert finding.fairness.comparable
+
+
+def test_runs_that_did_not_train_and_one_that_logged_nothing(make_run: MakeRun):
+    stuck = [make_run(f"a{seed}", [4.0, 2.99 + seed / 99], training={"seed": seed}) for seed in range(2)]
+    nothing = make_run("b", model={"residual": "pre_ln"}, record={"status": "running"})
+    said = title(judge([*stuck, nothing]))
+    assert said.startswith("no run of 2x8 pre_ln has ended and 0 of 2 runs of 2x8 admin trained (0 to 66 %)")
+
+
+def test_validation_on_training_examples_is_said(make_run: MakeRun):
+    data = {"fingerprint": "f00d", "unigram_entropy": 3.0, "overlap": {"count": 9, "of": 9}}
+    comparison = judge([make_run("a", [4.0, 2.0], record={"data": data})])
+    assert "2x8 admin: 9 of 9 validation examples are also training examples." in list(sentences(comparison))
+
+
 def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
     sweep = heads(tmp_path / "s", SHALLOW, DEEP)
     run = "heads_per_layer-1_seed-3"
