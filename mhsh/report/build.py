@@ -403,7 +403,7 @@ def _against(section: _Section, path: str) -> Points | None:
     return Points(f"{section.prefix}{measure} against {field}", field, measure, tuple(lines), log_x=log, ticks=ticks, note=note)
 
 
-def _ticks(values: Iterable[float]) -> tuple[tuple[float, str], ...]:
+def _ticks(values: Iterable[int | float]) -> tuple[tuple[float, str], ...]:
     return tuple((float(value), f"{value:g}") for value in sorted(set(values)))
 
 

@@ -24,7 +24,8 @@ DEEP = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
 
 def report_of(paths: Sequence[str | Path], **options: Any) -> Report:
     sections = load_experiment(paths).sections()
-    return build_report(corrected([compare(section, name=name, **options) for name, section in sections.items()]))
+    comparisons, _ = corrected([compare(section, name=name, **options) for name, section in sections.items()])
+    return build_report(comparisons)
 
 
 def cells(table: Table, row: int) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_markdown_is_read_back_as_it_is(name: str, shown: str) -> None:
     page = READ.render(report_to_markdown(planted_report((name, "b")), {"report.svg": name}).decode())
     cells = [html.unescape(cell) for cell in re.findall("<td.*?>(.*?)</td>", page)]
     assert cells[:6] == [shown, "2.103 (2.010 to 2.196)", shown, "b", "2.103 * (2.010 to 2.196)", "b"]
-    assert f"<li>{html.escape(shown, quote=False)} ended lowest</li>" in page
+    assert f"<li>{html.escape(shown, quote=False)} ended lowest.</li>" in page
     assert f"<li>Problem: {html.escape(shown, quote=False)}: is cut short</li>" in page
     assert page.count("<table>") == 3 and "report.svg" in page
 
