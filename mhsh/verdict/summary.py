@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 
-from mhsh.config.shapes import shape_name
 from mhsh.outcome import DIVERGED, plateau_outcome, smoothed_final
 from mhsh.verdict.curves import Curve
 from mhsh.verdict.runs import Run
@@ -25,23 +24,14 @@ class Summary:
     """The numbers of one run. None: not recorded. A nan loss: not finite."""
 
     name: str
-    shape: str  # layers and heads a layer, as in `6x8`
-    residual: str
-    seed: int
     status: str | None  # running, finished or stopped, as training last wrote it
     final_validation: LossAtStep | None  # the last validation row
-    best_validation: LossAtStep | None  # the lowest finite validation row
     final_train: float | None  # by SMOOTHING_RULE
     last_step: int | None
     tokens: float | None  # cumulative training tokens
-    flops: float | None  # cumulative training FLOPs
     seconds: float | None  # cumulative device-side training seconds, compilation excluded
     goodput: float | None  # the share of the wall time that trained
-    parameters: float | None  # all of them
-    encoder_parameters: float | None
-    unigram_entropy: float | None  # nats per token
     outcome: str  # LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE
-    has_problems: bool
 
     @property
     def validated_at_end(self) -> bool:
@@ -62,23 +52,14 @@ def summarize(run: Run) -> Summary:
     diverged = gave_up or (final_validation is not None and not np.isfinite(final_validation.loss))
     return Summary(
         name=run.name,
-        shape=shape_name(run.config.model),
-        residual=run.config.model.residual,
-        seed=run.config.train.seed,
         status=status if status in ("running", "finished", "stopped") else None,
         final_validation=final_validation,
-        best_validation=_best(validation),
         final_train=final_train,
         last_step=None if last_step is None else int(last_step),
         tokens=_last(run, "tokens"),
-        flops=_last(run, "flops"),
         seconds=_last(run, "seconds"),
         goodput=_goodput(run),
-        parameters=run.recorded_number("parameters", "total"),
-        encoder_parameters=run.recorded_number("parameters", "encoder"),
-        unigram_entropy=entropy,
         outcome=plateau_outcome(final_train, validated, entropy, diverged),
-        has_problems=bool(run.problems),
     )
 
 
@@ -91,12 +72,6 @@ def _goodput(run: Run) -> float | None:
 
 def _point(curve: Curve, index: int) -> LossAtStep:
     return LossAtStep(float(curve.loss[index]), int(curve.x["step"][index]))
-
-
-def _best(curve: Curve) -> LossAtStep | None:
-    if not np.isfinite(curve.loss).any():
-        return None
-    return _point(curve, int(np.nanargmin(curve.loss)))
 
 
 def _last(run: Run, axis: str) -> float | None:
