@@ -254,15 +254,21 @@ class RunFolder:
         """This run up to `step`, then the run that it started from, and so on: what a run that
         starts from it inherits.
 
-        Each is {folder, step, tokens, flops, seconds, fingerprint, config}; None: not recorded, or
-        the folder of a grandparent is gone.
+        Each is {folder, step, tokens, flops, seconds, fingerprint, code, numerics, config}; None:
+        not recorded, or the folder of a grandparent is gone. `code` and `numerics` are what trained
+        it, by the step after which that began.
         """
         record = self.read_run() if self.has_run_record() else {}
         used = self.counters(step)
         names = ("tokens", "flops", "seconds")
         costs = dict.fromkeys(names) if used is None else {name: getattr(used, name) for name in names}
         fingerprint = record.get("data", {}).get("fingerprint")
-        own = {"folder": str(self.path), "step": step, **costs, "fingerprint": fingerprint, "config": to_dict(self.read_config())}
+        trained_by = {
+            name: record.get(name) and {begin: value for begin, value in record[name].items() if int(begin) < step}
+            for name in ("code", "numerics")
+        }
+        own = {"folder": str(self.path), "step": step, **costs, "fingerprint": fingerprint, **trained_by}
+        own["config"] = to_dict(self.read_config())
         return [own, *recorded_lineage(record)]
 
     def has_begun(self) -> bool:

@@ -1,4 +1,4 @@
-"""Numbers as text: durations, timings, counts and quantities, in three digits."""
+"""Numbers as text, in three digits; and text from files, made safe to show."""
 
 from __future__ import annotations
 
@@ -96,3 +96,10 @@ def _three_digits(value: float) -> str:
     # Of the rounded value: 0.9996 has the digits of 1.00.
     decimals = max(0, 2 - math.floor(math.log10(abs(float(text)))))
     return f"{value:.{decimals}f}"
+
+
+def sanitize(text: str) -> str:
+    """`text` on one line. U+FFFD replaces control characters (escape sequences), direction
+    overrides and undecodable bytes.
+    """
+    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))

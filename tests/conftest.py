@@ -75,6 +75,12 @@ def load_fields(task: str, variant: str) -> dict[str, Any]:
     return load(task).get_config(variant).to_dict()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What mhsh keeps for its user (MHSH_CACHE) is kept for the tests alone."""
+    os.environ["MHSH_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def make_config() -> MakeConfig:
     """make_config("bert", "2l8h", **{"model.num_layers": 3}): a shipped config with fields

@@ -157,6 +157,22 @@ def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["missing"] == 0
 
 
+def test_questions_that_are_trained_on_validate_nothing(pretrained, tmp_path, capsys):
+    context = "The hat is red. The shoe is green."
+    qas = [{"id": str(number), "question": f"What is {number}?", "answers": []} for number in range(9)]
+    questions = tmp_path / "questions.json"
+    content = {"version": "v2.0", "data": [{"title": "Hats", "paragraphs": [{"context": context, "qas": qas}]}]}
+    questions.write_text(json.dumps(content).replace('"answers"', '"is_impossible": true, "answers"'))
+    sources = [f"--config.data.{name}=json:{questions}" for name in ("source", "validation_source")]
+    config = ["--config=squad:v2", *sources, "--config.data.stride=8", "--config.data.max_question_length=12"]
+    assert finetune(pretrained, tmp_path / "run", *config) == 0
+    assert "9 of 9 validation examples are also training examples: " in capsys.readouterr().out
+    run = RunFolder(tmp_path / "run" / "seed-0")
+    assert run.read_run()["data"]["overlap"] == {"count": 9, "of": 9}
+    validated = [row["batch"] for row in run.read_metrics().rows if row["split"] == "validation"]
+    assert validated and len(set(validated)) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

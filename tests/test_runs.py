@@ -34,6 +34,8 @@ def test_what_a_run_leaves_behind(unbroken):
     validation = [row for row in rows_without_timings(unbroken) if row["split"] == "validation"]
     assert [row["step"] for row in train] == list(range(1, 37))
     assert [row["step"] for row in validation] == [20, 36]
+    assert len({row["batch"] for row in validation}) == 1 and validation[0]["batch"] not in {row["batch"] for row in train}
+    assert record["data"]["overlap"] == {"count": 0, "of": record["data"]["validation"]["documents"]}
     assert train[-1]["loss"] < train[0]["loss"]
     assert abs(train[0]["loss"] - np.log(512)) < 0.3
     assert all(later["tokens"] > row["tokens"] for row, later in itertools.pairwise(train))
@@ -225,7 +227,7 @@ def test_runs_side_by_side(unbroken, tmp_path):
     done = mhsh_here("compare", str(unbroken), str(broken), f"--out={out}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and str(broken) in done.stderr
-    assert "unbroken" in out.read_text(encoding="utf-8") and (tmp_path / "curves.png").exists()
+    assert "unbroken" in out.read_text(encoding="utf-8") and (tmp_path / "report.svg").exists()
     assert mhsh_here("compare", str(unbroken), f"--out={out}").returncode == 0
 
 

@@ -48,7 +48,7 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     found = {name: content for name, content in contents(wheel).items() if ".dist-info/" not in name}
     wanted = {str(path.relative_to(ROOT)): path.read_bytes() for path in of_the_checkout("mhsh")}
     assert found == wanted
-    assert {"mhsh/py.typed", "mhsh/configs/bert.py", "mhsh/report/compare/page.html"} <= set(found)
+    assert {"mhsh/py.typed", "mhsh/configs/bert.py", "mhsh/report/page/page.html"} <= set(found)
 
 
 def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ one file and opens without a network.
 
 [Open the report](sample/report.html){{ .md-button .md-button--primary }}
 
-Beside it lie the curves as a picture, and the numbers as CSV:
+Beside it lie the curves as a picture, and the numbers as JSON and CSV:
 
-![training and validation loss of the nine runs](sample/curves.png)
+![training and validation loss of the nine runs](sample/report.svg)
 
 In the terminal it prints:
 

@@ -30,7 +30,7 @@ CONFIG, AGAINST = "config", "against"
 
 
 def label(config: Config) -> str:
-    """mhsh 12L12H admin float32."""
+    """mhsh 12x12 admin float32."""
     return f"mhsh {shape_name(config.model)} {config.model.residual} {config.model.compute_dtype}"
 
 

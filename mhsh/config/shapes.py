@@ -16,9 +16,9 @@ EQUAL_SIZE = 0.01
 
 
 def shape_name(model: ModelConfig) -> str:
-    """Layers and heads a layer, as in `24L16H`; with a decoder, `6L-6L8H`."""
-    decoder = f"-{model.num_decoder_layers}L" if model.num_decoder_layers else ""
-    return f"{model.num_layers}L{decoder}{model.num_heads}H"
+    """Layers x heads a layer, as in `24x16`; with a decoder, `6-6x8`."""
+    decoder = f"-{model.num_decoder_layers}" if model.num_decoder_layers else ""
+    return f"{model.num_layers}{decoder}x{model.num_heads}"
 
 
 def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:

@@ -8,29 +8,24 @@ So the shards are copied once to a folder of the cache that has the fingerprint 
 from __future__ import annotations
 
 import base64
-import concurrent.futures
-import contextlib
 import errno
 import functools
 import hashlib
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from etils import epath
 
 from mhsh.data.shards import INDEX_FILE, Shard, read_index, shards_of, write_json
 from mhsh.data.splits import SPLITS
+from mhsh.data.verification import held, in_threads, note_verified
 from mhsh.errors import UserError
-from mhsh.files import bucket_objects, cache_folder, clear_half_files, is_remote, locked, opened, replacing
+from mhsh.files import bucket_objects, cache_folder, clear_half_files, is_remote, opened, replacing
 
-_THREADS = 8
 _BLOCK_BYTES = 1 << 20
 _UPLOAD_BYTES = 4 << 20  # in memory for each thread
-_POLL_SECONDS = 0.2
-_T = TypeVar("_T")
 
 
 def local_copy(folder: epath.Path) -> Path:
@@ -52,7 +47,7 @@ def local_copy(folder: epath.Path) -> Path:
     copy = cache_folder() / "data" / index["fingerprint"]
     try:
         copy.mkdir(parents=True, exist_ok=True)
-        with _held(copy):
+        with held(copy):
             there = {path.name: path.stat().st_size for path in copy.iterdir()}
             missing = [shard for shard in shards if there.get(shard.name) != shard.size]
             if missing:
@@ -61,7 +56,8 @@ def local_copy(folder: epath.Path) -> Path:
                 if (free := shutil.disk_usage(copy).free) < size:
                     raise OSError(errno.ENOSPC, f"it takes {_size(size)}, and {_size(free)} are free")
                 print(f"copying {_size(size)} of {folder} to {copy}", flush=True)
-                _in_threads(functools.partial(_copy_shard, folder, copy), missing)
+                in_threads(functools.partial(_copy_shard, folder, copy), missing)
+                note_verified(copy, missing)
             if not (copy / INDEX_FILE).exists():
                 write_json(copy / INDEX_FILE, index)
     except OSError as error:
@@ -75,7 +71,7 @@ def verify(folder: epath.Path) -> None:
     SHA-256 differs from the index.
     """
     try:
-        _in_threads(functools.partial(_read_shard, folder), shards_of(read_index(folder)))
+        in_threads(functools.partial(_read_shard, folder), shards_of(read_index(folder)))
     except OSError as error:
         raise UserError(f"cannot read {folder}: {_reason(error)}; check the bucket") from error
 
@@ -101,7 +97,7 @@ def upload(folder: Path, out: epath.Path) -> None:
     try:
         with bucket_objects(out) as objects:
             put = functools.partial(_upload_file, objects, folder, out)
-            _in_threads(put, [path for path in folder.rglob("*") if path.is_file() and path not in last])
+            in_threads(put, [path for path in folder.rglob("*") if path.is_file() and path not in last])
             for path in last:
                 put(path)
     except OSError as error:
@@ -134,31 +130,6 @@ def _read_shard(folder: epath.Path, shard: Shard, take: Callable[[bytes], object
             take(block)
     if digest.hexdigest() != shard.sha256:
         raise UserError(f"{path} is damaged: its SHA-256 is not that of the index; put it back from a copy, or prepare anew")
-
-
-def _in_threads(function: Callable[[_T], object], items: Iterable[_T]) -> None:
-    """Calls the function with each item, several at a time; the first error ends it."""
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Inside the `with`, the folder's lock is this process's. Waits for it."""
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked(folder))
-                break
-            except BlockingIOError:
-                time.sleep(_POLL_SECONDS)
-        yield
 
 
 def _reason(error: OSError) -> str:

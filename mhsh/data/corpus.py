@@ -41,7 +41,9 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def summary(self) -> dict[str, Any]:
-        """What was read, left out and kept, as plain numbers, for run.json and for people."""
+        """What was read, left out and kept, as plain numbers, for run.json and for people; with
+        `overlap` (see splits.overlap).
+        """
 
     def save_vocab(self, folder: epath.PathLike) -> None:
         """Writes the vocabulary into a run folder."""

@@ -45,7 +45,7 @@ from mhsh.files import cache_folder, clear_half_files, locked, read_object, repl
 
 _JOB_FILE = "prepare.json"
 _LOCK_FILE = ".prepare.lock"  # in a bucket
-_FORMAT = 1
+_FORMAT = 2
 # Of the notes beside unfinished shards. Shards with notes of another format are written again.
 _NOTE_FORMAT = 2
 

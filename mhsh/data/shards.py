@@ -30,7 +30,7 @@ from mhsh.errors import UserError
 from mhsh.files import MissingFile, clear_half_files, read_object, replacing, write_atomically
 
 INDEX_FILE = "index.json"
-_FORMAT = 1
+_FORMAT = 2
 # One record a chunk, so that an example is read without its neighbours. One thread a writer, as
 # there are many workers already.
 _WRITER_OPTIONS = "group_size:1,max_parallelism:1"
@@ -202,8 +202,7 @@ class StoredTable(Table):
         index.
         """
         for shard in self.shards:
-            if not _is_whole(self.folder / shard.name, shard):
-                raise UserError(f"{self.folder / shard.name} is damaged: its SHA-256 is not that of the index; {_REMEDY}")
+            check_sha256(self.folder, shard)
 
 
 class _Readers:
@@ -344,6 +343,12 @@ def _check_size_and_count(path: Path, shard: Shard) -> None:
         raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from error
     if count != shard.count:
         raise UserError(f"{path} is damaged: it has {count} rows, but the index says {shard.count}; {_REMEDY}")
+
+
+def check_sha256(folder: Path, shard: Shard) -> None:
+    """Reads a shard. Raises UserError where its SHA-256 differs from the index."""
+    if not _is_whole(folder / shard.name, shard):
+        raise UserError(f"{folder / shard.name} is damaged: its SHA-256 is not that of the index; {_REMEDY}")
 
 
 def _is_whole(path: Path, shard: Shard) -> bool:

@@ -1,9 +1,12 @@
-"""The names of the splits, training and validation, and the rule that assigns a text to one."""
+"""The names of the splits, training and validation, the rule that assigns a text to one, and what
+is in both.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from mhsh.data.seeds import derived_seed
 
@@ -18,6 +21,24 @@ def is_held_out(text: str, fraction: float, seed: int, purpose: int) -> bool:
     """
     digest = hashlib.blake2b(text.encode("utf-8"), key=_key(seed, purpose), digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2**64
+
+
+def overlap(train: Iterable[Hashable], validation: Sequence[Hashable]) -> dict[str, int]:
+    """The `count` of the validation examples that stand in the training data too, `of` all; by the
+    raw examples, or by their hashes.
+    """
+    both = set(validation).intersection(train)
+    return {"count": sum(example in both for example in validation), "of": len(validation)}
+
+
+def format_overlap(found: Mapping[str, int]) -> str:
+    """What is wrong with the validation data in which `overlap` found this; empty: nothing."""
+    if not found["count"]:
+        return ""
+    return (
+        f"{found['count']:,} of {found['of']:,} validation examples are also training examples: on these the validation loss says "
+        "nothing about new text"
+    )
 
 
 @functools.cache

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mhsh.data.shards import write_json
-from mhsh.data.splits import SPLITS
+from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.data.tasks import Item, Task
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, read_object
@@ -44,7 +45,7 @@ class Staged:
 
     source: str  # its fingerprint
     chunks: tuple[Chunk, ...]  # of training, then of validation, each in order
-    counts: dict[str, int]
+    counts: dict[str, Any]
 
 
 def source_fingerprint(task: Task[Any]) -> str:
@@ -58,20 +59,23 @@ def source_fingerprint(task: Task[Any]) -> str:
 def stage(task: Task[Any], folder: Path, items_per_chunk: int) -> Staged:
     """Reads and splits the source, and writes the chunks into the empty `folder`.
 
-    Memory holds one chunk of each split at a time.
+    Memory holds one chunk of each split at a time, and eight bytes of each item.
 
     Raises:
       UserError: whatever is wrong with the source, or a split with too few items.
     """
     digest = hashlib.sha256()
     counts = task.new_counts()
+    hashes = {split: array("q") for split in SPLITS}
     files = {split: _ChunkFiles(folder, split, items_per_chunk, task.min_items) for split in SPLITS}
     for split, item in task.split([_hashed(stream, digest) for stream in task.streams()], counts):
         files[split].add(item_text(task, item))
+        hashes[split].append(hash(item))
     for split in SPLITS:
         files[split].close()
     chunks = tuple(chunk for split in SPLITS for chunk in files[split].chunks)
-    staged = Staged(digest.hexdigest(), chunks, dataclasses.asdict(counts))
+    both = {"overlap": overlap(hashes[TRAIN], hashes[VALIDATION])}
+    staged = Staged(digest.hexdigest(), chunks, dataclasses.asdict(counts) | both)
     write_json(folder / _STAGED_FILE, dataclasses.asdict(staged))
     return staged
 

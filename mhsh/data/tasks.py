@@ -17,8 +17,9 @@ from etils import epath
 from mhsh.config.schema import DataConfig, ModelConfig, TranslationDataConfig
 from mhsh.data.bucket_copies import local_copy
 from mhsh.data.shards import StoredTable
-from mhsh.data.splits import SPLITS, TRAIN, VALIDATION
+from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.data.tables import ArrayTable, Examples, Table, fingerprint_of
+from mhsh.data.verification import verify_once
 from mhsh.errors import UserError
 from mhsh.files import expanded
 
@@ -136,7 +137,7 @@ class LoadedExamples(Generic[TaskTokenizer]):
     validation: Table
     fingerprint: str
     unigram_entropy: float
-    counts: Mapping[str, Any]  # what was read and left out, and the counts of each split
+    counts: Mapping[str, Any]  # what was read and left out, `overlap` (see splits.py), and the counts of each split
 
 
 def load_examples(task: Task[TaskTokenizer], saved_vocab: epath.PathLike | None) -> LoadedExamples[TaskTokenizer]:
@@ -174,7 +175,9 @@ def load_examples(task: Task[TaskTokenizer], saved_vocab: epath.PathLike | None)
         validation=ArrayTable([*encoded[VALIDATION][0].values()]),
         fingerprint=fingerprint_of([tokenizer.fingerprint.encode()], named),
         unigram_entropy=summaries[TRAIN][1],
-        counts=dataclasses.asdict(counts) | {split: plain for split, (plain, _) in summaries.items()},
+        counts=dataclasses.asdict(counts)
+        | {"overlap": overlap(items[TRAIN], items[VALIDATION])}
+        | {split: plain for split, (plain, _) in summaries.items()},
     )
 
 
@@ -194,6 +197,8 @@ def _open_prepared(
                 f"empty data.{name}"
             )
     train, validation = (StoredTable(local_copy(folder / split)) for split in (TRAIN, VALIDATION))
+    for table in (train, validation):
+        verify_once(table.folder, table.shards)
     # The index of translation does not name its objective: it is older than the others.
     meta = {"objective": "translation"} | train.meta
     for name, value in ({"model.objective": task.model.objective} | task.layout()).items():

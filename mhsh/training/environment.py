@@ -1,9 +1,13 @@
-"""What produced the numbers of a run: versions, code revision, devices."""
+"""What produced the numbers of a run: versions, code, devices, numeric settings."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
+import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,32 @@ from typing import Any
 import jax
 
 from mhsh import __version__
+from mhsh.config.schema import Config
+from mhsh.training.xla_flags import numeric_flags
 
 RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "tokenizers")
+
+# The packages whose code decides losses. What mhsh.config decides is in config.json; what watches a
+# run (training/tracking) changes no number.
+CODE_THAT_DECIDES, _WATCHING = ("data", "evaluation", "kernels", "models", "training"), "training/tracking/"
+
+# A docstring, another string (a # in it begins no comment), a comment with what is before it, or a
+# blank line. A regular expression, as tokens and syntax trees differ between versions of Python.
+_STRING_OR_COMMENT = re.compile(
+    r"""^([ \t]*)(?:\"{3}.*?(?<!\\)\"{3}|'{3}.*?(?<!\\)'{3})$
+      | (\"{3}.*?(?<!\\)\"{3} | '{3}.*?(?<!\\)'{3} | "[^"\\\n]*(?:\\.[^"\\\n]*)*" | '[^'\\\n]*(?:\\.[^'\\\n]*)*')
+      | \s*\#[^\n]* | \n(?=\s*\n)""",
+    re.VERBOSE | re.MULTILINE | re.DOTALL,
+)
+
+# Of jax. jax_random_seed_offset is added to every seed.
+_NUMERIC_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+)
 
 
 def environment() -> dict[str, Any]:
@@ -40,3 +68,36 @@ def git_revision() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None  # no git, or no checkout: the version alone names the code
     return head + ("+changes" if dirty.strip() else "")
+
+
+@functools.cache
+def code_hash() -> str:
+    """Sixteen hexadecimal digits over the sources that decide losses, without comments, docstrings
+    and blank lines: of the files as they were when this was first called.
+    """
+    root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for path in sorted(path for package in CODE_THAT_DECIDES for path in (root / package).rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if not name.startswith(_WATCHING):
+            digest.update(f"{name}\n{stripped(path.read_text(encoding='utf-8'))}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def stripped(source: str) -> str:
+    """Python without comments and blank lines; docstrings are empty."""
+
+    def kept(found: re.Match[str]) -> str:
+        indent, string = found.groups()
+        return string or ("" if indent is None else f'{indent}""')
+
+    return _STRING_OR_COMMENT.sub(kept, source)
+
+
+def numerics(config: Config) -> dict[str, Any]:
+    """The settings of jax, XLA and NVIDIA's libraries that change numbers."""
+    return {
+        **{name: jax.config.values[name] for name in _NUMERIC_SETTINGS},
+        "xla_flags": numeric_flags(config.train.xla_flags, jax.devices()[0].device_kind),
+        # 0: no TF32 in cuBLAS and cuDNN, whatever else is set.
+        "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
+    }

@@ -11,6 +11,7 @@ from etils import epath
 
 from mhsh.config.differences import format_differences
 from mhsh.config.schema import Config
+from mhsh.data.splits import format_overlap
 from mhsh.errors import UserError
 from mhsh.kernels.fallback import first_line
 from mhsh.outcome import DIVERGED
@@ -69,7 +70,8 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
     wall = WallTime()
     setup = prepare(config, folder)
     display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
-    for line in (note, keep_compiled(folder), *(setup.choices if verbose else ())):
+    said = format_overlap(setup.corpus.summary()["overlap"])
+    for line in (note, keep_compiled(folder), said, *(setup.choices if verbose else ())):
         if line:
             display.note(line)
     state, start, started_from = _restore_or_create(setup, display, wall)
@@ -97,7 +99,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
 
     if folder.has_run_record():
         wall.add(folder.read_run().get("wall_seconds", {}))
-    record = RunRecord(setup, state, compile_seconds, started_from, wall, {start: lost} if lost else {})
+    record = RunRecord(setup, state, compile_seconds, started_from, wall, start, lost)
     record.write("running")
     display.begin(start)
     with StopSignals() as stop:  # until all is written
@@ -163,7 +165,7 @@ def _loop(
             with log.clock.paused():
                 if validates:
                     with wall.spent("evaluating"):
-                        log.validation(step, setup.validator(state.params, train.eval_batches, watchdog.heartbeat))
+                        log.validation(step, *setup.validator(state.params, train.eval_batches, watchdog.heartbeat))
                 if saves:
                     # A save may wait for slow storage.
                     with wall.spent("saving"), watchdog.paused():

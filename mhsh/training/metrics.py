@@ -90,9 +90,9 @@ class Log:
             self._display.note(f"step {step}: the loss or a gradient is not finite; the update is skipped (batch {row['batch']})")
         self._write(row | self._rates(row["seconds"]))
 
-    def validation(self, step: int, values: dict[str, float]) -> None:
-        """Writes a validation row."""
-        self._write(self._row(step, "validation", self._last[2], values))
+    def validation(self, step: int, values: dict[str, float], batches: str) -> None:
+        """Writes a validation row; `batches` is the checksum of all its batches."""
+        self._write(self._row(step, "validation", self._last[2], values) | {"batch": batches})
 
     def note(self, message: str) -> None:
         """Shows a line beside the rows."""

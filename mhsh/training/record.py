@@ -13,7 +13,7 @@ from mhsh.models.admin import read_omega
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import in_stack_order
 from mhsh.outcome import plateau_outcome, smoothed_final
-from mhsh.training.environment import environment
+from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.optimizer import decayed_count
 from mhsh.training.setup import Setup
 from mhsh.training.state import TrainState
@@ -31,14 +31,19 @@ class RunRecord:
         compile_seconds: float,
         started_from: dict[str, Any] | None,
         wall: WallTime,
-        lost_rows: Mapping[int, int],
+        start: int,
+        lost_rows: int,
     ) -> None:
-        """`lost_rows`: how many of metrics.jsonl are lost, by the step that the run resumes at."""
+        """Of a run that goes on after step `start`, up to which `lost_rows` of metrics.jsonl are
+        lost.
+        """
         config, corpus = setup.config, setup.corpus
         self._setup, self._wall = setup, wall
-        before = setup.folder.read_run()["lost_rows"] if setup.folder.has_run_record() else {}
+        before = setup.folder.read_run() if setup.folder.has_run_record() else {}
         self._values: dict[str, Any] = {
             **environment(),
+            "code": _by_step(before.get("code", {}), start, code_hash()),
+            "numerics": _by_step(before.get("numerics", {}), start, numerics(config)),
             "objective": config.model.objective,
             "mesh": dict(setup.mesh.shape),
             "remat_policy": config.model.remat_policy,
@@ -54,7 +59,7 @@ class RunRecord:
             "omega": _initial_omega(setup, state),
             "compile_seconds": compile_seconds,
             "started_from": started_from,
-            "lost_rows": before | {str(step): rows for step, rows in lost_rows.items()},
+            "lost_rows": before.get("lost_rows", {}) | ({str(start): lost_rows} if lost_rows else {}),
         }
 
     def write(self, status: str, **more: Any) -> None:
@@ -74,6 +79,14 @@ def outcome_of(setup: Setup) -> str:
     _, losses = metrics.series("train", "step", "loss")
     _, validation = metrics.series("validation", "step", "loss")
     return plateau_outcome(smoothed_final(losses), validation[-1] if validation else None, setup.corpus.unigram_entropy)
+
+
+def _by_step(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:
+    """All that trained the parameters, each by the step after which it began: what did `before`, up
+    to step `start`, and what does now, if that is another.
+    """
+    kept = {step: value for step, value in before.items() if int(step) < start}
+    return kept if now in list(kept.values())[-1:] else kept | {str(start): now}
 
 
 def _initial_omega(setup: Setup, state: TrainState) -> dict[str, list[float]] | None:

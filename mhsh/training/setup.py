@@ -30,7 +30,7 @@ from mhsh.models.build import Model, build_model
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.cluster import preflight, wait_for_all
-from mhsh.training.environment import environment
+from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.footprint import check_state_fits
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.remat import RematChoice, device_bytes, resolve_remat
@@ -87,6 +87,7 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     Raises:
       UserError: the data, the mesh or the folder does not fit the config, or the processes differ.
     """
+    code_hash()  # kept from here on: the files are still those that were imported
     mesh = make_mesh(config)
     if isinstance(config.data, TranslationDataConfig) and config.data.validation_sentences and jax.process_count() > 1:
         raise UserError(
@@ -194,7 +195,8 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
     code = environment()
     return {
         "config": hashlib.sha256(json.dumps(to_dict(config)).encode()).hexdigest()[:12],
-        "code": f"{code['versions']['mhsh']} at {code['git_revision']}",
+        "code": f"{code['versions']['mhsh']} at {code['git_revision']}, sources {code_hash()}",
+        "numeric settings": json.dumps(numerics(config)),
         "versions": ", ".join(f"{name} {version}" for name, version in code["versions"].items()),
         "data": corpus.fingerprint[:12],
         "local devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",

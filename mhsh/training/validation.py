@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -20,6 +21,7 @@ from mhsh.data.translation.corpus import TranslationCorpus
 from mhsh.evaluation.validation import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq
+from mhsh.training.checkpoints.checksum import as_hex, checksums
 from mhsh.training.sharding import ROWS, put_batch, whole
 from mhsh.training.step import CompiledByLength, compile_eval_step, eval_step, predict_step
 
@@ -31,6 +33,13 @@ class Decoding:
     num_sentences: int | None  # None: all
     num_hypotheses: int
     length_penalty: float
+
+
+class Validated(NamedTuple):
+    """What an evaluation found."""
+
+    values: dict[str, float]
+    batches: str  # a checksum of all its batches in order, the same on any mesh: sixteen hexadecimal digits
 
 
 class Validator:
@@ -62,12 +71,13 @@ class Validator:
         """The number of batches of all validation rows."""
         return len(self._batches)
 
-    def __call__(self, params: Any, num_batches: int = 0, heartbeat: Callable[[], None] = lambda: None) -> dict[str, float]:
+    def __call__(self, params: Any, num_batches: int = 0, heartbeat: Callable[[], None] = lambda: None) -> Validated:
         """The metrics over the first `num_batches` batches (0: all). `heartbeat` is called after
         each piece of work.
         """
         corpus, model = self._corpus, self._model
-        batches = self._put(min(num_batches or self.num_batches, self.num_batches), heartbeat)
+        seen = hashlib.sha256()
+        batches = self._put(min(num_batches or self.num_batches, self.num_batches), seen, heartbeat)
         if isinstance(corpus, ClassificationCorpus | SpanCorpus):
             values, logits = evaluate_rows(self._step, params, batches, len(corpus.validation))
             values |= span_metrics(corpus, logits) if isinstance(corpus, SpanCorpus) else classification_metrics(corpus, logits)
@@ -84,9 +94,15 @@ class Validator:
                 length_penalty=self._decoding.length_penalty,
             )
         heartbeat()
-        return values
+        return Validated(values, seen.hexdigest()[:16])
 
-    def _put(self, num_batches: int, heartbeat: Callable[[], None]) -> Iterator[dict[str, jax.Array]]:
-        for batch in prefetched(self._batches, 0, num_batches):
+    def _put(self, num_batches: int, seen: Any, heartbeat: Callable[[], None]) -> Iterator[dict[str, jax.Array]]:
+        """The batches on the devices. `seen`, a hash, takes the checksum of each."""
+        for host_batch in prefetched(self._batches, 0, num_batches):
             heartbeat()
-            yield put_batch(batch, self._mesh)
+            batch = put_batch(host_batch, self._mesh)
+            sums = checksums(batch)
+            yield batch
+            # Fetched when the step has run: the device need not wait.
+            for _, each in sorted(jax.device_get(sums).items()):
+                seen.update(as_hex(each).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,14 @@ RECOMMENDED: Mapping[str, Mapping[str, str | bool]] = {kind: _GPU for kind in PE
 # From the environment; they apply to everything that the process compiles.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
+# In the names of flags that change the time, the memory or what is written, but no number. Every
+# other flag counts as one that changes numbers, also one that is not known here: a comparison that
+# doubts too much says so, and one that doubts too little is wrong in silence.
+_NO_NUMBERS = (
+    *("async", "cache_dir", "command_buffer", "compilation_parallelism", "data_dir", "device_count", "dump"),
+    *("memory_limit", "pipelined", "profile", "scheduler", "vmem_limit"),
+)
+
 
 def compiler_options(flags: str, device_kind: str) -> dict[str, str | bool]:
     """The options of train.xla_flags for this kind of device."""
@@ -33,3 +42,14 @@ def compiler_options(flags: str, device_kind: str) -> dict[str, str | bool]:
 def flags_in_force(flags: str, device_kind: str) -> dict[str, Any]:
     """What run.json records: the step's own flags, and those of the environment."""
     return {"step": compiler_options(flags, device_kind)} | {name: os.environ.get(name, "") for name in _VARIABLES}
+
+
+def numeric_flags(flags: str, device_kind: str) -> dict[str, str]:
+    """Of the flags in force, those that may change numbers. The step's own come last and win."""
+    in_force: dict[str, str] = {}
+    for name in _VARIABLES:
+        for argument in shlex.split(os.environ.get(name, "")):
+            flag, _, value = argument.lstrip("-").partition("=")
+            in_force[flag] = value or "true"  # without a value it is switched on
+    in_force |= {flag: str(value).lower() for flag, value in compiler_options(flags, device_kind).items()}
+    return {flag: in_force[flag] for flag in sorted(in_force) if not any(part in flag for part in _NO_NUMBERS)}

@@ -217,7 +217,7 @@ def test_the_table_of_a_run_with_a_peer(make_config, tmp_path: Path):
     assert theirs["name"] == "torch-eager" and theirs["implementation"] == "transformers BertForPreTraining"
     assert theirs["parameters"] == ours["parameters"] - ours["omega"] and ours["omega"] > 0
     assert theirs["flops"] == ours["flops"] and theirs["time_ratio"]["median"] > 0
-    assert "| torch-eager | transformers BertForPreTraining 2L8H float32, torch-eager |" in done.stdout
+    assert "| torch-eager | transformers BertForPreTraining 2x8 float32, torch-eager |" in done.stdout
 
 
 def test_the_environment_of_the_peers_can_be_written():

@@ -67,7 +67,7 @@ def test_training_of_two_shapes(tmp_path):
     assert against["time_ratio"]["low"] <= against["time_ratio"]["median"] <= against["time_ratio"]["high"]
     assert found["environment"]["devices"]["count"] == first["devices"] == 1
     assert found["environment"]["torch"] is None
-    assert "against: mhsh 2L8H post_ln float32" in table
+    assert "against: mhsh 2x8 post_ln float32" in table
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_compiling(tmp_path):
     found, table = bench(tmp_path / "compile.json", "compile", *tiny("config", "bert.py:2l8h"), "--rounds=1")
     (only,) = candidates(found)
     assert only["work"] == 1 and only["turns"][0][0] > 0.05, "no cache has answered"
-    assert "config: mhsh 2L8H admin float32" in table
+    assert "config: mhsh 2x8 admin float32" in table
 
 
 @pytest.mark.parametrize(

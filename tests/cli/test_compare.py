@@ -1,13 +1,17 @@
 """Tests of `mhsh compare`: what it writes, what it says, what it returns, and what it never
-overwrites.
+overwrites. What it finds is tested in tests/verdict, how that looks in tests/report.
 """
 
 from __future__ import annotations
 
 import csv
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,17 +22,21 @@ from mhsh.cli.reports.compare import run
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
+from tests.cli.light_process import mhsh_without_jax
+from tests.conftest import ROOT, load_fields
+from tests.report.speed_files import two_shapes, write
+from tests.sweeps import write_sweep
 
-ROOT = Path(__file__).resolve().parents[2]
 MakeRun = Callable[..., str]
+FILES = ("report.html", "report.json", "report.md", "report.csv", "report_curves.csv", "report.svg")
 
 
 @pytest.fixture
 def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
     """Writes a run folder with the training losses given, one a step, and no run.json."""
-    config = make_config("bert", "2l8h")
 
-    def make(name: str, losses: tuple[float, ...] = (3.0, 2.5, 2.0)) -> str:
+    def make(name: str, losses: tuple[float, ...] = (3.0, 2.5, 2.0), **changes: Any) -> str:
+        config = make_config("bert", "2l8h", **{"train.num_steps": max(1, len(losses)), "optimizer.warmup_steps": 0, **changes})
         folder = RunFolder.open_for_training(tmp_path / "runs" / name, config)
         for step, loss in enumerate(losses, 1):
             cost = {"tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step}
@@ -38,47 +46,44 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
     return make
 
 
+@pytest.fixture
+def bench_files(tmp_path: Path, make_config: Callable[..., Config]) -> list[str]:
+    config = make_config("bert", "2l8h")
+    configs = {"config": config, "against": config}
+    return [write(tmp_path / f"{kind}.json", two_shapes(configs, kind)) for kind in ("inference", "train")]
+
+
+def groups(out: Path) -> list[dict[str, str]]:
+    with open(out.with_suffix(".csv"), encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_good_runs(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "report.html"
-    assert run([make_run("a"), make_run("b", (3.0, 2.9, 2.8))], str(out)) == 0
+    paths = [make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln"})]
+    assert run(paths, out=str(out)) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    assert "a ended lowest: final training loss 2.000" in said.out
-    assert f"Report: {out}" in said.out
-    assert sorted(path.name for path in out.parent.iterdir()) == [
-        "curves.csv",
-        "curves.png",
-        "curves.svg",
-        "curves_column.png",
-        "curves_column.svg",
-        "groups.csv",
-        "report.html",
-        "results.md",
-    ]
-    assert "<h1>a ended lowest" in out.read_text(encoding="utf-8")
-    results = (out.parent / "results.md").read_text(encoding="utf-8")
-    assert "\n- a ended lowest" in results and "\n![Loss curves](curves.png)\n" in results and "\n| b | " in results
-
-
-def test_a_report_replaces_a_report(make_run: MakeRun, tmp_path: Path) -> None:
-    out, a = str(tmp_path / "report.html"), make_run("a")
-    assert run([a, make_run("b")], out) == 0
-    before = Path(out).read_bytes()
-    assert run([a, make_run("c", (3.0, 2.9, 2.8))], out) == 0
-    assert Path(out).read_bytes() != before
+    assert said.out.startswith("2x8 pre_ln ends 0.800 higher than 2x8 admin (training loss 2.800 against 2.000)")
+    assert f"Report: {out}\nBeside it: " in said.out
+    assert {path.name for path in out.parent.iterdir()} == set(FILES)
+    assert "<h1>2x8 pre_ln ends 0.800 higher" in out.read_text(encoding="utf-8")
+    results = out.with_suffix(".md").read_text(encoding="utf-8")
+    assert "\n- 2x8 pre_ln ends" in results and "](report.svg)\n" in results and "\n| 2x8 pre_ln | " in results
+    # A report replaces a report, and equal runs give equal files.
+    before = {path: path.read_bytes() for path in out.parent.iterdir()}
+    assert run(paths, out=str(out)) == 0
+    assert {path: path.read_bytes() for path in out.parent.iterdir()} == before
+    assert run(paths[:1], out=str(out), png=True) == 0
+    assert out.read_bytes() != before[out] and out.with_suffix(".png").exists()
 
 
 def test_two_pages_in_one_folder_share_no_file(make_run: MakeRun, tmp_path: Path) -> None:
-    a, b = make_run("a"), make_run("b", (3.0, 2.9, 2.8))
-    for name, runs in (("one", [a]), ("two", [a, b])):
-        run(runs, str(tmp_path / f"{name}.html"))
-    assert "\nb," not in (tmp_path / "one_curves.csv").read_text()
-    written = sorted(path.name for path in tmp_path.glob("*_*"))
-    assert written == sorted(
-        f"{page}_{name}"
-        for page in ("one", "two")
-        for name in ("curves.csv", "curves.png", "curves.svg", "curves_column.png", "curves_column.svg", "groups.csv", "results.md")
-    )
+    a, b = make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln"})
+    for name, paths in (("one", [a]), ("two", [a, b])):
+        run(paths, out=str(tmp_path / f"{name}.html"))
+    assert "pre_ln" not in (tmp_path / "one_curves.csv").read_text()
+    assert {path.name for path in tmp_path.glob("*.*")} == {f"{page}{name[6:]}" for page in ("one", "two") for name in FILES}
 
 
 def test_problems_are_named_and_the_others_drawn(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,53 +91,107 @@ def test_problems_are_named_and_the_others_drawn(make_run: MakeRun, tmp_path: Pa
     metrics = Path(cut) / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-10])
     out = tmp_path / "report.html"
-    assert run([good, cut, young, missing], str(out)) == 2
+    assert run([good, cut, young, missing], out=str(out)) == 2
     said = capsys.readouterr()
     lines = said.err.splitlines()
     assert len(lines) == 3
     for path, line in zip((missing, cut, young), lines, strict=True):
         assert line.startswith("mhsh compare: ")
         assert path in line
-    assert "good ended lowest" in said.out
     text = out.read_text(encoding="utf-8")
-    assert text.count("files damaged or missing") == 2
-    assert "is cut short in line 3; only the 2 whole rows before it are read" in text
+    assert (
+        all(path in text for path in (missing, cut, young))
+        and "is cut short in line 3; only the 2 whole rows before it are read" in text
+    )
 
 
 def test_nothing_to_draw(make_run: MakeRun, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    for folders in ([], [str(tmp_path / "missing")], [make_run("young", ())]):
-        with pytest.raises(UserError):
-            run(folders, str(out))
+    for folders in ([str(tmp_path / "missing")], [make_run("young", ())]):
+        with pytest.raises(UserError, match="nothing to draw"):
+            run(folders, out=str(out))
     assert not out.exists()
 
 
-@pytest.mark.parametrize("name", ["report.html", "curves.png", "curves.svg", "curves.csv", "groups.csv", "results.md"])
+def test_a_measure_that_no_run_logged_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--measure=blue is no number of the train rows of these runs; allowed: loss"):
+        run([make_run("a")], measure="blue", out=str(tmp_path / "report.html"))
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path: Path, name: str) -> None:
     folders = [make_run("a"), make_run("b")]
     (tmp_path / name).write_text("my thesis")
     with pytest.raises(UserError, match="was not written by mhsh compare"):
-        run(folders, str(tmp_path / "report.html"))
+        run(folders, out=str(tmp_path / "report.html"))
     assert (tmp_path / name).read_text() == "my thesis"
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "runs"])
+    assert {path.name for path in tmp_path.iterdir()} == {name, "runs"}
 
 
 def test_the_baseline_and_the_target_are_those_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [make_run("a"), make_run("b", (3.0, 2.9, 2.8))]
-    for baseline in ("b", runs[1]):
-        run(runs, str(tmp_path / "report.html"), target=2.9, baseline=baseline)
-        with open(tmp_path / "groups.csv", encoding="utf-8", newline="") as file:
-            rows = {(row["group"], row["measure"], row["axis"]): row for row in csv.DictReader(file)}
-        assert float(rows["a", "reached loss 2.9", "step"]["mean"]) == pytest.approx(1.2)
-        assert float(rows["a", "final training loss", ""]["difference"]) == pytest.approx(-0.8)
-        assert {row["baseline"] for row in rows.values()} == {"b"}
+    paths = [make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln"})]
+    for baseline in ("b", paths[1], "2x8 pre_ln"):
+        run(paths, out=str(tmp_path / "report.html"), target=2.9, baseline=baseline)
+        a, b = groups(tmp_path / "report.html")
+        assert float(a["steps to 2.900"]) == pytest.approx(1.2)
+        assert float(a["difference"]) == pytest.approx(-0.8) and b["difference"] == ""
 
 
-@pytest.mark.parametrize("wrong", [{"baseline": "c"}, {"target": float("nan")}])
-def test_a_baseline_or_target_that_is_none_is_refused(make_run: MakeRun, tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        run([make_run("a"), make_run("b")], str(tmp_path / "report.html"), **wrong)
-    assert not (tmp_path / "report.html").exists()
+def test_what_is_meant_to_differ_is_what_is_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
+    paths = [make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln", "model.hidden_dropout": 0.5})]
+    for treatment, words in ((None, "different dropout"), ("shape,model.hidden_dropout", "residual scheme and hidden_dropout")):
+        run(paths, treatment=treatment, out=str(tmp_path / "report.html"))
+        assert words in (tmp_path / "report.md").read_text().replace("\\", "").replace("\n  ", " ")
+
+
+def test_a_sweep_over_the_rate_compares_shapes_each_at_its_best(tmp_path: Path) -> None:
+    """Eight heads are best at 1e-3, one head at 2e-3."""
+    ends = {
+        f"heads_per_layer-{heads}_learning_rate-{rate}_seed-{seed}": 2.3 + 0.1 * (heads == 1) + 0.05 * distance + 0.002 * seed
+        for heads in (8, 1)
+        for distance, rate in enumerate(("0.001", "0.002", "0.004") if heads == 8 else ("0.002", "0.001", "0.004"))
+        for seed in range(6)
+    }
+    axes = ["heads_per_layer=8,1", "lr=1e-3,2e-3,4e-3", "seed=0,1,2,3,4,5"]
+    sweep = str(write_sweep(tmp_path / "sweep", load_fields("evidence", "heads"), axes, ends).path)
+    out = tmp_path / "report.html"
+    assert run([sweep], over="lr", choosing_seeds=3, out=str(out)) == 0
+    assert [row["best learning_rate"] for row in groups(out)] == ["0.001", "0.002"]
+    assert "Loss against learning_rate" in out.read_text(encoding="utf-8") and out.with_name("report_1.svg").exists()
+    # By the heads, once for each rate.
+    assert run([sweep], by="heads_per_layer", out=str(out)) == 0
+    said = out.with_suffix(".md").read_text(encoding="utf-8")
+    for rate in ("0.001", "0.002", "0.004"):
+        assert f"learning_rate {rate}: " in said.replace("\\", "")
+
+
+def test_speed_from_the_command_line(bench_files: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "new" / "page.html"
+    done = mhsh_without_jax("compare", *bench_files, "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Speed of 2x8 admin and 16x1 admin\n")
+    names = {"page.html", "page.json", "page.md", "page.csv", *(f"page_{number}.svg" for number in range(1, 5))}
+    assert {path.name for path in out.parent.iterdir()} == names
+    page = out.read_text(encoding="utf-8")
+    assert "at 2 of 6 settings, slower at 2, with no significant difference at 2" in page
+
+
+def test_runs_and_bench_files_are_one_report(make_run: MakeRun, bench_files: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert run([make_run("a"), *bench_files], out=str(out)) == 0
+    page = out.read_text(encoding="utf-8")
+    assert "Device-hours to training loss 2.000" in page and "Time, throughput and memory" in page
+    assert out.with_suffix(".svg").exists() and out.with_name("report_1.svg").exists()
+
+
+def test_a_bad_bench_file_is_one_line_and_nothing_is_written(bench_files: list[str], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"format": 1, "ki')
+    out = tmp_path / "out" / "page.html"
+    done = mhsh_without_jax("compare", *bench_files, str(bad), "--out", str(out))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "bad.json is damaged or no JSON" in done.stderr
+    assert not out.parent.exists()
 
 
 def test_an_out_that_cannot_be_written(make_run: MakeRun, tmp_path: Path) -> None:
@@ -140,8 +199,30 @@ def test_an_out_that_cannot_be_written(make_run: MakeRun, tmp_path: Path) -> Non
     (tmp_path / "folder").mkdir()
     for out in (tmp_path / "file" / "report.html", tmp_path / "folder"):
         with pytest.raises(UserError, match="choose another --out"):
-            run([make_run("a")], str(out))
+            run([make_run("a")], out=str(out))
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_watched_folder_shows_the_runs_that_begin_in_it_until_an_interrupt(make_run: MakeRun, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-m", "mhsh", "compare", "--watch", str(tmp_path / "runs")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"Watching 0 runs at (http://127\.0\.0\.1:[0-9]+/)", process.stdout.readline())
+            assert found is not None
+            with urllib.request.urlopen(found[1], timeout=60) as page:
+                assert "holds no run" in page.read().decode()
+            make_run("later")
+            while "2x8 admin" not in (text := urllib.request.urlopen(found[1], timeout=60).read().decode()):
+                time.sleep(0.2)
+            assert "holds no run" not in text
+            before = sorted(tmp_path.rglob("*"))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            assert sorted(tmp_path.rglob("*")) == before
+        finally:
+            process.kill()
 
 
 def test_it_imports_neither_jax_nor_the_backend_of_a_notebook(make_run: MakeRun, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_two_fresh_shapes_side_by_side(corpus, tmp_path, capsys):
     shallow, deep = (model["result"]["encoder"]["attention"] for model in json.loads(out.read_text())["models"])
     assert [(len(each["heads"]), len(each["heads"][0])) for each in (shallow, deep)] == [(2, 8), (8, 2)]
     assert shallow["visible"] == deep["visible"]
-    assert "8L2H" in capsys.readouterr().out
+    assert "8x2" in capsys.readouterr().out
 
 
 @pytest.mark.slow

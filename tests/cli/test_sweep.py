@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from mhsh.cli.main import main
 from mhsh.cli.reports.sweep import make_plan, print_plan
+from mhsh.report.files import from_json
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import parse_axes
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, SweepFolder
@@ -51,6 +51,14 @@ def corpus(tmp_path: Path) -> Path:
     sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(900)]
     path.write_text("\n\n".join("\n".join(sentences[start : start + 9]) for start in range(0, 900, 9)) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def learnable(tmp_path: Path) -> list[str]:
+    """Flags for text of which each letter tells the next one, and for steps enough to see that."""
+    path = tmp_path / "learnable.txt"
+    path.write_text("\n\n".join("abcdefghijklmnop" * length for length in range(3, 63)) + "\n", encoding="utf-8")
+    return [f"--config.data.source=text:{path}", "--config.train.num_steps=40", "--config.train.batch_size=8"]
 
 
 def command(*arguments: str) -> list[str]:
@@ -112,8 +120,8 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     there = SweepFolder(folder)
     names = [cell.name for cell in there.read_plan().cells]
     assert str(missing) in there.state(names[2]).reason
-    html = (folder / "sweep.html").read_text(encoding="utf-8")
-    assert "1 failed, 2 not run" in html and f"{names[2]} failed: exit status 2: mhsh: " in html
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Missing: 1 not run" in html and f"{names[2]} failed: exit status 2: mhsh: " in html
     # The other host's share, both cells at once. Meanwhile the missing file is written.
     missing.write_bytes(corpus.read_bytes())
     metrics = there.run_folder(names[0]).path / "metrics.jsonl"
@@ -123,28 +131,49 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     assert main([*axes, "--retry"]) == 0
     assert states(folder) == [FINISHED, GAVE_UP, FINISHED, GAVE_UP]
     assert metrics.read_bytes() == before
-    figures = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
-    assert [cell["verdict"] for cell in figures["cells"]][1::2] == ["diverged", "diverged"]
+    report = from_json((folder / "report.json").read_bytes())
+    states_shown = [row.full[3].text for row in report.tables[-1].rows]
+    assert states_shown == ["on the unigram plateau", "diverged"] * 2  # six steps do not leave it
     shape = RunFolder(there.run_folder(names[0]).path).read_run()["parameters"]["total"]
     assert shape == there.read_plan().cells[0].cost["parameters"]
 
 
-def test_only_the_best_value_is_trained_on_all_seeds(corpus, tmp_path, capsys):
+def test_only_the_best_value_is_trained_on_all_seeds(learnable, tmp_path, capsys):
     """Two hosts: the first has seed 0, which chooses, the second seed 1, which reports."""
     folder = tmp_path / "s"
-    tuned = ["--axes", "lr=1e-6,1e-2", "seed=0,1", "--over=lr", "--choosing-seeds=1"]
-    axes = ["sweep", *CONFIG, f"--config.data.source=text:{corpus}", *tuned, f"--workdir={folder}"]
+    tuned = ["--axes", "lr=1e-6,3e-2", "seed=0,1", "--over=lr", "--choosing-seeds=1"]
+    axes = ["sweep", *CONFIG, *learnable, *tuned, f"--workdir={folder}"]
     assert main([*axes, "--dry-run"]) == 0
-    # Three runs of 6 steps of 2 rows of 16 tokens.
-    assert "2 of them choose learning_rate on 1 seed, then 1 report at the best one: at most 576 tokens" in capsys.readouterr().out
+    # Three runs of 40 steps of 8 rows of 16 tokens.
+    assert "2 of them choose, then 1 report: at most 15,360 tokens" in capsys.readouterr().out
     assert main([*axes, "--cells=0/2"]) == os.EX_TEMPFAIL  # 0/2 is 2/2, for who counts from 0
     assert "Some settings have no lr yet" in capsys.readouterr().out
     assert states(folder) == [WAITING] * 4
     assert main([*axes, "--cells=1/2", "--parallel=2"]) == 0
-    assert "the config: 0.01\n" in capsys.readouterr().out
+    assert "  1x8 admin: 0.03\n" in capsys.readouterr().out
     assert states(folder) == [FINISHED, WAITING, FINISHED, WAITING]
     assert main([*axes, "--cells=2/2"]) == 0
     assert states(folder) == [FINISHED, WAITING, FINISHED, FINISHED]
+
+
+@pytest.mark.slow  # tests/verdict/test_optimum.py says which values are added
+def test_a_refined_grid_ends_half_an_octave_around_the_best_value(learnable, tmp_path, capsys):
+    folder = tmp_path / "s"
+    axes = ["--axes", "lr=2e-2,4e-2,8e-2", "seed=0,1", "--over=lr", "--refine"]
+    refined = ["sweep", *CONFIG, *learnable, *axes, f"--workdir={folder}", "--parallel=2"]
+    assert main(refined) == 0
+    assert "\nRefining lr: " in capsys.readouterr().out
+    rates = [float(value) for value in SweepFolder(folder).read_plan().axes[0].values]
+    assert len(rates) >= 5 and rates == sorted(rates)
+    report = from_json((folder / "report.json").read_bytes())
+    best = float(report.tables[0].rows[0].full[1].text)
+    place = rates.index(best)
+    assert rates[place + 1] / best < 1.5 and best / rates[place - 1] < 1.5
+    assert report.points[0].title == "Loss against learning_rate" and len(report.points[0].series[0].points) == len(rates)
+    # The same command has nothing left to run: the values that were added stay.
+    assert main(refined) == 0
+    said = capsys.readouterr().out
+    assert said.count(" cells to run") == 2 and all(f": 0 of {count} cells to run" in said for count in (len(rates), 1))
 
 
 def _children(process: int) -> list[int]:
@@ -184,7 +213,7 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     stopped.send_signal(signal.SIGINT)
     out, err = stopped.communicate()
     assert stopped.returncode == 130, err
-    assert "Interrupted; state saved" in out and (folder / "sweep.html").exists()
+    assert "Interrupted; state saved" in out and (folder / "report.html").exists()
     assert states(folder) == [STOPPED, WAITING]
     assert run.read_run()["status"] == "stopped"
     saved = run.newest_checkpoint()

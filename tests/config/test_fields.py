@@ -16,8 +16,8 @@ from mhsh.config.roles import ROLES, Role, Row, Step, loss
 from mhsh.config.schema import OBJECTIVES, Config, ModelConfig, Section, to_dict
 from mhsh.configs import base
 from mhsh.errors import UserError
-from mhsh.report.compare.fairness import _settings
 from mhsh.sweep.axes import parse_axes
+from mhsh.verdict.conditions import _settings
 
 EVERY_FIELD = list({(objective, field.path): field for objective in OBJECTIVES for field in all_fields(objective)}.values())
 

@@ -26,6 +26,7 @@ from pyarrow import parquet
 from mhsh import files
 from mhsh.bucket_lock import bucket_lock
 from mhsh.config.schema import to_dict
+from mhsh.data import verification
 from mhsh.data.bucket_copies import local_copy, upload
 from mhsh.data.fine_tuning.glue import find_file, find_task, read_glue
 from mhsh.data.fine_tuning.squad import read_squad
@@ -177,13 +178,17 @@ def test_any_bytes_are_uploaded(bucket, tmp_path):
     assert tree_in(bucket) == contents
 
 
-def test_copies_are_whole_or_made_again(bucket, tmp_path, english_source, capsys):
+def test_copies_are_whole_or_made_again(bucket, tmp_path, english_source, capsys, monkeypatch):
     config = pretraining_config(source=english_source)
     prepared_there(config, f"{bucket}/out", 7)
     folder = epath.Path(f"{bucket}/out/train")
     copy = local_copy(folder)
     assert copy == tmp_path / "cache" / "data" / read_index(folder)["fingerprint"]
-    StoredTable(copy).verify()
+    table = StoredTable(copy)
+    table.verify()
+    with monkeypatch.context() as patched:  # what was compared when it was copied is not read again
+        patched.setattr(verification, "check_sha256", lambda folder, shard: pytest.fail(f"{shard.name} is read again"))
+        verification.verify_once(copy, table.shards)
     capsys.readouterr()
     before = tree(copy)
     kept = (copy / "00000.arrayrecord").stat().st_ino

@@ -26,11 +26,7 @@ def study(launch: Launch, tmp_path: Path) -> Callable[..., list[list[str]]]:
     venv = tmp_path / "environment"
     (venv / "bin").mkdir(parents=True)
     mhsh = venv / "bin/mhsh"
-    # A sweep leaves its report behind, mhsh tuned its own.
-    mhsh.write_text(
-        '#!/usr/bin/env bash\nprintf "%s\\n" "$@" . >>"$HOME/calls"\n'
-        'mkdir -p "$HOME/study/width" && touch "$HOME/study/width/sweep.json" "$HOME/study/width/tuned.png"\n'
-    )
+    mhsh.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" . >>"$HOME/calls"\n')
     mhsh.chmod(0o755)
     (venv / "bin/python").symlink_to(sys.executable)
     made_from = 'echo "$(cat pyproject.toml constraints.txt | cksum) $(python3 --version) "'
@@ -48,8 +44,14 @@ def study(launch: Launch, tmp_path: Path) -> Callable[..., list[list[str]]]:
     return run
 
 
-def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
-    sweep, tuned = study("width", "--parallel=2")
+def begin(folder: Path, *stages: str) -> None:
+    for stage in stages:
+        (folder / stage / "runs/a").mkdir(parents=True, exist_ok=True)
+        (folder / stage / "runs/a/run.json").touch()
+
+
+def test_a_stage_is_a_sweep_which_reports_itself(study, tmp_path):
+    (sweep,) = study("width", "--parallel=2")
     assert sweep == [
         "sweep",
         "--config=study:base",
@@ -62,8 +64,8 @@ def test_a_stage_is_swept_tuned_and_published(study, tmp_path):
         "--choosing-seeds=2",
         "--parallel=2",
     ]
-    assert tuned == ["tuned", f"{tmp_path}/study/width", "--over=lr", "--choosing-seeds=2", "--by=layers_at_equal_size"]
-    assert {path.name for path in (tmp_path / "study/published/width").iterdir()} == {"sweep.json", "tuned.png"}
+    (sweep,) = study("numbers")
+    assert sweep[2:] == ["--axes", "heads_per_layer=8,1", "seed=0,1,2", f"--workdir={tmp_path}/study/numbers"]
 
 
 @pytest.mark.parametrize(
@@ -76,28 +78,6 @@ def test_every_stage_is_a_plan(study, monkeypatch, capsys, stage):
     assert re.search(r"^ *in all +\d+", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_stage_at_one_rate_is_compared(study, tmp_path):
-    (tmp_path / "study/numbers/runs/a").mkdir(parents=True)
-    (tmp_path / "study/numbers/compared").mkdir()
-    for name in ("comparison_results.md", "comparison_curves.png", "comparison_curves.svg"):
-        (tmp_path / "study/numbers/compared" / name).touch()
-    sweep, compared = study("numbers")
-    assert sweep[2:6] == ["--axes", "heads_per_layer=8,1", "seed=0,1,2", f"--workdir={tmp_path}/study/numbers"]
-    folder = tmp_path / "study/numbers"
-    out = f"--out={folder}/compared/comparison.html"
-    assert compared == ["compare", f"{folder}/runs/a", "--baseline=heads_per_layer-8", out]
-    published = {path.name for path in (tmp_path / "study/published/numbers").iterdir()}
-    assert published == {"comparison_results.md", "comparison_curves.png"}
-
-
-def test_a_stage_without_seeds_publishes_its_map_and_compares_nothing(study, tmp_path):
-    (tmp_path / "study/stability").mkdir(parents=True)
-    (tmp_path / "study/stability/stability_map.png").touch()
-    (sweep,) = study("stability")
-    assert sweep[0] == "sweep"
-    assert {path.name for path in (tmp_path / "study/published/stability").iterdir()} == {"stability_map.png"}
-
-
 def test_the_fields_of_a_stage_come_before_those_given(study):
     (sweep,) = study("heads_own", "--dry-run", "--config.train.num_steps=2")
     assert sweep[-3:] == ["--config.model.fans=own", "--config.train.num_steps=2", "--dry-run"]
@@ -107,40 +87,44 @@ def test_probes_look_into_the_reporting_runs_of_every_shape_once(study, tmp_path
     done = launch("study", "probes", f"--workdir={tmp_path}/study", MHSH_VENV=str(tmp_path / "environment"))
     assert (done.returncode, done.stderr) == (2, f"probes: run 'bash launch/study heads --workdir={tmp_path}/study' first\n")
     (tmp_path / "study/heads").mkdir(parents=True)
-    settings = [{"runs": ["heads_per_layer=8,seed=2", "heads_per_layer=8,seed=3"]}, {"runs": ["heads_per_layer=1,seed=2"]}]
-    (tmp_path / "study/heads/tuned.json").write_text(json.dumps({"settings": settings}))
-    runs = [f"{tmp_path}/study/heads/runs/{run}" for setting in settings for run in setting["runs"]]
+    names = ["heads_per_layer-8_seed-2", "heads_per_layer-8_seed-3", "heads_per_layer-1_seed-2"]
+    curves = {"runs": [{"name": name, "curves": {}} for name in names]}
+    (tmp_path / "study/heads/report.json").write_text(json.dumps({"report": {"curves": curves}}))
+    runs = [f"{tmp_path}/study/heads/runs/{name}" for name in names]
     assert study("probes", "--dry-run") == []
     published = tmp_path / "study/published/probes"
     ablation, similarity, coverage = study("probes")
     assert ablation == ["probe", "ablation", *runs, "--batches=16", f"--out={published}/ablation.json"]
     assert similarity == ["probe", "similarity", *runs, f"--out={published}/similarity.json"]
     assert coverage[:2] == ["probe", "coverage"]
+    published.mkdir(parents=True)
     for kind in ("ablation", "similarity", "coverage"):
         (published / f"{kind}.json").touch()
     assert study("probes") == []
 
 
-def test_a_gap_is_that_of_the_stages_that_are_tuned(study, tmp_path, launch):
+def test_a_page_reports_every_stage_and_those_of_one_question_beside_each_other(study, tmp_path):
     folder = tmp_path / "study"
-    nothing = f"gap: nothing to compare in {folder}; run two stages of one question, as heads and large, first\n"
-
-    def tune(*stages: str) -> None:
-        for stage in stages:
-            (folder / stage).mkdir(parents=True)
-            (folder / stage / "tuned.json").touch()
-
-    for stages in ((), ("admin",)):
-        tune(*stages)
-        done = launch("study", "gap", f"--workdir={folder}", MHSH_VENV=str(tmp_path / "environment"))
-        assert (done.returncode, done.stderr) == (2, nothing)
-    tune("heads", "large", "longer", "keel", "bert_mini")
+    begin(folder, "admin", "heads", "large", "numbers", "stability")
+    (folder / "published").mkdir()
+    (folder / "keel/runs").mkdir(parents=True)  # nothing of it has run
     tuned = ["--over=lr", "--choosing-seeds=2"]
-    published = folder / "published"
-    assert study("gap") == [
-        ["gap", f"{folder}/heads", f"{folder}/large", *tuned, f"--out={published}/gap/gap.json"],
-        ["gap", f"{folder}/longer", *tuned, f"--out={published}/gap_longer/gap_longer.json"],
-        ["gap", f"{folder}/admin", f"{folder}/keel", *tuned, f"--out={published}/gap_schemes/gap_schemes.json"],
+
+    def compared(part: str, stages: tuple[str, ...], flags: list[str]) -> list[str]:
+        return [
+            "compare",
+            *(f"{folder}/{each}" for each in stages),
+            *flags,
+            "--png",
+            f"--out={folder}/published/{part}/report.html",
+        ]
+
+    assert study("page", f"--out={tmp_path}/page") == [
+        compared("heads", ("heads",), tuned),
+        compared("large", ("large",), tuned),
+        compared("gap", ("heads", "large"), tuned),
+        compared("admin", ("admin",), tuned),
+        compared("numbers", ("numbers",), []),
     ]
 
 
@@ -149,27 +133,42 @@ def test_the_page_is_what_was_published(launch, tmp_path):
     words = ("study", "page", f"--workdir={tmp_path}/study")
     for more, said in [
         ((), "page: where to? give --out=FOLDER\n"),
-        (("--oot=x",), "page: --oot=x is unknown; give --out=FOLDER\n"),
-        ((f"--out={page}",), f"page: nothing is published in {tmp_path}/study; run a stage first\n"),
+        (("--oot=x", "--out=x"), "page: --oot=x is unknown; give --out=FOLDER\n"),
+        ((f"--out={page}",), f"page: nothing has run in {tmp_path}/study; run a stage first\n"),
     ]:
         done = launch(*words, *more)
         assert (done.returncode, done.stderr) == (2, said)
+    report = (
+        "- Higher.\n\n![Curves](report.svg)\n\n![Loss](report_1.svg)\n\nResults by group:\n\n| a |\n\n"
+        "{}Other measures, not tested:\n\n| b |\n"
+    )
     for file, text in {
-        "width/tuned.md": "- Equal tuning budget.\n\n![Loss](tuned.png)\n",
-        "width/tuned.png": "a picture",
-        "heads/tuned.md": "- Higher. See \\](x.png)\n",
-        "heads/tuned.json": "{}",
-        "probes/ablation.md": "| model |\n",
+        "width/report.md": report.format(""),
+        "width/report_1.png": "a picture",
+        "width/report.png": "curves",
+        "gap/report.md": report.format("small: "),
+        "gap/report_1.png": "a picture of width",
+        "heads/report.md": "- Higher. See \\](x.png)\n",
+        "heads/report.json": "{}",
+        "probes/ablation.md": "![ablation](ablation.png)\n\n| model |\n",
+        "probes/ablation.png": "a picture",
     }.items():
         (published / file).parent.mkdir(parents=True, exist_ok=True)
         (published / file).write_text(text)
     assert launch(*words, f"--out={page}").returncode == 0
     text = (page / "index.md").read_text()
-    assert "    bash launch/study width\n\n- Equal tuning budget.\n\n![Loss](width/tuned.png)\n" in text
-    assert text.index("study heads") < text.index("study width") < text.index("study probes\n\n| model |")
-    assert "numbers" not in text
+    results = "Results by group:\n\n| a |\n\n## "
+    assert f"at equal size\n\n- Higher.\n\n![Loss](width/report_1.png)\n\n{results}" in text
+    assert f"with size?\n\n- Higher.\n\n{results}" in text
+    assert (
+        text.index("See")
+        < text.index("with size?")
+        < text.index("width/report_1")
+        < text.index("](probes/ablation.png)\n\n| model |")
+    )
+    assert "Translation" not in text
     files = {str(file.relative_to(page)) for file in page.glob("**/*") if file.is_file()}
-    assert files == {"index.md", "width/tuned.png", "heads/tuned.json"}
+    assert files == {"index.md", "width/report_1.png", "probes/ablation.png"}
 
 
 def test_the_page_keeps_what_another_folder_published(launch, tmp_path):
@@ -177,27 +176,32 @@ def test_the_page_keeps_what_another_folder_published(launch, tmp_path):
         for stage, said in stages.items():
             stage_folder = tmp_path / folder / "published" / stage
             stage_folder.mkdir(parents=True)
-            (stage_folder / f"{stage if stage.startswith('gap') else 'tuned'}.md").write_text(said)
+            (stage_folder / "report.md").write_text(said)
         assert launch("study", "page", f"--workdir={tmp_path}/{folder}", f"--out={tmp_path}/{out}").returncode == 0
         return (tmp_path / out / "index.md").read_text()
 
-    first = {"heads": "- Higher.\n", "gap_longer": "- It grows.\n", "keel": "- Lower.\n"}
+    first = {"heads": "- Higher.\n", "gap_heads": "- It grows.\n", "keel": "- Lower.\n"}
     second = {"width": "- Wider.\n", "keel": "- Higher.\n"}
-    assert "    bash launch/study gap\n\n- It grows.\n" in page("first", "kept", first)
+    assert "\n\n- It grows.\n" in page("first", "kept", first)
     assert page("second", "kept", second) == page("both", "at_once", first | second)
 
 
-def test_every_stage_has_a_heading():
-    script = LAUNCHER.read_text(encoding="utf-8")
-    gaps, headings = (
-        {line.split()[0] for line in script[script.index(f"{table}() {{") :].split("TABLE\n")[1].splitlines()}
-        for table in ("gaps", "questions")
-    )
-    assert headings == {*SWEEPS, *gaps, "probes"}
+def test_every_part_of_the_page_has_stages():
+    table = LAUNCHER.read_text(encoding="utf-8").split("parts() {")[1].split("TABLE\n")[1]
+    rows = [line.split(maxsplit=2) for line in table.splitlines()]
+    assert {stage for _, stages, _ in rows for stage in stages.split(",")} == {*SWEEPS, "-"} - {"stability"}
 
 
 def test_an_unknown_stage_is_told_which_there_are(launch):
     for arguments in ((), ("head",), (".*",)):
         done = launch("study", *arguments)
         assert done.returncode == 2
-        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(SWEEPS)} probes gap page"
+        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(SWEEPS)} probes page"
+
+
+@pytest.mark.slow
+def test_the_published_verdicts_are_those_of_the_kept_losses():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.verdicts.study", "docs/study"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout in (ROOT / "docs/study/index.md").read_text(encoding="utf-8")

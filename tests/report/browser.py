@@ -98,7 +98,7 @@ class Browser:
     def visit(self, address: str) -> None:
         """Opens the page at that address and waits until it says that its figure is drawn."""
         self.call("Page.navigate", url=address)
-        self.wait("!!(document.getElementById('curves') || {dataset: {}}).dataset.ready")
+        self.wait("!!(document.body && document.body.dataset.ready)")
 
     def wait(self, expression: str) -> None:
         """Waits until the JavaScript expression is true."""

@@ -60,7 +60,7 @@ RATIOS: dict[tuple[int, int], Spread] = {
 
 
 def two_shapes(
-    configs: Mapping[str, Config], kind: str = "inference", labels: tuple[str, str] = ("mhsh 2L8H admin", "mhsh 16L1H admin")
+    configs: Mapping[str, Config], kind: str = "inference", labels: tuple[str, str] = ("mhsh 2x8 admin", "mhsh 16x1 admin")
 ) -> dict[str, Any]:
     """The shallow one takes a second at every setting; `configs` are those of the two."""
     cells = {

@@ -30,9 +30,11 @@ def plain(array: np.ndarray) -> int:
     return sum(word * (2 * 0x9E3779B1 * place + 0x9E3779B1) for place, word in enumerate(words)) % 2**32
 
 
-def test_against_plain_integers():
-    array = np.random.default_rng(0).normal(size=(3, 5, 7)).astype(np.float32)
-    assert int(checksum(jnp.asarray(array))[0]) == plain(array)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_against_plain_integers(dtype):
+    array = np.random.default_rng(0).normal(size=(3, 5, 7)).astype(dtype)
+    with jax.enable_x64(True):
+        assert int(checksum(jnp.asarray(array))[0]) == plain(array)
 
 
 @settings(max_examples=200)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import queue
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -37,13 +36,19 @@ Said = queue.Queue[tuple[str, int]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, Peers, Said]]:
+def run() -> tuple[Store, Peers, Said]:
     """Process 0 of a run of three, and what it ends with."""
     said: Said = queue.Queue()
-    store, peers = Store(), Peers()
-    monkeypatch.setattr(peers, "lost", lambda what, status=75: said.put((what, status)))
+
+    class Heard(Peers):
+        """Its threads outlive the test, and may not end the process of the next one."""
+
+        def lost(self, what: str, status: int = 75) -> None:
+            said.put((what, status))
+
+    store, peers = Store(), Heard()
     peers.connect(0, 3, store, HOST)
-    yield store, peers, said
+    return store, peers, said
 
 
 def member(store: Store, process: int) -> socket.socket:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mhsh.errors import UserError
-from mhsh.training.xla_flags import compiler_options, flags_in_force
+from mhsh.training.xla_flags import compiler_options, flags_in_force, numeric_flags
 from tests.training.states import train_step_of
 
 
@@ -16,6 +16,19 @@ def test_what_they_become(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_c=3")
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
     assert flags_in_force("--xla_a=1", "cpu") == {"step": {"xla_a": "1"}, "XLA_FLAGS": "--xla_c=3", "LIBTPU_INIT_ARGS": ""}
+
+
+def test_flags_that_change_numbers(monkeypatch):
+    """An unknown flag counts; the step's own win over those of the environment."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_gpu_deterministic_ops --xla_unknown=3 --xla_a=1")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_enable_async_collective_fusion=true --xla_allow_excess_precision=false")
+    assert numeric_flags("--xla_a=2 --xla_cpu_enable_fast_math=true --xla_gpu_enable_latency_hiding_scheduler=true", "cpu") == {
+        "xla_a": "2",
+        "xla_allow_excess_precision": "false",
+        "xla_cpu_enable_fast_math": "true",
+        "xla_gpu_deterministic_ops": "true",
+        "xla_unknown": "3",
+    }
 
 
 @pytest.mark.parametrize(("flags", "said"), [("fast", "'fast' is no flag"), ("--xla_a", "is no flag"), (" ", "' ' is no flag")])

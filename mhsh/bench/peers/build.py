@@ -163,6 +163,6 @@ def peer_name(peer: str, of: str) -> str:
 
 
 def label(config: Config, title: str, peer: str) -> str:
-    """transformers BertForPreTraining 12L12H bfloat16, torch-compile."""
+    """transformers BertForPreTraining 12x12 bfloat16, torch-compile."""
     model = config.model
     return f"{title} {shape_name(model)} {model.compute_dtype}, {peer}"

@@ -18,8 +18,8 @@ from mhsh.text import quantity, timing
 if TYPE_CHECKING:
     from mhsh.bench.suite import Outcome, Stage
 
-# The stages whose files `mhsh speed` puts together: every shape once.
-_ON_THE_PAGE = ("train-large", "train-base", "inference-large")
+# What `mhsh compare` puts together of the stages: every shape once.
+_IN_THE_REPORT = ("train-large.json", "train-base.json", "inference-large.json", "run-shallow", "run-deep")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(out: str, size: str, only: str | None) -> int:
-    """Runs the stages, prints what they found, and writes speed.html and report.html into `out`.
+    """Runs the stages, prints what they found, and writes report.html into `out`.
 
     Returns:
       0; 2 where a stage failed; 128 and its number after a signal, and the same command goes on.
@@ -59,7 +59,7 @@ def run(out: str, size: str, only: str | None) -> int:
     if stopped is not None:
         print(f"stopped; the same command goes on: {len(done)} of {len(chosen)} stages are done")
         return 128 + stopped
-    _write_pages([stage.name for stage in done], folder)
+    _write_report([stage.name for stage in done], folder)
     return 2 if any(ended is not None and ended.state == "failed" for ended in found.values()) else 0
 
 
@@ -92,12 +92,9 @@ def _print(done: Sequence[Stage], folder: Path) -> None:
         Console().print(table)
 
 
-def _write_pages(done: Sequence[str], folder: Path) -> None:
-    from mhsh.cli.reports import compare, speed  # loads what draws
+def _write_report(done: Sequence[str], folder: Path) -> None:
+    from mhsh.cli.reports import compare  # loads what draws
 
-    files = [str(folder / f"{name}.json") for name in _ON_THE_PAGE if name in done]
-    if files:
-        speed.run(files, str(folder / "speed.html"))
-    runs = [str(folder / name) for name in ("run-shallow", "run-deep") if name in done]
-    if runs:
-        compare.run(runs, str(folder / "report.html"))
+    paths = [str(folder / name) for name in _IN_THE_REPORT if name.removesuffix(".json") in done]
+    if paths:
+        compare.run(paths, out=str(folder / "report.html"))

@@ -1,5 +1,6 @@
-"""`mhsh compare`: a table in the terminal, and beside each other report.html, the table as
-Markdown, the curves for a page and for a column of a paper as PNG and SVG, and the numbers as CSV.
+"""`mhsh compare`: runs and sweeps against a baseline, and the speed of shapes by `mhsh bench`. It
+prints a table and writes report.html, and beside it the numbers as JSON and CSV, the text as
+Markdown and the figures as SVG.
 """
 
 from __future__ import annotations
@@ -7,143 +8,201 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from mhsh.cli.parser import examples
 from mhsh.errors import UserError
-from mhsh.report.render import outputs
-from mhsh.report.runs.loading import find_runs, load_runs, loading
-from mhsh.run_folder import RunFolder
+from mhsh.files import absolute, is_remote
+from mhsh.report.files import prepare_files
 
 if TYPE_CHECKING:
-    from mhsh.report.compare.comparison import Comparison
+    from mhsh.report.report import Report
+    from mhsh.verdict.findings import Comparison
 
-_FILES = (
-    "curves.png",
-    "curves.svg",
-    "curves_column.png",
-    "curves_column.svg",
-    "curves.csv",
-    "groups.csv",
-    "results.md",
-)  # beside the page
+
+class Question(NamedTuple):
+    """What is asked of the runs."""
+
+    paths: Sequence[str]
+    over: str | None = None
+    by: Sequence[str] = ()
+    choosing_seeds: int | None = None
+    measure: str = "loss"
+    target: float | None = None
+    baseline: str | None = None
+    treatment: Sequence[str] | None = None
+    with_pretraining: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
-    parser.epilog = examples("mhsh compare runs/6l4h_post_ln runs/24l1h_admin", "mhsh compare runs --watch")
-    parser.add_argument("folders", nargs="+", metavar="RUN", help="a run, or a folder that holds runs, such as that of a sweep")
-    parser.add_argument("--out", metavar="FILE", help="the page (default: report.html)")
-    parser.add_argument(
-        "--target", type=float, metavar="LOSS", help="the loss to reach (default: the worst final loss of a run that trained)"
+    """Adds the arguments of `run`."""
+    parser.epilog = examples(
+        "mhsh compare runs/6l4h_post_ln runs/24l1h_admin",
+        "mhsh compare sweep --over=lr",
     )
-    parser.add_argument("--baseline", metavar="RUN", help="the run, or group of runs, to set against (default: the first)")
     parser.add_argument(
-        "--treatment",
-        metavar="FIELD,...",
-        help="what is meant to differ: config fields, or `shape` (default), the residual included",
+        "paths", nargs="+", metavar="PATH", help="a run, a sweep, a folder that holds runs, or a file of mhsh bench"
+    )
+    parser.add_argument("--over", metavar="FIELD", help="take each shape at its own best value of this field, such as lr")
+    parser.add_argument("--by", metavar="FIELD,...", help="compare by these swept fields, once for each setting of the others")
+    parser.add_argument(
+        "--choosing-seeds", type=int, metavar="N", help="with --over: how many of the seeds choose (default: half, rounded down)"
+    )
+    parser.add_argument(
+        "--measure", default="loss", metavar="NAME", help="what is tested: loss (default), or a metric such as bleu"
+    )
+    parser.add_argument(
+        "--target", type=float, metavar="LOSS", help="the loss to reach (default: the highest final loss of a run that trained)"
+    )
+    parser.add_argument("--baseline", metavar="GROUP", help="the group, or a run of it, to set against (default: the first)")
+    parser.add_argument(
+        "--treatment", metavar="FIELD,...", help="what is meant to differ: fields, or `shape` (default: it and what was swept)"
     )
     parser.add_argument(
         "--with-pretraining", action="store_true", help="count what the runs started from: steps, tokens, FLOPs and device seconds"
     )
+    parser.add_argument("--out", metavar="FILE", help="the page (default: report.html)")
+    parser.add_argument("--png", action="store_true", help="write the figures as PNG too")
     parser.add_argument("--watch", action="store_true", help="serve the page on this machine and refresh it while runs train")
     parser.add_argument("--port", type=int, metavar="N", help="where --watch serves it (default: any free port)")
 
 
 def run(
-    folders: Sequence[str],
-    out: str | None = None,
+    paths: Sequence[str],
+    over: str | None = None,
+    by: str | None = None,
+    choosing_seeds: int | None = None,
+    measure: str = "loss",
     target: float | None = None,
     baseline: str | None = None,
     treatment: str | None = None,
     with_pretraining: bool = False,
+    out: str | None = None,
+    png: bool = False,
     watch: bool = False,
     port: int | None = None,
 ) -> int:
-    """Compares the runs that `folders` are or hold, and writes the page to `out` (report.html), and
-    the pictures and tables into the same folder.
-
-    `target` (nats per predicted token), `baseline`, `treatment` and `with_pretraining` are those of
-    `compare`. With `watch` nothing is written: the page is served at `port` of the loopback
-    interface and kept fresh.
+    """Writes the report on what `paths` are or hold, runs, sweeps and bench files, and prints its
+    start. With `watch` nothing is written: the page is served at `port` of the loopback interface
+    and kept fresh.
 
     Returns:
-      0, or 2 where a folder could not be opened or its files are damaged; a line on stderr then
-      names each, and the others are drawn all the same.
+      0, or 2 where something could not be read or is damaged; a line on stderr then names each,
+      and the rest is drawn all the same.
 
     Raises:
-      UserError: there is nothing to draw, `out` or what goes beside it would overwrite something
-        that is no former report, or `target`, `baseline` or `treatment` is none.
+      UserError: there is nothing to draw, a file is in the way that is no former report, or an
+        argument is wrong.
     """
-    if not folders:
-        raise UserError("no run is named; give the folders that --workdir named, or one that holds them")
-    options: dict[str, Any] = {"target": target, "baseline": baseline, "pretraining": with_pretraining}
-    if treatment is not None:
-        options["treatment"] = tuple(treatment.split(","))
+    if choosing_seeds is not None and over is None:
+        raise UserError("--choosing-seeds goes with --over, the field that they choose a value of")
+    question = Question(
+        paths,
+        over,
+        by.split(",") if by else (),
+        choosing_seeds,
+        measure,
+        target,
+        baseline,
+        treatment.split(",") if treatment else None,
+        with_pretraining,
+    )
     if watch:
-        if out is not None:
-            raise UserError("--watch serves the page and writes nothing; leave --out away")
-        return _watch(folders, options, port or 0)
+        if out is not None or png:
+            raise UserError("--watch serves the page and writes nothing; leave --out and --png away")
+        return _watch(question, port or 0)
     if port is not None:
         raise UserError("--port is for --watch; give both or neither")
-    comparison = _compare(folders, Path(out or "report.html"), options)
-    return 2 if comparison.problems else 0
+    return 2 if write_report(question, Path(out or "report.html"), png).problems else 0
 
 
-def _compare(folders: Sequence[str], page_path: Path, options: Mapping[str, Any]) -> Comparison:
-    """Compares the runs, writes the report and prints it."""
-    beside = [_beside(page_path, name) for name in _FILES]
-    for path in (page_path, *beside):
-        outputs.check_replaceable(path)
-    with loading(folders) as loaded:
-        # Imported only here: what measures and draws takes a second to import, and meanwhile others
-        # read.
-        from rich.console import Console
+def write_report(question: Question, page: Path, with_png: bool = False) -> Report:
+    """Writes the report and prints its start.
 
-        from mhsh.report.compare import csv_tables, page, plots
-        from mhsh.report.compare.comparison import compare
-        from mhsh.report.compare.table import as_markdown, print_comparison
-        from mhsh.report.render.figure_files import COLUMN
-
-        comparison = compare(loaded(), **options)
-    if not any(item.drawable for item in comparison.runs):
-        raise UserError(f"nothing to draw: {'; '.join(comparison.problems)}")
-    for problem in comparison.problems:
+    Raises:
+      UserError: as `run`.
+    """
+    if page.suffix in (".json", ".md", ".csv", ".svg", ".png"):
+        raise UserError(f"--out={page} is the page, and other files are written beside it; name it .html")
+    write_files = prepare_files(page, with_png)
+    report = make_report(question)
+    if report.curves is None and not report.points:
+        raise UserError(f"nothing to draw: {'; '.join(report.problems) or report.title}")
+    for problem in report.problems:
         print(f"mhsh compare: {problem}", file=sys.stderr)
-    page_wide, column_wide = plots.pictures(comparison), plots.pictures(comparison, COLUMN)
-    outputs.write(page_path, page.render(comparison, page_wide["png"]))
-    tables = (
-        csv_tables.curves_table(comparison),
-        csv_tables.groups_table(comparison),
-        as_markdown(comparison, beside[0].name),
-    )
-    for path, content in zip(beside, (*page_wide.values(), *column_wide.values(), *tables), strict=True):
-        outputs.write(path, content)
+    paths = write_files(report)
+    from rich.console import Console
+
+    from mhsh.report.terminal import print_report
+
     # Written first: a closed pipe on stdout (mhsh compare ... | head) must not cost the report.
-    print_comparison(comparison, Console(highlight=False))
-    prefix = beside[-1].name.removesuffix("results.md")
-    print(f"\nReport: {page_path}")
-    print(
-        f"Beside it: {prefix}curves.png, .svg and .csv; {prefix}curves_column.png and .svg; {prefix}groups.csv; {prefix}results.md"
-    )
-    return comparison
+    print_report(report, Console(highlight=False))
+    print(f"\nReport: {page}")
+    print(f"Beside it: {', '.join(path.name for path in paths if path != page)}")
+    return report
 
 
-def _beside(page_path: Path, name: str) -> Path:
-    """Beside `report.html` it is `name`, beside `other.html` `other_NAME`: pages share no files."""
-    return page_path.with_name(name if page_path.stem == "report" else f"{page_path.stem}_{name}")
+def make_report(question: Question) -> Report:
+    """Computes the report: of files among the paths, on what `mhsh bench` measured; of the others,
+    on runs.
+
+    Raises:
+      UserError: an argument is wrong.
+    """
+    benches = [path for path in question.paths if _is_bench(path)]
+    runs = [path for path in question.paths if path not in benches]
+    if not benches:
+        return _make_run_report(question)[0]
+    from mhsh.report.speed import appended, read_speed, speed_report
+
+    speed = read_speed(benches)
+    if not runs:
+        if question != Question(question.paths):
+            raise UserError("only bench files are given, and all options but --out and --png are for runs; leave them away")
+        return speed_report(speed)
+    if question.with_pretraining:
+        raise UserError("--with-pretraining counts steps that no bench file measured; leave it or the bench files away")
+    report, comparisons = _make_run_report(question._replace(paths=runs))
+    return appended(report, speed_report(speed, comparisons))
 
 
-def _watch(folders: Sequence[str], options: Mapping[str, Any], port: int) -> int:
-    from mhsh.report.compare.comparison import compare
-    from mhsh.report.compare.watch import LOOPBACK, Server, Watched
+def _is_bench(path: str) -> bool:
+    """Whether it is a file, and so no run: a file of `mhsh bench`."""
+    place = absolute(path)
+    return not is_remote(place) and place.exists() and not place.is_dir()
 
-    watched = Watched(folders, lambda: compare(load_runs(folders), **options))
+
+def _make_run_report(question: Question) -> tuple[Report, Sequence[Comparison]]:
+    # What measures and draws takes a second to import; `mhsh compare --help` does not need it.
+    from mhsh.report.build import build_report
+    from mhsh.verdict.conditions import treatment_of
+    from mhsh.verdict.experiment import load_experiment
+    from mhsh.verdict.findings import compare
+    from mhsh.verdict.trend import judge_page
+    from mhsh.verdict.tuning import Tuned, tune
+
+    experiment = load_experiment(question.paths, question.with_pretraining)
+    treatment = treatment_of(experiment.axes, question.treatment)
+    comparisons = []
+    for name, section in experiment.sections(question.by).items():
+        tuned = tune(section, question.over, question.choosing_seeds) if question.over is not None else Tuned(section, ())
+        asked = (question.measure, question.target, question.baseline, treatment)
+        comparisons.append(compare(tuned.experiment, *asked, tuned.choices, name))
+    judged, changes = judge_page(comparisons)
+    return build_report(judged, changes, question.with_pretraining), judged
+
+
+def _watch(question: Question, port: int) -> int:
+    from mhsh.report.watch import LOOPBACK, Server, Watched
+    from mhsh.verdict.runs import find_runs
+
+    folders = [path for path in question.paths if not _is_bench(path)]
+    watched = Watched(folders, lambda: make_report(question))
     try:
-        if not any(RunFolder(folder).path.is_dir() for folder in folders):
-            raise UserError(f"nothing to watch: none of {', '.join(folders)} is a folder; start a run first")
+        if not any(absolute(path).is_dir() for path in folders):
+            raise UserError(f"nothing to watch: none of {', '.join(question.paths)} is a folder; start a run first")
         watched.newest()  # what cannot be read or compared is said here, not to a browser
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}; give folders that can be read") from error

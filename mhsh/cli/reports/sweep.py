@@ -17,22 +17,23 @@ from mhsh import text
 from mhsh.cli.exit_status import interrupted
 from mhsh.cli.flags import add_config_fields
 from mhsh.cli.parser import examples
-from mhsh.cli.reports import sweep_report
+from mhsh.cli.reports.compare import Question, write_report
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.report.render.sanitize import sanitize
-from mhsh.report.sweep.cells import load_sweep, planned_sweep
-from mhsh.report.sweep.quality import format_number
-from mhsh.report.sweep.tuning import Tuning, tune_all
 from mhsh.sweep.axes import SEEDS, Axis, Value, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
+from mhsh.text import sanitize
+from mhsh.verdict.experiment import load_experiment, planned_experiment
+from mhsh.verdict.findings import compare
+from mhsh.verdict.tuning import Tuned, field_of, tune, values_to_add
+from mhsh.verdict.words import format_list
 
 _SHOWN = 10  # rows of a long plan that are printed at its start, and as many at its end
 _SUMS = ("tokens", "flops")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Adds the arguments of `run`."""
     parser.epilog = examples(
         "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 seed=0,1",
         "mhsh sweep --config=evidence:heads --workdir=sweep --axes seed=0,1 --dry-run",
@@ -57,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="AXIS",
         help="train all values of this axis only on the choosing seeds, and the other seeds at each setting's best value",
     )
-    parser.add_argument("--choosing-seeds", type=int, metavar="N", help="with --over: as in `mhsh tuned`")
+    parser.add_argument("--choosing-seeds", type=int, metavar="N", help="with --over: as in `mhsh compare`")
+    parser.add_argument("--refine", action="store_true", help="with --over: add values around the best until the grid hides little")
 
 
 def run(
@@ -70,6 +72,7 @@ def run(
     retry: bool,
     over: str | None,
     choosing_seeds: int | None,
+    refine: bool,
 ) -> int:
     """Prints the plan, trains this host's share of the cells that are not finished, and writes the
     report.
@@ -81,6 +84,8 @@ def run(
       retry: whether cells that failed are tried again.
       over: the axis of which only the best value is trained on all seeds; None for every cell.
       choosing_seeds: how many of the seeds choose that value; half of them by default.
+      refine: whether values of `over` are added around the best ones, until what lies between the
+        values tried is small beside the interval of the differences.
 
     Returns:
       0; 2 where a cell of this share has failed; 75 where a cell was stopped, another process
@@ -95,35 +100,57 @@ def run(
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")
     first, every = _share(cells)
+    if refine and (over is None or every > 1):
+        raise UserError("--refine goes with --over, and on one host: without --cells")
     parsed = parse_axes(axes, fields)
     import jax
-
-    from mhsh.sweep.run import run_cells
 
     # The plan only looks at shapes; an accelerator is for the cells, and two processes cannot
     # always have it.
     jax.config.update("jax_platforms", "cpu")
+    folder = SweepFolder(workdir)
+    if refine:
+        parsed = _with_values_of(folder, parsed, over)
     plan = make_plan(parsed, fields)
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if over is not None:
-        _print_stages(plan, tune_all(planned_sweep(plan), over, choosing_seeds))
+        _print_stages(plan, tune(planned_experiment(plan), over, choosing_seeds))
     if dry_run:
         return 0
-    folder = SweepFolder(workdir)
-    folder.open_for(plan)
-    share = plan.cells[first - 1 :: every]
-    again = (STOPPED, WAITING, FAILED) if retry else (STOPPED, WAITING)
     stopped_by = None
-    for title, names in _stages(folder, plan, over, choosing_seeds):
-        part = [cell for cell in share if cell.name in names]
-        due = [cell for cell in part if folder.state(cell.name).kind in again]
-        of = f" here (share {cells} of {len(plan.cells)})" if every > 1 else ""
-        print(f"{title}{len(due)} of {len(part)} cells to run{of}", flush=True)
-        stopped_by = run_cells(folder, due, parallel, _say_begun, _say_ended)
-        if stopped_by is not None:
+    while True:
+        folder.open_for(plan)
+        share = plan.cells[first - 1 :: every]
+        states = (STOPPED, WAITING, FAILED) if retry else (STOPPED, WAITING)
+        for title, names in _stages(folder, plan, over, choosing_seeds):
+            part = [cell for cell in share if cell.name in names]
+            due = [cell for cell in part if folder.state(cell.name).kind in states]
+            of = f" here (share {cells} of {len(plan.cells)})" if every > 1 else ""
+            print(f"{title}{len(due)} of {len(part)} cells to run{of}", flush=True)
+            stopped_by = _run_cells(folder, due, parallel)
+            if stopped_by is not None:
+                break
+        added = _values_to_add(folder, over, choosing_seeds) if refine and over and stopped_by is None else []
+        if not added:
             break
-    sweep_report.run(workdir)
+        print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)
+        parsed = _with_values(parsed, over, added)
+        plan = make_plan(parsed, fields)
+    _write_report(folder, over, choosing_seeds)
     return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, share, over, choosing_seeds)
+
+
+def _run_cells(folder: SweepFolder, due: Sequence[PlannedCell], parallel: int) -> int | None:
+    from mhsh.sweep.run import run_cells
+
+    return run_cells(folder, due, parallel, _say_begun, _say_ended)
+
+
+def _write_report(folder: SweepFolder, over: str | None, choosing_seeds: int | None) -> None:
+    try:
+        write_report(Question([str(folder.path)], over=over, choosing_seeds=choosing_seeds), folder.path / "report.html")
+    except UserError as error:
+        print(f"No report yet: {error}")
 
 
 def _exit_status(folder: SweepFolder, share: Sequence[PlannedCell], over: str | None, choosing_seeds: int | None) -> int:
@@ -132,7 +159,7 @@ def _exit_status(folder: SweepFolder, share: Sequence[PlannedCell], over: str | 
     if states[FAILED]:
         print(f"{states[FAILED]} cells have failed; --retry tries them again")
         return 2
-    if over is not None and not all(each.is_chosen for each in tune_all(load_sweep(folder.path), over, choosing_seeds).settings):
+    if over is not None and not all(choice.is_final for choice in _tuned(folder, over, choosing_seeds).choices):
         print(
             f"Some settings have no {over} yet: cells that choose it are other hosts'. Run the same command when those have ended"
         )
@@ -140,18 +167,47 @@ def _exit_status(folder: SweepFolder, share: Sequence[PlannedCell], over: str | 
     return os.EX_TEMPFAIL if states[STOPPED] or states[RUNNING] else 0
 
 
+def _tuned(folder: SweepFolder, over: str, choosing_seeds: int | None) -> Tuned:
+    return tune(load_experiment([folder.path]), over, choosing_seeds)
+
+
 def _stages(folder: SweepFolder, plan: Plan, over: str | None, choosing_seeds: int | None) -> Iterator[tuple[str, Collection[str]]]:
     """What is said of each stage, and the names of its cells. With `over` these are the choosing
-    cells, and when they have run the reporting cells of the settings whose value is chosen.
+    cells, and when they have run the reporting cells of the groups whose value is chosen.
     """
     if over is None:
         yield "", [cell.name for cell in plan.cells]
         return
-    yield f"Choosing {over}: ", tune_all(planned_sweep(plan), over, choosing_seeds).choosing_cells
-    chosen = [setting for setting in tune_all(load_sweep(folder.path), over, choosing_seeds).settings if setting.is_chosen]
-    for setting in chosen:
-        print(f"  {setting.label}: {'no value trains' if setting.value is None else setting.value}")
-    yield f"Reporting at each setting's best {over}: ", [name for setting in chosen for name in setting.runs]
+    choices = tune(planned_experiment(plan), over, choosing_seeds).choices
+    yield f"Choosing {over}: ", [name for choice in choices for name in choice.choosing]
+    tuned = _tuned(folder, over, choosing_seeds)
+    chosen = [(group, each) for group, each in zip(tuned.experiment.groups, tuned.choices, strict=True) if each.is_final]
+    for group, choice in chosen:
+        print(f"  {group.name}: {'no value trains' if choice.optimum is None else f'{choice.optimum.rate:g}'}")
+    reporting = [member.name for group, choice in chosen if choice.optimum is not None for member in group.members]
+    yield f"Reporting at each shape's best {over}: ", reporting
+
+
+def _values_to_add(folder: SweepFolder, over: str, choosing_seeds: int | None) -> list[float]:
+    tuned = _tuned(folder, over, choosing_seeds)
+    # Without the choices these intervals hold the noise alone, not what the grid hides.
+    differences = [finding.difference for finding in compare(tuned.experiment).findings if finding is not None]
+    half_widths = [(each.high - each.low) / 2 for each in differences if each is not None and each.has_interval]
+    return values_to_add(min(half_widths, default=0.0), tuned.choices)
+
+
+def _with_values(axes: Sequence[Axis], over: str | None, values: Sequence[float]) -> tuple[Axis, ...]:
+    """The axes with more values of `over`."""
+    path = field_of(over or "")
+    return tuple(Axis(axis.path, tuple(sorted({*axis.values, *values}))) if axis.path == path else axis for axis in axes)
+
+
+def _with_values_of(folder: SweepFolder, axes: Sequence[Axis], over: str | None) -> tuple[Axis, ...]:
+    """The axes with the values of `over` that an earlier refinement has added."""
+    if not (folder.path / "plan.json").exists():
+        return tuple(axes)
+    values = [value for axis in folder.read_plan().axes if axis.path == field_of(over or "") for value in axis.values]
+    return _with_values(axes, over, [value for value in values if isinstance(value, int | float)])
 
 
 def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
@@ -194,20 +250,19 @@ def _sums(cells: Sequence[PlannedCell]) -> list[str]:
     return [text.count(sum(cell.cost[name] for cell in cells)) for name in _SUMS]
 
 
-def _print_stages(plan: Plan, tuning: Tuning) -> None:
+def _print_stages(plan: Plan, tuned: Tuned) -> None:
     """How many of the plan's cells choose, how many report, and what all of these cost at most."""
     cells = {cell.name: cell for cell in plan.cells}
-    choosing = [cells[name].cost for name in tuning.choosing_cells]
-    # Nothing is chosen yet; the values of one setting may differ in cost.
-    seeds = len(tuning.reporting)
-    most = {
-        name: sum(seeds * max(cells[cell].cost[name] for cell in each.choosing_cells) for each in tuning.settings) for name in _SUMS
-    }
-    tokens, flops = (text.count(sum(cost[name] for cost in choosing) + most[name]) for name in _SUMS)
-    print(
-        f"{len(choosing)} of them choose {tuning.over.name} on {format_number(len(tuning.choosing), 'seed')}, then "
-        f"{len(tuning.settings) * seeds} report at the best one: at most {tokens} tokens, {flops} FLOPs"
-    )
+    choosing = [[cells[name].cost for name in choice.choosing] for choice in tuned.choices]
+    seeds = [len(group.members) for group in tuned.experiment.groups]
+    # Nothing is chosen yet; the values of one shape may differ in cost.
+    sums = [
+        sum(cost[name] for costs in choosing for cost in costs)
+        + sum(count * max(cost[name] for cost in costs) for count, costs in zip(seeds, choosing, strict=True))
+        for name in _SUMS
+    ]
+    tokens, flops = map(text.count, sums)
+    print(f"{sum(map(len, choosing))} of them choose, then {sum(seeds)} report: at most {tokens} tokens, {flops} FLOPs")
 
 
 def _shape(config: Config) -> tuple[str, str]:

@@ -36,7 +36,7 @@ def run(configs: Mapping[str, Config], workdir: str) -> int:
         if status:
             return status
         folders.append(str(folder))
-    status = compare.run(folders, str(Path(workdir) / "report.html"))
+    status = compare.run(folders, out=str(Path(workdir) / "report.html"))
     from mhsh.inference import load
 
     print("\nWhat each writes, from the same seed:")

@@ -14,6 +14,7 @@ from mhsh.config.schema import ClassificationDataConfig, ModelConfig
 from mhsh.data.entropy import unigram_entropy
 from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, corpus_fields, load_vocabulary
 from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_file, find_task, read_glue, read_prepared_glue
+from mhsh.data.splits import overlap
 from mhsh.data.tables import Examples
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
@@ -31,6 +32,7 @@ class ClassificationCorpus(FineTuningCorpus):
     task: GlueTask
     evaluation_sets: dict[str, int]  # the number of examples of each
     cut_texts: int  # examples of both splits that were too long
+    overlap: dict[str, int]  # see splits.overlap; by the texts
 
     def summary(self) -> dict[str, Any]:
         """As `Corpus.summary`."""
@@ -41,6 +43,7 @@ class ClassificationCorpus(FineTuningCorpus):
             "train": {"rows": len(self.train)},
             "validation": {"rows": len(self.validation), **self.evaluation_sets},
             "cut_texts": self.cut_texts,
+            "overlap": self.overlap,
         }
 
 
@@ -72,6 +75,7 @@ def load_classification(
         task=task,
         evaluation_sets={name: len(examples) for name, examples in sets.items()},
         cut_texts=train_cut + validation_cut,
+        overlap=overlap((example.texts for example in train), [example.texts for example in validation]),
     )
 
 

@@ -16,6 +16,7 @@ from mhsh.data.entropy import unigram_entropy
 from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, corpus_fields, load_vocabulary
 from mhsh.data.fine_tuning.squad import Question, SquadData, read_prepared_squad, read_squad
 from mhsh.data.seeds import ARTICLE_SPLIT, derived_seed
+from mhsh.data.splits import overlap
 from mhsh.data.tables import Examples
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
@@ -43,7 +44,7 @@ class SpanCorpus(FineTuningCorpus):
     data: SpanDataConfig
     validation_data: SquadData
     windows: tuple[Window, ...]
-    counts: dict[str, int]
+    counts: dict[str, Any]
 
     def summary(self) -> dict[str, Any]:
         """As `Corpus.summary`."""
@@ -78,6 +79,7 @@ def load_spans(model: ModelConfig, data: SpanDataConfig, saved_vocab: epath.Path
             "train_rows_with_answer": int((ends[:, 0] > 0).sum()),
             "validation_questions": len(validation_data.questions),
             "validation_rows": len(windows),
+            "overlap": overlap(_asked(train_data), _asked(validation_data)),
         },
     )
 
@@ -174,6 +176,10 @@ def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
         dataclasses.replace(train, questions=tuple(each for each in train.questions if each.title not in held_out)),
         dataclasses.replace(train, questions=tuple(each for each in train.questions if each.title in held_out)),
     )
+
+
+def _asked(data: SquadData) -> list[tuple[str, str]]:
+    return [(each.question, each.context) for each in data.questions]
 
 
 def _read(source: str, field: str) -> SquadData:

@@ -12,11 +12,13 @@ from jaxtyping import Array, UInt32
 # Odd multipliers, as in multiplicative hashing (Knuth, TAOCP 3, section 6.4). Multiplying by an odd
 # number is a bijection modulo 2^32, so one changed word always changes the first sum.
 _SPREAD = (0x9E3779B1, 0x85EBCA77)
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
 
 def words(array: Array) -> Array:
-    """The bits of each element, as an unsigned number of its size."""
+    """The bits of each element, as an unsigned number of its size; of eight bytes (where
+    jax_enable_x64 is set) as two, on a new last axis.
+    """
     if array.dtype == jnp.bool_:
         return array.astype(jnp.uint8)
     return jax.lax.bitcast_convert_type(array, _WORDS[array.dtype.itemsize])
@@ -31,12 +33,12 @@ def checksum(array: Array, first_row: UInt32[Array, ""] | int = 0) -> UInt32[Arr
     about 2^-64. They do not protect against deliberate changes.
     """
     bits = words(array).astype(jnp.uint32)
-    first = jnp.asarray(first_row, jnp.uint32) * jnp.uint32(math.prod(array.shape[1:]) % 2**32)
-    place = jnp.broadcast_to(first, array.shape)
+    first = jnp.asarray(first_row, jnp.uint32) * jnp.uint32(math.prod(bits.shape[1:]) % 2**32)
+    place = jnp.broadcast_to(first, bits.shape)
     stride = 1
-    for axis in reversed(range(array.ndim)):
-        place = place + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(stride % 2**32)
-        stride *= array.shape[axis]
+    for axis in reversed(range(bits.ndim)):
+        place = place + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= bits.shape[axis]
     weights = [place * jnp.uint32(2 * spread % 2**32) + jnp.uint32(spread) for spread in _SPREAD]
     mixed = (bits, bits ^ (bits >> 15) * jnp.uint32(_SPREAD[1]))
     return jnp.stack([jnp.sum(word * weight, dtype=jnp.uint32) for word, weight in zip(mixed, weights, strict=True)])

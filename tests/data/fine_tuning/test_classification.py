@@ -71,6 +71,7 @@ def test_the_rows_of_pairs(load):
     np.testing.assert_array_equal(corpus.train.all()["inputs_position"][0], [*range(8), 0, 0, 0, 0])
     np.testing.assert_array_equal(corpus.train.all()["targets"], [1, 0, 0])
     assert corpus.summary()["cut_texts"] == 1
+    assert corpus.summary()["overlap"] == {"count": 1, "of": 1}
     assert corpus.unigram_entropy == pytest.approx(-(1 / 3) * np.log(1 / 3) - (2 / 3) * np.log(2 / 3))
 
 

@@ -25,7 +25,7 @@ from mhsh.config.schema import Config, to_dict
 from mhsh.data.load import load_corpus
 from mhsh.data.pretraining.corpus import PretrainingCorpus
 from mhsh.data.pretraining.documents import DocumentCounts, split_documents
-from mhsh.data.shards import StoredTable
+from mhsh.data.shards import UNCOMPRESSED, StoredTable, write_shard
 from mhsh.data.staging import item_text, items_in, stage
 from mhsh.errors import UserError
 from tests.conftest import ROOT
@@ -234,8 +234,8 @@ def damaged_row(out: Path) -> None:
 
 def test_a_damaged_row_is_named_when_a_batch_needs_it(tmp_path, english_rows):
     shutil.copytree(english_rows, tmp_path / "out")
-    damaged_row(tmp_path / "out")
     corpus = load(with_rows(pretraining_config(), tmp_path / "out"))
+    damaged_row(tmp_path / "out")  # after it was opened, when all bytes were compared
     steps = corpus.train_steps(1)
     found = 0
     for step in range(len(corpus.train)):
@@ -245,6 +245,22 @@ def test_a_damaged_row_is_named_when_a_batch_needs_it(tmp_path, english_rows):
             assert str(error).startswith(f"{tmp_path / 'out' / 'train' / '00000.arrayrecord'} is damaged (")
             found += 1
     assert found
+
+
+def test_validation_rows_replaced_by_training_rows_are_refused(tmp_path, english_rows):
+    """As many rows in as many bytes: the index, and so the data fingerprint, stay the same."""
+    shutil.copytree(english_rows, tmp_path / "out")
+    tables = {split: StoredTable(tmp_path / "out" / split) for split in ("train", "validation")}
+    count = len(tables["validation"])
+    (tmp_path / "other").mkdir()
+    other = write_shard(tmp_path / "other", 0, [tables["train"].take(np.arange(count))], UNCOMPRESSED, "job", {})
+    (there,) = tables["validation"].shards
+    path = tmp_path / "out" / "validation" / there.name
+    assert (other.size, other.count) == (there.size, there.count)
+    shutil.copy(tmp_path / "other" / other.name, path)
+    assert StoredTable(path.parent).fingerprint == tables["validation"].fingerprint
+    with pytest.raises(UserError, match=f"^{path} is damaged: its SHA-256 is not that of the index; put it back from a copy"):
+        load(with_rows(pretraining_config(), tmp_path / "out"))
 
 
 @pytest.mark.parametrize("damage", ["unfinished", "truncated", "no vocabulary"])

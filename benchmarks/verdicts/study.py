@@ -1,0 +1,233 @@
+"""The study's verdicts computed again, from the losses of its runs that docs/study keeps.
+
+  python -m benchmarks.verdicts.study docs/study          # prints which verdicts changed, and why
+  python -m benchmarks.verdicts.study docs/study --page   # writes docs/study/index.md anew, too
+
+docs/study/runs.csv has a row for every run that ended: its stage and name, whether it left the
+unigram plateau, its last validation loss (nats per predicted token), its tokens and its device
+seconds. docs/study/before.csv has the verdicts of the earlier rules. Sweep folders are made of the
+rows: one validation row a run, and in run.json the state and the parameter counts, which follow
+from the config. Curves, fingerprints of the data, BLEU by seed and the machine are not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import functools
+import io
+import re
+import subprocess
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mhsh.cli.reports.compare import Question, write_report
+from mhsh.config.loading import take_fields
+from mhsh.config.schema import Config, ModelConfig
+from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
+from mhsh.run_folder import RunFolder
+from mhsh.sweep.axes import cells_of, parse_axes
+from mhsh.sweep.folder import Plan, PlannedCell, SweepFolder
+from mhsh.training.optimizer import decayed_count
+from mhsh.verdict.conditions import treatment_of
+from mhsh.verdict.estimate import WIDENING, Estimate, difference
+from mhsh.verdict.experiment import load_experiment
+from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Comparison, Finding, compare
+from mhsh.verdict.trend import Change, judge_page
+from mhsh.verdict.tuning import Tuned, tune
+from mhsh.verdict.words import format_interval, format_loss, format_signed
+
+LAUNCHER = Path(__file__).resolve().parents[2] / "launch/study"
+CHOOSING_SEEDS = 2
+# What multi30k needs a name of; nothing is read.
+SOURCES = ("--config.data.source=text:train.en,train.de", "--config.data.validation_source=text:val.en,val.de")
+# The verdicts of the earlier rules in the words of the new ones.
+NOW = {"lower": LOWER, "higher": HIGHER, "no significant difference": LEVEL}
+
+WHY = """`python -m benchmarks.verdicts.study docs/study` computes all verdicts of this page from the final
+losses that are kept. What is not kept is left out above: curves, steps to the target, and whether
+data, batches and code were equal. The first reports compared data and batches, and named no
+difference but sizes."""
+
+Rows = Sequence[Mapping[str, str]]
+
+
+def main() -> None:
+    """Prints the table; with --page also writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="docs/study")
+    parser.add_argument("--page", action="store_true", help="write its index.md and pictures")
+    arguments = parser.parse_args()
+    runs = list(csv.DictReader((arguments.folder / "runs.csv").read_text(encoding="utf-8").splitlines()))
+    before = list(csv.DictReader((arguments.folder / "before.csv").read_text(encoding="utf-8").splitlines()))
+    with tempfile.TemporaryDirectory() as temporary:
+        sweeps, workdir = Path(temporary) / "sweeps", Path(temporary) / "study"
+        for stage in dict.fromkeys(row["stage"] for row in runs):
+            plant(sweeps / stage, stage, [row for row in runs if row["stage"] == stage])
+        table = "\n".join(changed(sweeps, before))
+        print(table)
+        if arguments.page:
+            publish(sweeps, workdir / "published")
+            (workdir / "published/verdicts").mkdir()
+            (workdir / "published/verdicts/report.md").write_text(f"{WHY}\n\n{table}\n", encoding="utf-8")
+            subprocess.run(
+                ["bash", str(LAUNCHER), "page", f"--workdir={workdir}", f"--out={arguments.folder.absolute()}"], check=True
+            )
+
+
+def stages() -> dict[str, list[str]]:
+    """The words of each stage in launch/study: its config, axes and flags."""
+    script = LAUNCHER.read_text(encoding="utf-8")
+    values = dict(re.findall(r'^(\w+)="(.*)"$', script, re.MULTILINE))
+    rows = re.findall(r"^(\w+) +((?:study|evidence|bert):.*)$", script, re.MULTILINE)
+
+    def expanded(text: str) -> str:
+        return re.sub(r"\$(\w+)", lambda name: expanded(values[name[1]]), text)
+
+    return {name: expanded(words).split() for name, words in rows}
+
+
+def publish(sweeps: Path, published: Path) -> None:
+    """Writes the report of every part of the page whose stages are kept, as launch/study does."""
+    table = LAUNCHER.read_text(encoding="utf-8").split("\nparts() {")[1].split("\nTABLE")[0]
+    for part, named in re.findall(r"^(\w+) +(\S+) ", table, re.MULTILINE):
+        paths = [str(sweeps / stage) for stage in named.split(",") if (sweeps / stage).exists()]
+        if len(paths) > ("," in named):
+            tuned = all("--over=lr" in stages()[Path(path).name] for path in paths)
+            question = Question(paths, over="lr", choosing_seeds=CHOOSING_SEEDS) if tuned else Question(paths)
+            with contextlib.redirect_stdout(io.StringIO()):
+                write_report(question, published / part / "report.html", with_png=True)
+            text = published / part / "report.md"
+            text.write_text(_kept(text.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _kept(report: str) -> str:
+    """Without what takes more than is kept: steps and device time to the target, and the list of
+    what the runs did not record.
+    """
+    groups, *others = re.split(r"(?m)(?=^.*Other measures, not tested:$)", report)
+    groups = re.sub(r"(?m)^- .*\n(?:  .*\n)*", _without_unrecorded, groups)
+    return re.sub(r"(?m)^(\|.*\|)[^|]*\|[^|]*\|$", r"\1", groups) + "".join(others)
+
+
+def _without_unrecorded(bullet: re.Match[str]) -> str:
+    group, unrecorded, listed = " ".join(bullet[0].split()).partition("Comparable as far as recorded, but not every run recorded ")
+    size = listed.partition("; ")[2]
+    if not unrecorded:
+        return bullet[0]
+    return textwrap.fill(group + size, 100, subsequent_indent="  ") + "\n" if size else ""
+
+
+def plant(path: Path, stage: str, rows: Rows) -> None:
+    """Writes the sweep folder of a stage, with a run folder for each row."""
+    config, *words = stages()[stage]
+    flags = [word for word in words if word.startswith("--config.")]
+    fields, _ = take_fields("config", config, [*flags, *(SOURCES if stage == "multi30k" else ())])
+    assert fields is not None
+    axes = parse_axes([word for word in words if not word.startswith("--")], fields)
+    cost = {"parameters": 0, "tokens": 0, "flops": 0}
+    cells = [PlannedCell(cell.name, cell.settings, cell.config, cost) for cell in cells_of(axes, fields)]
+    folder = SweepFolder(path)
+    folder.open_for(Plan(axes, tuple(cells)))
+    configs = {cell.name: cell.config for cell in cells}
+    for row in rows:
+        _plant_run(folder.run_folder(row["run"]).path, configs[row["run"]], row)
+
+
+def _plant_run(path: object, config: Config, row: Mapping[str, str]) -> None:
+    folder, loss = RunFolder.open_for_training(str(path), config), float(row["loss"])
+    # The entropy itself is not kept: a run on the plateau gets one at its loss, others none.
+    data = {"unigram_entropy": loss} if row["outcome"] == "plateau" else {}
+    folder.write_run({"status": "finished", "data": data, **_sizes(config.model)})
+    steps = config.train.num_steps
+    spent = {"tokens": int(row["tokens"]), "flops": steps * step_flops(config), "seconds": float(row["seconds"])}
+    folder.append_metrics([{"step": steps, "split": "validation", **spent, "loss": loss}])
+
+
+@functools.cache
+def _sizes(model: ModelConfig) -> dict[str, Any]:
+    return {"parameters": parameter_counts(model), "weight_decayed_parameters": decayed_count(parameter_shapes(model))}
+
+
+def changed(workdir: Path, before: Rows) -> Iterator[str]:
+    """A Markdown table: every verdict of the earlier rules, the new one, and why they differ."""
+    yield "| part | what | before | now | why it changed |"
+    yield "| --- | --- | --- | --- | --- |"
+    for part in dict.fromkeys(row["part"] for row in before):
+        rows = {row["what"]: row for row in before if row["part"] == part}
+        named = [part] if (workdir / part).exists() else _stages_of(rows)
+        comparisons, changes = _compared([workdir / stage for stage in named])
+        if len(named) == 1:
+            found = dict(_findings(comparisons[0]))
+        else:
+            found = {f"{each.relation.split(',')[0]}: {each.first} to {each.other}": _change(each.estimate) for each in changes}
+        for what, row in rows.items():
+            apart, verdict, why = found[what]
+            old = f"{_words(*(float(row[name]) for name in ('difference', 'low', 'high')))}, {row['verdict']}"
+            new = f"{_words(apart.mean, apart.low, apart.high)}, {verdict}" if apart else verdict
+            yield f"| {part} | {what} | {old} | {new} | {'' if NOW[row['verdict']] == verdict else why} |"
+
+
+def _stages_of(rows: Mapping[str, object]) -> list[str]:
+    pairs = [what.split(": ")[1].split(" to ") for what in rows]
+    return list(dict.fromkeys(stage for pair in pairs for stage in pair))
+
+
+def _compared(sweeps: Sequence[Path]) -> tuple[list[Comparison], list[Change]]:
+    experiment = load_experiment(sweeps)
+    treatment = treatment_of(experiment.axes, None)
+    comparisons = []
+    for name, section in experiment.sections().items():
+        has_rates = any(axis.path == "optimizer.learning_rate" for axis in section.axes)
+        tuned = tune(section, "lr", CHOOSING_SEEDS) if has_rates else Tuned(section, ())
+        comparisons.append(compare(tuned.experiment, treatment=treatment, choices=tuned.choices, name=name))
+    return judge_page(comparisons)
+
+
+def _findings(comparison: Comparison) -> Iterator[tuple[str, tuple[Estimate | None, str, str]]]:
+    """By the value on the first axis of the sweep."""
+    axis = comparison.experiment.axes[0].path
+    for place, finding in enumerate(comparison.findings):
+        if finding is not None:
+            yield str(finding.group.settings[axis]), (finding.difference, finding.verdict, _why(comparison, place, finding))
+
+
+def _why(comparison: Comparison, place: int, finding: Finding) -> str:
+    """Why the difference is not significant, or is not tested."""
+    base = comparison.experiment.groups[comparison.baseline]
+    if finding.verdict == UNTRAINED:
+        counts = [f"{len(group.trained)} of {len(group.trained) + len(group.untrained)}" for group in (finding.group, base)]
+        return f"{counts[0]} runs trained, of the baseline {counts[1]}: no mean over two kinds of run"
+    measured = comparison.measured
+    plain = difference(
+        measured.values[place].final, measured.values[comparison.baseline].final, resolution=measured.measure.resolution
+    )
+    if not plain.excludes_zero:
+        return f"{WIDENING} times as wide an interval, for {plain.seeds} seeds"
+    assert finding.difference is not None
+    if finding.difference.excludes_zero:
+        return "Holm's correction over the page"
+    # The side that matters is that of the shape that ended higher.
+    worse = place if plain.mean > 0 else comparison.baseline
+    choice, group = comparison.choices[worse], comparison.experiment.groups[worse]
+    if choice.optimum is not None and choice.optimum.at_edge:
+        return f"{group.name}'s best rate, {choice.optimum.rate:g}, is at the edge of those tried"
+    return f"rates between those tried may be {choice.hidden:.3f} better for {group.name}"
+
+
+def _change(apart: Estimate) -> tuple[Estimate, str, str]:
+    verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
+    wider = f"{WIDENING} times as wide an interval, for {apart.seeds} seeds"
+    return apart, verdict, "Holm's correction over the page" if apart.excludes_zero else wider
+
+
+def _words(mean: float, low: float, high: float) -> str:
+    return f"{format_signed(mean, format_loss)} ({format_interval(low, high)})"
+
+
+if __name__ == "__main__":
+    main()

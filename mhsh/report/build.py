@@ -1,0 +1,413 @@
+"""From findings to a Report: its sentences, tables and figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from scipy.special import stdtrit
+
+from mhsh import text
+from mhsh.config.differences import flatten
+from mhsh.report.downsample import gap_starts, most_points
+from mhsh.report.lines import describe_metrics, drawn_curve
+from mhsh.report.report import (
+    GROUPS,
+    RUNS,
+    Cell,
+    Column,
+    Curve,
+    CurveGroup,
+    CurveRun,
+    Curves,
+    Point,
+    Points,
+    Reference,
+    Report,
+    Row,
+    Series,
+    Table,
+)
+from mhsh.verdict import conditions, experiment, findings, measures, trend, tuning
+from mhsh.verdict.conditions import Effect, find_conditions
+from mhsh.verdict.curves import AXES
+from mhsh.verdict.estimate import CONFIDENCE, DIFFERENCE_RULE, INTERVAL_RULE, WIDENING, Estimate, estimate
+from mhsh.verdict.experiment import TRAINED, Group, Member
+from mhsh.verdict.findings import HIGHER, LOWER, Comparison
+from mhsh.verdict.optimum import OPTIMUM_RULE
+from mhsh.verdict.runs import Run
+from mhsh.verdict.sentences import sentences, title
+from mhsh.verdict.words import format_distinct, format_list, format_loss, format_signed
+
+AXIS_TITLES = {
+    "step": "training steps",
+    "tokens": "training tokens",
+    "flops": "training FLOPs",
+    "seconds": "device seconds of training (compilation excluded)",
+}
+_COSTS = {"step": "steps", "seconds": "device time", "tokens": "tokens", "flops": "FLOPs"}
+_MOST_ENTROPIES = 3  # lines; data seeds of one text differ by little
+_MARKS = {LOWER: "\u25bc", HIGHER: "\u25b2"}
+_MARK_NOTE = "\u25bc lower and \u25b2 higher than the baseline by the test; behind a number stands its 95 % interval"
+
+
+def build_report(comparisons: Sequence[Comparison], changes: Sequence[trend.Change] = (), pretraining: bool = False) -> Report:
+    """The report of the comparisons of one page, of which there is at least one."""
+    sections = _sections(comparisons)
+    titles = [f"{section.prefix}{title(section.comparison)}" for section in sections]
+    said = [f"{section.prefix}{sentence}" for section in sections for sentence in sentences(section.comparison)]
+    builders = (_groups_table, _measures_table, _runs_table)
+    return Report(
+        title=titles[0],
+        summary=(*(f"{line}." for line in titles[1:]), *(change.sentence for change in changes), *said),
+        tables=tuple(build(section) for build in builders for section in sections),
+        curves=_curves(sections, pretraining),
+        points=tuple(figure for section in sections for figure in _points(section)),
+        conditions=_conditions_table(comparisons[0]),
+        problems=tuple(dict.fromkeys(line for each in comparisons for line in each.experiment.problems)),
+        rules=_rules(comparisons, bool(changes)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Section:
+    """A comparison, and where its groups and runs stand among those of the curves."""
+
+    comparison: Comparison
+    prefix: str  # of what is said of it
+    first_group: int
+    first_run: int
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.comparison.experiment.groups
+
+
+def _sections(comparisons: Sequence[Comparison]) -> list[_Section]:
+    sections, groups, runs = [], 0, 0
+    for each in comparisons:
+        sections.append(_Section(each, f"{each.name}: " if len(comparisons) > 1 else "", groups, runs))
+        groups, runs = groups + len(each.experiment.groups), runs + len(each.experiment.runs)
+    return sections
+
+
+def _rules(comparisons: Sequence[Comparison], has_changes: bool) -> tuple[str, ...]:
+    tuned = [tuning.TUNING_RULE, OPTIMUM_RULE] if any(each.choices for each in comparisons) else []
+    return (
+        experiment.GROUP_RULE,
+        experiment.OUTCOME_RULE,
+        findings.FINDING_RULE,
+        measures.MEASURE_RULE,
+        measures.TARGET_RULE,
+        INTERVAL_RULE,
+        DIFFERENCE_RULE,
+        conditions.CONDITION_RULE,
+        *tuned,
+        *([trend.TREND_RULE] if has_changes else []),
+    )
+
+
+def _groups_table(section: _Section) -> Table:
+    comparison, measured = section.comparison, section.comparison.measured
+    target = "target" if measured.target is None else format_loss(measured.target)
+    columns = (
+        Column("group"),
+        *(Column(f"best {choice.over.split('.')[1]}", numeric=True, rank=3) for choice in comparison.choices[:1]),
+        Column(measured.measure.name, numeric=True, rank=1),
+        Column("difference", numeric=True, rank=2),
+        Column("trained", numeric=True, rank=3),
+        Column(f"steps to {target}", numeric=True, rank=5),
+        Column(f"device time to {target}", numeric=True, rank=6),
+    )
+    rows = []
+    for place, group in enumerate(section.groups):
+        finding, costs = comparison.findings[place], measured.values[place].costs
+        difference = Cell("baseline")
+        if finding is not None:
+            difference = dataclasses.replace(_number(finding.difference, _signed), mark=_MARKS.get(finding.verdict, ""))
+        best = [f"{choice.optimum.rate:g}" if choice.optimum else "none" for choice in comparison.choices[place : place + 1]]
+        cells = [group.name, *best, _number(comparison.estimates[place], format_loss), difference, _trained(group)]
+        cells += [_cost(costs[axis].values(), axis) for axis in ("step", "seconds")]
+        rows.append(Row(tuple(cells), group=section.first_group + place))
+    return Table(f"{section.prefix}Results by group", columns, tuple(rows), f"{_MARK_NOTE}.")
+
+
+def _trained(group: Group) -> Cell:
+    missing = f"{len(group.missing)} missing" if group.missing else ""
+    return Cell(f"{len(group.trained)} of {len(group.members)}", note=missing, value=len(group.trained))
+
+
+def _number(of: Estimate | None, words: Callable[[float], str]) -> Cell:
+    if of is None:
+        return Cell("none")
+    low, high = (value if math.isfinite(value) else None for value in (of.low, of.high))
+    ends = [words(value) if math.isfinite(value) else "any" for value in (of.low, of.high)]
+    return Cell(words(of.mean), note=" to ".join(ends) if of.has_interval else "", value=of.mean, low=low, high=high)
+
+
+def _signed(value: float) -> str:
+    return format_signed(value, format_loss)
+
+
+def _cost(values: Collection[float], axis: str) -> Cell:
+    known = [value for value in values if math.isfinite(value)]
+    if not known or len(known) < len(values):
+        return Cell("not reached", note=f"{len(known)} of {len(values)}" if known else "")
+    mean = math.fsum(known) / len(known)
+    return Cell(text.duration(mean) if axis == "seconds" else text.count(round(mean)), value=mean)
+
+
+def _measures_table(section: _Section) -> Table:
+    """What is shown beside the primary measure, with intervals and without a test."""
+    measured = section.comparison.measured
+    names = list(dict.fromkeys(name for values in measured.values for name in values.metrics))
+    columns = [Column("group"), *(Column(f"{measured.measure.split} {name}".replace("_", " "), numeric=True) for name in names)]
+    columns += [Column("lowest loss", numeric=True), Column("mean loss over steps", numeric=True)]
+    columns += [Column(f"{what} to the target", numeric=True) for what in ("tokens", "FLOPs")]
+    rows = []
+    for place, values in enumerate(measured.values):
+        shown = [values.metrics.get(name, {}) for name in names]
+        cells = [_number(_estimate(each.values()), _short) for each in (*shown, values.lowest, values.mean)]
+        cells += [_cost(values.costs[axis].values(), axis) for axis in ("tokens", "flops")]
+        rows.append(Row((section.groups[place].name, *cells), group=section.first_group + place))
+    return Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows))
+
+
+def _estimate(values: Collection[float]) -> Estimate | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return estimate(finite) if finite else None
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _runs_table(section: _Section) -> Table:
+    columns = [Column("run"), Column("group"), Column("seed"), Column("state")]
+    names = ("validation loss", "training loss", "steps", "tokens", "device time", "goodput")
+    columns += [Column(name, numeric=True) for name in names]
+    places = _places(section)
+    rows = [
+        Row(tuple(_run_cells(group, member)), run=places.get(id(member.run)) if member.named else None)
+        for group in section.groups
+        for member in group.members
+    ]
+    return Table(f"{section.prefix}Every run", tuple(columns), tuple(rows)).without_empty_columns()
+
+
+def _places(section: _Section) -> dict[int, int]:
+    """The place of each run among those of the curves, by identity."""
+    return {id(run): section.first_run + place for place, run in enumerate(section.comparison.experiment.runs)}
+
+
+def _run_cells(group: Group, member: Member) -> list[str | Cell]:
+    seeds = " and ".join(map(str, dict.fromkeys(member.replicate)))
+    state = member.state if member.named or member.state != TRAINED else f"{member.state}, not named"
+    summary = member.summary
+    if summary is None:
+        return [f"seed {seeds}", group.name, seeds, state, *[""] * 6]
+    validation = summary.final_validation.loss if summary.final_validation else None
+    return [
+        summary.name,
+        group.name,
+        seeds,
+        state,
+        Cell(format_loss(validation), value=validation),
+        Cell(format_loss(summary.final_train), value=summary.final_train),
+        "" if summary.last_step is None else f"{summary.last_step:,}",
+        text.count(summary.tokens),
+        text.duration(summary.seconds),
+        "" if summary.goodput is None else f"{100 * summary.goodput:.0f} %",
+    ]
+
+
+def _conditions_table(comparison: Comparison) -> Table | None:
+    groups = [group for group in comparison.experiment.groups if group.runs]
+    if len(groups) < 2:
+        return None
+    words = {
+        Effect.LOSS: "losses",
+        Effect.SIZE: "losses, if the larger ends better",
+        Effect.CLOCK: "device seconds",
+        Effect.NONE: "nothing",
+    }
+    rows = find_conditions([group.runs for group in groups], comparison.treatment)
+    shown = [
+        [
+            row.name,
+            "equal" if row.equal else "not recorded" if row.equal is None else "different",
+            words[row.effect],
+            _values(row.values, groups),
+        ]
+        for row in rows
+    ]
+    return Table.of_text("Conditions", ["condition", "is", "makes incomparable", "values"], shown)
+
+
+def _values(values: Sequence[str], groups: Sequence[Group]) -> str:
+    by_value: dict[str, list[str]] = {}
+    for value, group in zip(values, groups, strict=True):
+        by_value.setdefault(value, []).append(group.name)
+    if len(by_value) == 1:
+        return next(iter(by_value))
+    return "; ".join(f"{value} ({format_list(names)})" for value, names in by_value.items())
+
+
+def _curves(sections: Sequence[_Section], pretraining: bool) -> Curves | None:
+    runs = [run for section in sections for run in section.comparison.experiment.runs]
+    groups = [group for section in sections for group in _curve_groups(section)]
+    if not runs:
+        return None
+    most = most_points(sum(bool(len(curve)) for run in runs for curve in run.curves.values()))
+    keys = dict.fromkeys(key for run in runs for curve in run.curves.values() for key in curve.metrics)
+    values = {field: [flatten(run.config).get(field) for run in runs] for field in flatten(runs[0].config)}
+    suffix = ", with pre-training" if pretraining else ""
+    splits = {"validation": "validation", "train": "training"}
+    if not any(len(run.curves["validation"]) for run in runs):
+        splits = dict(reversed(splits.items()))
+    return Curves(
+        runs=tuple(CurveRun(name, _drawn(run, most)) for name, run in zip(_run_names(runs), runs, strict=True)),
+        groups=tuple(groups),
+        baseline=sections[0].comparison.baseline,
+        axes={axis: AXIS_TITLES[axis] + suffix for axis in AXES},
+        metrics=describe_metrics(list(keys), _entropy_key(runs), _tokens_per_byte(runs)),
+        splits=splits,
+        half_intervals=tuple(_half_interval(count) for count in range(len(runs) + 1)),
+        references=_entropies(runs),
+        fields={field: tuple(format_distinct(each)) for field, each in values.items() if len(set(map(str, each))) > 1},
+        view=GROUPS if any(len(group.runs) > 1 for group in groups) else RUNS,
+        notes=_notes(runs, most),
+    )
+
+
+def _curve_groups(section: _Section) -> list[CurveGroup]:
+    places, base = _places(section), section.comparison.baseline
+    theirs = {member.replicate: member.run for member in section.groups[base].members if member.named} if section.groups else {}
+    groups = []
+    for place, group in enumerate(section.groups):
+        finding, averaged = section.comparison.findings[place], not (group.trained and group.untrained)
+        paired = [
+            member for member in group.members if member.named and member.run is not None and averaged and finding is not None
+        ]
+        pairs = [
+            (places[id(member.run)], places[id(other)]) for member in paired if (other := theirs.get(member.replicate)) is not None
+        ]
+        groups.append(
+            CurveGroup(
+                f"{section.prefix}{group.name}",
+                tuple(places[id(run)] for run in group.runs),
+                format_list(finding.fairness.unequal) if finding is not None else "",
+                tuple(pairs),
+                averaged,
+            )
+        )
+    return groups
+
+
+def _run_names(runs: Sequence[Run]) -> list[str]:
+    """Unique, also where several sweeps have cells of one name."""
+    names = [run.name for run in runs]
+    return [name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})" for place, name in enumerate(names)]
+
+
+def _drawn(run: Run, most: int) -> dict[str, Curve]:
+    curves = {split: curve for split, curve in run.curves.items() if len(curve)}
+    return {
+        split: drawn_curve({axis: curve.x[axis] for axis in AXES}, {"loss": curve.loss, **curve.metrics}, most)
+        for split, curve in curves.items()
+    }
+
+
+def _entropy_key(runs: Sequence[Run]) -> str:
+    """The logged number that is a cross-entropy per token, of which perplexity is the exponential;
+    empty for none. With next-sentence prediction the loss is a sum of two.
+    """
+    models = [run.config.model for run in runs]
+    if any(model.objective in ("classification", "span") or model.next_sentence for model in models):
+        return ""
+    return "loss"
+
+
+def _tokens_per_byte(runs: Sequence[Run]) -> float | None:
+    return 1.0 if all(run.config.data.tokenizer == "bytes" for run in runs) else None
+
+
+def _half_interval(count: int) -> float | None:
+    """What the standard deviation of so many runs is multiplied with, by INTERVAL_RULE."""
+    return None if count < 2 else WIDENING * float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) / math.sqrt(count)
+
+
+def _entropies(runs: Sequence[Run]) -> tuple[Reference, ...]:
+    known = {round(value, 4) for run in runs if (value := run.recorded_number("data", "unigram_entropy")) is not None}
+    return tuple(Reference(value, f"unigram entropy {value:.3f}") for value in sorted(known)[:_MOST_ENTROPIES])
+
+
+def _notes(runs: Sequence[Run], most: int) -> tuple[str, ...]:
+    longest = max(len(curve) for run in runs for curve in run.curves.values())
+    notes = []
+    if longest > most:
+        notes.append(
+            f"Of each longer curve about {most:,} rows are drawn (the longest has {longest:,}), the highest and lowest among them."
+        )
+    for run in runs:
+        for split, curve in run.curves.items():
+            gaps = gap_starts(curve.loss)
+            if len(gaps):
+                steps = ", ".join(f"{step:,.0f}" for step in curve.x["step"][gaps][:5])
+                notes.append(f"{run.name}: the {split} loss is not finite from step {steps} on.")
+    return tuple(notes)
+
+
+def _points(section: _Section) -> list[Points]:
+    if section.comparison.choices:
+        return [_sensitivity(section)]
+    axes = section.comparison.experiment.axes
+    return [figure for axis in axes if (figure := _against(section, axis.path)) is not None]
+
+
+def _sensitivity(section: _Section) -> Points:
+    choices = section.comparison.choices
+    field = choices[0].over.split(".")[1]
+    series = []
+    for place, (choice, group) in enumerate(zip(choices, section.groups, strict=True)):
+        points = [_point(value, list(losses.values()), "") for value, losses in sorted(choice.losses.items()) if losses]
+        series.append(Series(group.name, tuple(points), group=section.first_group + place))
+    note = "Mean over the choosing seeds that trained, with its interval."
+    ticks = _ticks(value for choice in choices for value in choice.losses)
+    return Points(
+        f"{section.prefix}Loss against {field}", field, "validation loss", tuple(series), log_x=True, ticks=ticks, note=note
+    )
+
+
+def _against(section: _Section, path: str) -> Points | None:
+    """The primary measure against a swept number; None where it is none, or has one value."""
+    groups, measured = section.groups, section.comparison.measured
+    measure = measured.measure.name
+    settings = [group.settings.get(path) for group in groups]
+    numbers = [value for value in settings if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(settings) or len(set(numbers)) < 2:
+        return None
+    series: dict[str, list[Point]] = {}
+    for number, group, values in zip(numbers, groups, measured.values, strict=True):
+        others = ", ".join(f"{name.split('.')[-1]} {value}" for name, value in group.settings.items() if name != path)
+        losses = [value for value in values.final.values() if math.isfinite(value)]
+        if losses:
+            series.setdefault(others, []).append(_point(float(number), losses, group.name, hollow=bool(group.untrained)))
+    field = path.split(".")[-1]
+    lines = [Series(name or measure, tuple(sorted(points, key=lambda point: point.x))) for name, points in series.items()]
+    log = min(numbers) > 0 and max(numbers) / min(numbers) >= 4
+    hollow = any(group.untrained for group in groups)
+    note = "Hollow: not all runs trained; the mean is over those that did, and too good." if hollow else ""
+    ticks = _ticks(numbers)
+    return Points(f"{section.prefix}{measure} against {field}", field, measure, tuple(lines), log_x=log, ticks=ticks, note=note)
+
+
+def _ticks(values: Iterable[int | float]) -> tuple[tuple[float, str], ...]:
+    return tuple((float(value), f"{value:g}") for value in sorted(set(values)))
+
+
+def _point(x: float, values: Sequence[float], label: str, hollow: bool = False) -> Point:
+    of = estimate(values)
+    low, high = (value if math.isfinite(value) else None for value in (of.low, of.high))
+    return Point(x, of.mean, low, high, hollow, label)

@@ -1,0 +1,154 @@
+"""matplotlib's figures for papers, as bytes. Equal input gives equal bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from mhsh.verdict.words import shorten
+
+PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page of two columns, and of one column
+INK, PAPER, LINE = "#1b1b1b", "#ffffff", "#c9ccd1"
+_LEGEND_ROW = 0.122  # inches
+_CAPTION_ROW = 0.17
+_CHARACTER = 0.056  # inches, of the legend's font
+_HANDLE = 0.52  # inches, of the sample of a curve and the space around it
+
+
+@contextlib.contextmanager
+def figure_style() -> Iterator[None]:
+    """Figures that are made inside have fonts for a column of a paper."""
+    settings: dict[str, Any] = {
+        "font.size": 8,
+        "axes.titlesize": 8,
+        "axes.labelsize": 8,
+        **dict.fromkeys(["xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize"], 7),
+        **dict.fromkeys(["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"], INK),
+        **dict.fromkeys(["figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"], PAPER),
+        **dict.fromkeys(["axes.linewidth", "xtick.major.width", "ytick.major.width", "hatch.linewidth"], 0.6),
+        **dict.fromkeys(["axes.spines.top", "axes.spines.right", "legend.frameon"], False),
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": LINE,
+        "grid.alpha": 0.6,
+        "grid.linewidth": 0.4,
+        "lines.linewidth": 1.2,
+        "lines.markersize": 3.5,
+        "errorbar.capsize": 2,
+        "legend.handlelength": 3,
+        "figure.dpi": 100,
+        "savefig.dpi": 240,
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+def figure_bytes(figure: Figure, kind: str, author: str) -> bytes:
+    """A `png` or an `svg` that names its `author` and no date. A second kind of one figure has the
+    layout of the first.
+    """
+    metadata: dict[str, Any] = {"Software": author} if kind == "png" else {"Creator": author, "Date": None}
+    buffer = io.BytesIO()
+    # svg.hashsalt: matplotlib's element names are random without it.
+    with mpl.rc_context({"svg.hashsalt": author}), warnings.catch_warnings():
+        # A character that the font lacks is drawn as a box; the run is named in full in the report.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        if figure.get_layout_engine() is not None:
+            _lay_out(figure)
+        figure.savefig(buffer, format=kind, metadata=metadata)
+    return _with_palette(buffer.getvalue(), author) if kind == "png" else buffer.getvalue()
+
+
+def _with_palette(png: bytes, author: str) -> bytes:
+    """The picture in 256 of its colors, in a third of the bytes. In docs/study no color is more
+    than 15 of 255 off (`FASTOCTREE`: 44, and white is grey; median cut: 72).
+    """
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    author_note = PngInfo()
+    author_note.add_text("Software", author)
+    smaller = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    smaller.save(buffer, "png", optimize=True, pnginfo=author_note, dpi=(mpl.rcParams["savefig.dpi"],) * 2)
+    return buffer.getvalue()
+
+
+def _lay_out(figure: Figure) -> None:
+    """Places the panels once, at positions of six digits: the solver's last digits differ between
+    processes, and with them the names of an SVG's elements.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(number, 6) for number in axes.get_position(original=True).bounds)
+        axes.set_position((left, bottom, width, height), which="original")
+
+
+def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], caption: str = "", math: bool = False) -> None:
+    """Makes the figure taller by a legend below its panels, in as many columns as fit, and a
+    caption of one line below that.
+
+    Args:
+      handles: matplotlib's artists or containers, one a label.
+      math: whether `$` in labels encloses formulas; they are then written in full.
+    """
+    width, height = figure.get_size_inches()
+    columns = _columns(width, labels)
+    legend_height = 0.07 + _LEGEND_ROW * -(-len(labels) // columns) if labels else 0.0
+    strip = _CAPTION_ROW if caption else 0.0
+    total = height + legend_height + strip
+    figure.set_size_inches(width, total)
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, 1 - height / total, 1, height / total))
+    if caption:
+        figure.text(0.5, strip / 2 / total, caption, ha="center", va="center", fontsize=7, parse_math=False)
+    if not labels:
+        return
+    legend = figure.legend(
+        handles,
+        # Names are set afterwards and unparsed: one may hold dollar signs or begin with an
+        # underscore.
+        [f"entry {number}" for number in range(len(labels))],
+        loc="center",
+        bbox_to_anchor=(0, strip / total, 1, legend_height / total),
+        ncols=columns,
+        columnspacing=1.2,
+        labelspacing=0.25,
+    )
+    legend.set_in_layout(False)
+    for entry, label in zip(legend.get_texts(), labels, strict=True):
+        entry.set_parse_math(math)
+        entry.set_text(label if math else shorten(label, _most_characters(width)))
+
+
+def caption_characters(width: float) -> int:
+    """How many characters the caption of a figure of that many inches holds."""
+    return int((width - 0.1) / (0.98 * _CHARACTER))
+
+
+def _most_characters(width: float) -> int:
+    """Of a legend's entry: at least two columns fit on a page, one in a column."""
+    columns = 2 if width > COLUMN else 1
+    return int((width / columns - _HANDLE) / _CHARACTER)
+
+
+def _columns(width: float, labels: Sequence[str]) -> int:
+    """As many as fit, but no more than the rows need."""
+    lengths = [min(_most_characters(width), len(re.sub(r"[$^{}\\]", "", label))) for label in labels]
+    for columns in range(len(labels), 1, -1):
+        parts = [part for part in np.array_split(lengths, columns) if len(part)]
+        if sum(_HANDLE + _CHARACTER * max(part) for part in parts) <= width:
+            rows = -(-len(labels) // columns)
+            return -(-len(labels) // rows)
+    return 1

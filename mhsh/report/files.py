@@ -1,0 +1,130 @@
+"""The report's files: the page, JSON, CSV, Markdown and figures, written beside each other."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mhsh.report.figures import curves_figure, points_figure
+from mhsh.report.html import to_html
+from mhsh.report.lines import places_of
+from mhsh.report.markdown import report_to_markdown
+from mhsh.report.outputs import check_replaceable, write
+from mhsh.report.report import MARK, Curves, Report, Table
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Document:
+    """A report in JSON, after the mark by which it may be replaced."""
+
+    generator: str
+    report: Report
+
+
+def prepare_files(page: Path, with_png: bool = False) -> Callable[[Report], list[Path]]:
+    """What writes a report to `page` and beside it: report.json, report.md, report.csv (the table
+    of groups), report_curves.csv, report.svg, and an svg for each further figure; with `with_png`
+    each figure also as a png. The writer gives the paths.
+
+    Raises:
+      UserError: one of these files exists and is no former report; checked before anything is
+        computed, and again for the figures, whose number is known only then.
+    """
+    kinds = ("svg", "png") if with_png else ("svg",)
+    stem = page.with_suffix("")
+    beside = [Path(f"{stem}{end}") for end in (".json", ".md", ".csv", "_curves.csv", *(f".{kind}" for kind in kinds))]
+    for path in (page, *beside):
+        check_replaceable(path, MARK)
+
+    def write_files(report: Report) -> list[Path]:
+        contents = {page: to_html(report), Path(f"{stem}.json"): to_json(report)}
+        names = {}
+        for kind in kinds:
+            if report.curves is not None:
+                contents[Path(f"{stem}.{kind}")] = curves_figure(report.curves, kind)
+            for number, points in enumerate(report.points, 1):
+                contents[Path(f"{stem}_{number}.{kind}")] = points_figure(points, kind)
+        if report.curves is not None:
+            names[f"{stem.name}.svg"] = "Curves"
+            contents[Path(f"{stem}_curves.csv")] = curves_to_csv(report.curves)
+        names |= {f"{stem.name}_{number}.svg": points.title for number, points in enumerate(report.points, 1)}
+        contents[Path(f"{stem}.md")] = report_to_markdown(report, names)
+        if report.tables:
+            contents[Path(f"{stem}.csv")] = table_to_csv(report.tables[0])
+        for path in contents:
+            check_replaceable(path, MARK)
+        for path, content in contents.items():
+            write(path, content)
+        return list(contents)
+
+    return write_files
+
+
+def to_json(report: Report) -> bytes:
+    """The whole report. Numbers that are not finite are null."""
+    return msgspec.json.encode(_Document(MARK, report)) + b"\n"
+
+
+def from_json(content: bytes) -> Report:
+    """The report of `to_json`."""
+    return msgspec.json.decode(content, type=_Document).report
+
+
+def table_to_csv(table: Table) -> bytes:
+    """A line a row. A column with numbers behind its cells has them in full, and beside them the
+    ends of their intervals where it has any.
+    """
+    full = [row.full for row in table.rows]
+    headings: list[str] = []
+    columns: list[list[object]] = []
+    for place, column in enumerate(table.columns):
+        cells = [row[place] for row in full]
+        if all(cell.value is None for cell in cells):
+            headings.append(column.name)
+            columns.append([cell.words for cell in cells])
+            continue
+        bounds = [("", "value"), *([(" low", "low"), (" high", "high")] if any(cell.low is not None for cell in cells) else [])]
+        for end, attribute in bounds:
+            headings.append(f"{column.name}{end}")
+            columns.append([getattr(cell, attribute) for cell in cells])
+    return _to_csv(headings, zip(*columns, strict=True))
+
+
+def curves_to_csv(curves: Curves) -> bytes:
+    """A line a drawn row of every curve: its place on every axis, and every logged metric. Empty
+    where not finite.
+    """
+    metrics = [key for key, metric in curves.metrics.items() if not metric.of]
+
+    def rows() -> Iterator[Sequence[object]]:
+        for index, run in enumerate(curves.runs):
+            group = curves.groups[curves.group_of[index]].name
+            for split, curve in run.curves.items():
+                x = [[None if value != value else value for value in places_of(curve.rows, axis).tolist()] for axis in curves.axes]
+                count = len(curve.rows.y["loss"])
+                y = [curve.rows.y.get(key, (None,) * count) for key in metrics]
+                for numbers in zip(*x, *y, strict=True):
+                    yield (group, run.name, split, *numbers)
+
+    return _to_csv(["group", "run", "split", *curves.axes, *metrics], rows())
+
+
+def _to_csv(headings: Sequence[str], rows: Iterator[Sequence[object]]) -> bytes:
+    """Text that begins like a formula gets an apostrophe in front, for spreadsheets."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    # The last heading is the mark of files that a later report may replace. Its cells are empty.
+    writer.writerow([*map(_inert, headings), MARK])
+    writer.writerows([*(_inert(cell) if isinstance(cell, str) else cell for cell in row), ""] for row in rows)
+    return text.getvalue().encode()
+
+
+def _inert(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text

@@ -1,0 +1,160 @@
+"""report.html: one file that opens without a network and runs only its own scripts.
+
+Every value that a template prints is escaped. The page's content security policy admits its own
+styles and scripts by their hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from importlib import resources
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from mhsh.report.report import DIFFERENCE, GROUPS, MARK, RUNS, Report, Row
+from mhsh.report.styles import CurveStyle, curve_style
+from mhsh.text import sanitize
+
+_SCRIPTS = ("lines.js", "plot.js", "export.js", "page.js")
+_REFERENCE = CurveStyle("#7F7F7F", ":", "", dash_array="3 4", marker_path="")
+_VIEWS = {GROUPS: "means with 95 % bands", RUNS: "single runs", DIFFERENCE: "difference to the baseline"}
+
+
+def to_html(report: Report) -> bytes:
+    """The page as UTF-8."""
+    return _page(report, live=False)
+
+
+def to_live_html(report: Report) -> bytes:
+    """The page as UTF-8 for a server, which it asks for the `pieces` that changed."""
+    return _page(report, live=True)
+
+
+def pieces(report: Report) -> dict[str, str]:
+    """What may change in a page of `to_live_html`, as JSON by name: the title, parts (HTML), and
+    what the figures draw, of which each run is a piece of its own.
+    """
+    content = _content(report)
+    pieces = {"title": json.dumps(report.title)}
+    pieces |= {f"part {name}": json.dumps(part) for name, part in _parts(report).items()}
+    pieces |= {f"content {name}": _to_json(value) for name, value in content.items() if name != "runs"}
+    return pieces | {f"run {place}": _to_json(run) for place, run in enumerate(content["runs"])}
+
+
+def _page(report: Report, live: bool) -> bytes:
+    scripts = [_read_uplot("uPlot.iife.js"), *map(_read_asset, _SCRIPTS), *[_read_asset("watch.js")] * live]
+    for script in scripts:
+        if "</script" in script.lower() or "<!--" in script:
+            raise ValueError("this script would end its own element, so it cannot be inlined")
+    style = _read_uplot("uPlot.min.css") + _read_asset("page.css")
+    policy = (
+        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes([style])}; img-src data: blob:; "
+        f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=report.title,
+            author=MARK,
+            policy=policy,
+            style=Markup(style),
+            scripts=list(map(Markup, scripts)),
+            live=live,
+            parts=_parts(report),
+            content=Markup(_to_json(_content(report))),
+        )
+        .encode()
+    )
+
+
+def _parts(report: Report) -> dict[str, Markup]:
+    """The HTML of each part of the page, by the id of its element. Those of curves are empty where
+    there are none.
+    """
+    curves = report.curves
+    style_of = functools.partial(_style_of, report)
+    fields = [(field, field) for field in curves.fields] if curves else []
+    has_pairs = curves is not None and any(group.pairs for group in curves.groups)
+    views = [(view, words) for view, words in _VIEWS.items() if has_pairs or view != DIFFERENCE]
+    values = {"views": views, "fields": fields, "curve_style": curve_style, "reference_style": _REFERENCE}
+    made: Any = _environment().get_template("parts.html").make_module(values)
+    parts = {"claim": made.claim(report, style_of), "figures": made.figures(report), "tables": made.tables(report, style_of)}
+    if curves is not None:
+        baseline = curves.groups[curves.baseline].name if has_pairs and curves.baseline is not None else ""
+        parts |= {"controls": made.controls(curves), "more": made.more(), "notes": made.notes(curves, baseline)}
+    return {name: Markup(part.strip()) for name, part in parts.items()}
+
+
+def _style_of(report: Report, row: Row) -> CurveStyle | None:
+    """That of the curve of the row's group or run."""
+    if row.run is not None and report.curves is not None:
+        return curve_style(row.run, report.curves.group_of.get(row.run))
+    return None if row.group is None else curve_style(row.group)
+
+
+def _content(report: Report) -> dict[str, Any]:
+    """What the scripts read: the fields of Curves, the points, and the styles of all lines."""
+    curves = report.curves
+    fields = {field.name: getattr(curves, field.name) for field in dataclasses.fields(curves)} if curves else {"runs": ()}
+    drawn = [len(figure.series) for figure in report.points]
+    if curves is not None:
+        drawn += [len(curves.runs), len(curves.groups), *(len(set(values)) for values in curves.fields.values())]
+    return {**fields, "points": report.points, "styles": [_script_style(place) for place in range(max(drawn, default=0))]}
+
+
+def _script_style(place: int) -> dict[str, Any]:
+    style = curve_style(place)
+    dash = [] if style.dash_array == "none" else list(map(int, style.dash_array.split()))
+    return {"color": style.color, "dash": dash, "marker": style.marker_path}
+
+
+def _to_json(value: Any) -> str:
+    """JSON, safe between script tags whatever the names of runs hold. Not finite is null."""
+    text = msgspec.json.encode(value).decode()
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _read_asset(name: str) -> str:
+    return _normalize_lines(resources.files("mhsh.report").joinpath("page", name).read_text(encoding="utf-8"))
+
+
+def _read_uplot(name: str) -> str:
+    """A file of uPlot, the JavaScript library that draws the figures (MIT), as uplot-python carries
+    it. That package is not imported: it would import IPython.
+    """
+    path = Path(str(distribution("uplot-python").locate_file(f"uplot/static/{name}")))
+    return _normalize_lines(path.read_text(encoding="utf-8"))
+
+
+def _normalize_lines(text: str) -> str:
+    """`text` with the line ends that an HTML parser makes, so that its hash is the browser's."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@functools.cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("mhsh.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        # Control characters and direction overrides are not for a reader's screen.
+        finalize=lambda value: sanitize(value) if type(value) is str else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _hashes(texts: Iterable[str]) -> str:
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)

@@ -1,0 +1,183 @@
+"""Logged curves made ready to draw: thinned, averaged over runs, and as differences of pairs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mhsh.report import downsample
+from mhsh.report.report import Columns, Curve, Curves, Metric, Numbers
+
+GRID_POINTS = 500  # of a mean
+AS_LOGGED = ("learning_rate", "skipped")  # metrics that smoothing would only blur
+_X_DIGITS, _Y_DIGITS = 7, 6  # more than a screen can show
+# Name and unit. Any other metric is called by its key.
+_METRICS = {
+    "loss": ("loss", "nats per token"),
+    "grad_norm": ("gradient norm", ""),
+    "tokens_per_second": ("tokens per second", ""),
+    "flops_per_second": ("FLOPs per second", ""),
+    "mfu": ("share of the devices' peak FLOPs", ""),
+    "skipped": ("skipped steps so far", ""),
+}
+
+
+class Line(NamedTuple):
+    """What is drawn of a group; nan is a gap, and the interval of a single run."""
+
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def describe_metrics(keys: Sequence[str], entropy: str = "loss", tokens_per_byte: float | None = None) -> dict[str, Metric]:
+    """The logged metrics, the loss first, and those computed from them.
+
+    Args:
+      keys: of the logged metrics.
+      entropy: the key of the one that is a cross-entropy per token, which perplexity is the
+        exponential of; empty for none.
+      tokens_per_byte: of the text, if bits per byte are to be shown too.
+    """
+    found = {}
+    for key in dict.fromkeys(["loss", *keys]):
+        name, unit = _METRICS.get(key, (key.replace("_", " "), "nats per token" if key.endswith("_loss") else ""))
+        found[key] = Metric(name, unit, key not in AS_LOGGED)
+    if entropy:
+        found["perplexity"] = Metric("perplexity", of=entropy)
+        if tokens_per_byte is not None:
+            found["bits_per_byte"] = Metric("bits per byte", of=entropy, factor=tokens_per_byte / math.log(2))
+    return found
+
+
+def drawn_curve(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], most: int) -> Curve:
+    """The rows to draw, about `most` at most: of the loss and of every other metric the lowest and
+    the highest of each stretch.
+
+    Args:
+      x: the place of every row by axis, `step` among them; ascending.
+      metrics: the logged numbers by key, the loss among them; nan is a gap.
+    """
+    count = len(metrics["loss"])
+    if "skipped" in metrics:
+        metrics = {**metrics, "skipped": np.cumsum(np.nan_to_num(metrics["skipped"]))}
+    rows = np.arange(count)
+    window = downsample.smoothing_rows(count)
+    if count <= most:
+        return Curve(_columns(x, metrics, rows), window)
+    others = [values for key, values in metrics.items() if key != "loss"]
+    kept = [downsample.thin(metrics["loss"], most // 2)]
+    kept += [downsample.thin(values, most // (2 * len(others))) for values in others]
+    spacing = math.ceil(2 * count / most)
+    even = np.unique(np.concatenate([[0], rows[::-1][::spacing]]))  # ends with the last row
+    smoothed = {key: values if key in AS_LOGGED else downsample.smooth(values) for key, values in metrics.items()}
+    return Curve(_columns(x, metrics, np.unique(np.concatenate(kept))), window, _columns(x, smoothed, even), spacing)
+
+
+def _columns(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], rows: np.ndarray) -> Columns:
+    steps = x["step"]
+    places: dict[str, Numbers | float] = {}
+    for axis, values in x.items():
+        factor = float(values[-1] / steps[-1]) if axis != "step" and len(steps) and steps[-1] else math.nan
+        proportional = math.isfinite(factor) and np.allclose(values, factor * steps, rtol=1e-7, atol=0)
+        places[axis] = factor if proportional else rounded(values[rows], _X_DIGITS)
+    return Columns(places, {key: rounded(values[rows], _Y_DIGITS) for key, values in metrics.items()})
+
+
+def rounded(values: np.ndarray, digits: int) -> Numbers:
+    """To so many significant digits: the page is a third smaller. None where not finite."""
+    finite = np.isfinite(values)
+    sizes = np.abs(np.where(finite & (values != 0), values, 1.0))
+    # Products and quotients with powers of ten that a float holds exactly: the results print with
+    # no more digits than asked for.
+    places = np.minimum(digits - 1 - np.floor(np.log10(sizes)), 300)
+    up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
+    with np.errstate(over="ignore"):
+        short = np.rint(np.where(finite, values, 0.0) * up / down) / up * down
+    # The largest floats have nothing above them to be rounded to.
+    numbers: list[float] = np.where(np.isfinite(short), short, values).tolist()
+    return tuple(_plain(value) if known else None for value, known in zip(numbers, finite.tolist(), strict=True))
+
+
+def _plain(value: float) -> int | float:
+    """5.0 as 5, which is shorter in JSON."""
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+
+
+def places_of(columns: Columns, axis: str) -> np.ndarray:
+    """The place of every row on an axis."""
+    x = columns.x[axis]
+    if isinstance(x, int | float):
+        return x * places_of(columns, "step")
+    return _array(x)
+
+
+def run_line(curves: Curves, run: int, split: str, axis: str = "step") -> tuple[np.ndarray, np.ndarray]:
+    """Places and losses of a run, training smoothed; empty where it has no such curve."""
+    curve = curves.runs[run].curves.get(split)
+    if curve is None:
+        return np.array([]), np.array([])
+    if split == "train" and curve.even is not None:
+        return places_of(curve.even, axis), _array(curve.even.y["loss"])
+    loss = _array(curve.rows.y["loss"])
+    return places_of(curve.rows, axis), downsample.smooth(loss) if split == "train" else loss
+
+
+def group_lines(curves: Curves, group: int, split: str) -> list[Line]:
+    """The mean loss of a group against steps, where all its runs have rows; of one that is not
+    averaged its runs' losses.
+    """
+    lines = [line for run in curves.groups[group].runs if len((line := run_line(curves, run, split))[0])]
+    sets = [lines] if curves.groups[group].averaged else [[line] for line in lines]
+    return [_mean(each, curves.half_intervals) for each in sets if each]
+
+
+def difference_lines(curves: Curves, group: int, split: str) -> list[Line]:
+    """The mean over pairs of a group's loss minus the baseline's, at the steps that both logged;
+    none where there are no pairs.
+    """
+    lines = []
+    for run, other in curves.groups[group].pairs:
+        (x, y), (other_x, other_y) = run_line(curves, run, split), run_line(curves, other, split)
+        both, ours, theirs = np.intersect1d(x, other_x, return_indices=True)
+        if len(both):
+            lines.append((both, y[ours] - other_y[theirs]))
+    return [_mean(lines, curves.half_intervals)] if lines else []
+
+
+def _mean(lines: Sequence[tuple[np.ndarray, np.ndarray]], half_intervals: Numbers) -> Line:
+    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
+    # Thinned before they are joined: sorting all rows of many runs is slow.
+    grid = _thinned(np.unique(np.concatenate([_thinned(x[(x >= first) & (x <= last)]) for x, _ in lines])))
+    values = np.array([np.interp(grid, x, y) for x, y in lines])
+    mean, factor = values.mean(axis=0), half_intervals[len(lines)]
+    half = np.full(len(grid), np.nan) if factor is None else factor * values.std(axis=0, ddof=1)
+    return Line(grid, mean, mean - half, mean + half)
+
+
+def _thinned(x: np.ndarray) -> np.ndarray:
+    if len(x) <= GRID_POINTS:
+        return x
+    return x[np.floor(np.arange(GRID_POINTS) * (len(x) - 1) / (GRID_POINTS - 1) + 0.5).astype(int)]
+
+
+def _array(values: Numbers) -> np.ndarray:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The places, moved until they are `gap` apart and, if they fit, between `low` and `high`."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    moved = list(places)
+    for before, after in itertools.pairwise(order):
+        moved[after] = max(moved[after], moved[before] + gap)
+    limit = high
+    for place in reversed(order):
+        moved[place] = max(low, min(moved[place], limit))
+        limit = moved[place] - gap
+    return moved

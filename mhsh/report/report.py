@@ -1,0 +1,205 @@
+"""The report: declared once, and shown alike by the page, the files and the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+MARK = "written by mhsh compare"  # near the start of every file, as its generator
+GROUPS, RUNS, DIFFERENCE = "groups", "runs", "difference"  # the views of curves
+
+Numbers = tuple[int | float | None, ...]  # None: a gap
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What stands in a table, and the numbers behind it for a CSV."""
+
+    text: str
+    mark: str = ""  # a sign after the text, which the table's note explains
+    note: str = ""  # smaller, after both: an interval, a count, a step
+    strong: bool = False
+    value: int | float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def words(self) -> str:
+        """All of it on one line: `2.310 * (2.290 to 2.330)`."""
+        return " ".join(filter(None, (self.text, self.mark, f"({self.note})" if self.note else "")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """The heading of a column. Narrow terminals leave out the columns of the highest ranks."""
+
+    name: str
+    numeric: bool = False
+    rank: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A cell a column. The first names the row, which may be about a group or a run of `Curves`."""
+
+    cells: tuple[str | Cell, ...]
+    group: int | None = None
+    run: int | None = None
+
+    @property
+    def full(self) -> list[Cell]:
+        """The cells, all of them Cells."""
+        return [Cell(cell) if isinstance(cell, str) else cell for cell in self.cells]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows below headings."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    note: str = ""  # a sentence below, such as what the marks mean
+
+    @classmethod
+    def of_text(cls, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
+        """A table of text alone."""
+        return cls(title, tuple(map(Column, headings)), tuple(Row(tuple(cells)) for cells in rows), note)
+
+    def without_empty_columns(self) -> Table:
+        """Without the columns that hold no text in any row."""
+        kept = [place for place in range(len(self.columns)) if any(row.full[place].words for row in self.rows)]
+        rows = tuple(dataclasses.replace(row, cells=tuple(row.cells[place] for place in kept)) for row in self.rows)
+        return dataclasses.replace(self, columns=tuple(self.columns[place] for place in kept), rows=rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Rows of a curve."""
+
+    x: Mapping[str, Numbers | float]  # by axis: places, or the factor where they are proportional to the step
+    y: Mapping[str, Numbers]  # by metric
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The rows of a run's curve to draw. A longer one is thinned to `rows`, which keep its spikes,
+    and to smoothed rows at `even` distances of `spacing`.
+    """
+
+    rows: Columns
+    window: int  # rows that the weakest smoothing averages
+    even: Columns | None = None
+    spacing: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class CurveRun:
+    """The curves of one run, by split."""
+
+    name: str  # unique
+    curves: Mapping[str, Curve]
+
+
+@dataclasses.dataclass(frozen=True)
+class CurveGroup:
+    """Runs that differ only in what makes them replicates."""
+
+    name: str  # unique
+    runs: tuple[int, ...]  # places in Curves.runs
+    unequal: str = ""  # why its losses cannot be compared with the baseline's; empty where they can
+    pairs: tuple[tuple[int, int], ...] = ()  # a run, and the baseline's run of the same replicate
+    averaged: bool = True  # False: some trained and some did not, so they are drawn one by one
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A number that runs log, or one that is computed from a logged one."""
+
+    name: str
+    unit: str = ""
+    smooth: bool = True  # False: smoothing would only blur it
+    of: str = ""  # the key of the number that it is computed from; empty for a logged one
+    factor: float | None = None  # of that number; None: its exponential
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A level that does not depend on the runs, such as the unigram entropy."""
+
+    value: float
+    label: str
+    metric: str = "loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """The interactive figure: every curve of every run, seen by groups, runs or differences."""
+
+    runs: tuple[CurveRun, ...]
+    groups: tuple[CurveGroup, ...]
+    baseline: int | None  # a place in `groups`
+    axes: Mapping[str, str]  # titles by key; the first is shown first
+    metrics: Mapping[str, Metric]  # by key, the loss first
+    splits: Mapping[str, str]  # names by key; the first is shown first
+    half_intervals: Numbers  # by the number of runs: times their standard deviation, half of an interval of the mean
+    references: tuple[Reference, ...] = ()
+    fields: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # config fields that differ: a value a run
+    view: str = GROUPS
+    notes: tuple[str, ...] = ()
+
+    @property
+    def group_of(self) -> dict[int, int]:
+        """The place of every run's group."""
+        return {run: place for place, group in enumerate(self.groups) for run in group.runs}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A value at a place, with its interval where it has one."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    hollow: bool = False  # what that means is said in the figure's note
+    label: str = ""  # shown when it is pointed at
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """The points of one line."""
+
+    name: str
+    points: tuple[Point, ...]
+    group: int | None = None  # whose colour it has; None: that of its place in the figure
+    joined: bool = True  # by a line
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """Values against a number: loss against a learning rate, a gap against size, speed."""
+
+    title: str
+    x_title: str
+    y_title: str
+    series: tuple[Series, ...]
+    log_x: bool = False
+    log_y: bool = False
+    ticks: tuple[tuple[float, str], ...] = ()  # of the x-axis; empty: chosen by the renderer
+    references: tuple[Reference, ...] = ()
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything that is said and shown. All names are sanitized."""
+
+    title: str  # the answer, in one sentence
+    summary: tuple[str, ...] = ()  # the sentences below it
+    tables: tuple[Table, ...] = ()  # that of the groups first
+    curves: Curves | None = None
+    points: tuple[Points, ...] = ()
+    conditions: Table | None = None  # what differs between the groups, and what it means for the verdict
+    problems: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()  # how each number is made

@@ -1,1 +1,0 @@
-"""Run folders loaded for reports."""

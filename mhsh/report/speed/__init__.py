@@ -1,1 +1,0 @@
-"""Bench files side by side."""

@@ -1,0 +1,220 @@
+"""A live report on the loopback interface, computed again whenever a file of its runs changes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from etils import epath
+
+from mhsh.errors import UserError
+from mhsh.files import absolute
+from mhsh.report.html import pieces, to_live_html
+from mhsh.report.report import Report
+from mhsh.verdict.runs import find_runs
+
+LOOPBACK = "127.0.0.1"
+CONNECTIONS = 32  # at once; one more, and the oldest is closed
+REMEMBERED = 16  # updates that an answer may be the difference to
+REST = 4.0  # times the last computation, before the next one: watching takes at most a fifth of a core
+# Another site may let its name resolve to this address; its requests carry that name. Any port,
+# because it may be forwarded.
+_OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
+
+_Files = tuple[tuple[str, int, int], ...]  # name, bytes, seconds since 1970
+_Signatures = tuple[tuple[tuple[str, _Files], ...], tuple[str, ...]]  # of every run; what is refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """One state of the report."""
+
+    page: bytes
+    pieces: Mapping[str, str]  # JSON by name: what `html.pieces` gives
+    tag: str  # another one for other pieces
+
+
+class Watched:
+    """The newest report on run folders that may still change. Safe to use from several threads."""
+
+    def __init__(self, folders: Sequence[str | os.PathLike[str]], compute: Callable[[], Report], rest: float = REST) -> None:
+        """The folders are runs, or hold runs. `compute` reads them, and raises UserError or OSError
+        if it cannot.
+        """
+        self._folders = tuple(map(absolute, folders))
+        self._compute = compute
+        self._rest = rest
+        self._lock = threading.Lock()
+        self._seen: _Signatures | None = None
+        self._rest_until = 0.0
+        self._newest: Snapshot | None = None
+        self._recent: OrderedDict[str, Mapping[str, str]] = OrderedDict()  # hashes of the pieces by tag
+
+    def newest(self) -> Snapshot:
+        """The report on what the folders hold now, or held a moment ago if it was just computed.
+
+        Raises:
+          UserError, OSError: from `compute`.
+        """
+        with self._lock:
+            if self._newest is not None and time.monotonic() < self._rest_until:
+                return self._newest
+            # Taken before reading, so that a row written meanwhile counts as a change.
+            paths, refused = find_runs(self._folders)
+            signatures = (tuple((str(path), _signature(path)) for path in paths), tuple(refused))
+            if self._newest is None or signatures != self._seen:
+                start = time.monotonic()
+                report = self._compute()
+                parts = pieces(report)
+                hashes = {name: _hash(piece) for name, piece in parts.items()}
+                tag = f'"{_hash(json.dumps(hashes))}"'
+                self._newest = Snapshot(to_live_html(report), parts, tag)
+                self._seen = signatures
+                self._recent[tag] = hashes
+                while len(self._recent) > REMEMBERED:
+                    self._recent.popitem(last=False)
+                end = time.monotonic()
+                self._rest_until = end + self._rest * (end - start)
+            return self._newest
+
+    def update(self, snapshot: Snapshot, tag: str | None) -> bytes:
+        """As JSON: the names of all pieces, and the pieces that differ from the snapshot of `tag`.
+        All of them if it is not remembered.
+        """
+        with self._lock:
+            known = self._recent.get(tag or "", {})
+        changed = [f"{json.dumps(name)}:{piece}" for name, piece in snapshot.pieces.items() if known.get(name) != _hash(piece)]
+        return f'{{"names":{json.dumps(list(snapshot.pieces))},"pieces":{{{",".join(changed)}}}}}'.encode()
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _signature(folder: epath.Path) -> _Files:
+    """Name, size and time of every file in a folder; empty if there is no folder (yet)."""
+    if not folder.is_dir():
+        return ()
+    found = []
+    for path in folder.iterdir():
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # renamed since it was listed
+            continue
+        if not status.is_directory:
+            found.append((path.name, status.length, status.mtime))
+    return tuple(sorted(found))
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page and its updates to callers on this machine that use its own name."""
+
+    daemon_threads = True
+
+    def __init__(self, watched: Watched, port: int) -> None:
+        """Port 0 is any free one.
+
+        Raises:
+          UserError: the port is not available.
+        """
+        self.watched = watched
+        self._open: OrderedDict[Any, None] = OrderedDict()  # sockets, the oldest first
+        self._open_lock = threading.Lock()
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise UserError(f"cannot listen on port {port} of {LOOPBACK} ({error}); choose another --port") from error
+
+    @property
+    def address(self) -> str:
+        """The address for a browser."""
+        return f"http://{LOOPBACK}:{self.server_port}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._open_lock:
+            self._open[request] = None
+            while len(self._open) > CONNECTIONS:
+                oldest, _ = self._open.popitem(last=False)
+                with contextlib.suppress(OSError):  # closed by its browser
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then ends
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._open_lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A browser may close the connection in the middle of an answer.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "mhsh"
+    sys_version = ""
+    timeout = 60  # seconds that an idle connection is kept
+
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, Server)
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0]):
+            return self._tell(HTTPStatus.MISDIRECTED_REQUEST, f"this server is called {server.address}")
+        if self.path not in ("/", "/update"):
+            return self._tell(HTTPStatus.NOT_FOUND, "there is nothing but / here")
+        try:
+            snapshot = server.watched.newest()
+        except (UserError, OSError) as error:
+            return self._tell(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        if self.path == "/":
+            return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", snapshot.page)
+        if self.headers.get("If-None-Match") == snapshot.tag:
+            return self._answer(HTTPStatus.NOT_MODIFIED, "application/json", b"", snapshot.tag)
+        update = server.watched.update(snapshot, self.headers.get("If-None-Match"))
+        return self._answer(HTTPStatus.OK, "application/json", update, snapshot.tag)
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # what it may have sent along is not read
+        self._tell(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
+
+    def _tell(self, status: HTTPStatus, sentence: str) -> None:
+        self._answer(status, "text/plain; charset=utf-8", sentence.encode(errors="replace"))
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes, tag: str | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        if status is not HTTPStatus.NOT_MODIFIED:
+            self.send_header("Content-Length", str(len(body)))
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET")
+        if tag:
+            self.send_header("ETag", tag)
+        self.send_header("Cache-Control", "no-store")
+        # No other page may frame this one, read it or use it as a script. A policy inside the
+        # page cannot say so.
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs nothing: a line every two seconds would fill the terminal."""

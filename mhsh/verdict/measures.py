@@ -1,0 +1,172 @@
+"""What is measured of a run: its final loss, and what stands beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+
+import numpy as np
+
+from mhsh.errors import UserError, closest
+from mhsh.outcome import smoothed_final
+from mhsh.verdict.curves import AXES, Curve
+from mhsh.verdict.experiment import Experiment, Group, Replicate
+from mhsh.verdict.runs import OWN_STEP, Run
+
+LOSS = "loss"
+
+MEASURE_RULE = (
+    "The primary measure is the validation loss after the last step, or what --measure names; it alone is tested. If a run that "
+    "trained has no validation rows, all losses are the final training loss. The lowest loss, the mean loss and the cost to reach "
+    "the target are those of the evaluations that all runs that trained have in common."
+)
+TARGET_RULE = (
+    "A run reaches the target between the last common evaluation above it and the first one at or below it; the place between them "
+    "is interpolated linearly. Unless --target is given, the target is the highest final loss of the runs that trained."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A number of a run."""
+
+    key: str  # `loss`, or a metric of the validation rows such as bleu
+    split: str
+    resolution: float  # below this, a difference is not one: the last digit that is logged
+
+    @property
+    def name(self) -> str:
+        """As in `validation loss`."""
+        what = self.key.replace("_", " ")
+        return f"{'validation' if self.split == 'validation' else 'training'} {what}"
+
+    @property
+    def unit(self) -> str:
+        """Empty where it has none."""
+        return "nats per predicted token" if self.key == LOSS else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """What was measured of one group, by replicate; of the runs that trained alone."""
+
+    final: Mapping[Replicate, float]  # the primary measure
+    metrics: Mapping[str, Mapping[Replicate, float]]  # every other number of the last validation row
+    lowest: Mapping[Replicate, float]
+    mean: Mapping[Replicate, float]  # over the common evaluations, by step
+    costs: Mapping[str, Mapping[Replicate, float]]  # by axis, to reach the target; nan: not reached
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """All groups, measured alike."""
+
+    measure: Measure
+    target: float | None  # nats per predicted token; None: no run trained
+    values: tuple[Values, ...]  # one a group
+
+
+def measure_all(experiment: Experiment, key: str = LOSS, target: float | None = None) -> Measured:
+    """Measures every run that trained.
+
+    Raises:
+      UserError: no run that trained logged `key`, or the target is no finite loss.
+    """
+    if target is not None and not math.isfinite(target):
+        raise UserError(f"--target {target} is not a finite loss; give nats per predicted token, such as 2.5")
+    runs = [member.run for group in experiment.groups for member in group.trained if member.run is not None]
+    split = "validation" if all(len(run.curves["validation"]) for run in runs) else "train"
+    known = list(dict.fromkeys(name for run in runs for name in run.curves[split].metrics))
+    if key != LOSS and runs and key not in known:
+        meant = closest(key, [LOSS, *known])
+        hint = f"did you mean {meant}?" if meant else f"allowed: {', '.join([LOSS, *known])}"
+        raise UserError(f"--measure={key} is no number of the {split} rows of these runs; {hint}")
+    measure = Measure(key, split, _resolution([final_value(run, key, split) for run in runs]))
+    losses = [final_value(run, LOSS, split) for run in runs]
+    if target is None and any(map(math.isfinite, losses)):
+        target = max(loss for loss in losses if math.isfinite(loss))
+    steps = common_steps(runs, split)
+    values = tuple(_values(group, measure, target, steps, known) for group in experiment.groups)
+    return Measured(measure, target, values)
+
+
+def common_steps(runs: Sequence[Run], split: str) -> np.ndarray:
+    """The steps of the evaluations that all of these runs have."""
+    steps = [_own_steps(run.curves[split]) for run in runs]
+    return functools.reduce(np.intersect1d, steps) if steps else np.array([])
+
+
+def final_value(run: Run, key: str, split: str) -> float:
+    """The last validation value, or the mean of the last training rows; nan if there is none."""
+    curve = run.curves[split]
+    values = curve.loss if key == LOSS else curve.metrics.get(key, np.array([]))
+    if not len(values):
+        return math.nan
+    if split == "validation":
+        return float(values[-1])
+    final = smoothed_final(values)
+    return math.nan if final is None else final
+
+
+def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> float:
+    """Where a curve first reaches `target`, by TARGET_RULE; nan if it never does."""
+    below = np.flatnonzero(loss <= target)
+    if not len(below):
+        return math.nan
+    row = int(below[0])
+    if row == 0 or not math.isfinite(loss[row - 1]):
+        return float(x[row])
+    share = (loss[row - 1] - target) / (loss[row - 1] - loss[row])
+    return float(x[row - 1] + share * (x[row] - x[row - 1]))
+
+
+def _values(group: Group, measure: Measure, target: float | None, steps: np.ndarray, metrics: Sequence[str]) -> Values:
+    runs = {member.replicate: member.run for member in group.trained if member.run is not None}
+    common = {replicate: _at(run.curves[measure.split], steps) for replicate, run in runs.items()}
+    others = [name for name in (LOSS, *metrics) if name != measure.key]
+    return Values(
+        {replicate: final_value(run, measure.key, measure.split) for replicate, run in runs.items()},
+        {name: {replicate: final_value(run, name, measure.split) for replicate, run in runs.items()} for name in others},
+        {replicate: _lowest(curve.loss) for replicate, curve in common.items()},
+        {replicate: _mean(curve) for replicate, curve in common.items()},
+        {
+            axis: {
+                replicate: math.nan if target is None else crossing(curve.x[axis], curve.loss, target)
+                for replicate, curve in common.items()
+            }
+            for axis in AXES
+        },
+    )
+
+
+def _own_steps(curve: Curve) -> np.ndarray:
+    return curve.x.get(OWN_STEP, curve.x["step"])
+
+
+def _at(curve: Curve, steps: np.ndarray) -> Curve:
+    kept = np.isin(_own_steps(curve), steps)
+    return Curve({axis: values[kept] for axis, values in curve.x.items()}, curve.loss[kept])
+
+
+def _lowest(loss: np.ndarray) -> float:
+    return float(np.nanmin(loss)) if np.isfinite(loss).any() else math.nan
+
+
+def _mean(curve: Curve) -> float:
+    """The area under the curve, by trapezoids, divided by its steps."""
+    steps = curve.x["step"]
+    if len(steps) < 2:
+        return math.nan
+    return float(np.trapezoid(curve.loss, steps) / (steps[-1] - steps[0]))
+
+
+def _resolution(values: Sequence[float]) -> float:
+    """Half a unit of the last digit in which these numbers were logged, at least of float32."""
+    finite = [abs(value) for value in values if math.isfinite(value)]
+    if not finite:
+        return 0.0
+    unit = min(Decimal(repr(value)).as_tuple().exponent for value in finite)
+    return max(0.5 * 10.0 ** int(unit), float(np.finfo(np.float32).eps) * max(finite))

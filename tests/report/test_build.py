@@ -1,0 +1,143 @@
+"""Tests of the step from findings to a report: what stands in its tables, figures and notes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhsh.report.build import build_report
+from mhsh.report.files import to_json
+from mhsh.report.report import GROUPS, RUNS, Report, Table
+from mhsh.verdict.experiment import load_experiment
+from mhsh.verdict.findings import compare, corrected
+from tests.conftest import load_fields
+from tests.planted import MakeRun
+from tests.sweeps import write_sweep
+
+DEEP = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
+
+
+def report_of(paths: Sequence[str | Path], **options: Any) -> Report:
+    sections = load_experiment(paths).sections()
+    comparisons, _ = corrected([compare(section, name=name, **options) for name, section in sections.items()])
+    return build_report(comparisons)
+
+
+def cells(table: Table, row: int) -> dict[str, Any]:
+    return dict(zip((column.name for column in table.columns), table.rows[row].full, strict=True))
+
+
+@pytest.fixture
+def two_groups(make_run: MakeRun) -> Report:
+    """Seeds 0 to 2 of a shallow shape, and seeds 1 to 3 of a deep one with another dropout."""
+    paths = []
+    for name, model, seeds, end in (("shallow", {}, range(3), 2.5), ("deep", DEEP | {"hidden_dropout": 0.0}, range(1, 4), 2.4)):
+        for seed in seeds:
+            loss = end + 0.01 * seed + 0.002 * (name == "deep") * seed
+            paths.append(make_run(f"{name} {seed}", [4.0] * 30, [3.4, 2.8, loss], model=model, training={"seed": seed}))
+    return report_of(paths)
+
+
+def test_groups_their_pairs_and_what_is_unequal(two_groups: Report) -> None:
+    curves = two_groups.curves
+    assert curves is not None and curves.view == GROUPS and curves.baseline == 0
+    shallow, deep = curves.groups
+    assert (shallow.runs, deep.runs) == ((0, 1, 2), (3, 4, 5))
+    names = [run.name for run in curves.runs]
+    assert [(names[ours], names[theirs]) for ours, theirs in deep.pairs] == [("deep 1", "shallow 1"), ("deep 2", "shallow 2")]
+    assert (shallow.unequal, deep.unequal) == ("", "dropout") and not shallow.pairs
+    assert curves.fields["train.seed"] == ("0", "1", "2", "1", "2", "3")
+    assert curves.fields["model.num_layers"] == ("2",) * 3 + ("16",) * 3 and "model.vocab_size" not in curves.fields
+
+
+def test_the_first_table_has_the_measure_the_difference_and_the_costs(two_groups: Report) -> None:
+    shallow, deep = (cells(two_groups.tables[0], row) for row in range(2))
+    assert shallow["validation loss"].value == pytest.approx(2.51) and shallow["difference"].text == "baseline"
+    assert deep["difference"].value == pytest.approx(-0.1 + 0.003) and deep["trained"].text == "3 of 3"
+    assert deep["difference"].text.startswith("\u2212") and deep["difference"].mark == ""
+    # The target is the highest final loss, 2.52: of the shallow seed 2, after 30 steps.
+    assert shallow["steps to 2.520"].value == pytest.approx((30 + 10 * (0.28 / 0.3 + 0.28 / 0.29) + 40) / 3)
+
+
+def test_two_kinds_of_run_are_no_mean(make_run: MakeRun) -> None:
+    ends = {"a": [2.5, 2.51, 2.52], "b": [2.4, math.nan, 2.97]}
+    report = report_of(
+        [
+            make_run(
+                f"{name} {seed}",
+                [4.0] * 28 + [loss] * 2,
+                [3.4, 2.99, loss],
+                model=DEEP if name == "b" else {},
+                training={"seed": seed},
+            )
+            for name, losses in ends.items()
+            for seed, loss in enumerate(losses)
+        ]
+    )
+    assert report.curves is not None
+    assert [group.averaged for group in report.curves.groups] == [True, False]
+    assert cells(report.tables[0], 1)["trained"].text == "1 of 3" and cells(report.tables[0], 1)["difference"].mark == ""
+    states = [cells(report.tables[2], row)["state"].text for row in range(3, 6)]
+    assert states == ["trained", "diverged", "on the unigram plateau"]
+    assert "b 1: the validation loss is not finite from step 30 on." in report.curves.notes
+    assert [reference.label for reference in report.curves.references] == ["unigram entropy 3.000"]
+
+
+def test_validation_is_shown_first_unless_a_run_has_training_rows_alone(make_run: MakeRun) -> None:
+    with_validation = make_run("a", [4.0, 3.0, 2.0], [2.5], training={"num_steps": 10})
+    training_alone = make_run("b", [4.0, 3.0, 2.0], model=DEEP)
+    for paths, first, measure in (
+        ([with_validation], "validation", "validation loss"),
+        ([training_alone], "train", "training loss"),
+        ([with_validation, training_alone], "validation", "training loss"),
+    ):
+        report = report_of(paths)
+        assert report.curves is not None and next(iter(report.curves.splits)) == first and report.curves.view == RUNS
+        assert measure in [column.name for column in report.tables[0].columns]
+
+
+def test_of_long_curves_a_part_is_drawn_and_that_is_said(make_run: MakeRun) -> None:
+    report = report_of([make_run("a", [3 + math.sin(step) for step in range(200_000)])])
+    assert report.curves is not None
+    rows = len(report.curves.runs[0].curves["train"].rows.y["loss"])
+    assert rows < 20_000 and any("the longest has 200,000" in note for note in report.curves.notes)
+
+
+def test_a_swept_number_is_an_axis_and_sweeps_stand_beside_each_other(tmp_path: Path) -> None:
+    for name, shift in (("one", 0.0), ("two", 0.2)):
+        ends = {
+            f"num_steps-{steps}_seed-{seed}": 2.5 - steps / 1000 + shift + 0.01 * seed
+            for steps in (100, 200, 400)
+            for seed in (0, 1)
+        }
+        write_sweep(tmp_path / name, load_fields("evidence", "heads"), ["num_steps=100,200,400", "seed=0,1"], ends)
+    report = report_of([tmp_path / "one", tmp_path / "two"])
+    assert [figure.title.split(":")[0] for figure in report.points] == ["one", "two"]
+    (series,) = report.points[0].series
+    assert [(point.x, pytest.approx(point.y)) for point in series.points] == [(100.0, 2.405), (200.0, 2.305), (400.0, 2.105)]
+    assert report.curves is not None and len({run.name for run in report.curves.runs}) == 12
+    assert [group.name.split(":")[0] for group in report.curves.groups] == ["one"] * 3 + ["two"] * 3
+    assert [row.group for row in report.tables[1].rows] == [3, 4, 5]
+    assert report.title.startswith("one: ") and report.summary[0].startswith("two: ")
+
+
+def test_no_text_of_a_report_moves_the_cursor_or_turns_the_line(make_run: MakeRun) -> None:
+    evil = make_run("a\x1b[31m\u202e", [4.0, 3.0, 2.0], record={"git_revision": "\x1b[31m\u202e", "data": {"fingerprint": "\x07"}})
+    metrics = make_run("b", [3.0, 2.0], model=DEEP) / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-9])
+    report = report_of([evil, metrics.parent, evil.parent / "\x1b[31m"])
+    texts: list[str] = []
+
+    def collect(value: Any) -> None:
+        for each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+            texts.extend(part for part in each if isinstance(part, str))
+            collect(each[1])
+
+    collect(json.loads(to_json(report)))
+    assert len(texts) > 100 and len(report.problems) >= 2
+    assert not [text for text in texts if set(text) & set("\x1b\u202e\x07")]

@@ -1,0 +1,99 @@
+"""Tests of curves made ready to draw, against plain loops."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mhsh.report.lines import describe_metrics, difference_lines, drawn_curve, group_lines, rounded, spread
+from mhsh.report.report import Curve, CurveGroup, CurveRun, Curves
+from tests.report.reports import half_intervals, planted_report
+
+
+def curve(steps: list[float], losses: list[float]) -> Curve:
+    step = np.array(steps)
+    return drawn_curve({"step": step, "tokens": 512 * step}, {"loss": np.array(losses)}, 5000)
+
+
+def curves_of(*runs: Curve, groups: tuple[CurveGroup, ...]) -> Curves:
+    return Curves(
+        runs=tuple(CurveRun(f"run {place}", {"validation": run}) for place, run in enumerate(runs)),
+        groups=groups,
+        baseline=0,
+        axes={"step": "steps", "tokens": "tokens"},
+        metrics=describe_metrics([]),
+        splits={"validation": "validation"},
+        half_intervals=half_intervals(len(runs)),
+    )
+
+
+def test_a_difference_is_that_of_the_pairs_at_the_steps_that_both_logged() -> None:
+    runs = (
+        curve([10, 20, 30], [5, 4, 3]),
+        curve([10, 20, 30], [5.1, 4.2, 3.0]),
+        curve([20, 25, 30], [4.5, 9.0, 3.3]),
+        curve([20, 30], [4.4, 3.5]),
+    )
+    groups = (CurveGroup("a", (0, 1)), CurveGroup("b", (2, 3), pairs=((2, 0), (3, 1))))
+    (line,) = difference_lines(curves_of(*runs, groups=groups), 1, "validation")
+    each = np.array([[4.5 - 4, 3.3 - 3], [4.4 - 4.2, 3.5 - 3.0]])  # not at 25: the baseline has nothing there
+    np.testing.assert_array_equal(line.x, [20, 30])
+    np.testing.assert_allclose(line.y, each.mean(axis=0))
+    np.testing.assert_allclose(line.high - line.y, 12.706204736 * np.abs(each[0] - each[1]) / 2)
+    assert difference_lines(curves_of(*runs, groups=groups), 0, "validation") == []
+
+
+def test_a_group_of_two_kinds_of_run_has_no_mean() -> None:
+    runs = (curve([10, 20], [5, 2]), curve([10, 20], [5, 4.9]))
+    mixed = CurveGroup("a", (0, 1), averaged=False)
+    lines = group_lines(curves_of(*runs, groups=(mixed,)), 0, "validation")
+    assert [line.y.tolist() for line in lines] == [[5, 2], [5, 4.9]] and np.isnan(lines[0].low).all()
+    (mean,) = group_lines(curves_of(*runs, groups=(dataclasses.replace(mixed, averaged=True),)), 0, "validation")
+    assert mean.y.tolist() == [5, 3.45]
+
+
+def test_a_long_curve_keeps_its_spike_its_gap_and_its_end() -> None:
+    loss = np.linspace(3, 2, 20_000)
+    loss[7_777], loss[12_345] = 50, np.nan
+    made = drawn_curve({"step": np.arange(1.0, 20_001)}, {"loss": loss, "accuracy": loss / 10}, 600)
+    assert len(made.rows.y["loss"]) <= 600
+    assert 50 in made.rows.y["loss"] and None in made.rows.y["loss"] and made.rows.y["loss"][-1] == 2
+    assert made.even is not None and len(made.even.y["loss"]) <= 302 and len(made.even.y["accuracy"]) == len(made.even.y["loss"])
+    assert made.window == 100
+
+
+def test_an_axis_in_proportion_to_steps_is_a_factor() -> None:
+    assert curve([10, 20], [3, 2]).rows.x["tokens"] == 512
+    assert curve([], []).rows.x == {"step": (), "tokens": ()}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 123456.789, 1e-300, 1.7e308, math.pi * 1e17, 0.00123456789])
+def test_rounding_keeps_six_digits(value: float) -> None:
+    assert rounded(np.array([value, math.nan, math.inf]), 6) == (pytest.approx(value, rel=5e-6), None, None)
+
+
+@given(st.lists(st.floats(0, 100), max_size=12), st.floats(0.1, 8))
+def test_spread_places_are_apart_in_order_and_inside(places: list[float], gap: float) -> None:
+    moved = spread(places, gap, 0.0, 100.0)
+    order = sorted(range(len(places)), key=places.__getitem__)
+    in_order = [moved[index] for index in order]
+    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(in_order))
+    assert all(-1e-9 <= place <= 100 + 1e-9 for place in moved)
+    if all(b - a >= gap for a, b in zip(sorted(places), sorted(places)[1:], strict=False)):
+        assert moved == pytest.approx(places, abs=1e-9)
+
+
+def test_training_is_smoothed_and_validation_is_not() -> None:
+    curves = planted_report(rows=200).curves
+    assert curves is not None
+    (line,) = group_lines(curves, 0, "train")
+    raw = np.array([curves.runs[run].curves["train"].rows.y["loss"] for run in (0, 1, 2)], dtype=float).mean(axis=0)
+    assert line.y[100] == pytest.approx(raw[97:101].mean())
+    (line,) = group_lines(curves, 0, "validation")
+    assert line.y[0] == pytest.approx(2 + 3 / 10 + 0.01, abs=1e-5)

@@ -1,0 +1,85 @@
+"""Tests of a probe's tables and pictures where runs differ only in their seeds: who is a group, and
+the means over them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mhsh.report.probe_plots import picture
+from mhsh.report.probes import model_groups, print_tables, tables
+from mhsh.verdict.estimate import WIDENING
+from tests.conftest import load_fields
+
+
+def model(name: str, seed: int, heads: int = 8, step: int = 4, whole: float = 2.0) -> dict[str, Any]:
+    """Two layers on two batches; without a layer the loss is 0.1 and 0.3 higher."""
+    result = {
+        "whole": [whole, whole + 0.2],
+        "skipped": [[whole + 0.1, whole + 0.3], [whole + 0.3, whole + 0.5]],
+        "swapped": [[whole + 0.5 * seed, whole + 0.2 + 0.5 * seed]],
+        "without_last": {"1": [whole + 0.3, whole + 0.5], "2": [whole + 1.0, whole + 1.2]},
+        "influence": [[0.5, 0.5], [0.5, 0.5]],
+        "later": [0.4, 0.0],
+    }
+    config = load_fields("evidence", "heads")
+    config["model"] |= {"num_layers": 2, "num_heads": heads}
+    config["train"]["seed"] = config["data"]["seed"] = seed
+    return {"name": name, "step": step, "config": config, "result": {"encoder": result}}
+
+
+@pytest.mark.parametrize(
+    ("models", "groups"),
+    [
+        ([model("a", 0), model("b", 0, heads=4), model("c", 1)], [[0, 2], [1]]),
+        ([model("a", 0), model("b", 1, step=2)], [[0], [1]]),
+        ([model("a", 0), model("again", 0), model("b", 1)], [[0, 2], [1]]),
+    ],
+)
+def test_only_seeds_may_differ(models, groups):
+    assert [indices for _, indices in model_groups(models)] == groups
+
+
+def test_means_over_seeds_have_the_interval_of_the_seeds(capsys):
+    losses = (2.0, 2.1, 2.5)
+    models = [model(f"seed={seed}", seed, whole=loss) for seed, loss in enumerate(losses)]
+    print_tables(tables({"kind": "ablation", "models": [*models, model("alone", 0, heads=4)]}))
+    said = capsys.readouterr().out
+    assert said.count("alone") == 1 and "2x8 admin, 3 seeds" in said
+    means = said[said.index("over seeds") :]
+    values = np.array(losses) + 0.1  # the mean of the two batches
+    low, high = stats.t.interval(0.95, 2, values.mean(), WIDENING * stats.sem(values))
+    assert re.search(rf"^ *loss +{values.mean():.4g} \({low:.4g} to {high:.4g}\)", means, re.MULTILINE)
+    assert re.search(r"^ *\+ a layer skipped +0\.2 *$", means, re.MULTILINE)  # no spread, no interval
+    low, high = stats.t.interval(0.95, 2, 0.5, WIDENING * stats.sem([0.0, 0.5, 1.0]))
+    assert re.search(rf"^ *\+ two swapped +0\.5 \({low:.4g} to {high:.4g}\)", means, re.MULTILINE)
+    assert re.search(r"^ *last left out +1 of 2", means, re.MULTILINE)
+
+
+def test_runs_of_single_seeds_have_no_second_table(capsys):
+    print_tables(tables({"kind": "ablation", "models": [model("a", 0), model("b", 0, heads=4)]}))
+    assert "seeds" not in capsys.readouterr().out
+
+
+ATTENTION = {"heads": [[3.0, 4.0], [2.0, 1.0]], "layers": [5.0, 2.0], "visible": 6.0, "rollout": [2.0, 5.0]}
+FIGURES: dict[str, dict[str, Any]] = {
+    "ablation": model("", 0)["result"],
+    "dependency": {"encoder": {"input": 0.1, "attention": [0.2, 0.3], "feed_forward": [0.1, 0.2], "biases": 0.1}},
+    "gradients": {"loss": 2.0, "stacks": {"encoder": {"layer": [3.0, 2.0], "attention": [2.0, 1.0], "joins": [0.1, 0.1]}}},
+    "coverage": {"encoder": {"attention": ATTENTION}},
+    "similarity": {"encoder": {"cka": [0.9, 0.8], "cosine": [0.7, 0.6]}},
+}
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_the_picture_has_one_line_for_the_seeds(kind):
+    models = [model(f"seed={seed}", seed) for seed in range(3)] + [model("alone", 0, heads=4)]
+    drawn = picture({"kind": kind, "models": [each | {"result": FIGURES[kind]} for each in models]}, "svg").decode()
+    shown = re.findall("<!-- (.*?) -->", drawn)
+    assert "2x8 admin, 3 seeds" in shown and "alone" in shown
+    assert not any(text.startswith("seed=") for text in shown)

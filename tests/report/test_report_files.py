@@ -1,0 +1,165 @@
+"""Tests of a Report's files and of what it prints: read back, kept from harm, and narrow."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import html
+import io
+import json
+import math
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from mhsh.errors import UserError
+from mhsh.report.files import curves_to_csv, from_json, prepare_files, table_to_csv, to_json
+from mhsh.report.lines import drawn_curve
+from mhsh.report.markdown import escape, report_to_markdown
+from mhsh.report.report import MARK, Cell, Column, CurveRun, Report, Row, Table
+from mhsh.report.terminal import print_report, print_table
+from tests.report.reports import planted_report
+
+READ = MarkdownIt("commonmark", {"html": True}).enable("table")
+HOSTILE = ("=HYPERLINK(1)", "[red]$x^{2}$_[/red]", "<b>|`\\ & *a* _b_", "\x1b[31mc\u202ed\n# e")
+CLEAN = (*HOSTILE[:3], "\ufffd[31mc\ufffdd # e")  # as it is shown
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return planted_report()
+
+
+@pytest.mark.parametrize("names", [("6x4 post_ln", "24x1 admin"), HOSTILE])
+def test_json_holds_the_whole_report(names: tuple[str, ...]) -> None:
+    report = planted_report(names)
+    content = to_json(report)
+    assert from_json(content) == report
+    assert content.startswith(b'{"generator":"' + MARK.encode())
+    assert json.loads(content)["report"]["title"] == report.title
+
+
+def test_what_is_not_finite_is_null_and_empty(report: Report) -> None:
+    assert report.curves is not None
+    x = {"step": np.array([1.0, 2.0]), "tokens": np.array([1.0, math.nan]), "seconds": np.array([1.0, math.nan])}
+    run = CurveRun("a", {"train": drawn_curve(x, {"loss": np.array([math.nan, 2.0])}, 100)})
+    curves = dataclasses.replace(report.curves, runs=(run, *report.curves.runs[1:]))
+    assert from_json(to_json(dataclasses.replace(report, curves=curves))).curves == curves
+    rows = list(csv.reader(io.StringIO(curves_to_csv(curves).decode())))
+    assert rows[0] == ["group", "run", "split", "step", "tokens", "seconds", "loss", "grad_norm", MARK]
+    assert rows[1:3] == [
+        ["6x4 post_ln", "a", "train", "1.0", "1.0", "1.0", "", "", ""],
+        ["6x4 post_ln", "a", "train", "2.0", "", "", "2", "", ""],
+    ]
+
+
+def test_the_csv_of_a_table_holds_its_numbers_in_full() -> None:
+    cells = (Cell("2.103", "*", "2.010 to 2.196", value=2.1034567, low=2.01, high=2.196), Cell("not known"))
+    table = Table(
+        "",
+        (Column("group"), Column("loss"), Column("note")),
+        tuple(Row((name, cell, "x")) for name, cell in zip("ab", cells, strict=True)),
+    )
+    rows = list(csv.reader(io.StringIO(table_to_csv(table).decode())))
+    assert rows == [
+        ["group", "loss", "loss low", "loss high", "note", MARK],
+        ["a", "2.1034567", "2.01", "2.196", "x", ""],
+        ["b", "", "", "", "x", ""],
+    ]
+
+
+def test_csv_has_no_formulas() -> None:
+    report = planted_report(HOSTILE)
+    assert report.curves is not None
+    for content in (table_to_csv(report.tables[0]), curves_to_csv(report.curves)):
+        cells = [cell for row in csv.reader(io.StringIO(content.decode())) for cell in row]
+        assert "'=HYPERLINK(1)" in cells or "'=HYPERLINK(1) seed 0" in cells
+        assert not [cell for cell in cells if cell.startswith(("=", "@", "\t"))]
+
+
+@pytest.mark.parametrize(("name", "shown"), list(zip(HOSTILE, CLEAN, strict=True)))
+def test_markdown_is_read_back_as_it_is(name: str, shown: str) -> None:
+    assert READ.render(escape(name)) == f"<p>{html.escape(shown, quote=False)}</p>\n"
+    page = READ.render(report_to_markdown(planted_report((name, "b")), {"report.svg": name}).decode())
+    cells = [html.unescape(cell) for cell in re.findall("<td.*?>(.*?)</td>", page)]
+    assert cells[:6] == [shown, "2.103 (2.010 to 2.196)", shown, "b", "2.103 * (2.010 to 2.196)", "b"]
+    assert f"<li>{html.escape(shown, quote=False)} ended lowest.</li>" in page
+    assert f"<li>Problem: {html.escape(shown, quote=False)}: is cut short</li>" in page
+    assert page.count("<table>") == 3 and "report.svg" in page
+
+
+def test_all_files_are_written_replaced_and_equal(report: Report, tmp_path: Path) -> None:
+    page = tmp_path / "sub" / "report.html"
+    names = ["html", "json", "svg", "png", "md", "csv"]
+    paths = prepare_files(page, with_png=True)(report)
+    expected = {f"report.{kind}" for kind in names} | {"report_1.svg", "report_1.png", "report_curves.csv"}
+    assert {path.name for path in paths} == expected == {path.name for path in page.parent.iterdir()}
+    assert all(MARK.encode() in path.read_bytes()[:4096] for path in paths)
+    first = {path: path.read_bytes() for path in paths}
+    assert {path: path.read_bytes() for path in prepare_files(page, with_png=True)(planted_report())} == first
+    assert len(prepare_files(page)(report)) == 7  # no png unless it is asked for
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.json", "report.csv", "report_1.svg"])
+def test_what_is_no_report_is_kept(report: Report, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{name} exists and was not {MARK}"):
+        prepare_files(tmp_path / "report.html")(report)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_figures_show_names_as_they_are_and_clip_bands(report: Report, tmp_path: Path) -> None:
+    names = ("a $x^{2}$ _b", "_24x1 $")
+    prepare_files(tmp_path / "report.html")(planted_report(names))
+    for name in ("report.svg", "report_1.svg"):
+        text = (tmp_path / name).read_text()
+        ElementTree.fromstring(text)
+        assert "<!-- a $x^{2}$ _b -->" in text and "_24x1 $" in text
+    text = (tmp_path / "report.svg").read_text()
+    assert "<!-- 2.110 -->" in text  # the mean of the baseline's last validation losses
+    assert "<!-- +0.110 -->" in text  # and by how much the other group's is higher
+    assert "\u2260" in text
+
+
+def printed(report: Report, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), highlight=False, force_terminal=False)
+    print_report(report, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [120, 60, 40])
+def test_a_terminal_shows_the_answer_and_each_group_on_a_line(report: Report, width: int) -> None:
+    text = printed(report, width)
+    assert text.startswith("6x4 post_ln ended lowest\n")
+    assert max(map(len, text.splitlines())) <= width
+    lines = [line for line in text.splitlines() if line.startswith(("6x4 post_ln  ", "24x1 admin  "))]
+    assert [line.split("  ")[-1 if width == 40 else 0].strip() for line in lines] == (
+        ["2.103", "2.103 *"] if width == 40 else ["6x4 post_ln", "24x1 admin"]
+    )
+    assert ("2.010 to 2.196" in text) == (width > 60)
+    assert "- How sure: 6x4 post_ln by 0.1." in text and "Third" not in text
+
+
+def test_a_terminal_is_told_of_groups_that_it_does_not_show() -> None:
+    text = printed(planted_report([f"{layers}x1 admin" for layers in range(60)], seeds=1), 80)
+    assert len(text.splitlines()) <= 36 and "and 32 more, in the report" in text
+
+
+@pytest.mark.parametrize("width", [100, 30])
+def test_a_terminal_shows_hostile_names_and_does_not_obey_them(width: int) -> None:
+    report = planted_report(HOSTILE)
+    text = printed(report, width)
+    for table in (*report.tables, report.conditions):
+        console = Console(width=width, file=io.StringIO(), highlight=False)
+        assert table is not None
+        print_table(table, console)
+        assert isinstance(console.file, io.StringIO)
+        text += console.file.getvalue()
+    assert "\x1b" not in text and "\u202e" not in text
+    assert "[red]$x^{2}$_[/red]" in text.replace("\n", "")

@@ -1,0 +1,405 @@
+"""Tests of a Report's page: escaping, its policy, its pieces, and the page in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markupsafe import escape
+
+from mhsh.report.html import pieces, to_html, to_live_html
+from mhsh.report.lines import difference_lines, group_lines, spread
+from mhsh.report.report import MARK, Report
+from mhsh.text import sanitize
+from tests.report.browser import PROGRAM, Browser
+from tests.report.reports import planted_report
+
+# Names that mean something to HTML, to templates, to JSON in a script, and to a reader's eye.
+EVIL = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "$x$ %{y} {{z}} </script>",
+    "a' onload='alert(2)\" \u202eb\x1b[31m",
+)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return planted_report()
+
+
+def without_scripts(text: str) -> str:
+    """The page without its scripts, whose own text holds all kinds of things."""
+    return re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+
+
+def content_of(text: str) -> Any:
+    found = re.search(r'<script type="application/json" id="content">(.*?)</script>', text)
+    assert found is not None
+    return json.loads(found.group(1))
+
+
+def test_the_page_is_one_small_file_with_everything_in_it(report: Report) -> None:
+    text = to_html(report).decode()
+    own = without_scripts(text)
+    assert len(text) < 200_000
+    assert not re.search(r"""(src|href)=(?!["']?data:)""", own)
+    assert "http:" not in own and "https:" not in own
+    assert MARK in text[:4096]
+    for words in (report.title, *report.summary, *report.problems, *report.rules, "How sure", "a note on", "Every run", "dropout"):
+        assert str(escape(words)) in own
+    assert to_html(report) == to_html(planted_report())
+
+
+def test_the_order_is_answer_problems_groups_curves_figures_tables(report: Report) -> None:
+    own = without_scripts(to_html(report).decode())
+    signs = (
+        "<h1>",
+        "is cut short",
+        'aria-label="Results"',
+        'id="controls"',
+        'id="curves"',
+        'data-points="0"',
+        'id="table1-fold"',
+        "A rule",
+    )
+    assert [own.index(sign) for sign in signs] == sorted(own.index(sign) for sign in signs)
+    assert 'aria-label="Results"' not in own[own.index("<details") :][own.index("id=") :].split("</details>")[0]
+
+
+class Elements(HTMLParser):
+    """The elements of a page with the names of their attributes, and its text."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.text: list[str] = []
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.tuples(st.text(min_size=1), st.text(min_size=1)).filter(lambda names: names[0] != names[1]))
+def test_no_name_makes_an_element(names: tuple[str, str]) -> None:
+    page = Elements(to_html(planted_report(names, rows=10)))
+    assert page.tags == Elements(to_html(planted_report(("a", "b"), rows=10))).tags
+    assert sanitize(f"{names[0]} ended lowest") in page.text
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_names_stay_inert(live: bool) -> None:
+    text = (to_live_html if live else to_html)(planted_report(EVIL)).decode()
+    own = without_scripts(text)
+    for sign in ("<script>alert", "<img src=x", "onload='alert", "\u202e", "\x1b"):
+        assert sign not in own
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; ended lowest" in own
+    data = text[text.index('id="content">') : text.index("</script>", text.index('id="content">'))]
+    assert "<" not in data and "&" not in data
+    assert [group["name"] for group in content_of(text)["groups"]] == list(EVIL)
+
+
+def test_the_policy_names_the_very_scripts_and_styles_of_the_page(report: Report) -> None:
+    for page, asks in ((to_html, "'none'"), (to_live_html, "'self'")):
+        text = page(report).decode()
+        match = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+        assert match
+        policy = unescape(match.group(1))
+        assert policy.startswith("default-src 'none'; script-src 'sha256-") and f"connect-src {asks};" in policy
+        assert "unsafe" not in policy
+        for tag in ("script", "style"):
+            for content in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL):
+                assert base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() in policy
+        assert ("/update" in text) == (page is to_live_html)
+
+
+def test_the_pieces_are_the_parts_and_the_figures_of_the_page(report: Report) -> None:
+    live = to_live_html(report).decode()
+    made = {name: json.loads(piece) for name, piece in pieces(report).items()}
+    assert made["title"] == report.title
+    parts = {name.removeprefix("part "): piece for name, piece in made.items() if name.startswith("part ")}
+    assert set(parts) == {"claim", "controls", "more", "notes", "figures", "tables"}
+    for place, html in parts.items():
+        assert f'id="{place}"' in live and html in live
+    whole = content_of(live)
+    assert [made[f"run {place}"] for place in range(6)] == whole.pop("runs")
+    assert {name.removeprefix("content "): piece for name, piece in made.items() if name.startswith("content ")} == whole
+    # What changes in one run is a piece of its own.
+    assert report.curves is not None
+    runs = (dataclasses.replace(report.curves.runs[0], name="other"), *report.curves.runs[1:])
+    other = pieces(dataclasses.replace(report, curves=dataclasses.replace(report.curves, runs=runs)))
+    assert [name for name, piece in pieces(report).items() if other[name] != piece] == ["run 0"]
+
+
+def test_a_report_without_curves_is_a_page(report: Report) -> None:
+    text = to_html(dataclasses.replace(report, curves=None)).decode()
+    assert 'id="curves"' not in text and 'data-points="0"' in text and report.title in text
+
+
+IN_BROWSER = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
+NAMES = "[...document.querySelectorAll('.plot')][0].chart.lines.map(line => line.name)"
+LINES = "[...document.querySelectorAll('.plot')][0].chart.lines"
+
+
+def opened(browser: Browser, report: Report, folder: Path, hash: str = "") -> str:
+    """Writes the page, opens it and waits until its figures are drawn. Its address."""
+    path = folder / "report.html"
+    path.write_bytes(to_html(report))
+    address = path.resolve().as_uri()
+    browser.call("Page.navigate", url=address + hash)
+    browser.wait("!!document.body && document.body.dataset.ready === 'true'")
+    return address
+
+
+def choose(browser: Browser, **fields: str | bool) -> None:
+    """Sets switches by their names, as a reader does."""
+    for name, value in fields.items():
+        prop = "checked" if isinstance(value, bool) else "value"
+        browser.evaluate(
+            f"(f => {{ f.{prop} = {json.dumps(value)}; f.dispatchEvent(new Event('input', {{bubbles: true}})); }})"
+            f"(document.getElementById('switches').elements['{name.replace('_', '-')}'])"
+        )
+
+
+def show_metric(browser: Browser, key: str) -> None:
+    browser.evaluate(f"document.querySelector('input[name=metric][value={key}]').click()")
+
+
+def drag(browser: Browser, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Draws a box over the first plot, in shares of its area."""
+    area = browser.evaluate(
+        "(r => [r.left, r.top, r.width, r.height])(document.querySelector('.plot .u-over').getBoundingClientRect())"
+    )
+    places = [(area[0] + x * area[2], area[1] + y * area[3]) for x, y in (start, end)]
+    for kind, (x, y) in (
+        ("mouseMoved", places[0]),
+        ("mousePressed", places[0]),
+        ("mouseMoved", places[1]),
+        ("mouseReleased", places[1]),
+    ):
+        browser.call(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=int(kind != "mouseReleased"), clickCount=1
+        )
+
+
+@IN_BROWSER
+def test_a_view_its_address_and_its_pictures(report: Report, tmp_path: Path) -> None:
+    """The cheap one of the tests in a browser: one page, one browser."""
+    curves = report.curves
+    assert curves is not None
+    with Browser(1280) as browser:
+        address = opened(browser, report, tmp_path)
+        assert browser.evaluate("document.getElementById('curves').getBoundingClientRect().top") < 500
+        # It opens on the means of the validation loss, as the files beside it show them.
+        for view, lines_of in (("groups", group_lines), ("difference", difference_lines)):
+            choose(browser, view=view)
+            for split in ("validation", "train"):
+                choose(browser, split=split)
+                expected = [line for place in (0, 1) for line in lines_of(curves, place, split)]
+                drawn = browser.evaluate(f"{LINES}.map(l => [l.x, l.y, l.low, l.high])")
+                assert len(drawn) == len(expected) == (2 if view == "groups" else 1)
+                for ours, theirs in zip(expected, drawn, strict=True):
+                    np.testing.assert_allclose(np.array(theirs, dtype=float), np.array(ours), rtol=1e-9, atol=1e-12)
+        # The first screen's y-axis shows the lines, not their bands.
+        choose(browser, view="groups", split="validation")
+        low, high = browser.evaluate("document.querySelector('.plot').chart.o.ranges.y")
+        assert 2.0 < low < 2.11 and 2.4 < high < 2.55
+        # A box zooms in both directions, Escape shows the whole.
+        drag(browser, (0.2, 0.2), (0.7, 0.6))
+        x, y = browser.evaluate("(r => [r.x, r.y])(document.querySelector('.plot').chart.o.ranges)")
+        assert x == pytest.approx([14, 24], abs=0.2) and y == pytest.approx(
+            [high - 0.6 * (high - low), high - 0.2 * (high - low)], abs=0.01
+        )
+        browser.evaluate("document.querySelector('[data-does=whole]').click()")
+        drag(browser, (0.2, 0.5), (0.7, 0.5))
+        assert browser.evaluate("[report.state().x.map(Math.round), report.state().y]") == [[14, 24], {"": None}]
+        browser.evaluate("document.querySelector('[data-does=whole]').click()")
+        assert browser.evaluate("location.href") == address
+        # Metrics side by side; perplexity and bits per byte are computed.
+        show_metric(browser, "perplexity")
+        show_metric(browser, "bits_per_byte")
+        values = browser.evaluate("[...document.querySelectorAll('#curves .plot')].map(p => [p.metric, p.chart.lines[0].y[0]])")
+        assert [name for name, _ in values] == ["loss", "perplexity", "bits_per_byte"]
+        losses = [curves.runs[run].curves["validation"].rows.y["loss"][0] for run in (0, 1, 2)]
+        assert values[1][1] == pytest.approx(np.mean(np.exp(losses))) and values[2][1] == pytest.approx(
+            np.mean(losses) / np.log(2) / 4
+        )
+        for key in ("perplexity", "bits_per_byte"):
+            show_metric(browser, key)
+        choose(browser, axis="tokens", view="runs", split="train", smoothing="4", search="num_layers=12 seed", log_y=True)
+        assert browser.evaluate(NAMES) == [f"24x1 admin seed {seed}" for seed in range(3)]
+        assert browser.evaluate("document.getElementById('smoothing-words').textContent") == "mean of 4 rows"
+        raw, smoothed = browser.evaluate(f"(l => [l.raw.y, l.y])({LINES}[0])")
+        assert smoothed[9] == pytest.approx(sum(raw[6:10]) / 4)
+        assert browser.evaluate("[...document.querySelectorAll('tr[data-run]')].map(row => row.hidden)") == [True] * 3 + [False] * 3
+        told = browser.evaluate("location.hash")
+        svg = browser.evaluate("report.svg()")
+        png = browser.evaluate(
+            "report.png().then(blob => new Promise(done => {"
+            " const reader = new FileReader(); reader.onload = () => done(reader.result); reader.readAsDataURL(blob); }))"
+        )
+        assert browser.complaints() == []
+        assert all(each.startswith(("file:", "blob:", "data:")) for each in browser.requests())
+    assert told == "#split=train&axis=tokens&view=runs&smoothing=4&search=num_layers%3D12+seed&log-y=1"
+    root = ElementTree.fromstring(svg)
+    texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"24x1 admin seed 1", "training tokens", "training loss, nats per token"} <= set(texts)
+    content = base64.b64decode(png.split(",")[1])
+    assert content.startswith(b"\x89PNG") and int.from_bytes(content[16:20]) == 2 * int(root.attrib["width"])
+
+
+@pytest.mark.slow
+@IN_BROWSER
+def test_final_values_stand_beside_the_curves_and_do_not_collide(tmp_path: Path) -> None:
+    report = planted_report([f"{layers}x1 admin" for layers in range(1, 13)])
+    with Browser(1280) as browser:
+        opened(browser, report, tmp_path)
+        texts = "report.shapes(p.chart.plot, p.chart.lines, p.chart.o).free.filter(s => s.text).map(s => [s.text, s.y])"
+        ends = browser.evaluate(f"(p => {texts})(document.querySelector('.plot'))")
+        assert len(ends) == 12 and ends[0][0] == "2.110 1x1 admin"
+        heights = sorted(height for _, height in ends)
+        assert min(b - a for a, b in itertools.pairwise(heights)) >= 14 - 1e-6
+        numbers = [3.0, 1.0, 1.5, 40.0, 41.0]
+        assert browser.evaluate(f"report.spread({numbers}, 4, 2, 43)") == spread(numbers, 4.0, 2.0, 43.0)
+        assert browser.complaints() == []
+
+
+@pytest.mark.slow
+@IN_BROWSER
+def test_an_address_opens_the_view_that_was_sent(report: Report, tmp_path: Path) -> None:
+    sent = "#split=train&axis=seconds&view=runs&hide=0%2C4&x=1%2C2.5&y=loss%3A2%2C3&open=conditions-fold"
+    with Browser(1280) as browser:
+        opened(browser, report, tmp_path, sent)
+        assert browser.evaluate(NAMES) == [f"6x4 post_ln seed {seed}" for seed in (1, 2)] + [f"24x1 admin seed {s}" for s in (0, 2)]
+        assert browser.evaluate("(r => [r.x, r.y])(document.querySelector('.plot').chart.o.ranges)") == [[1, 2.5], [2, 3]]
+        assert browser.evaluate("document.getElementById('conditions-fold').open")
+        assert set(browser.evaluate("location.hash.slice(1)").split("&")) == set(sent[1:].split("&"))
+        browser.evaluate("location.hash = '#view=runs&by=model.num_layers'")
+        browser.wait(f"{NAMES}.length === 6")
+        assert browser.evaluate(f"new Set({LINES}.map(line => line.color)).size") == 2
+        assert browser.evaluate(NAMES)[0] == "6x4 post_ln seed 0 (6)"
+        choose(browser, view="groups")
+        assert browser.evaluate(NAMES) == ["model.num_layers = 6", "model.num_layers = 12"]
+        # The y-axis by hand.
+        change = "f.value = '1.5'; f.dispatchEvent(new Event('change', {bubbles: true}))"
+        browser.evaluate(f"(f => {{ {change}; }})(document.querySelector('[data-end]'))")
+        assert browser.evaluate("document.querySelector('.plot').chart.o.ranges.y[0]") == 1.5
+        # Nonsense is not a view.
+        browser.evaluate("location.hash = '#metric.none=1&x=b&y=loss&hide=x&smoothing=-3&view=none'")
+        browser.wait(f"{NAMES}.length === 2")
+        assert browser.complaints() == []
+
+
+@pytest.mark.slow
+@IN_BROWSER
+@pytest.mark.parametrize("width", [1280, 800, 400])
+@pytest.mark.parametrize("names", [("6x4 post_ln", "24x1 admin"), EVIL], ids=["plain", "evil"])
+def test_in_a_browser(names: tuple[str, ...], width: int, tmp_path: Path) -> None:
+    report = planted_report(names)
+    with Browser(width, dark=width == 400) as browser:
+        address = opened(browser, report, tmp_path)
+        assert browser.evaluate("document.getElementById('curves').getBoundingClientRect().top") < (560 if width == 1280 else 1100)
+        for view in ("difference", "runs", "groups"):
+            choose(browser, view=view, split="train")
+            for axis in ("tokens", "seconds"):
+                choose(browser, axis=axis)
+        choose(browser, view="runs", log_x=True, log_y=True, raw=False, smoothing="8")
+        show_metric(browser, "grad_norm")
+        browser.evaluate("document.querySelector('#legend input').click()")
+        browser.evaluate("document.querySelector('[data-does=end]').click()")
+        browser.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        assert browser.complaints() == []
+        assert browser.requests() == [address]
+        assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert browser.evaluate(f"{NAMES}.length") == 3 * len(names) - 1
+        assert browser.evaluate("document.querySelector('.plot').chart.plot.scales.x.distr") == 3
+
+
+@pytest.mark.slow
+@IN_BROWSER
+def test_the_page_is_used_by_keyboard_alone(report: Report, tmp_path: Path) -> None:
+    with Browser(1280) as browser:
+        opened(browser, report, tmp_path)
+        reached = []
+        while not reached or (reached[-1] != "search" and len(reached) < 24):
+            browser.press("Tab", 9)
+            reached.append(
+                browser.evaluate("(e => e.name || e.dataset.does || e.className || e.type || e.tagName)(document.activeElement)")
+            )
+            if reached[-1] == "axis":
+                browser.press("ArrowDown", 40)
+            if reached[-1] == "plot":
+                browser.press("End", 35)
+                read = browser.evaluate("document.querySelector('.plot output').innerText")
+                browser.press("+", 187, "+")
+                zoomed = browser.evaluate("report.state().x")
+            if reached[-1] == "checkbox":
+                browser.press(" ", 32, " ")
+        expected = [
+            "small",
+            "scroll first cards",
+            "SUMMARY",
+            "split",
+            "axis",
+            "view",
+            "by",
+            "png",
+            "svg",
+            "plot",
+            "checkbox",
+            "checkbox",
+            "search",
+        ]
+        assert [each or "SUMMARY" for each in reached] == expected
+        assert browser.evaluate("report.state().axis") == "tokens"
+        assert read.startswith("15,360 tokens \u2014 validation loss, nats per token") and "24x1 admin\t2.2" in read
+        assert zoomed[0] > 5000
+        assert browser.evaluate(NAMES) == []
+
+
+@pytest.mark.slow
+@IN_BROWSER
+def test_figures_are_read_where_there_are_no_curves(report: Report, tmp_path: Path) -> None:
+    with Browser(800) as browser:
+        opened(browser, dataclasses.replace(report, curves=None), tmp_path)
+        browser.evaluate("document.querySelector('[data-points]').focus()")
+        for key, code in (("End", 35), ("Escape", 27), ("ArrowLeft", 37)):
+            browser.press(key, code)
+        read = browser.evaluate("document.querySelector('[data-points] output').innerText")
+        assert read.startswith("0.002 \u2014 final validation loss") and "6x4 post_ln: 3 seeds\t2.9 (2.76 to 3.18)" in read
+        assert browser.complaints() == []
+
+
+@pytest.mark.slow
+@IN_BROWSER
+def test_fifty_runs_hold(tmp_path: Path) -> None:
+    report = planted_report([f"{layers}x1 admin" for layers in range(1, 11)], seeds=5, rows=200)
+    assert len(to_html(report)) < 800_000
+    with Browser(1280) as browser:
+        opened(browser, report, tmp_path)
+        assert browser.evaluate("document.getElementById('curves').getBoundingClientRect().top") < 620
+        choose(browser, view="runs")
+        assert browser.evaluate(f"{NAMES}.length") == 50
+        browser.evaluate("document.getElementById('table1-fold').open = true")
+        heights = browser.evaluate("[...document.querySelectorAll('tr[data-run]')].map(row => row.offsetHeight)")
+        assert len(heights) == 50 and max(heights) < 40  # one line each
+        choose(browser, search="num_layers=12")
+        assert browser.evaluate("document.getElementById('found').textContent") == "5 of 50 runs"
+        assert browser.complaints() == []

@@ -1,0 +1,86 @@
+"""What trained a run is recorded, and a comparison sees it: the code, jax's numeric settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhsh.run_folder import RunFolder
+from mhsh.training.environment import code_hash
+from tests.conftest import ROOT
+from tests.runs import CONFIG, command, cut_back, mhsh_here
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an mhsh whose learning rates are three times as large as they say."""
+    folder = tmp_path_factory.mktemp("edited")
+    shutil.copytree(ROOT / "mhsh", folder / "mhsh", ignore=shutil.ignore_patterns("__pycache__"))
+    optimizer = folder / "mhsh" / "training" / "optimizer.py"
+    source, line = optimizer.read_text(encoding="utf-8"), "peak, warmup = optimizer.learning_rate,"
+    assert source.count(line) == 1
+    optimizer.write_text(source.replace(line, line.replace("optimizer", "3 * optimizer")), encoding="utf-8")
+    return folder
+
+
+def train(workdir: Path, corpus: str, folder: Path = ROOT, **variables: str) -> dict[str, Any]:
+    """run.json of a run with the mhsh of `folder`."""
+    done = subprocess.run(
+        command("train", *CONFIG, corpus, f"--workdir={workdir}"),
+        cwd=folder,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return RunFolder(workdir).read_run()
+
+
+def verdict(tmp_path: Path, *runs: Path) -> str:
+    done = mhsh_here("compare", *map(str, runs), f"--out={tmp_path / 'report.html'}")
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
+def test_an_edit_of_the_learning_rate_is_not_comparable(unbroken, corpus, edited, tmp_path):
+    before = RunFolder(unbroken).read_run()
+    assert before["code"] == {"0": code_hash()}
+    after = train(tmp_path / "tripled", corpus, edited)
+    assert list(after["code"]) == ["0"] and after["code"] != before["code"]
+    assert (after["git_revision"], after["versions"]) == (None, before["versions"])
+    assert "Not comparable: different code that decides losses." in verdict(tmp_path, unbroken, tmp_path / "tripled")
+
+
+@pytest.mark.slow  # by default: the test above
+def test_a_run_that_went_on_with_other_code_has_both(unbroken, corpus, edited, tmp_path):
+    resumed = cut_back(unbroken, tmp_path / "resumed")
+    code = train(resumed, corpus, edited)["code"]
+    assert list(code) == ["0", "24"] and code["0"] == code_hash() != code["24"]
+    assert "Not comparable: different code that decides losses." in verdict(tmp_path, unbroken, resumed)
+    # Steps that are trained again with the first code have nothing of the other.
+    again = cut_back(resumed, tmp_path / "again")
+    assert train(again, corpus)["code"] == {"0": code_hash()}
+    assert "Comparable: nothing that matters differs" in verdict(tmp_path, unbroken, again)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "setting"),
+    [
+        ("JAX_ENABLE_X64", "1", "jax_enable_x64"),
+        pytest.param("JAX_DEFAULT_PRNG_IMPL", "rbg", "jax_default_prng_impl", marks=pytest.mark.slow),
+        pytest.param("JAX_DEFAULT_MATMUL_PRECISION", "bfloat16", "jax_default_matmul_precision", marks=pytest.mark.slow),
+    ],
+)
+def test_other_numeric_settings_are_not_comparable(unbroken, corpus, tmp_path, name, value, setting):
+    here, there = (
+        RunFolder(unbroken).read_run()["numerics"]["0"],
+        train(tmp_path / "other", corpus, **{name: value})["numerics"]["0"],
+    )
+    assert [name for name in here if here[name] != there[name]] == [setting]
+    assert "Not comparable: different numeric settings" in verdict(tmp_path, unbroken, tmp_path / "other")

@@ -1,0 +1,5 @@
+"""Planted runs for the tests of the engine."""
+
+from tests.planted import make_run, make_shared_run
+
+__all__ = ["make_run", "make_shared_run"]  # fixtures

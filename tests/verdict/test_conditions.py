@@ -1,0 +1,238 @@
+"""One of two equal runs is changed, in every field and in every entry of run.json: the verdict
+changes exactly where the role of what was changed says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from msgspec.structs import replace
+
+from mhsh.config.fields import Field, all_fields
+from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config, to_dict
+from mhsh.verdict.conditions import DEFAULT_TREATMENT, Effect, fairness, find_conditions
+from mhsh.verdict.experiment import TRAINED, Group, Member
+from mhsh.verdict.runs import Run, load_runs
+from tests.sweeps import VALIDATED_ALIKE
+
+# A field of the data section by each of the four kinds of data; the other sections once.
+CASES = {
+    (objective, field.path): field
+    for objective in ("mlm", "translation", "classification", "span")
+    for field in all_fields(objective)
+    if objective == "mlm" or field.path.startswith("data.")
+}
+FAIR, UNFAIR, OTHER_CLOCK = "Comparable: ", "Not comparable", "Device seconds are not comparable"
+
+
+def another(field: Field, value: Any) -> Any:
+    """A value of the field's type that it has not."""
+    if field.path == "train.start_from":
+        return ""
+    if field.kind is bool:
+        return not value
+    if field.kind is str:
+        choices = [each for each in get_args(get_args(field.annotation)[0]) if each != value]
+        return choices[0] if choices else f"{value}-other"
+    return value + 1 if field.kind is int else value / 2 + 0.3
+
+
+def said(one: Run, other: Run, treatment: tuple[str, ...] = DEFAULT_TREATMENT) -> str:
+    groups = []
+    for run in (one, other):
+        member = Member((run.config.train.seed, run.config.data.seed), run.name, TRAINED, run, None, True)
+        groups.append(Group(run.name, run.config, (member,), {}, ""))
+    found = fairness(groups[1], groups[0], treatment)
+    return f"{found.sentence()} {OTHER_CLOCK if found.clock else ''}".strip()
+
+
+def changed(run: Run, path: str, value: Any) -> Run:
+    section, name = path.split(".")
+    config = replace(run.config, **{section: replace(getattr(run.config, section), **{name: value})})
+    return dataclasses.replace(run, config=config)
+
+
+@pytest.fixture(scope="module")
+def base(make_shared_run: Any) -> Run:
+    """A run that started from another, with everything recorded that the ledger asks for."""
+    path: Path = make_shared_run("base", [3.0] * 20, [3.0, 2.0])
+    (run,) = load_runs([path]).runs
+    parent = {"step": 9, "tokens": 900, "fingerprint": "beef", "config": to_dict(run.config)}
+    record = run.record | {
+        "started_from": {"lineage": [parent]},
+        "weight_decayed_parameters": 120_000,
+        "flops_per_token_forward": 1e6,
+        "devices": "cpu",
+        "mesh": {"data": 1},
+    }
+    config = replace(run.config, train=replace(run.config.train, start_from="runs/before"))
+    batches = {"step": run.curves["train"].x["step"], "checksum": run.curves["train"].x["step"].astype("S9")}
+    return dataclasses.replace(run, record=record, config=config, batches=batches)
+
+
+@pytest.fixture(scope="module")
+def of_objective(base: Run) -> Any:
+    """The base run with the data section of an objective."""
+
+    def make(objective: str) -> Run:
+        if objective == "mlm":
+            return base
+        fields = {field.name: field for field in all_fields(objective) if field.path.startswith("data.")}
+        plain: dict[type, Any] = {int: 3, float: 0.25, bool: False, str: "text"}
+        values = {
+            name: (get_args(get_args(field.annotation)[0]) or (plain[field.kind],))[0] if field.kind is str else plain[field.kind]
+            for name, field in fields.items()
+        }
+        config = Config(
+            model=replace(base.config.model, objective=objective),
+            data=DATA_SECTIONS[objective](**values),
+            optimizer=base.config.optimizer,
+            train=base.config.train,
+            mesh=base.config.mesh,
+        )
+        return dataclasses.replace(base, config=config)
+
+    return make
+
+
+@pytest.mark.parametrize(("objective", "path"), CASES)
+def test_a_field_changes_the_verdict_as_its_role_says(of_objective: Any, objective: str, path: str) -> None:
+    field, run = CASES[objective, path], of_objective(objective)
+    section, name = path.split(".")
+    other = changed(run, path, another(field, getattr(getattr(run.config, section), name)))
+    assert other.config != run.config
+    found = said(run, other)
+    assert found.startswith(UNFAIR) == (field.role == "loss"), found
+    assert found.startswith(FAIR) == (field.role != "loss"), found
+    if field.role != "loss":
+        # Which mesh ran is recorded, and both ran on the same.
+        assert (OTHER_CLOCK in found) == (field.role == "clock" and section != "mesh"), found
+
+
+# What a run starts from and its data seed have rows of their own, and are no treatment.
+NO_TREATMENT = ("train.start_from", "train.keep_moments", "data.seed")
+
+
+@pytest.mark.parametrize(
+    "path", [field.path for field in all_fields("mlm") if field.role in ("loss", "shape") and field.path not in NO_TREATMENT]
+)
+def test_what_is_meant_to_differ_may(base: Run, path: str) -> None:
+    """Named as the treatment, a field alone may differ; and then a shape may not."""
+    section, name = path.split(".")
+    field = CASES["mlm", path]
+    other = changed(base, path, another(field, getattr(getattr(base.config, section), name)))
+    assert said(base, other, treatment=(path,)).startswith(FAIR)
+    deeper = changed(other, "model.num_layers", 77)
+    if path != "model.num_layers":
+        assert said(base, deeper, treatment=(path,)).startswith(UNFAIR)
+        both = said(base, deeper, treatment=("shape", path))
+        assert both.startswith((FAIR, "Confounded")) and UNFAIR not in both
+
+
+# What run.json records, another value of it, and what that does.
+RECORDED: Mapping[tuple[str, ...], tuple[Any, Effect]] = {
+    ("data", "fingerprint"): ("dead", Effect.LOSS),
+    ("data", "unigram_entropy"): (2.9, Effect.NONE),
+    ("parameters", "total"): (160_000, Effect.LOSS),
+    ("parameters", "encoder"): (150_000, Effect.LOSS),
+    ("weight_decayed_parameters",): (160_000, Effect.LOSS),
+    ("flops_per_token_forward",): (2e6, Effect.NONE),
+    ("versions", "jax"): ("0.11.0", Effect.CLOCK),
+    ("code", "0"): ("edited", Effect.LOSS),
+    ("code", "100"): ("edited", Effect.LOSS),
+    ("numerics", "0"): ({"jax_enable_x64": True}, Effect.LOSS),
+    ("git_revision",): ("def", Effect.CLOCK),
+    ("devices",): ("tpu", Effect.CLOCK),
+    ("mesh",): ({"data": 2}, Effect.CLOCK),
+    ("status",): ("stopped", Effect.NONE),
+    ("compile_seconds",): (9.0, Effect.NONE),
+    ("xla_flags", "XLA_FLAGS"): ("--xla_a=1", Effect.CLOCK),
+    ("wall_seconds", "training"): (9.0, Effect.NONE),
+}
+
+
+def recorded(run: Run, keys: tuple[str, ...], value: Any) -> Run:
+    record = dict(run.record)
+    if len(keys) == 2:
+        value = dict(record[keys[0]]) | {keys[1]: value}
+    return dataclasses.replace(run, record=record | {keys[0]: value})
+
+
+@pytest.mark.parametrize("keys", RECORDED, ids="/".join)
+def test_an_entry_of_run_json_changes_the_verdict_as_it_should(base: Run, keys: tuple[str, ...]) -> None:
+    value, effect = RECORDED[keys]
+    assert base.recorded(*keys) != value and base.recorded(keys[0]) is not None
+    found = said(base, recorded(base, keys, value))
+    assert found.startswith(UNFAIR if effect is Effect.LOSS else FAIR), found
+    assert (OTHER_CLOCK in found) == (effect is Effect.CLOCK)
+
+
+def test_other_validation_batches_count(base: Run) -> None:
+    assert base.validated == (VALIDATED_ALIKE["batch"],)
+    other = dataclasses.replace(base, validated=("dead",))
+    assert said(base, other) == "Not comparable: different validation batches."
+    assert "not every run recorded validation batches" in said(base, dataclasses.replace(base, validated=()))
+
+
+@pytest.mark.parametrize("entry", [{"step": 7}, {"tokens": 901}, {"fingerprint": "dead"}, {"code": {"0": "edited"}}])
+def test_parents_that_differ_count(base: Run, entry: dict[str, Any]) -> None:
+    (parent,) = base.record["started_from"]["lineage"]
+    assert said(base, recorded(base, ("started_from", "lineage"), [parent | entry])).startswith(UNFAIR)
+    assert said(base, recorded(base, ("started_from", "lineage"), [parent, parent])).startswith(UNFAIR)
+
+
+@pytest.mark.parametrize(
+    "path", ["model.num_layers", "model.scan_unroll", "model.remat_policy", "data.source", "train.log_interval"]
+)
+def test_a_parent_of_another_shape_is_fair_and_of_other_settings_is_not(base: Run, path: str) -> None:
+    (parent,) = base.record["started_from"]["lineage"]
+    section, name = path.split(".")
+    config = {key: dict(values) for key, values in parent["config"].items()}
+    config[section][name] = another(CASES["mlm", path], config[section][name])
+    same = recorded(base, ("started_from", "lineage"), [parent | {"config": config}])
+    assert said(base, same).startswith(FAIR)
+    config["optimizer"]["learning_rate"] *= 2
+    assert said(base, recorded(base, ("started_from", "lineage"), [parent | {"config": config}])).startswith(UNFAIR)
+
+
+def ran(run: Run, kernels: dict[str, str | None], remat: str = "none") -> Run:
+    return dataclasses.replace(run, record=run.record | {"kernels": kernels, "remat_policy": remat})
+
+
+def test_what_ran_is_compared_and_not_what_was_asked_for(base: Run) -> None:
+    plain = {"attention": "model.kernels = auto", "feed_forward": "model.kernels = auto"}
+    asked = changed(base, "model.kernels", "plain")
+    assert OTHER_CLOCK in said(base, asked)
+    assert OTHER_CLOCK not in said(ran(base, plain), ran(asked, plain))
+    half = plain | {"attention": None}
+    assert OTHER_CLOCK in said(ran(base, plain), ran(base, half))
+    assert OTHER_CLOCK in said(ran(base, plain), ran(base, plain, "full"))
+    # In bf16 a fused kernel rounds otherwise than the plain sublayer: losses bear the mark.
+    low = changed(base, "model.compute_dtype", "bfloat16")
+    assert said(ran(low, plain), ran(low, half)).startswith(UNFAIR)
+
+
+def test_every_objective_has_its_data_section_here() -> None:
+    assert {objective for objective, _ in CASES} | {"clm"} == set(OBJECTIVES)
+
+
+def test_not_recorded_is_not_taken_for_equal(base: Run) -> None:
+    without = dataclasses.replace(base, record={key: value for key, value in base.record.items() if key != "code"})
+    assert said(base, without) == "Comparable as far as recorded, but not every run recorded code that decides losses."
+    (row,) = [row for row in find_conditions([[base], [without]]) if row.name == "code that decides losses"]
+    assert row.equal is None
+
+
+@pytest.mark.parametrize(("more", "better", "fair"), [(1.019, True, True), (1.021, True, False), (1.021, False, True)])
+def test_size_is_signed(base: Run, more: float, better: bool, fair: bool) -> None:
+    larger = recorded(base, ("parameters", "total"), int(150_000 * more))
+    groups = []
+    for run in (base, larger):
+        member = Member((0, 0), run.name, TRAINED, run, None, True)
+        groups.append(Group(run.name, run.config, (member,), {}, ""))
+    assert fairness(groups[1], groups[0]).sentence(better).startswith(FAIR) == fair
+    assert fairness(groups[0], groups[1]).sentence(not better).startswith(FAIR) == fair

@@ -1,0 +1,184 @@
+"""Tests of means, differences and counts, against numbers worked out by hand and scipy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from mhsh.verdict.estimate import (
+    CONFIDENCE,
+    MIN_SEEDS,
+    WIDENING,
+    Key,
+    difference,
+    estimate,
+    fisher,
+    holm,
+    mean_band,
+    wilson,
+)
+
+LOSSES = st.floats(0.5, 12, allow_nan=False).map(lambda loss: round(loss, 6))
+GROUPS = st.dictionaries(st.tuples(st.integers(0, 7), st.integers(0, 2)), LOSSES, min_size=1, max_size=10)
+
+
+def keyed(*losses: float, first: int = 0) -> dict[Key, float]:
+    return {(seed, seed): loss for seed, loss in enumerate(losses, first)}
+
+
+def test_an_interval_by_hand() -> None:
+    # Standard deviation 1: half of Student's interval is t(0.975, 2) / sqrt(3) = 4.30265 / 1.73205.
+    found = estimate([1.0, 2.0, 3.0])
+    assert (found.mean, found.seeds) == (2.0, 3)
+    assert (found.low, found.high) == pytest.approx((2 - WIDENING * 2.484138, 2 + WIDENING * 2.484138), abs=1e-5)
+
+
+def test_one_seed_has_a_mean_and_no_interval() -> None:
+    for found in (estimate([2.5]), difference(keyed(3.5), keyed(1.0)), difference(keyed(3.0, 4.0), keyed(1.0, first=9))):
+        assert found.mean == 2.5
+        assert not (found.has_interval or found.excludes_zero or found.can_tell or found.is_significant)
+
+
+def test_two_seeds_have_an_interval_and_no_verdict() -> None:
+    found = difference(keyed(1.0, 1.0001), keyed(9.0, 9.0002))
+    assert found.excludes_zero
+    assert not (found.can_tell or found.is_significant)
+    assert MIN_SEEDS == 3
+    assert difference(keyed(1.0, 1.0001, 1.0), keyed(9.0, 9.0002, 9.0)).is_significant
+
+
+def test_equal_differences_are_no_evidence() -> None:
+    """As runs whose seed does nothing give them: in floats 1.5 - 1.0 is not 9.3 - 8.8."""
+    for found in (
+        difference(keyed(1.5, 9.3, 7.1), keyed(1.0, 8.8, 6.6)),
+        difference(keyed(2.0, 2.0, 2.0), keyed(1.4, 1.5, 1.6, first=5)),
+    ):
+        assert found.mean == pytest.approx(0.5)
+        assert not (found.has_interval or found.excludes_zero or found.can_tell or found.is_significant)
+    low = mean_band(np.array([[1.0, 2.0], [1.0, 3.0]]))[1]
+    assert np.isnan(low).tolist() == [True, False]
+
+
+def test_pairs_are_the_keys_in_common() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.normal(size=(2, 5))
+    found = difference(keyed(*ours) | {(7, 7): 99.0}, dict(reversed(keyed(*theirs).items())) | {(0, 1): -99.0})
+    peer = stats.ttest_rel(ours, theirs)
+    low, high = peer.confidence_interval(0.95)
+    assert (found.seeds, found.paired, found.p_value) == (5, True, pytest.approx(peer.pvalue))
+    middle, half = (low + high) / 2, (high - low) / 2
+    assert (found.mean, found.low, found.high) == pytest.approx((middle, middle - WIDENING * half, middle + WIDENING * half))
+
+
+def test_one_training_seed_on_other_texts_is_no_pair() -> None:
+    ours = {(seed, seed): 1.0 + seed for seed in range(3)}
+    theirs = {(seed, (seed + 1) % 3): 1.5 + seed for seed in range(3)}
+    assert not difference(ours, theirs).paired
+
+
+def test_unpaired_is_welch_with_the_freedom_of_the_smaller_group() -> None:
+    ours, theirs = [1.0, 1.5, 1.1], [2.0, 2.9, 2.2, 2.4]
+    found = difference(keyed(*ours), keyed(*theirs, first=2))  # one key in common
+    welch = stats.ttest_ind(ours, theirs, equal_var=False)
+    half = WIDENING * 4.302653 * found.mean / welch.statistic
+    assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half))
+    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(welch.statistic), 2)) and found.p_value > welch.pvalue
+    assert (found.mean, found.seeds, found.paired) == (pytest.approx(-1.175), 3, False)
+
+
+def test_nothing_below_the_resolution_is_significant() -> None:
+    ours, theirs = keyed(1.000011, 1.000012, 1.0000115), keyed(1.0, 1.0, 1.0)
+    assert difference(ours, theirs).is_significant
+    found, fine = difference(ours, theirs, resolution=2e-5), difference(ours, theirs)
+    assert (found.low, found.high) == pytest.approx((fine.low - 2e-5, fine.high + 2e-5))
+    assert found.p_value == 1 and not found.is_significant
+
+
+def test_what_a_grid_hides_widens_the_side_that_favours_the_shape() -> None:
+    lower, higher = keyed(1.0, 1.1, 0.9, 1.05), keyed(2.0, 2.11, 1.9, 2.06)
+    plain = difference(lower, higher)
+    assert plain.is_significant
+    ours = difference(lower, higher, hidden=(5.0, 0.0))  # even lower: the verdict stands
+    assert (ours.low, ours.high, ours.p_value) == pytest.approx((plain.low - 5, plain.high, plain.p_value))
+    theirs = difference(lower, higher, hidden=(0.0, 1.5))
+    assert (theirs.low, theirs.high) == pytest.approx((plain.low, plain.high + 1.5)) and not theirs.is_significant
+    unbounded = difference(lower, higher, hidden=(0.0, math.inf))
+    assert unbounded.has_interval and not unbounded.excludes_zero and unbounded.p_value == 1
+
+
+def test_a_band_has_a_gap_where_one_seed_has() -> None:
+    mean, low, high = mean_band(np.array([[1.0, math.nan, 3.0], [1.5, 2.0, 5.0]]))
+    assert np.isnan(mean).tolist() == np.isnan(low).tolist() == np.isnan(high).tolist() == [False, True, False]
+    expected = estimate([3.0, 5.0])
+    assert (mean[2], low[2], high[2]) == pytest.approx((expected.mean, expected.low, expected.high))
+    assert np.isnan(mean_band(np.array([[1.0]]))[1]).all()
+
+
+@given(GROUPS, GROUPS, st.floats(-100, 100), st.floats(0.1, 10))
+def test_losses_may_be_shifted_and_scaled(ours: dict[Key, float], theirs: dict[Key, float], shift: float, scale: float) -> None:
+    found = difference(ours, theirs)
+    moved = difference(
+        {key: scale * loss + shift for key, loss in ours.items()}, {key: scale * loss for key, loss in theirs.items()}
+    )
+    assert moved.has_interval == found.has_interval
+    if found.has_interval:
+        expected = [scale * each + shift for each in (found.mean, found.low, found.high)]
+        assert [moved.mean, moved.low, moved.high] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@given(GROUPS, GROUPS, st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_exchanged_groups_have_the_opposite_difference(
+    ours: dict[Key, float], theirs: dict[Key, float], hidden: tuple[float, float]
+) -> None:
+    found, back = difference(ours, theirs, hidden=hidden), difference(theirs, ours, hidden=hidden[::-1])
+    assert (found.mean, found.low, found.high, found.p_value) == pytest.approx(
+        (-back.mean, -back.high, -back.low, back.p_value), nan_ok=True
+    )
+
+
+@given(GROUPS, GROUPS, st.randoms())
+def test_order_and_names_of_seeds_do_not_matter(ours: dict[Key, float], theirs: dict[Key, float], random: object) -> None:
+    keys = sorted({*ours, *theirs})
+    others = [(seed + 50, data) for seed, data in keys]
+    random.shuffle(others)  # type: ignore[attr-defined]
+    renamed = dict(zip(keys, others, strict=True))
+    moved = [dict(sorted((renamed[key], loss) for key, loss in group.items())) for group in (ours, theirs)]
+    assert repr(difference(*moved)) == repr(difference(ours, theirs))
+
+
+def closed_test(p_values: list[float], level: float) -> list[bool]:
+    """What Holm's procedure is short for: a hypothesis falls if every set that holds it falls by
+    Bonferroni.
+    """
+    places = range(len(p_values))
+    sets = [each for size in range(1, len(p_values) + 1) for each in itertools.combinations(places, size)]
+    falls = {each: min(p_values[place] for place in each) <= level / len(each) for each in sets}
+    return [all(falls[each] for each in sets if place in each) for place in places]
+
+
+@given(st.lists(st.one_of(st.floats(0, 0.1), st.floats(0, 1)), min_size=1, max_size=5))
+def test_holm_is_the_closed_test_of_bonferroni(p_values: list[float]) -> None:
+    assert [each <= 1 - CONFIDENCE for each in holm(p_values)] == closed_test(p_values, 1 - CONFIDENCE)
+
+
+def test_holm_counts_only_what_was_compared() -> None:
+    assert holm([math.nan, 0.03, math.nan]) == pytest.approx([math.nan, 0.03, math.nan], nan_ok=True)
+    assert holm([0.03, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+
+
+def test_shares_as_scipy_has_them() -> None:
+    for total in range(1, 8):
+        for count in range(total + 1):
+            peer = stats.binomtest(count, total).proportion_ci(method="wilson")
+            assert wilson(count, total) == pytest.approx((peer.low, peer.high), abs=1e-12)
+            for other in range(6):
+                table = [[count, total - count], [other, 5 - other]]
+                assert fisher(count, total, other, 5) == pytest.approx(stats.fisher_exact(table).pvalue)
+    assert fisher(5, 5, 0, 5) == pytest.approx(2 / math.comb(10, 5))
+    assert fisher(3, 3, 0, 3) == pytest.approx(0.1)  # three runs of each cannot tell

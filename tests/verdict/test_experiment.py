@@ -1,0 +1,125 @@
+"""Which runs are one group, how groups are called, and what their runs started from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mhsh.errors import UserError
+from mhsh.verdict.conditions import fairness
+from mhsh.verdict.experiment import load_experiment
+from mhsh.verdict.measures import crossing, measure_all
+from tests.planted import MakeRun, lineage_of
+
+NAN = math.nan
+
+
+def grouped(*paths: Path) -> list[tuple[str, list[str]]]:
+    """Names of groups, and of their runs."""
+    return [(group.name, [run.name for run in group.runs]) for group in load_experiment(paths).groups]
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_one_group(make_run: MakeRun):
+    runs = [make_run(f"deep/seed-{seed}", [3.0], training={"seed": seed}) for seed in (10, 1, 0)]
+    wide = make_run("wide", [3.0], optimizer={"beta2": 0.5})
+    assert grouped(runs[0], wide, *runs[1:]) == [
+        ("2x8 admin, beta2 0.999", ["seed-0", "seed-1", "seed-10"]),
+        ("2x8 admin, beta2 0.5", ["wide"]),
+    ]
+
+
+def test_a_second_run_of_the_same_seed_starts_another_group(make_run: MakeRun):
+    a, b = make_run("x/s0", [3.0]), make_run("x/s1", [3.0], training={"seed": 1})
+    again = make_run("y", [3.0])
+    assert grouped(a, b, again) == [("2x8 admin", ["s0", "s1"]), ("2x8 admin (2)", ["y"])]
+
+
+def test_data_seeds_belong_together_only_where_each_run_has_its_own(make_run: MakeRun):
+    def run(name: str, seed: int, data: int) -> Path:
+        return make_run(name, [3.0], training={"seed": seed}, data={"seed": data})
+
+    both = [run("a", 0, 7), run("b", 1, 8)]
+    assert [runs for _, runs in grouped(*both)] == [["a", "b"]]
+    assert [runs for _, runs in grouped(*both, run("again", 0, 7))] == [["a", "b"], ["again"]]
+    assert [runs for _, runs in grouped(*both, run("third", 2, 7))] == [["a", "third"], ["b"]]
+
+
+def two_phases(make_run: MakeRun, name: str, seed: int, steps: int = 20) -> Path:
+    """A second phase from a first one of its own."""
+    first = make_run(f"first-{name}-{seed}", [3.0] * steps, training={"seed": seed})
+    start = {"folder": str(first), "step": steps, "lineage": lineage_of(first, steps)}
+    training = {"seed": seed, "start_from": str(first)}
+    return make_run(f"{name}-{seed}", [2.0 + seed] * 20, training=training, record={"started_from": start})
+
+
+def test_seeds_that_each_start_from_a_first_phase_of_their_own_are_one_group(make_run: MakeRun):
+    runs = [two_phases(make_run, "two", seed) for seed in range(3)]
+    assert [runs for _, runs in grouped(*runs)] == [["two-0", "two-1", "two-2"]]
+
+
+def test_first_phases_of_other_lengths_are_other_groups_and_not_comparable(make_run: MakeRun):
+    long, short = two_phases(make_run, "long", 0, steps=20), two_phases(make_run, "short", 0, steps=10)
+    one, other = load_experiment([long, short]).groups
+    assert "start" in fairness(other, one).unequal
+
+
+def after(parent: Path, step: int) -> dict[str, Any]:
+    start = {"folder": str(parent), "step": step, "lineage": lineage_of(parent, step)}
+    return {"training": {"start_from": str(parent)}, "record": {"started_from": start}}
+
+
+def test_with_pretraining_every_axis_counts_all_runs_before(make_run: MakeRun):
+    first = make_run("first", [3.0] * 30)
+    middle = make_run("middle", [2.5] * 25, **after(first, 10))
+    two = make_run("two", [2.0] * 20, [2.4, 2.0], **after(middle, 25))
+    one = make_run("one", [2.0] * 20, [2.5, 2.0])
+    counted, plain = load_experiment([one, two], pretraining=True), load_experiment([one, two])
+    for axis, a_step in (("step", 1), ("tokens", 512), ("flops", 1e9), ("seconds", 0.1)):
+        ours, theirs = (each.runs[1].curves["train"].x[axis] for each in (counted, plain))
+        np.testing.assert_allclose(ours - theirs, (10 + 25) * a_step, rtol=1e-12)
+    # They are still evaluated at the same steps of their own.
+    costs = [values.costs["step"][0, 0] for values in measure_all(counted, target=2.0).values]
+    assert costs == [20, 55]
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "place"),
+    [
+        ([4.0, 3.0, 2.0], 2.5, 25.0),
+        ([4.0, 3.0, 2.0], 3.0, 20.0),  # at a row exactly
+        ([4.0, 3.0, 2.0], 4.5, 10.0),  # there from the first row on
+        ([4.0, 3.0, 2.0], 1.9, NAN),
+        ([4.0, 2.0, 5.0], 3.0, 15.0),  # the first crossing counts, though it rises again
+        ([4.0, NAN, 2.0], 3.0, 30.0),  # no interpolation over a gap
+        ([NAN, NAN, NAN], 3.0, NAN),
+        ([], 3.0, NAN),
+    ],
+)
+def test_the_first_crossing_by_hand(loss: list[float], target: float, place: float):
+    x = np.arange(10.0, 10.0 * len(loss) + 5, 10)
+    np.testing.assert_equal(crossing(x, np.array(loss), target), place)
+
+
+@given(losses=st.lists(st.floats(0.5, 8), min_size=2, max_size=20), target=st.floats(0.5, 8))
+def test_the_curve_is_at_the_target_where_it_crosses_and_above_before(losses: Sequence[float], target: float):
+    x, loss = np.arange(1.0, len(losses) + 1), np.array(losses)
+    place = crossing(x, loss, target)
+    if math.isnan(place):
+        assert (loss > target).all()
+    else:
+        assert np.interp(place, x, loss) == pytest.approx(min(target, losses[0]))
+
+
+def test_a_measure_that_no_run_logged_is_named(make_run: MakeRun):
+    experiment = load_experiment([make_run("a", [3.0], [2.0])])
+    with pytest.raises(UserError, match="--measure=bleu is no number of the validation rows"):
+        measure_all(experiment, "bleu")
+    with pytest.raises(UserError, match="not a finite loss"):
+        measure_all(experiment, target=NAN)

@@ -1,0 +1,336 @@
+"""The rules of the engine, each on planted runs that would break it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhsh.errors import UserError
+from mhsh.verdict.conditions import factors, treatment_of
+from mhsh.verdict.experiment import load_experiment
+from mhsh.verdict.findings import (
+    HIGHER,
+    LEVEL,
+    LOWER,
+    OTHER_UNIT,
+    TOO_FEW_SEEDS,
+    UNMEASURED,
+    UNTRAINED,
+    Comparison,
+    compare,
+    corrected,
+)
+from mhsh.verdict.sentences import sentences, title
+from mhsh.verdict.tuning import tune
+from tests.conftest import load_fields
+from tests.planted import MakeRun
+from tests.sweeps import write_sweep
+
+NAN = math.nan
+STUCK = 2.95  # not 0.1 nats below the entropy of 3.0
+SHALLOW = [2.500, 2.511, 2.489, 2.507, 2.494]
+DEEP = [2.551, 2.559, 2.541, 2.555, 2.543]  # about 0.05 higher, seed by seed
+
+
+def judge(paths: Sequence[str | Path], over: str | None = None, **options: Any) -> Comparison:
+    experiment, choices = load_experiment(paths), ()
+    treatment = options.pop("treatment", treatment_of(experiment.axes, None))
+    if over is not None:
+        tuned = tune(experiment, over)
+        experiment, choices = tuned.experiment, tuned.choices
+    return corrected([compare(experiment, treatment=treatment, choices=choices, **options)])[0][0]
+
+
+def verdicts(comparison: Comparison) -> list[str | None]:
+    return [finding and finding.verdict for finding in comparison.findings]
+
+
+def heads(path: Path, shallow: Sequence[float], deep: Sequence[float]) -> Path:
+    """A sweep of two groupings; an end of None has not run."""
+    seeds = range(max(len(shallow), len(deep)))
+    ends = {f"heads_per_layer-8_seed-{seed}": loss for seed, loss in enumerate(shallow) if loss is not None}
+    ends |= {f"heads_per_layer-1_seed-{seed}": loss for seed, loss in enumerate(deep) if loss is not None}
+    axes = ["heads_per_layer=8,1", f"seed={','.join(map(str, seeds))}"]
+    return write_sweep(path, load_fields("evidence", "heads"), axes, ends).path
+
+
+def test_two_groups_that_all_trained_are_compared_in_pairs(tmp_path):
+    comparison = judge([heads(tmp_path / "s", SHALLOW, DEEP)])
+    assert verdicts(comparison) == [None, HIGHER]
+    finding = comparison.findings[1]
+    assert finding is not None
+    assert finding.difference is not None
+    assert finding.difference.paired
+    assert finding.difference.mean == pytest.approx(sum(DEEP) / 5 - sum(SHALLOW) / 5)
+    assert title(comparison).startswith("24x1 admin ends 0.050 higher than 3x8 admin: validation loss 2.550 against 2.500")
+    assert "Comparable" in "".join(sentences(comparison))
+
+
+@pytest.mark.parametrize(("left", "words"), [(NAN, "diverged"), (STUCK, "stayed on the unigram plateau")])
+def test_survivors_do_not_win(tmp_path, left: float, words: str):
+    comparison = judge([heads(tmp_path / "s", SHALLOW, [2.3, 2.31, left, left + 0.001, left + 0.002])])
+    assert verdicts(comparison) == [None, UNTRAINED]
+    assert title(comparison).startswith("2 of 5 runs of 24x1 admin trained (12 to 77 %) and 5 of 5 runs of 3x8 admin trained")
+    assert "Fisher's exact p = 0.17: their losses are not compared" in title(comparison)
+    assert f"24x1 admin: seeds 2, 3 and 4 {words}." in list(sentences(comparison))
+
+
+def test_a_lost_run_leaves_the_verdict_on_the_pairs_in_common(tmp_path):
+    for lost in range(5):
+        deep = [None if seed == lost else loss for seed, loss in enumerate(DEEP)]
+        comparison = judge([heads(tmp_path / str(lost), SHALLOW, deep)])
+        assert verdicts(comparison) == [None, HIGHER]
+        finding = comparison.findings[1]
+        assert finding is not None
+        assert finding.difference is not None
+        assert finding.difference.seeds == 4
+        assert title(comparison).endswith("Missing: 1 not run of 5 runs of 24x1 admin")
+        assert any(f"without seed {lost} of 3x8 admin" in sentence for sentence in sentences(comparison))
+
+
+def test_naming_the_survivors_of_a_sweep_alone_changes_nothing(tmp_path):
+    sweep = heads(tmp_path / "s", SHALLOW, [NAN, NAN, 2.3, 2.31, NAN])
+    named = [sweep / "runs" / f"heads_per_layer-{heads}_seed-{seed}" for heads in (8, 1) for seed in (2, 3)]
+    comparison = judge(named)
+    assert verdicts(comparison) == [None, UNTRAINED]
+    assert "of 24x1 admin trained" in title(comparison)
+    assert "3 not named of 5 runs of 3x8 admin" in title(comparison)
+
+
+def test_seeds_that_change_nothing_are_one_run(make_run: MakeRun):
+    paths = [
+        make_run(f"{name} {seed}", [4.0, 3.0, loss], [loss], model=model, training={"seed": seed})
+        for name, model, loss in (("a", {}, 2.0), ("b", {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}, 2.5))
+        for seed in range(3)
+    ]
+    comparison = judge(paths)
+    assert verdicts(comparison) == [None, TOO_FEW_SEEDS]
+    assert [len(group.members) for group in comparison.experiment.groups] == [1, 1]
+    assert sum("they count as one run" in problem for problem in comparison.experiment.problems) == 4
+
+
+def test_a_copied_run_folder_is_no_cell_of_a_sweep(tmp_path):
+    sweep = heads(tmp_path / "s", SHALLOW, DEEP)
+    copied, over = sweep / "runs" / "heads_per_layer-1_seed-0", sweep / "runs" / "heads_per_layer-1_seed-1"
+    shutil.rmtree(over)
+    shutil.copytree(copied, over)
+    comparison = judge([sweep])
+    assert any(str(over) in problem and "train.seed is 1 there, 0 here" in problem for problem in comparison.experiment.problems)
+    assert title(comparison).endswith("of 5 runs of 24x1 admin")
+
+
+def test_pairs_have_both_seeds_in_common(make_run: MakeRun):
+    deep = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
+    paths = [
+        make_run(
+            f"{name} {seed}", [4.0, 3.0], [2.0 + 0.01 * seed + more], model=model, training={"seed": seed}, data={"seed": other}
+        )
+        for name, model, more, order in (("a", {}, 0, (0, 1, 2)), ("b", deep, 0.005 * len("b"), (1, 2, 0)))
+        for seed, other in enumerate(order)
+    ]
+    finding = judge(paths).findings[1]
+    assert finding is not None
+    assert finding.difference is not None
+    assert not finding.difference.paired
+
+
+def test_without_spread_nothing_is_significant(tmp_path):
+    comparison = judge([heads(tmp_path / "s", SHALLOW, [loss + 1e-6 for loss in SHALLOW])])
+    assert verdicts(comparison) == [None, LEVEL]
+
+
+def test_one_and_two_seeds_cannot_tell(tmp_path):
+    for count in (1, 2):
+        comparison = judge([heads(tmp_path / str(count), SHALLOW[:count], DEEP[:count])])
+        assert verdicts(comparison) == [None, TOO_FEW_SEEDS]
+        assert "cannot tell" in title(comparison)
+
+
+def test_more_groups_need_more_evidence(tmp_path):
+    """Holm's correction runs over the page: what two groups alone tell apart, ten may not."""
+    losses = [SHALLOW, [2.52, 2.545, 2.505, 2.53, 2.523]]
+    alone = judge([heads(tmp_path / "two", *losses)])
+    finding = alone.findings[1]
+    assert finding is not None
+    assert finding.difference is not None
+    many, _ = corrected([alone] * 6)
+    again = many[0].findings[1]
+    assert again is not None
+    assert again.difference is not None
+    assert again.difference.p_value == pytest.approx(min(1.0, 6 * finding.difference.p_value))
+
+
+def test_what_has_not_ended_is_no_loss_yet(make_run: MakeRun):
+    running = {"status": "running"}
+    deep = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
+    comparison = judge([make_run("a", [4.0, 3.0], [2.0]), make_run("b", [4.0, 3.5], [3.0], model=deep, record=running)])
+    assert verdicts(comparison) == [None, UNMEASURED]
+    assert title(comparison) == "No verdict yet: no run of 16x1 admin has ended. Missing: 1 running of 1 runs of 16x1 admin"
+
+
+def test_losses_in_other_units_are_not_compared(make_run: MakeRun):
+    comparison = judge([make_run("a", [4.0, 3.0], [2.0]), make_run("b", [4.0, 3.5], [1.0], data={"tokenizer": "bytes"})])
+    assert verdicts(comparison) == [None, OTHER_UNIT]
+    assert "the tokenizer differs" in title(comparison)
+
+
+FACTORS = {
+    "grouping of the heads": {"model.num_layers": 16, "model.num_heads": 1, "model.mlp_dim": 32},
+    "depth": {"model.num_layers": 4},
+    "width": {"model.mlp_dim": 1024},
+    "residual scheme": {"model.residual": "pre_ln"},
+    "positions": {"model.positions": "sinusoidal"},
+    "normalisation": {"model.qk_norm": True},
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_the_factor_of_a_treatment_is_named(make_config: Callable[..., Any], name: str):
+    def config(**changes: Any) -> Any:
+        return make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changes)
+
+    assert factors(config(**FACTORS[name]), config()) == (name,)
+    if name != "residual scheme":
+        both = factors(config(**FACTORS[name], **FACTORS["residual scheme"]), config())
+        assert set(both) == {name, "residual scheme"}
+
+
+def test_several_factors_at_once_are_confounded(make_run: MakeRun):
+    deep: Mapping[str, Any] = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32, "residual": "pre_ln", "qk_norm": True}
+    paths = [
+        make_run(f"{name} {seed}", [4.0, 3.0], [loss + 0.01 * seed], model=dict(model), training={"seed": seed})
+        for name, model, loss in (("a", {}, 2.0), ("b", deep, 2.5))
+        for seed in range(3)
+    ]
+    comparison = judge(paths)
+    said = "confounded: grouping of the heads, residual scheme and normalisation differ at once"
+    assert said in title(comparison)
+
+
+def test_a_larger_model_that_loses_is_comparable_and_one_that_wins_is_not(make_run: MakeRun):
+    deep = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
+    for name, gain, comparable in (("loses", 0.5, True), ("wins", -0.5, False)):
+        paths = [
+            make_run(
+                f"{name} {shape} {seed}",
+                [4.0, 3.0],
+                [2.0 + 0.01 * seed + more],
+                model=model,
+                training={"seed": seed},
+                record={"parameters": {"encoder": size, "total": size}},
+            )
+            for shape, model, more, size in (("a", {}, 0.0, 100_000), ("b", deep, gain, 103_700))
+            for seed in range(4)
+        ]
+        said = "".join(sentences(judge(paths)))
+        assert ("Not comparable" not in said) == comparable
+        assert "it has 3.7 % more parameters" in said
+        assert ("ends worse all the same" in said) == comparable
+
+
+def test_how_often_a_curve_was_evaluated_changes_nothing(make_run: MakeRun):
+    """The same curve, validated every 10 steps and every 100."""
+    from mhsh.verdict.measures import measure_all
+
+    curve = [3.0 - 0.9 * (1 - 0.9**step) + 0.02 * math.sin(step) for step in range(1, 31)]
+    often = make_run("often", [4.0, 3.0], curve, training={"seed": 0})
+    seldom = make_run("seldom", [4.0, 3.0], training={"seed": 1}, model={"residual": "pre_ln"})
+    rows = [row for row in (often / "metrics.jsonl").read_text().splitlines() if '"validation"' in row]
+    with open(seldom / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.writelines(row + "\n" for row in rows[9::10])
+    measured = measure_all(load_experiment([often, seldom]))
+    for measure in ("lowest", "mean"):
+        one, other = (next(iter(getattr(values, measure).values())) for values in measured.values)
+        assert one == other
+
+
+RATES = ["lr=1e-3,2e-3,4e-3,8e-3", "heads_per_layer=8,1", "seed=0,1,2,3,4"]
+
+
+def rates(path: Path, loss: Callable[[int, float, int], float]) -> Path:
+    ends = {
+        f"learning_rate-{rate}_heads_per_layer-{heads}_seed-{seed}": loss(heads, rate, seed)
+        for rate in (0.001, 0.002, 0.004, 0.008)
+        for heads in (8, 1)
+        for seed in range(5)
+    }
+    return write_sweep(path, load_fields("evidence", "heads"), RATES, ends).path
+
+
+def test_each_shape_at_its_own_best_rate(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        best = 0.002 if heads == 1 else 0.004
+        noise = 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+        return 2.0 + 0.3 * (heads == 1) + 0.1 * math.log2(rate / best) ** 2 + noise
+
+    comparison = judge([rates(tmp_path / "s", loss)], over="lr")
+    assert [choice.optimum and choice.optimum.rate for choice in comparison.choices] == [0.004, 0.002]
+    assert [len(group.members) for group in comparison.experiment.groups] == [3, 3]
+    assert verdicts(comparison) == [None, HIGHER]
+    said = list(sentences(comparison))
+    assert "24x1 admin is at its best learning_rate, 0.002 of 0.001 to 0.008, by 8 trials." in said
+    assert "24x1 admin: Comparable" in "".join(said), said
+
+
+def test_a_best_rate_at_the_edge_of_the_grid_is_no_verdict_against_the_shape(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        slope = -0.3 if heads == 1 else 0.2  # the deep shape still gains at the highest rate
+        return 2.0 + 0.5 * (heads == 1) + slope * math.log2(rate / 0.001) / 3 + 0.003 * math.sin(7 * seed + 999 * rate + heads)
+
+    comparison = judge([rates(tmp_path / "s", loss)], over="lr")
+    assert verdicts(comparison) == [None, LEVEL]
+    assert any("at the edge of those tried" in sentence for sentence in sentences(comparison))
+
+
+def test_a_rate_at_which_a_choosing_run_diverged_is_not_chosen(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        if heads == 1 and rate == 0.004 and seed == 1:
+            return NAN
+        return 2.0 + 0.2 * math.log2(rate / 0.004) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    comparison = judge([rates(tmp_path / "s", loss)], over="lr")
+    assert comparison.choices[1].optimum is not None
+    assert comparison.choices[1].optimum.rate != 0.004
+
+
+def test_a_shape_that_trains_at_no_rate_has_no_verdict(tmp_path):
+    comparison = judge([rates(tmp_path / "s", lambda heads, rate, seed: NAN if heads == 1 else 2.0 + rate + seed / 99)], over="lr")
+    assert title(comparison).startswith("No verdict: at no learning_rate did all choosing runs of 24x1 admin train")
+
+
+def test_a_swept_field_is_the_treatment(tmp_path):
+    ends = {
+        f"learning_rate-{rate}_seed-{seed}": 2.0 + rate + seed / 997 + rate * seed for rate in (0.001, 0.004) for seed in range(4)
+    }
+    sweep = write_sweep(tmp_path / "s", load_fields("evidence", "heads"), ["lr=1e-3,4e-3", "seed=0,1,2,3"], ends).path
+    finding = judge([sweep]).findings[1]
+    assert finding is not None
+    assert finding.fairness.factors == ("learning_rate",)
+    assert finding.fairness.comparable
+
+
+def test_runs_that_did_not_train_and_one_that_logged_nothing(make_run: MakeRun):
+    stuck = [make_run(f"a{seed}", [4.0, 2.99 + seed / 99], training={"seed": seed}) for seed in range(2)]
+    nothing = make_run("b", model={"residual": "pre_ln"}, record={"status": "running"})
+    said = title(judge([*stuck, nothing]))
+    assert said.startswith("no run of 2x8 pre_ln has ended and 0 of 2 runs of 2x8 admin trained (0 to 66 %)")
+
+
+def test_validation_on_training_examples_is_said(make_run: MakeRun):
+    data = {"fingerprint": "f00d", "unigram_entropy": 3.0, "overlap": {"count": 9, "of": 9}}
+    comparison = judge([make_run("a", [4.0, 2.0], record={"data": data})])
+    assert "2x8 admin: 9 of 9 validation examples are also training examples." in list(sentences(comparison))
+
+
+def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
+    sweep = heads(tmp_path / "s", SHALLOW, DEEP)
+    run = "heads_per_layer-1_seed-3"
+    for name in ("24x1 admin", run, str(sweep / "runs" / run)):
+        assert verdicts(judge([sweep], baseline=name)) == [LOWER, None]
+    with pytest.raises(UserError, match="allowed: 3x8 admin and 24x1 admin"):
+        judge([sweep], baseline="nobody")

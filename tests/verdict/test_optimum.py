@@ -1,0 +1,121 @@
+"""Tests of the best rate and of what its grid hides, on parabolas whose lowest point is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from mhsh.verdict.estimate import Key
+from mhsh.verdict.optimum import Optimum, find_optimum, rates_to_add
+
+RATES = (0.0005, 0.001, 0.002, 0.004, 0.008)
+
+
+def parabola(rate: float, optimum: float = 0.0025, rise: float = 0.1) -> float:
+    return 2 + rise * math.log2(rate / optimum) ** 2
+
+
+def grid(rates: tuple[float, ...] = RATES, noise: float = 0.0, seeds: int = 2) -> dict[float, dict[Key, float]]:
+    """Losses at the rates; each seed adds 0.1 at all of them, and noise of its own."""
+    rng = np.random.default_rng(0)
+    return {rate: {(seed, seed): parabola(rate) + 0.1 * seed + noise * rng.normal() for seed in range(seeds)} for rate in rates}
+
+
+def optimum(losses: dict[float, dict[Key, float]], reporting: tuple[float, ...] = ()) -> Optimum:
+    found = find_optimum(losses, reporting)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("rates", [RATES, (*RATES, 0.00141, 0.00283), RATES[1:4]])
+def test_without_noise_the_parabola_is_found(rates: tuple[float, ...]) -> None:
+    found = optimum(grid(rates))
+    best = min(rates, key=parabola)
+    assert (found.rate, found.loss, found.at_edge) == (best, pytest.approx(parabola(best) + 0.05), False)
+    assert found.fitted_rate == pytest.approx(0.0025, rel=0.01)
+    assert found.hidden == pytest.approx(parabola(best) - 2, abs=1e-4)
+    assert found.hidden_upper == pytest.approx(found.hidden, abs=1e-9)
+
+
+def test_three_points_by_hand() -> None:
+    losses = grid((0.001, 0.002, 0.004), noise=0.03)
+    found = optimum(losses)
+    table = np.array([list(losses[rate].values()) for rate in sorted(losses)])
+    rise, slope, _ = np.polyfit([-1, 0, 1], table.mean(axis=1), 2)
+    at = -slope / (2 * rise)
+    assert math.log2(found.fitted_rate / 0.002) == pytest.approx(at, abs=0.01)
+    assert found.hidden == pytest.approx(slope**2 / (4 * rise), rel=0.01)
+    # Half of the variance of the differences of two seeds is that of one run.
+    variance = np.var(table[:, 1] - table[:, 0], ddof=1) / 2
+    error = math.sqrt(variance / 2 * (at**2 / 2 + 1.5 * at**4))
+    assert found.hidden_upper - found.hidden == pytest.approx(error, rel=0.02)
+    assert found.fitted_range[0] <= found.fitted_rate <= found.fitted_range[1]
+
+
+def test_a_steeper_side_may_hide_more_than_one_parabola_says() -> None:
+    octaves = np.arange(-3, 4) - 0.4
+    losses = {2.0**place: {(0, 0): loss} for place, loss in enumerate(octaves**2 * np.where(octaves > 0, 0.2, 0.05), -3)}
+    found = optimum(losses, (0.1, 0.1001, 0.0999))
+    assert found.rate == 1.0
+    truth = losses[1.0][0, 0]  # 0 is the lowest
+    assert found.hidden < truth <= found.hidden_upper
+
+
+def test_what_seeds_add_and_units_of_the_rate_do_not_matter() -> None:
+    found = optimum(grid(noise=0.03))
+    moved = optimum(
+        {10 * rate: {key: loss + 3 * key[0] for key, loss in row.items()} for rate, row in reversed(grid(noise=0.03).items())}
+    )
+    expected = (10 * found.rate, 10 * found.fitted_rate, found.hidden, found.hidden_upper)
+    assert (moved.rate, moved.fitted_rate, moved.hidden, moved.hidden_upper) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rates", [RATES[2:], RATES[:3], RATES[2:3], RATES[1:3]])
+def test_at_an_edge_there_is_no_bound(rates: tuple[float, ...]) -> None:
+    found = optimum(grid(rates))
+    assert (found.rate, found.at_edge, found.hidden_upper) == (0.002, True, math.inf)
+
+
+def test_rates_further_than_an_octave_apart_have_no_bound() -> None:
+    found = optimum(losses := grid((0.0005, 0.002, 0.008)))
+    assert (found.rate, found.at_edge, found.hidden_upper) == (0.002, False, math.inf)
+    assert rates_to_add(losses, found, 1.0) == (0.001, 0.004)
+
+
+def test_a_rate_at_which_a_seed_did_not_train_is_not_the_best() -> None:
+    losses = grid(noise=0.001)
+    losses[0.002][1, 1] = math.nan
+    del losses[0.008][0, 0]
+    found = optimum(losses)
+    assert (found.rate, found.at_edge) == (0.004, False)
+    # Three rates below the gap are left, and the parabola goes on into it.
+    losses = grid(noise=0.001)
+    losses[0.004][0, 0] = math.inf
+    found = optimum(losses)
+    assert (found.rate, found.at_edge) == (0.002, False)
+    assert found.fitted_rate == pytest.approx(0.0025, rel=0.1) and found.hidden_upper < 0.05
+    assert find_optimum({0.1: {(0, 0): math.nan}}) is None
+    assert find_optimum({}) is None
+
+
+def test_one_choosing_seed_takes_the_noise_of_the_reporting_ones() -> None:
+    losses = grid(seeds=1)
+    assert optimum(losses).hidden_upper == math.inf
+    quiet, loud = optimum(losses, (2.0, 2.01, 1.99)), optimum(losses, (2.0, 2.1, 1.9))
+    assert quiet.hidden < quiet.hidden_upper < loud.hidden_upper < math.inf
+    assert loud.hidden_upper - loud.hidden == pytest.approx(10 * (quiet.hidden_upper - quiet.hidden))
+
+
+def test_refining_halves_the_gaps_around_the_best_until_little_is_hidden() -> None:
+    losses = grid()
+    found = optimum(losses)  # hides 0.01
+    assert rates_to_add(losses, found, 0.03) == ()
+    assert rates_to_add(losses, found, 0.015) == (0.00141, 0.00283)
+    finer = grid((*RATES, 0.00141, 0.00283))
+    assert optimum(finer).rate == 0.00283 and optimum(finer).hidden < 0.004
+    assert rates_to_add(finer, optimum(finer), 0.001) == ()  # half an octave apart
+    assert rates_to_add(losses, dataclasses.replace(found, rate=0.008, hidden_upper=math.inf), 1.0) == (0.00566, 0.016)
+    assert rates_to_add(losses, dataclasses.replace(found, rate=0.0005, hidden_upper=math.inf), 1.0) == (0.00025, 0.000707)
