@@ -16,13 +16,9 @@ COMPUTING = (*TRAINING, "eval", "bench", "probe")
 def start() -> int:
     """Runs the command of sys.argv; returns its exit status."""
     command = sys.argv[1] if len(sys.argv) > 1 else ""
-    if command in TRAINING:
-        early_stop.end_at_once()
-    else:
-        early_stop.unwind()
     status = _run(command)
-    if command in TRAINING:
-        early_stop.ignore()
+    # Python gives handlers back at its end, and a signal would then change the status.
+    early_stop.ignore()
     if status and (command in TRAINING or early_stop.status() is not None):
         # Python's own end would wait for the other processes of a run, which are gone, and destroys
         # what threads of XLA still use.
@@ -33,6 +29,10 @@ def start() -> int:
 
 def _run(command: str) -> int:
     try:
+        if command in TRAINING:
+            early_stop.end_at_once()
+        else:
+            early_stop.unwind()  # here, as a signal may have come already
         # Only here: it takes a while, and signals are heard by now.
         from mhsh.cli.huge_pages import restart_with_huge_pages
         from mhsh.cli.main import main
