@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from scipy.special import stdtrit
-
 from mhsh import text
 from mhsh.config.differences import flatten
 from mhsh.report.downsample import gap_starts, most_points
@@ -32,13 +30,13 @@ from mhsh.report.report import (
 from mhsh.verdict import conditions, experiment, findings, measures, trend, tuning
 from mhsh.verdict.conditions import Effect, find_conditions
 from mhsh.verdict.curves import AXES
-from mhsh.verdict.estimate import CONFIDENCE, DIFFERENCE_RULE, INTERVAL_RULE, WIDENING, Estimate, estimate
+from mhsh.verdict.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate, estimate, half_interval, known_estimate
 from mhsh.verdict.experiment import TRAINED, Group, Member
 from mhsh.verdict.findings import HIGHER, LOWER, Comparison
 from mhsh.verdict.optimum import OPTIMUM_RULE
 from mhsh.verdict.runs import Run
 from mhsh.verdict.sentences import sentences, title
-from mhsh.verdict.words import format_distinct, format_list, format_loss, format_signed
+from mhsh.verdict.words import format_distinct, format_list, format_loss, format_range, format_signed
 
 AXIS_TITLES = {
     "step": "training steps",
@@ -46,7 +44,6 @@ AXIS_TITLES = {
     "flops": "training FLOPs",
     "seconds": "device seconds of training (compilation excluded)",
 }
-_COSTS = {"step": "steps", "seconds": "device time", "tokens": "tokens", "flops": "FLOPs"}
 _MOST_ENTROPIES = 3  # lines; data seeds of one text differ by little
 _MARKS = {LOWER: "\u25bc", HIGHER: "\u25b2"}
 _MARK_NOTE = "\u25bc lower and \u25b2 higher than the baseline by the test; behind a number stands its 95 % interval"
@@ -142,8 +139,9 @@ def _number(of: Estimate | None, words: Callable[[float], str]) -> Cell:
     if of is None:
         return Cell("none")
     low, high = (value if math.isfinite(value) else None for value in (of.low, of.high))
-    ends = [words(value) if math.isfinite(value) else "any" for value in (of.low, of.high)]
-    return Cell(words(of.mean), note=" to ".join(ends) if of.has_interval else "", value=of.mean, low=low, high=high)
+    return Cell(
+        words(of.mean), note=format_range(of.low, of.high, words) if of.has_interval else "", value=of.mean, low=low, high=high
+    )
 
 
 def _signed(value: float) -> str:
@@ -168,15 +166,10 @@ def _measures_table(section: _Section) -> Table:
     rows = []
     for place, values in enumerate(measured.values):
         shown = [values.metrics.get(name, {}) for name in names]
-        cells = [_number(_estimate(each.values()), _short) for each in (*shown, values.lowest, values.mean)]
+        cells = [_number(known_estimate(each.values()), _short) for each in (*shown, values.lowest, values.mean)]
         cells += [_cost(values.costs[axis].values(), axis) for axis in ("tokens", "flops")]
         rows.append(Row((section.groups[place].name, *cells), group=section.first_group + place))
     return Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows))
-
-
-def _estimate(values: Collection[float]) -> Estimate | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return estimate(finite) if finite else None
 
 
 def _short(value: float) -> str:
@@ -233,16 +226,11 @@ def _conditions_table(comparison: Comparison) -> Table | None:
         Effect.NONE: "nothing",
     }
     rows = find_conditions([group.runs for group in groups], comparison.treatment)
-    shown = [
-        [
-            row.name,
-            "equal" if row.equal else "not recorded" if row.equal is None else "different",
-            words[row.effect],
-            _values(row.values, groups),
-        ]
-        for row in rows
-    ]
-    return Table.of_text("Conditions", ["condition", "is", "makes incomparable", "values"], shown)
+    differing = [row for row in rows if not row.equal]
+    states = {False: "different", None: "not recorded"}
+    shown = [[row.name, states[row.equal], words[row.effect], _values(row.values, groups)] for row in differing]
+    note = f"{len(rows) - len(differing)} other conditions are equal."
+    return Table.of_text("Conditions", ["condition", "is", "makes incomparable", "values"], shown, note)
 
 
 def _values(values: Sequence[str], groups: Sequence[Group]) -> str:
@@ -256,9 +244,9 @@ def _values(values: Sequence[str], groups: Sequence[Group]) -> str:
 
 def _curves(sections: Sequence[_Section], pretraining: bool) -> Curves | None:
     runs = [run for section in sections for run in section.comparison.experiment.runs]
-    groups = [group for section in sections for group in _curve_groups(section)]
     if not runs:
         return None
+    groups = [group for section in sections for group in _curve_groups(section)]
     most = most_points(sum(bool(len(curve)) for run in runs for curve in run.curves.values()))
     keys = dict.fromkeys(key for run in runs for curve in run.curves.values() for key in curve.metrics)
     values = {field: [flatten(run.config).get(field) for run in runs] for field in flatten(runs[0].config)}
@@ -273,7 +261,7 @@ def _curves(sections: Sequence[_Section], pretraining: bool) -> Curves | None:
         axes={axis: AXIS_TITLES[axis] + suffix for axis in AXES},
         metrics=describe_metrics(list(keys), _entropy_key(runs), _tokens_per_byte(runs)),
         splits=splits,
-        half_intervals=tuple(_half_interval(count) for count in range(len(runs) + 1)),
+        half_intervals=tuple(half_interval(count) for count in range(len(runs) + 1)),
         references=_entropies(runs),
         fields={field: tuple(format_distinct(each)) for field, each in values.items() if len(set(map(str, each))) > 1},
         view=GROUPS if any(len(group.runs) > 1 for group in groups) else RUNS,
@@ -282,17 +270,12 @@ def _curves(sections: Sequence[_Section], pretraining: bool) -> Curves | None:
 
 
 def _curve_groups(section: _Section) -> list[CurveGroup]:
-    places, base = _places(section), section.comparison.baseline
-    theirs = {member.replicate: member.run for member in section.groups[base].members if member.named} if section.groups else {}
-    groups = []
+    places, groups = _places(section), []
+    theirs = section.groups[section.comparison.baseline].by_replicate
     for place, group in enumerate(section.groups):
         finding, averaged = section.comparison.findings[place], not (group.trained and group.untrained)
-        paired = [
-            member for member in group.members if member.named and member.run is not None and averaged and finding is not None
-        ]
-        pairs = [
-            (places[id(member.run)], places[id(other)]) for member in paired if (other := theirs.get(member.replicate)) is not None
-        ]
+        ours = group.by_replicate if averaged and finding is not None else {}
+        pairs = [(places[id(run)], places[id(theirs[replicate])]) for replicate, run in ours.items() if replicate in theirs]
         groups.append(
             CurveGroup(
                 f"{section.prefix}{group.name}",
@@ -331,11 +314,6 @@ def _entropy_key(runs: Sequence[Run]) -> str:
 
 def _tokens_per_byte(runs: Sequence[Run]) -> float | None:
     return 1.0 if all(run.config.data.tokenizer == "bytes" for run in runs) else None
-
-
-def _half_interval(count: int) -> float | None:
-    """What the standard deviation of so many runs is multiplied with, by INTERVAL_RULE."""
-    return None if count < 2 else WIDENING * float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) / math.sqrt(count)
 
 
 def _entropies(runs: Sequence[Run]) -> tuple[Reference, ...]:

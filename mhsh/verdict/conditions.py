@@ -21,7 +21,7 @@ from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import Axis, fields_of
 from mhsh.text import sanitize
 from mhsh.verdict.curves import SPLITS
-from mhsh.verdict.experiment import Group, Replicate
+from mhsh.verdict.experiment import Group
 from mhsh.verdict.runs import Ancestor, Run
 from mhsh.verdict.words import format_distinct, format_list
 
@@ -52,6 +52,7 @@ _SHAPE_FACTORS: Mapping[str, tuple[str, ...]] = {
     "positions": ("positions", "max_positions", "num_token_types"),
     "normalisation": ("qk_norm",),
 }
+_SIZES = (DEPTH, "heads a layer", "width")
 _FOLLOW = ("base_layers", "layers_per_group")  # what regrouping sets besides
 
 
@@ -90,12 +91,17 @@ class Fairness:
         """Whether losses are comparable, sizes aside."""
         return not self.unequal and len(self.factors) <= 1
 
+    def may_be_size(self, better: bool | None) -> bool:
+        """Whether the larger model ends better, so that its size may be the reason. `better`: as in
+        `sentence`.
+        """
+        return bool(self.excess) and (better is None or better == (self.excess > 0))
+
     def sentence(self, better: bool | None = None) -> str:
         """Whether the losses are comparable. `better`: whether the group ends better than the
         baseline; None if that is not known.
         """
-        favoured = bool(self.excess) and (better is None or better == (self.excess > 0))
-        reasons = [self._size] * favoured + [f"different {format_list(self.unequal)}"] * bool(self.unequal)
+        reasons = [self._size] * self.may_be_size(better) + [f"different {format_list(self.unequal)}"] * bool(self.unequal)
         if reasons:
             return f"Not comparable: {'; '.join(reasons)}."
         note = f"; {self._size} and ends worse all the same" if self.excess else ""
@@ -155,8 +161,7 @@ def factors(config: Config, baseline: Config, treatment: Sequence[str] = DEFAULT
 def _shape_factors(config: Config, baseline: Config, differing: set[str]) -> list[str]:
     ours, theirs = config.model, baseline.model
     found = []
-    sizes = set().union(*(_SHAPE_FACTORS[name] for name in (DEPTH, "heads a layer", "width")))
-    if differing & sizes:
+    if any(differing & set(_SHAPE_FACTORS[name]) for name in _SIZES):
         regrouped = (
             ours.num_layers * ours.num_heads == theirs.num_layers * theirs.num_heads
             and ours.num_decoder_layers * ours.num_heads == theirs.num_decoder_layers * theirs.num_heads
@@ -169,9 +174,8 @@ def _shape_factors(config: Config, baseline: Config, differing: set[str]) -> lis
         if regrouped or equal_size:
             found.append(GROUPING if regrouped else EQUAL_SIZE_DEPTH)
         else:
-            found += [name for name in (DEPTH, "heads a layer", "width") if differing & set(_SHAPE_FACTORS[name])]
-    others = [name for name in _SHAPE_FACTORS if name not in (DEPTH, "heads a layer", "width")]
-    found += [name for name in others if differing & set(_SHAPE_FACTORS[name])]
+            found += [name for name in _SIZES if differing & set(_SHAPE_FACTORS[name])]
+    found += [name for name in _SHAPE_FACTORS if name not in _SIZES and differing & set(_SHAPE_FACTORS[name])]
     known = {*_FOLLOW, *(field for fields in _SHAPE_FACTORS.values() for field in fields)}
     return found + sorted(differing - known)
 
@@ -232,7 +236,7 @@ def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_T
     """What the runs of two groups differ in: those of the replicates that both have, if there are
     any. The field `tuned`, of which each group has its best value, is no factor.
     """
-    ours, theirs = (_runs_by_replicate(each) for each in (group, baseline))
+    ours, theirs = group.by_replicate, baseline.by_replicate
     common = [replicate for replicate in ours if replicate in theirs]
     pair = [[runs[each] for each in common] if common else [*runs.values()] for runs in (ours, theirs)]
     rows = find_conditions(pair, treatment)
@@ -249,10 +253,6 @@ def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_T
         tuple(row.name for row in rows if row.equal is False and row.effect is Effect.CLOCK),
         max(excesses, key=abs, default=0.0),
     )
-
-
-def _runs_by_replicate(group: Group) -> dict[Replicate, Run]:
-    return {member.replicate: member.run for member in group.members if member.run is not None and member.named}
 
 
 def different_tasks(runs: Sequence[Run]) -> str | None:

@@ -78,6 +78,19 @@ def estimate(values: Iterable[float]) -> Estimate:
     return _estimate(*_mean_and_error(numbers, max(map(abs, numbers))), len(numbers))
 
 
+def known_estimate(values: Iterable[float]) -> Estimate | None:
+    """As `estimate`, of those values that are finite; None if none is."""
+    finite = [value for value in values if math.isfinite(value)]
+    return estimate(finite) if finite else None
+
+
+def half_interval(seeds: int) -> float | None:
+    """What the deviation of so many values is multiplied with for half of the interval of their
+    mean, by INTERVAL_RULE; None if they are too few.
+    """
+    return None if seeds < 2 else WIDENING * _quantile(seeds - 1) / math.sqrt(seeds)
+
+
 def difference(
     values: Mapping[Key, float], baseline: Mapping[Key, float], *, resolution: float = 0.0, hidden: tuple[float, float] = (0.0, 0.0)
 ) -> Estimate:

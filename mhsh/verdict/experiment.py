@@ -18,9 +18,9 @@ from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
 from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
 from mhsh.text import sanitize
-from mhsh.verdict.runs import Run, load_runs, with_pretraining
+from mhsh.verdict.runs import Run, distinct_names, load_runs, with_pretraining
 from mhsh.verdict.seed_groups import seed_groups, without_seeds
 from mhsh.verdict.summary import Summary, summarize
 from mhsh.verdict.words import format_list
@@ -32,7 +32,8 @@ DIVERGED = "diverged"
 GROUP_RULE = (
     "Runs are one group if their configs are equal in every field but the seeds, and the runs that they start from likewise. The "
     "unit of replication is the pair of train.seed and data.seed: runs of one group whose curves are equal in every digit count as "
-    "one. Within a group data.seed is equal in all runs or different in each; else the group is divided."
+    "one. A second run of the same config and seeds with another curve starts another group. Within a group data.seed is equal in "
+    "all runs or different in each; else the group is divided."
 )
 OUTCOME_RULE = (
     "A run has trained if it made all its steps and left the unigram plateau, or if no entropy is recorded to judge by. "
@@ -73,7 +74,12 @@ class Group:
     @property
     def runs(self) -> list[Run]:
         """The runs that were named and have logged something."""
-        return [member.run for member in self.members if member.named and member.run is not None]
+        return list(self.by_replicate.values())
+
+    @property
+    def by_replicate(self) -> dict[Replicate, Run]:
+        """The runs that were named and have logged something."""
+        return {member.replicate: member.run for member in self.members if member.named and member.run is not None}
 
     @property
     def trained(self) -> list[Member]:
@@ -117,16 +123,25 @@ class Experiment:
             if name not in known:
                 allowed = format_list([sanitize(axis.name) for axis in self.axes] or ["none"])
                 raise UserError(f"--by={sanitize(name)} is no axis of these sweeps; allowed: {allowed}")
-        sweeps = dict.fromkeys(group.sweep for group in self.groups)
+        sweeps = _sweep_names(self.groups)
         compared = [known[name] for name in by]
+        varied = {axis.path for axis in self.axes if len(axis.values) > 1}
         parts: dict[str, list[Group]] = {}
         for group in self.groups:
-            words = [sanitize(Path(group.sweep).name or "runs")] if len(sweeps) > 1 else []
+            words = [sweeps[group.sweep]] if len(sweeps) > 1 else []
             others = {path: value for path, value in group.settings.items() if by and path not in compared}
-            varied = {axis.path for axis in self.axes if len(axis.values) > 1}
             words += [f"{path.split('.')[-1]} {sanitize(str(value))}" for path, value in others.items() if path in varied]
             parts.setdefault(", ".join(words), []).append(group)
         return {name: dataclasses.replace(self, groups=tuple(groups)) for name, groups in parts.items()} or {"": self}
+
+
+def _sweep_names(groups: Sequence[Group]) -> dict[str, str]:
+    """A name for the path of each sweep and for the runs outside sweeps; no two are equal."""
+    sweeps = dict.fromkeys(group.sweep for group in groups)
+    paths = [path for path in sweeps if path]
+    names = dict(zip(paths, distinct_names([epath.Path(path) for path in paths]), strict=True))
+    outside = "runs" if "runs" not in names.values() else "other runs"
+    return names | ({"": outside} if "" in sweeps else {})
 
 
 def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool = False) -> Experiment:
@@ -171,10 +186,14 @@ def planned_experiment(plan: Plan) -> Experiment:
     """The experiment of a sweep of which nothing has run."""
     entries = []
     for cell in plan.cells:
-        settings = {path: value for path, value in cell.settings.items() if path not in SEEDS}
-        entries.append(_Entry(cell.name, None, _Cell("", cell.config, settings, CellState(WAITING), True), True))
+        entries.append(_Entry(cell.name, None, _Cell("", cell.config, _settings(cell), CellState(WAITING), True), True))
     groups, _ = _groups(entries)
     return Experiment(groups, tuple(axis for axis in plan.axes if axis.path not in SEEDS), ())
+
+
+def _settings(cell: PlannedCell) -> dict[str, Value]:
+    """The settings of a cell without its seeds."""
+    return {path: value for path, value in cell.settings.items() if path not in SEEDS}
 
 
 def replicate_words(members: Iterable[Member]) -> str:
@@ -232,13 +251,12 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
             problems.append(str(error))
             continue
         axes |= {axis.path: axis for axis in plan.axes if axis.path not in SEEDS}
-        of_sweep = {}
-        for cell in plan.cells:
-            settings = {path: value for path, value in cell.settings.items() if path not in SEEDS}
-            path = _real(folder.run_folder(cell.name).path)
-            of_sweep[path] = _Cell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
-        named = [of_sweep[path].settings for path in of_sweep if path in runs]
-        cells |= {path: cell for path, cell in of_sweep.items() if cell.is_named or cell.settings in named}
+        of_sweep = {_real(folder.run_folder(cell.name).path): cell for cell in plan.cells}
+        named = [_settings(cell) for path, cell in of_sweep.items() if path in runs]
+        for path, cell in of_sweep.items():
+            settings = _settings(cell)
+            if sweep in whole or settings in named:
+                cells[path] = _Cell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
     return cells, tuple(axes.values()), problems
 
 
@@ -276,9 +294,7 @@ def _groups(entries: Sequence[_Entry]) -> tuple[tuple[Group, ...], list[str]]:
 def _group(name: str, entries: Sequence[_Entry]) -> Group:
     members = sorted((_member(entry) for entry in entries), key=lambda member: member.replicate)
     cell = entries[0].cell
-    return Group(
-        name, entries[0].config, tuple(members), cell.settings if cell else {}, sanitize(Path(cell.sweep).name) if cell else ""
-    )
+    return Group(name, entries[0].config, tuple(members), cell.settings if cell else {}, cell.sweep if cell else "")
 
 
 def _member(entry: _Entry) -> Member:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mhsh.errors import UserError
 from mhsh.files import absolute
 from mhsh.text import sanitize
 from mhsh.verdict.conditions import DEFAULT_TREATMENT, Fairness, different_tasks, fairness
-from mhsh.verdict.estimate import Estimate, difference, estimate, fisher, holm
+from mhsh.verdict.estimate import MIN_SEEDS, Estimate, difference, fisher, holm, known_estimate
 from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.measures import LOSS, Measured, measure_all
 from mhsh.verdict.tuning import Choice
@@ -76,7 +76,7 @@ def compare(
     measured = measure_all(experiment, measure, target)
     place = baseline_place(experiment.groups, baseline)
     unit = different_tasks(experiment.runs)
-    estimates = tuple(_estimate(values.final.values()) for values in measured.values)
+    estimates = tuple(known_estimate(values.final.values()) for values in measured.values)
     findings = tuple(
         None if index == place else _finding(experiment.groups, measured, index, place, treatment, choices, unit is None)
         for index in range(len(experiment.groups))
@@ -129,11 +129,6 @@ def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
     raise UserError(f"--baseline {sanitize(baseline)} is no group or run of this comparison; allowed: {known}")
 
 
-def _estimate(values: Iterable[float]) -> Estimate | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return estimate(finite) if finite else None
-
-
 def _finding(
     groups: Sequence[Group],
     measured: Measured,
@@ -165,7 +160,7 @@ def _finding(
 
 def _judged(finding: Finding, apart: Estimate) -> Finding:
     if not apart.can_tell:
-        verdict = TOO_FEW_SEEDS if apart.seeds < 3 else LEVEL
+        verdict = TOO_FEW_SEEDS if apart.seeds < MIN_SEEDS else LEVEL
     else:
         verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
     return dataclasses.replace(finding, verdict=verdict, difference=apart)

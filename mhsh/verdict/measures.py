@@ -43,11 +43,6 @@ class Measure:
         what = self.key.replace("_", " ")
         return f"{'validation' if self.split == 'validation' else 'training'} {what}"
 
-    @property
-    def unit(self) -> str:
-        """Empty where it has none."""
-        return "nats per predicted token" if self.key == LOSS else ""
-
 
 @dataclasses.dataclass(frozen=True)
 class Values:

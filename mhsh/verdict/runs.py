@@ -127,7 +127,7 @@ def loading(folders: Sequence[str | os.PathLike[str]]) -> Iterator[Callable[[], 
             opened.append((path, RunFolder(path).read_config()))
         except UserError as error:
             refused.append(str(error))
-    names = _distinct_names([path for path, _ in opened])
+    names = distinct_names([path for path, _ in opened])
     with reading([RunFolder(path) for path, _ in opened]) as curves:
 
         def loaded() -> Loaded:
@@ -222,8 +222,10 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
     )
 
 
-def _distinct_names(paths: Sequence[epath.Path]) -> list[str]:
-    """The shortest distinct ends of the paths: a folder's name, with as many parents as needed."""
+def distinct_names(paths: Sequence[epath.Path]) -> list[str]:
+    """The shortest distinct ends of the paths, printable: a folder's name, with as many parents as
+    needed.
+    """
     depths = [1] * len(paths)
 
     def name(index: int) -> str:

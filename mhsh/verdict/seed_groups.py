@@ -8,15 +8,9 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 
-GROUP_RULE = (
-    "Runs are one group if their configs are equal in every field but train.seed, and data.seed is equal in all of them or "
-    "different in each; where they start from other runs, those runs likewise. A second run of the same config and seed starts "
-    "another group, so that no seed counts twice."
-)
-
 
 def seed_groups(alike: Sequence[Hashable], configs: Sequence[Config]) -> list[list[int]]:
-    """The indices of the runs by GROUP_RULE, in the order of the first run of each group.
+    """The indices of the runs by experiment.GROUP_RULE, in the order of each group's first run.
 
     Args:
       alike: of each run, what is equal in a group, without seeds.

@@ -24,6 +24,7 @@ from mhsh.verdict.words import format_interval, format_list, format_loss, format
 
 
 def title(comparison: Comparison) -> str:
+    """The answer in one sentence, without its full stop."""
     groups = comparison.experiment.groups
     if not groups:
         return "No run has logged anything yet"
@@ -188,12 +189,7 @@ def _fisher_words(finding: Finding) -> str:
 
 
 def _fair(comparison: Comparison, finding: Finding) -> bool:
-    return finding.fairness.comparable and not _doubtful_size(comparison, finding)
-
-
-def _doubtful_size(comparison: Comparison, finding: Finding) -> bool:
-    better = _better(comparison, finding)
-    return bool(finding.fairness.excess) and better is not None and better == (finding.fairness.excess > 0)
+    return finding.fairness.comparable and not finding.fairness.may_be_size(_better(comparison, finding))
 
 
 def _doubt(comparison: Comparison, finding: Finding) -> str:

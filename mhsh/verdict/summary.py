@@ -33,11 +33,6 @@ class Summary:
     goodput: float | None  # the share of the wall time that trained
     outcome: str  # LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE
 
-    @property
-    def validated_at_end(self) -> bool:
-        """Whether the last validation is of the last step; PLATEAU_RULE then judges by it."""
-        return self.final_validation is not None and self.final_validation.step == self.last_step
-
 
 def summarize(run: Run) -> Summary:
     """Computes the Summary of a loaded run."""

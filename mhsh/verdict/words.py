@@ -50,15 +50,12 @@ def format_signed(value: float, words: Callable[[float], str]) -> str:
 
 def format_interval(low: float, high: float) -> str:
     """`+0.120 to +0.340`, of a difference of losses; `any to +0.340` if it has no lower bound."""
-    if not math.isfinite(low) or not math.isfinite(high):
-        ends = [format_signed(end, format_loss_difference) if math.isfinite(end) else "any" for end in (low, high)]
-        return " to ".join(ends)
-    return f"{format_signed(low, format_loss_difference)} to {format_signed(high, format_loss_difference)}"
+    return format_range(low, high, lambda end: format_signed(end, format_loss_difference))
 
 
-def format_percent(share: float) -> str:
-    """0.0123 as `1.2 %`. A small share keeps a digit instead of becoming 0.0 %."""
-    return f"{100 * share:.1f} %" if abs(share) >= 0.0005 or share == 0 else f"{100 * share:.1g} %"
+def format_range(low: float, high: float, words: Callable[[float], str]) -> str:
+    """`LOW to HIGH`, each in these words; `any` for an end that is not finite."""
+    return " to ".join(words(end) if math.isfinite(end) else "any" for end in (low, high))
 
 
 def format_recorded(value: Any) -> str:

@@ -55,6 +55,13 @@ def test_groups_their_pairs_and_what_is_unequal(two_groups: Report) -> None:
     assert curves.fields["model.num_layers"] == ("2",) * 3 + ("16",) * 3 and "model.vocab_size" not in curves.fields
 
 
+def test_the_conditions_are_those_that_differ(two_groups: Report) -> None:
+    assert two_groups.conditions is not None
+    shown = {row.full[0].text: row.full[1].text for row in two_groups.conditions.rows}
+    assert shown["dropout"] == "different" and "tokens seen" not in shown and "equal" not in shown.values()
+    assert two_groups.conditions.note.endswith("other conditions are equal.")
+
+
 def test_the_first_table_has_the_measure_the_difference_and_the_costs(two_groups: Report) -> None:
     shallow, deep = (cells(two_groups.tables[0], row) for row in range(2))
     assert shallow["validation loss"].value == pytest.approx(2.51) and shallow["difference"].text == "baseline"

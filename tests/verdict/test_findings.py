@@ -327,6 +327,12 @@ def test_validation_on_training_examples_is_said(make_run: MakeRun):
     assert "2x8 admin: 9 of 9 validation examples are also training examples." in list(sentences(comparison))
 
 
+def test_two_sweeps_whose_folders_have_one_name_are_compared_apart(tmp_path):
+    paths = [heads(tmp_path / size / "sweep", SHALLOW, DEEP) for size in ("small", "large")]
+    experiment = load_experiment(paths)
+    assert {name: len(section.groups) for name, section in experiment.sections().items()} == {"small/sweep": 2, "large/sweep": 2}
+
+
 def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
     sweep = heads(tmp_path / "s", SHALLOW, DEEP)
     run = "heads_per_layer-1_seed-3"
