@@ -221,7 +221,7 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
 
 def _change(apart: Estimate) -> tuple[Estimate, str, str]:
     verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
-    wider = f"{WIDENING} times as wide an interval, for {apart.seeds} seeds"
+    wider = f"an interval {WIDENING} times as wide, for {apart.seeds} seeds, and what the grids hide"
     return apart, verdict, "Holm's correction over the page" if apart.excludes_zero else wider
 
 
