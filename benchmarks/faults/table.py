@@ -220,11 +220,12 @@ def report(work: Path, kills: bool, errors: bool, every: int) -> list[str]:
 
     def judge(fault: tuple[str, int]) -> str:
         ended, folder = with_error(work, text, shim, *fault)
+        problems = [problem_of(folder, text, expected)]
         if ended.status not in (0, 2):
-            return f"ends with {ended.status}: {ended.error.strip()[-300:]}"
+            problems.append(f"ends with {ended.status}: {ended.error.strip()[-300:]}")
         if ended.status == 2 and not one_line(ended.error):
-            return f"not one line: {ended.error.strip()[-300:]}"
-        return problem_of(folder, text, expected)
+            problems.append(f"not one line: {ended.error.strip()[-300:]}")
+        return "; ".join(filter(None, problems))
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         if kills:

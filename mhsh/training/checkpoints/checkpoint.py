@@ -5,10 +5,12 @@ any array is read. A checkpoint whose files or checksums have changed is damaged
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -28,18 +30,31 @@ from mhsh.training.state import TrainState
 ITEMS = ("params", "opt_state", "manifest")
 _READ_ONLY = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
 _FULL = re.compile("No space left on device|Disk quota exceeded")
+# Where Orbax logs what it then raises: each of them in another thread.
+_SAVES = ("futures/future.py", "checkpointers/async_checkpointer.py", "checkpoint/checkpoint_manager.py")
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for the traceback of a background save, whose error `raise_failed_save`, `save` and
+    """False for the tracebacks of a save's threads, whose error `raise_failed_save`, `save` and
     `close` raise, and for warnings that a folder is only read, or that a damaged one is not whole.
     """
-    if record.exc_info and "async_checkpointer" in record.pathname:
+    if record.exc_info and record.pathname.endswith(_SAVES):
         return False
     return not any(words in str(record.msg) for words in ("is read only", "Metadata file does not exist"))
 
 
 logging.getLogger("absl").addFilter(_is_news)
+
+
+def _without_late_callbacks(report: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
+    """Reports what nobody can catch, unless TensorStore calls back a save that has failed: Orbax
+    has closed its event loop.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        report(unraisable)
+
+
+sys.unraisablehook = functools.partial(_without_late_callbacks, sys.unraisablehook)
 
 
 class DamagedCheckpoint(UserError):
