@@ -5,6 +5,8 @@ together.
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import numpy as np
 import pytest
 
 from mhsh.run_folder import RunFolder
-from tests.clusters import finish, start
+from tests.clusters import finish, free_port, start
+from tests.conftest import ROOT
 from tests.runs import CONFIG, final_state, mhsh, rows_without_timings, wait_for_step
 
 TOLERANCE = 1e-5
@@ -128,8 +131,21 @@ def test_ten_deaths_of_random_processes_leave_the_unbroken_curve(corpus, tmp_pat
         wait_for_step(folder, reached, processes[0])
         victim = int(generator.integers(4))
         processes[victim].kill()
-        statuses = [status for status, _, _ in finish(processes)]
-        assert statuses == [-signal.SIGKILL if index == victim else 75 for index in range(4)]
+        results = finish(processes)
+        assert [status for status, _, _ in results] == [-signal.SIGKILL if index == victim else 75 for index in range(4)], results
         deaths += 1
     assert [status for status, _, _ in finish(start(4, [*arguments, f"--workdir={folder}"]))] == [0] * 4
     assert rows_without_timings(folder) == rows_without_timings(tmp_path / "unbroken")
+
+
+def test_a_process_that_never_joins_ends_the_others_in_one_line():
+    join = (
+        "from mhsh.training import cluster; cluster.JOIN_SECONDS = 3; "
+        f"cluster.join(coordinator='127.0.0.1:{free_port()}', num_processes=2, process_id=0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", join], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 75, ended.stderr
+    assert ended.stderr.splitlines()[-1] == (
+        "mhsh: not all processes of this run have joined within 3 s; look at their logs, and run the same command again on all"
+    )
+    assert "Traceback" not in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 
 import jax
@@ -15,7 +16,7 @@ from mhsh.errors import UserError
 from mhsh.training.coordination import service_beside
 from mhsh.training.peers import Peers
 
-REPORT_TIMEOUT_SECONDS = 300
+JOIN_SECONDS = REPORT_TIMEOUT_SECONDS = 300
 BARRIER_TIMEOUT_SECONDS = 3600  # between the first and the last process to arrive
 # A process that is asked to stop at step k announces step k + 3. No other process can be past that:
 # the host runs at most one step ahead of the device, and no device finishes step k + 1 before the
@@ -26,22 +27,30 @@ _LONGEST_MESSAGE = 512  # bytes
 
 def join(*, coordinator: str | None, num_processes: int | None, process_id: int | None) -> Peers:
     """Joins the processes of a run. Must be called before anything asks jax for devices. Inside the
-    `with` of what it returns, the loss of one process ends the others.
+    `with` of what it returns, the loss of one process ends the others. Where one does not come
+    within JOIN_SECONDS, this process ends with status 75.
 
     If all three are None, JAX finds them itself (TPU VMs, GKE, Slurm, Open MPI).
 
     Raises:
       UserError: the other processes cannot be found or reached.
     """
+    peers = Peers()
+    # jax would wait as long, and then abort with its stack.
+    missing = f"not all processes of this run have joined within {JOIN_SECONDS} s"
+    timer = threading.Timer(JOIN_SECONDS, peers.lost, [f"{missing}; look at their logs, and run the same command again on all"])
+    timer.daemon = True
+    timer.start()
     try:
         # With a coordinator given, detection is off: inside a Slurm job JAX would assign devices
         # by task.
         detection = None if coordinator is None else "deactivate"
         # jax's own service would take SIGTERM away from Python; processes agree by StopAgreement.
         jax.config.update("jax_enable_preemption_service", False)
-        peers = Peers()
         with service_beside():
-            jax.distributed.initialize(coordinator, num_processes, process_id, cluster_detection_method=detection)
+            jax.distributed.initialize(
+                coordinator, num_processes, process_id, cluster_detection_method=detection, initialization_timeout=2 * JOIN_SECONDS
+            )
         state = distributed.global_state
         host = str(state.coordinator_address).rpartition(":")[0].strip("[]")
         peers.connect(state.process_id, state.num_processes, state.client, host)
@@ -50,6 +59,8 @@ def join(*, coordinator: str | None, num_processes: int | None, process_id: int 
         raise UserError(
             f"cannot join the other processes ({reason}); give --coordinator=HOST:PORT --num-processes=N --process-id=I"
         ) from error
+    finally:
+        timer.cancel()
     return peers
 
 

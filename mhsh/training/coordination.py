@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -28,7 +29,11 @@ class _ServiceProcess:
         # A session of its own: a Ctrl-C is for the run. -P: the files beside this one are no
         # modules.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-P", __file__, *arguments],
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},  # what it would log, its clients say
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         assert self._process.stdout is not None
         if not self._process.stdout.readline():

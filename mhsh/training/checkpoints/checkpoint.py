@@ -30,8 +30,13 @@ from mhsh.training.state import TrainState
 ITEMS = ("params", "opt_state", "manifest")
 _READ_ONLY = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
 _FULL = re.compile("No space left on device|Disk quota exceeded")
-# Where Orbax logs what it then raises: each of them in another thread.
-_SAVES = ("futures/future.py", "checkpointers/async_checkpointer.py", "checkpoint/checkpoint_manager.py")
+# Where Orbax logs what it then raises.
+_SAVES = (
+    "checkpoint/checkpoint_manager.py",
+    "checkpointers/async_checkpointer.py",
+    "futures/future.py",
+    "metadata/checkpoint.py",
+)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
