@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +24,16 @@ from etils import epath
 
 from mhsh.errors import UserError, install_command
 
+_SECONDS_TO_REMOVE, _TIMES_GONE = 1.0, 3
 _unfinished: set[Path] = set()  # folders and files that this process has begun and not finished
 
 
 def remove_unfinished() -> None:
     """Removes what this process has begun, where it must end without unwinding."""
     for path in list(_unfinished):
-        shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
+        if path.is_dir():
+            _remove(path)
+        else:
             path.unlink(missing_ok=True)
 
 
@@ -362,10 +365,24 @@ def new_folder(out: str) -> Iterator[Path]:
                 unfinished.rename(final)  # replaces an empty folder, and nothing else
             except OSError as error:
                 raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
+            around.rmdir()
             _sync(final.parent)
+        except BaseException:
+            _remove(around)
+            raise
         finally:
-            shutil.rmtree(around, ignore_errors=True)
             _unfinished.discard(around)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder until it stays away: the threads of an interrupted save still write to it,
+    and TensorStore makes the folders that it misses.
+    """
+    deadline, gone = time.monotonic() + _SECONDS_TO_REMOVE, 0
+    while gone < _TIMES_GONE and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(_SECONDS_TO_REMOVE / 40)
+        gone = 0 if folder.exists() else gone + 1
 
 
 def _empty(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import shlex
@@ -143,8 +144,8 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
     created = create_state(single, model, optimizer, mesh, {})  # Post-LN: no batch is looked at
     state = TrainState(_merged(created.params, imported), created.opt_state, created.step)
     checkpoints = Checkpoints.of_run(folder, config.train)
-    checkpoints.save(0, state)
-    checkpoints.close()
+    with contextlib.closing(checkpoints):  # waits for what is being written, even when interrupted
+        checkpoints.save(0, state)
 
 
 def _merged(created: Any, imported: ImportedBert) -> Any:
