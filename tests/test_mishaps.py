@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.manifest import find_damage, write_file_manifest
-from mhsh.training.step import compile_train_step
 from tests.runs import CONFIG, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start
 
 
@@ -40,24 +38,6 @@ def test_a_run_that_diverges_says_so(corpus, tmp_path):
 
 def test_plateau_and_success_are_told_apart(unbroken):
     assert RunFolder(unbroken).read_run()["outcome"] in ("left the unigram plateau", "on the unigram plateau")
-
-
-def test_kernels_that_a_compiler_refuses_are_replaced_by_plain_ones(corpus, tmp_path, monkeypatch, capsys):
-    """As jax 0.12 refused GELU's derivative. The run goes on, and run.json says what ran."""
-
-    def compile_step(config, *arguments):
-        if config.model.kernels == "fused":
-            raise NotImplementedError("Not implemented: accuracy\nin a kernel")
-        return compile_train_step(config, *arguments)
-
-    monkeypatch.setattr("mhsh.training.setup.compile_train_step", compile_step)
-    overrides = ["--config.model.kernels=fused", "--config.train.num_steps=2", "--config.optimizer.warmup_steps=1"]
-    assert main(["train", *CONFIG, corpus, *overrides, f"--workdir={tmp_path}"]) == 0
-    assert "did not compile here (Not implemented: accuracy); training goes on with plain ones" in capsys.readouterr().out
-    reason = "the fused kernel did not compile: Not implemented: accuracy"
-    record = RunFolder(tmp_path).read_run()
-    assert record["kernels"] == {"attention": reason, "feed_forward": reason}
-    assert not any("fused" in choice for choice in record["choices"]), "what was chosen and did not run"
 
 
 def largest_file(folder: Path) -> Path:

@@ -88,24 +88,21 @@ class Outcome(NamedTuple):
     reason: str  # why it is not done
 
 
-def first_device() -> tuple[str, str]:
-    """Platform and kind, asked in a process of its own: one that holds a device keeps it from the
-    stages.
+def first_device() -> str:
+    """Its kind, asked in a process of its own: one that holds a device keeps it from the stages.
 
     Raises:
       UserError: jax finds none.
     """
-    ask = "import jax; device = jax.devices()[0]; print(device.platform, device.device_kind, sep='\\n')"
+    ask = "import jax; print(jax.devices()[0].device_kind)"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"jax finds no device: {' '.join(done.stderr.splitlines()[-1:])[:200]}; see JAX_PLATFORMS")
-    platform, device_kind = done.stdout.splitlines()[-2:]
-    return platform, device_kind
+    return done.stdout.splitlines()[-1]
 
 
-def stages(size: Size, platform: str, device_kind: str) -> list[Stage]:
+def stages(size: Size, device_kind: str) -> list[Stage]:
     """All stages in their order: what says most comes first, for it may be cut off."""
-    no_kernels = "" if platform == "tpu" else f"there are no fused kernels for {platform}"
     no_flags = "" if device_kind in RECOMMENDED else f"no flags are recommended for {device_kind}"
     no_torch = "" if importlib.util.find_spec("torch") else "torch is not installed (the extra `parity`)"
     rows, turns = {"train.batch_size": size.rows}, (f"--rounds={size.rounds}", f"--seconds={size.seconds:g}")
@@ -118,7 +115,6 @@ def stages(size: Size, platform: str, device_kind: str) -> list[Stage]:
         return _bench("train", (deep, deep), rows | changes, rows | other, *turns)
 
     large_steps = step(size.large, rows)
-    fused_steps = step(size.large, rows | {"model.kernels": "fused"})
     base_steps = step(size.base, rows)
     torch_steps = step(size.base, rows, "--peer=torch-eager,torch-compile")
     flags = step_of_deep({}, {"train.xla_flags": "recommended"})
@@ -129,7 +125,6 @@ def stages(size: Size, platform: str, device_kind: str) -> list[Stage]:
     compiling = _bench("compile", size.large, rows, rows, "--rounds=3")
     return [
         Stage("train-large", "a step of both large twins", large_steps),
-        Stage("train-large-fused", "the same with fused kernels", fused_steps, no_kernels),
         Stage("train-base", "a step of both base twins", base_steps),
         Stage("train-flags", "the deep twin with the flags for this chip", flags, no_flags),
         Stage("train-remat", "the deep twin, narrow projections saved, and all products", remat),

@@ -100,15 +100,6 @@ class ModelConfig(Section, frozen=True):
     layer_norm_epsilon: Annotated[Positive, roles.loss("added to the variance in every LayerNorm", "activation and LayerNorm")]
     compute_dtype: Annotated[Dtype, roles.loss("of matrix products and activations; parameters are float32", "precision", "named")]
     residual_dtype: Annotated[Dtype, roles.loss("of the residual stream", "precision", "named")]
-    kernels: Annotated[
-        Literal["auto", "plain", "fused"],
-        roles.clock(
-            "of the encoder's sublayers: plain; fused, on TPUs where there is a kernel; auto: plain until fused is measured faster",
-            "kernels and rematerialisation",
-            "named",
-            before="plain",
-        ),
-    ]
     attention_implementation: Annotated[
         Literal["xla", "cudnn"],
         roles.clock(

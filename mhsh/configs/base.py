@@ -54,7 +54,6 @@ MODEL = dict(
     layer_norm_epsilon=1e-5,
     compute_dtype="float32",
     residual_dtype="float32",
-    kernels="auto",
     attention_implementation="xla",
     remat_policy="none",
     scan_unroll=1,

@@ -5,8 +5,6 @@ A single head is N = 1; no code treats it as a special case.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -15,23 +13,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
-from mhsh.kernels.attention import MASK_VALUE, AttentionSettings, attend
-from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
-from mhsh.kernels.fallback import fallback_reasons
-from mhsh.kernels.out_proj_residual_norm import OutProjSettings, OutWeights, out_proj_residual_norm
-from mhsh.kernels.residual_norm import NormParams
-from mhsh.kernels.target import current_platform
-from mhsh.models.layers import HeadNorm, Sublayer, bias_init, kernel_init
+from mhsh.models.devices import current_platform
+from mhsh.models.dropout import DropoutKey, dropout, subkeys
+from mhsh.models.layers import HeadNorm, bias_init, kernel_init
+
+# The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
+# finite.
+MASK_VALUE = float(jnp.finfo(jnp.float32).min)
 
 # The widest head that cuDNN's attention computes on any GPU.
 CUDNN_MAX_HEAD_DIM = 128
-
-
-class AttentionContext(NamedTuple):
-    """Where self-attention looks: the mask, and the segments it was made of, for fused kernels."""
-
-    mask: Bool[Array, "B 1 T T"]
-    segment_ids: Int[Array, "B T"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -97,14 +88,6 @@ class MultiHeadAttention(nn.Module):
         out = self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities))
         return dropout(out, config.hidden_dropout, out_key)
 
-    def sublayer(self, context: AttentionContext, dropout_key: DropoutKey) -> Sublayer:
-        """Self-attention in this context."""
-        fused = fallback_reasons(self.config, context.segment_ids.shape[1])["attention"] is None
-        return Sublayer(
-            lambda x: self(x, None, context.mask, dropout_key),
-            (lambda x, norm: self._fused(x, context.segment_ids, norm, dropout_key)) if fused else None,
-        )
-
     def project_query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         """The queries of `x`, divided by sqrt(H)."""
         return _normed(self.query_norm, self._project(x, self.query_kernel, self.query_bias)) * self.config.head_dim**-0.5
@@ -116,17 +99,6 @@ class MultiHeadAttention(nn.Module):
     def project_value(self, source: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
         """The values of `source`."""
         return _normed(self.value_norm, self._project(source, self.value_kernel, self.value_bias))
-
-    def _fused(
-        self, x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"], norm: NormParams, dropout_key: DropoutKey
-    ) -> Float[Array, "B T D"]:
-        config = self.config
-        probabilities_key, out_key = subkeys(dropout_key, 2)
-        settings = AttentionSettings(config.num_heads, config.objective == "clm", config.attention_dropout)
-        context = attend(*self._project_all(x, None), segment_ids, segment_ids, probabilities_key, settings)
-        context = checkpoint_name(context, "context")
-        out_settings = OutProjSettings(config.hidden_dropout, config.layer_norm_epsilon, jnp.dtype(config.compute_dtype))
-        return out_proj_residual_norm(x, context, OutWeights(self.out_kernel, self.out_bias), norm, out_key, out_settings)
 
     def _project_all(
         self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None
@@ -186,7 +158,7 @@ def cudnn_attention(
     Raises:
       UserError: the devices are no NVIDIA GPUs, or a length is odd.
     """
-    platform, _ = current_platform()
+    platform = current_platform()
     if platform != "gpu":
         raise UserError(f"model.attention_implementation = cudnn needs an NVIDIA GPU, not {platform}; xla runs anywhere")
     if query.shape[1] % 2 or key.shape[1] % 2:  # what cuDNN needs to train with a mask

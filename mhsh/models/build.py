@@ -9,9 +9,9 @@ import jax
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
-from mhsh.kernels.dropout import DropoutKey
 from mhsh.models.attention import check_attention
 from mhsh.models.bert import Bert
+from mhsh.models.dropout import DropoutKey
 from mhsh.models.residual import STRATEGIES
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch, Outputs

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention
-from mhsh.models.layers import LayerNorm, Sublayer
+from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Stream
 from mhsh.models.seq2seq import Seq2Seq, SharedEmbeddings
 from mhsh.models.transformer import DecoderLayer
@@ -153,9 +153,9 @@ def _layer_step(
         new_caches.append(extend_cache(layer.self_attention, x, cache, position))
         return attend_cached(layer.self_attention, x, new_caches[0], self_mask)
 
-    stream = layer.self_attention_residual(stream, Sublayer(self_attention))
-    stream = layer.cross_attention_residual(stream, Sublayer(lambda x: attend_cached(layer.cross_attention, x, source, cross_mask)))
-    stream = layer.feed_forward_residual(stream, Sublayer(lambda x: layer.feed_forward(x, None)))
+    stream = layer.self_attention_residual(stream, self_attention)
+    stream = layer.cross_attention_residual(stream, lambda x: attend_cached(layer.cross_attention, x, source, cross_mask))
+    stream = layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None))
     return stream, new_caches[0]
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.models.bert import Bert, Embeddings, PredictionHead
 from mhsh.models.decoding import KVCache, attend_cached, extend_cache
-from mhsh.models.layers import LayerNorm, Sublayer
+from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Stream
 from mhsh.models.transformer import EncoderLayer
 from mhsh.models.types import Batch
@@ -145,6 +145,6 @@ def _layer_step(
         caches.append(extend_cache(layer.attention, x, cache, place))
         return attend_cached(layer.attention, x, caches[0], mask)
 
-    stream = layer.attention_residual(stream, Sublayer(attention))
-    stream = layer.feed_forward_residual(stream, Sublayer(lambda x: layer.feed_forward(x, None)))
+    stream = layer.attention_residual(stream, attention)
+    stream = layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None))
     return stream, caches[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +16,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.kernels.activations import ACTIVATIONS
-from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
-from mhsh.kernels.fallback import fallback_reasons
-from mhsh.kernels.feed_forward import FeedForwardSettings, FeedForwardWeights, feed_forward
-from mhsh.kernels.residual_norm import NormParams, normalize
+from mhsh.models.activations import ACTIVATIONS
+from mhsh.models.dropout import DropoutKey, dropout, subkeys
 
 BERT_STDDEV = 0.02
 LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
 _REGROUPED = ("heads", "mlp")  # the axes that regrouping shortens
-
-
-class Sublayer(NamedTuple):
-    """A sublayer f with its dropout."""
-
-    plain: Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
-    # LN(omega * x + f(x)), by kernels; None where there are none.
-    fused: Callable[[Float[Array, "B T D"], NormParams], Float[Array, "B T D"]] | None = None
-
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return self.plain(x)
 
 
 def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain: float = 1.0, num_joint: int = 1) -> Initializer:
@@ -149,10 +135,6 @@ class LayerNorm(nn.Module):
         normed = _normalized(x.astype(jnp.float32), self.config.layer_norm_epsilon)
         return (normed * self.scale + self.bias).astype(self.config.residual_dtype)
 
-    def with_omega(self, omega: Float[Array, " D"] | float) -> NormParams:
-        """The parameters of LN(omega * x + f(x)) for a fused kernel."""
-        return NormParams(jnp.broadcast_to(jnp.asarray(omega, jnp.float32), self.scale.shape), self.scale, self.bias)
-
 
 class HeadNorm(nn.Module):
     """LayerNorm of each head by itself, with a gain [H] for all heads and no bias, as flax's
@@ -169,13 +151,24 @@ class HeadNorm(nn.Module):
         return (_normalized(x.astype(jnp.float32), config.layer_norm_epsilon) * scale).astype(config.compute_dtype)
 
 
+def normalize(x: Float[Array, "*rows D"], epsilon: float) -> tuple[Float[Array, "*rows D"], Float[Array, "*rows 1"]]:
+    """Rows of mean 0 and variance 1, and the factor of each row.
+
+    The mean is subtracted before squaring: E[x^2] - E[x]^2 loses digits once omega * x dominates
+    the sum.
+    """
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + epsilon)
+    return centred * inverse, inverse
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _normalized(x: Float[Array, "*rows D"], epsilon: float) -> Float[Array, "*rows D"]:
     """Each row minus its mean, divided by its deviation.
 
     The backward pass is written out because a CPU would keep three arrays for the derived one.
     """
-    return _normalized_forward(x, epsilon)[0]
+    return normalize(x, epsilon)[0]
 
 
 def _normalized_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
@@ -214,22 +207,8 @@ class FeedForward(nn.Module):
         config = self.config
         hidden_key, out_key = subkeys(dropout_key, 2)
         dtype = jnp.dtype(config.compute_dtype)
-        up, up_bias, down, down_bias = (each.astype(dtype) for each in self._weights())
+        weights = (self.up_kernel, self.up_bias, self.down_kernel, self.down_bias)
+        up, up_bias, down, down_bias = (each.astype(dtype) for each in weights)
         hidden = checkpoint_name(jnp.einsum("BTD,DF->BTF", x.astype(dtype), up) + up_bias, "hidden")
         hidden = dropout(ACTIVATIONS[config.activation](hidden), config.mlp_dropout, hidden_key)
         return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_key)
-
-    def sublayer(self, length: int, dropout_key: DropoutKey) -> Sublayer:
-        """This sublayer of a residual stream [B,T,D]."""
-        fused = fallback_reasons(self.config, length)["feed_forward"] is None
-        return Sublayer(lambda x: self(x, dropout_key), (lambda x, norm: self._fused(x, norm, dropout_key)) if fused else None)
-
-    def _fused(self, x: Float[Array, "B T D"], norm: NormParams, dropout_key: DropoutKey) -> Float[Array, "B T D"]:
-        config = self.config
-        _, out_key = subkeys(dropout_key, 2)
-        dtype = jnp.dtype(config.compute_dtype)
-        settings = FeedForwardSettings(config.activation, config.hidden_dropout, config.layer_norm_epsilon, dtype)
-        return feed_forward(x, self._weights(), norm, out_key, settings)
-
-    def _weights(self) -> FeedForwardWeights:
-        return FeedForwardWeights(self.up_kernel, self.up_bias, self.down_kernel, self.down_bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -11,8 +12,11 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.layers import LayerNorm, Sublayer
+from mhsh.models.layers import LayerNorm
 from mhsh.models.types import SUBLAYERS, Stack
+
+# A sublayer f with its dropout.
+Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
 
 
 class Profile(NamedTuple):
@@ -30,11 +34,7 @@ class Stream(NamedTuple):
 
 
 class Residual(nn.Module):
-    """A residual scheme: `__call__` adds one sublayer f, which includes its dropout, to the stream.
-
-    A scheme that normalises the sum calls `sublayer.fused` where there is one: kernels that compute
-    all of it (mhsh/kernels/fallback.py).
-    """
+    """A residual scheme: `__call__` adds one sublayer f to the stream."""
 
     config: ModelConfig
     stack: Stack  # of the sublayer
@@ -61,8 +61,6 @@ class PostLN(Residual):
         self.norm = LayerNorm(self.config)
 
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        if sublayer.fused is not None:
-            return Stream(sublayer.fused(stream.x, self.norm.with_omega(1.0)), None)
         return Stream(self.norm(stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
 
 
@@ -88,8 +86,6 @@ class Admin(Residual):
         self.norm = LayerNorm(self.config)
 
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        if sublayer.fused is not None:
-            return Stream(sublayer.fused(stream.x, self.norm.with_omega(self.omega)), None)
         x = self.omega.astype(stream.x.dtype) * stream.x + sublayer(stream.x).astype(stream.x.dtype)
         return Stream(self.norm(x), None)
 
@@ -108,8 +104,6 @@ class DeepNorm(Residual):
 
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         alpha, _ = deepnorm_constants(self.stack)
-        if sublayer.fused is not None:
-            return Stream(sublayer.fused(stream.x, self.norm.with_omega(alpha)), None)
         return Stream(self.norm(alpha * stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
 
 

@@ -9,8 +9,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
-from mhsh.kernels.dropout import DropoutKey, dropout, subkeys
 from mhsh.models.attention import attention_mask, cross_attention_mask
+from mhsh.models.dropout import DropoutKey, dropout, subkeys
 from mhsh.models.layers import embedding_init, position_table
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Decoder, DecoderContext, Encoder

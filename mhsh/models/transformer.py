@@ -10,9 +10,9 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
-from mhsh.kernels.dropout import DropoutKey, layer_keys, subkeys
-from mhsh.models.attention import AttentionContext, MultiHeadAttention, attention_mask
-from mhsh.models.layers import FeedForward, LayerNorm, Sublayer
+from mhsh.models.attention import MultiHeadAttention, attention_mask
+from mhsh.models.dropout import DropoutKey, layer_keys, subkeys
+from mhsh.models.layers import FeedForward, LayerNorm
 from mhsh.models.residual import Residual, Stream
 from mhsh.models.types import decoder_stack, encoder_stack
 
@@ -92,10 +92,10 @@ class EncoderLayer(nn.Module):
         self.attention_residual = self.residual(self.config, stack, "attention")
         self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
-    def __call__(self, stream: Stream, dropout_key: DropoutKey, context: AttentionContext) -> tuple[Stream, None]:
+    def __call__(self, stream: Stream, dropout_key: DropoutKey, mask: Bool[Array, "B 1 T T"]) -> tuple[Stream, None]:
         attention_key, feed_forward_key = subkeys(dropout_key, 2)
-        stream = self.attention_residual(stream, self.attention.sublayer(context, attention_key))
-        stream = self.feed_forward_residual(stream, self.feed_forward.sublayer(stream.x.shape[1], feed_forward_key))
+        stream = self.attention_residual(stream, lambda x: self.attention(x, None, mask, attention_key))
+        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_key))
         return _end_of_layer(self, stream), None
 
 
@@ -111,8 +111,8 @@ class Encoder(nn.Module):
         config = self.config
         lengths = scan_lengths(self, config, config.num_layers)
         layers = over_layers(EncoderLayer, config, lengths)(config, self.residual, name="layers")
-        context = AttentionContext(attention_mask(segmentation, causal=config.objective == "clm"), segmentation)
-        stream, _ = layers(self.residual.start(x, segmentation > 0), layer_keys(dropout_key, lengths), context)
+        mask = attention_mask(segmentation, causal=config.objective == "clm")
+        stream, _ = layers(self.residual.start(x, segmentation > 0), layer_keys(dropout_key, lengths), mask)
         return LayerNorm(config, name="final_norm")(stream.x) if self.residual.final_norm else stream.x
 
 
@@ -144,11 +144,11 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, dropout_key: DropoutKey, context: DecoderContext) -> tuple[Stream, None]:
         self_key, cross_key, feed_forward_key = subkeys(dropout_key, 3)
-        stream = self.self_attention_residual(stream, Sublayer(lambda x: self.self_attention(x, None, context.self_mask, self_key)))
+        stream = self.self_attention_residual(stream, lambda x: self.self_attention(x, None, context.self_mask, self_key))
         stream = self.cross_attention_residual(
-            stream, Sublayer(lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_key))
+            stream, lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_key)
         )
-        stream = self.feed_forward_residual(stream, Sublayer(lambda x: self.feed_forward(x, feed_forward_key)))
+        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_key))
         return _end_of_layer(self, stream), None
 
 

@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from msgspec.structs import replace
 
 import mhsh
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError, install_command
-from mhsh.kernels.fallback import fallback_reasons, first_line
 from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
 from mhsh.planning.chips import CHIPS
@@ -174,8 +172,6 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
         policy = choose_remat(config, dict(mesh.shape), hbm_bytes, candidates).policy if hbm_bytes else candidates[-1]
         config = with_policy(config, policy)
     model, optimizer = build_model(config.model), build_optimizer(config)
-    with jax.set_mesh(mesh):
-        kernels = fallback_reasons(config.model, config.data.sequence_length)
     report: dict[str, Any] = {
         "topology": topology.name,
         "num_slices": topology.num_slices,
@@ -184,24 +180,17 @@ def compile_report(config: Config, topology: Topology, hbm_bytes: int | None = N
         "mesh": dict(mesh.shape),
         "batch_size": config.train.batch_size,
         "remat_policy": config.model.remat_policy,
-        "kernels": kernels,
         "hbm_bytes": hbm_bytes,
         "versions": {name: _version(name) for name in ("jax", "jaxlib", "libtpu")},
     }
     begin = time.monotonic()
     try:
         compiled = compile_train_step(config, model, optimizer, mesh, abstract_state(config, optimizer, mesh))
-    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+    except jax.errors.JaxRuntimeError as error:
         found = overflow(str(error))
         if found:
             return report | found | {"compile_seconds": time.monotonic() - begin}
-        if None not in kernels.values():
-            raise UserError(f"the compiler refused the training step: {str(error)[:500]}") from error
-        # As a run does: mhsh/training/loop.py.
-        reason = f"the fused kernel did not compile: {first_line(error)}"
-        plain = replace(config, model=replace(config.model, kernels="plain"))
-        named = {name: plain_because or reason for name, plain_because in kernels.items()}
-        return compile_report(plain, topology, hbm_bytes) | {"kernels": named}
+        raise UserError(f"the compiler refused the training step: {str(error)[:500]}") from error
     report["compile_seconds"] = time.monotonic() - begin
     figures = _figures(compiled, config, len(devices))
     needed = figures["memory"]["total"]
@@ -217,7 +206,6 @@ def _figures(compiled: jax.stages.Compiled, config: Config, num_devices: int) ->
         "flops": {
             "ledger": step_flops(config) / num_devices,
             "matrix_products": program.matrix_flops,
-            "kernels": program.kernel_flops,
             "xla_loops_once": (compiled.cost_analysis() or {}).get("flops"),
         },
         "traffic": {
@@ -238,7 +226,7 @@ def overflow(message: str) -> dict[str, Any] | None:
     another reason. `needed_bytes` is a lower bound: what it had counted by then.
     """
     found = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm|\(([\d.]+)([KMGT]?)\) exceeds available HBM", message)
-    # On-chip memory is a kernel's affair.
+    # On-chip memory (VMEM) is not the device's.
     if not found and ("RESOURCE_EXHAUSTED" not in message or "vmem" in message.lower()):
         return None
     needed = None if found is None else round(float(found[1] or found[3]) * 1024 ** " KMGT".index(found[2] or found[4] or " "))

@@ -5,7 +5,6 @@ FLOPs of its matrix products.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 from collections.abc import Callable
@@ -61,7 +60,6 @@ class Program(NamedTuple):
 
     collectives: tuple[Collective, ...]
     matrix_flops: int  # a multiply and an add counted as two; loops in full, recomputation included
-    kernel_flops: int  # of Pallas kernels, as each one names its own
     unknown_loops: tuple[str, ...]  # loops whose trip count could not be read, counted as one
 
 
@@ -72,7 +70,7 @@ def read_program(module: Module, num_devices: int) -> Program:
     and are left out.
     """
     found: dict[tuple[str, ...], Collective] = {}
-    flops = kernel_flops = 0
+    flops = 0
     unknown: list[str] = []
     for step in (part for whole in execution(module, unknown) for part in inside(module, whole)):
         kind = _collective_kind(step.computation, step.instruction)
@@ -84,9 +82,7 @@ def read_program(module: Module, num_devices: int) -> Program:
             flops += step.times * _dot_flops(step.computation, step.instruction)
         elif step.instruction.opcode == "convolution":
             flops += step.times * _convolution_flops(step.computation, step.instruction)
-        elif step.instruction.opcode == "custom-call":
-            kernel_flops += step.times * _kernel_flops(step.instruction)
-    return Program(tuple(found.values()), flops, kernel_flops, tuple(unknown))
+    return Program(tuple(found.values()), flops, tuple(unknown))
 
 
 def _collective_kind(computation: Computation, instruction: Instruction) -> str | None:
@@ -175,12 +171,6 @@ _WINDOW_DEFAULTS = (("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_
 def _window(convolution: Instruction) -> dict[str, list[str]]:
     text = re.search(r"window=\{([^}]*)\}", convolution.attributes)
     return {} if not text else {name: values.split("x") for name, values in re.findall(r"(\w+)=(\S+)", text[1])}
-
-
-def _kernel_flops(call: Instruction) -> int:
-    """What a Pallas kernel's pl.CostEstimate says; 0 of any other call."""
-    estimate = re.search(r'"cost_estimate":(\{[^}]*\})', call.attributes)
-    return int(json.loads(estimate[1])["flops"]) if estimate else 0
 
 
 @functools.cache

@@ -275,7 +275,7 @@ class Family:
         if len(self.points) != len(batches):
             raise UserError(f"two reports of fsdp {self.fsdp} have the same batch ({batches}); give one of them, or other batches")
         flops = self.reports[0]["flops"]
-        self.passes = STEP_OVER_FORWARD * (flops["matrix_products"] + flops["kernels"]) / flops["ledger"]
+        self.passes = STEP_OVER_FORWARD * flops["matrix_products"] / flops["ledger"]
 
     def knows(self, devices: int) -> bool:
         """Whether these reports say what a mesh of that many devices exchanges."""

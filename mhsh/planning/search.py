@@ -1,11 +1,9 @@
 """The plan of a training step that fits a device and does the most tokens a second: its
-rematerialisation, its kernels and its batch.
+rematerialisation and its batch.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,15 +16,12 @@ from mhsh.training.remat import CANDIDATES, with_policy
 
 
 def plans(config: Config, kind: str) -> Iterator[Config]:
-    """The configs to try on this kind of device (of a TPU, or local): what `config` leaves
-    to `auto` takes every value that could be faster somewhere.
+    """The configs to try on this kind of device (of a TPU, or local): a remat policy of `auto`
+    takes every value that could be faster somewhere.
     """
-    model, platform = config.model, "cpu" if kind == "local" else "tpu"
-    policies = CANDIDATES[platform] if model.remat_policy == "auto" else (model.remat_policy,)
-    every_kernel = ("plain", "fused") if platform == "tpu" else ("plain",)
-    kernels = every_kernel if model.kernels == "auto" else (model.kernels,)
-    for kernel, policy in itertools.product(kernels, policies):
-        yield with_policy(replace(config, model=replace(model, kernels=kernel)), policy)
+    policy, platform = config.model.remat_policy, "cpu" if kind == "local" else "tpu"
+    for each in CANDIDATES[platform] if policy == "auto" else (policy,):
+        yield with_policy(config, each)
 
 
 def least_seconds(report: dict[str, Any]) -> float | None:
@@ -39,7 +34,7 @@ def least_seconds(report: dict[str, Any]) -> float | None:
         return None
     links = 2 * chip.dimensions if chip.dimensions else 1
     return max(
-        (report["flops"]["matrix_products"] + report["flops"]["kernels"]) / chip.peak_flops,
+        report["flops"]["matrix_products"] / chip.peak_flops,
         (report["traffic"]["read"] + report["traffic"]["written"]) / chip.hbm_bandwidth,
         sum(each["sent_bytes"] for each in report["collectives"]) / (links * chip.link_bandwidth),
     )
@@ -59,24 +54,20 @@ def best_plan(
     batch where no chip is known (None: nothing fits), and all reports in the order of the tries.
 
     Every report has `tokens_per_second`. Each plan's search of the batch begins at the largest of
-    the plan before. Plans with fused kernels come last, and are left where no kernel runs.
+    the plan before.
 
     Raises:
       UserError: the memory of a device is not known.
     """
 
-    @functools.cache
     def measured(plan: Config) -> dict[str, Any]:
         report = measure_plan(plan)
         return report | {"tokens_per_second": tokens_per_second(report, plan)}
 
     tried: list[dict[str, Any]] = []
     train = config.train
-    for model in (plan.model for plan in plans(config, kind)):
-        plan = replace(config, model=model, train=train)
-        if model.kernels == "fused" and None not in measured(plan)["kernels"].values():
-            break
-        found, reports = largest_batch(plan, measured, unit)
+    for plan in plans(config, kind):
+        found, reports = largest_batch(replace(plan, train=train), measured, unit)
         tried += reports
         if found:
             train = replace(train, batch_size=found["batch_size"])

@@ -43,7 +43,7 @@ class Traffic(NamedTuple):
 
     read: int
     written: int
-    cycles: int  # the compiler's estimate, summed over what it gives one for: fusions, not kernels
+    cycles: int  # the compiler's estimate, summed over what it gives one for: fusions, not custom calls
     by_phase: dict[str, Part]  # all of PHASES
     buffers: tuple[Buffer, ...]  # those that move most, the first the most
 
@@ -61,8 +61,8 @@ def count_traffic(module: Module, worst: int = 10) -> Traffic:
 
     An operand or a result counts whole, with two exceptions. Of an array that is only sliced the
     slices count, and of one that is updated in place the update. Arrays that the compiler keeps in
-    another memory (VMEM) count where they are copied from or to main memory. A kernel reads its
-    operands and writes its results once. A collective reads its operand and writes its result.
+    another memory (VMEM) count where they are copied from or to main memory. A custom call reads
+    its operands and writes its results once. A collective reads its operand and writes its result.
 
     Args:
       module: an optimised program.

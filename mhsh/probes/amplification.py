@@ -14,9 +14,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
-from mhsh.kernels.residual_norm import normalize
 from mhsh.models.admin import profile_omega, set_omega
 from mhsh.models.build import build_model
+from mhsh.models.layers import normalize
 from mhsh.models.transformer import Encoder, EncoderLayer
 from mhsh.models.types import SUBLAYERS, Batch
 from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect, run_intercepted

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model
-from mhsh.models.layers import LayerNorm, Sublayer
+from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Decoder, Encoder
 from mhsh.models.types import SUBLAYERS, Batch, in_stack_order
@@ -84,7 +84,7 @@ def _gated(found: list[tuple[str, Array]]) -> Callable[..., Any]:
         if isinstance(module, Residual):
             stream, sublayer = args[:2]
             branch = _gate(module, "branch")
-            return call(stream, Sublayer(lambda x: branch * jax.lax.stop_gradient(sublayer(x))))
+            return call(stream, lambda x: branch * jax.lax.stop_gradient(sublayer(x)))
         if isinstance(module, LayerNorm):
             return _frozen(module, args[0])
         if type(module) in _STACKS:

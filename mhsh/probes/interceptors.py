@@ -31,12 +31,12 @@ Interceptor = Callable[[nn.Module, str, Callable[..., Any], tuple[Any, ...]], An
 
 
 def plain_model(config: ModelConfig) -> Model:
-    """The model of a config without fused kernels and rematerialisation: kernels hide what an
+    """The model of a config without cuDNN's attention and rematerialisation: cuDNN hides what an
     interceptor wants to see, and rematerialisation repeats it.
 
     It computes the same function of the same parameters.
     """
-    return build_model(replace(config, kernels="plain", attention_implementation="xla", remat_policy="none"))
+    return build_model(replace(config, attention_implementation="xla", remat_policy="none"))
 
 
 def run_and_collect(model: Model, params: Any, batch: Batch, interceptor: Interceptor, perturbations: Any = None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grai
 
 # The packages whose code decides losses. What mhsh.config decides is in config.json; what watches a
 # run (training/tracking) changes no number.
-CODE_THAT_DECIDES, _WATCHING = ("data", "evaluation", "kernels", "models", "training"), "training/tracking/"
+CODE_THAT_DECIDES, _WATCHING = ("data", "evaluation", "models", "training"), "training/tracking/"
 
 # A docstring, another string (a # in it begins no comment), a comment with what is before it, or a
 # blank line. A regular expression, as tokens and syntax trees differ between versions of Python.

@@ -13,7 +13,6 @@ from mhsh.config.differences import format_differences
 from mhsh.config.schema import Config
 from mhsh.data.splits import format_overlap
 from mhsh.errors import UserError
-from mhsh.kernels.fallback import first_line
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.checkpoint import DamagedCheckpoint
@@ -22,7 +21,7 @@ from mhsh.training.cluster import StopAgreement
 from mhsh.training.compile_cache import keep_compiled
 from mhsh.training.metrics import Log
 from mhsh.training.record import RunRecord, outcome_of
-from mhsh.training.setup import Setup, prepare, with_plain_kernels
+from mhsh.training.setup import Setup, prepare
 from mhsh.training.signals import MaintenanceWatch, StopSignals
 from mhsh.training.state import TrainState, create_state
 from mhsh.training.tracking import wandb_run
@@ -37,7 +36,7 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept
     good checkpoint if there is one.
 
     Args:
-      verbose: also prints what was chosen for these devices.
+      verbose: also prints which remat policy was chosen for these devices, and where the time went.
       accept_gap: goes on where rows of metrics.jsonl are lost, and records it.
 
     Returns None when the run has reached train.num_steps, or the number of the signal that stopped
@@ -71,7 +70,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
     setup = prepare(config, folder)
     display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
     said = format_overlap(setup.corpus.summary()["overlap"])
-    for line in (note, keep_compiled(folder), said, *(setup.choices if verbose else ())):
+    for line in (note, keep_compiled(folder), said, str(setup.remat) if verbose and setup.remat else ""):
         if line:
             display.note(line)
     state, start, started_from = _restore_or_create(setup, display, wall)
@@ -85,15 +84,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
     begin = time.monotonic()
     batch = setup.batch_after(start)
     with wall.spent("compiling"):
-        try:
-            setup.train_step.prepare(batch)
-        except Exception as error:
-            if isinstance(error, UserError) or None not in setup.kernels.values():
-                raise
-            # A compiler may refuse a fused kernel for any reason; the plain form runs everywhere.
-            display.note(f"the fused kernels did not compile here ({first_line(error)}); training goes on with plain ones")
-            setup = with_plain_kernels(setup, error)
-            setup.train_step.prepare(batch)
+        setup.train_step.prepare(batch)
     compile_seconds = time.monotonic() - begin
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 

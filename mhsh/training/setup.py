@@ -18,14 +18,12 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from msgspec.structs import replace
 
 from mhsh.config.schema import Config, DataConfig, TranslationDataConfig, to_dict
 from mhsh.data.batches import BATCH_ORDER_VERSION, BatchPart, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
-from mhsh.kernels.fallback import fallback_reasons, first_line, format_fallbacks
 from mhsh.models.build import Model, build_model
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import Checkpoints
@@ -53,19 +51,11 @@ class Setup:
     rows: BatchPart  # global batch size -> the rows of it that this process makes
     optimizer: optax.GradientTransformationExtraArgs
     abstract: TrainState  # shapes, dtypes and shardings of the state
-    kernels: dict[str, str | None]  # for each sublayer of the encoder: None where it is fused, or why it is plain
     remat: RematChoice | None  # None: the config names a policy
     watchdog: Watchdog
-    compiled: Callable[[Config], tuple[Model, CompiledByLength, Validator]]  # the last three, for another config
     model: Model
     train_step: CompiledByLength
     validator: Validator
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """What was chosen for these devices, as text."""
-        kernels = format_fallbacks(self.kernels) if self.config.model.kernels == "fused" else ""
-        return tuple(text for text in (str(self.remat) if self.remat else "", kernels) if text)
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""
@@ -106,10 +96,13 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     checkpoints = Checkpoints.of_run(folder, config.train)
     config, remat = resolve_remat(config, mesh)
     rows = functools.partial(process_rows, mesh)
-    kernels = _kernels(config, mesh)
     watchdog = Watchdog(config.train.hang_seconds)
-    compiled = functools.partial(_compiled, mesh, corpus, rows, optimizer, abstract, _all_compile(watchdog))
-    model, train_step, validator = compiled(config)
+    compiling = _all_compile(watchdog)
+    model = build_model(config.model)
+    train_step = CompiledByLength(lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling)
+    sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
+    decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
+    validator = Validator(config, model, mesh, corpus, rows, abstract.params, decoding, compiling)
     return Setup(
         config,
         folder,
@@ -119,46 +112,12 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
         rows,
         optimizer,
         abstract,
-        kernels,
         remat,
         watchdog,
-        compiled,
         model,
         train_step,
         validator,
     )
-
-
-def with_plain_kernels(setup: Setup, error: Exception) -> Setup:
-    """The same with plain kernels where they were fused: the compiler has failed with `error`."""
-    reason = f"the fused kernel did not compile: {first_line(error)}"
-    config = replace(setup.config, model=replace(setup.config.model, kernels="plain"))
-    model, train_step, validator = setup.compiled(config)
-    return dataclasses.replace(
-        setup,
-        config=config,
-        kernels={name: plain or reason for name, plain in setup.kernels.items()},
-        model=model,
-        train_step=train_step,
-        validator=validator,
-    )
-
-
-def _compiled(
-    mesh: Mesh,
-    corpus: Corpus,
-    rows: BatchPart,
-    optimizer: optax.GradientTransformationExtraArgs,
-    abstract: TrainState,
-    compiling: Callable[[], AbstractContextManager[None]],
-    config: Config,
-) -> tuple[Model, CompiledByLength, Validator]:
-    """The model, its step and its validator; compiled when they are first needed."""
-    model = build_model(config.model)
-    train_step = CompiledByLength(lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling)
-    sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
-    decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
-    return model, train_step, Validator(config, model, mesh, corpus, rows, abstract.params, decoding, compiling)
 
 
 def _check_same_vocabulary(config: Config, folder: RunFolder) -> None:
@@ -201,12 +160,6 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
         "data": corpus.fingerprint[:12],
         "local devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
     }
-
-
-def _kernels(config: Config, mesh: Mesh) -> dict[str, str | None]:
-    """As `fallback_reasons`, on this mesh."""
-    with jax.set_mesh(mesh):
-        return fallback_reasons(config.model, config.data.sequence_length)
 
 
 def _all_compile(watchdog: Watchdog) -> Callable[[], AbstractContextManager[None]]:

@@ -21,11 +21,11 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from mhsh.config.schema import Config, ModelConfig
-from mhsh.kernels.target import BATCH_AXES, TENSOR_AXIS, batch_is_sharded, current_platform
 from mhsh.models.build import boxed_parameters
+from mhsh.models.devices import BATCH_AXES, batch_is_sharded, current_platform
 from mhsh.models.types import Batch
 from mhsh.training.optimizer import parameter_path
-from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, axis_rules, matrices, parameter_specs
+from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, TENSOR_AXIS, axis_rules, matrices, parameter_specs
 
 # A TPU holds the last axis of an array in lanes, so many at a time.
 _LANES = 128
@@ -126,9 +126,7 @@ def as_used(model: ModelConfig, params: Any) -> Any:
 
 
 def _tensor_is_sharded() -> bool:
-    """Whether XLA partitions over `tensor`, which stays its own. A kernel of Pallas needs all axes
-    of the mesh.
-    """
+    """Whether XLA partitions over `tensor`, which stays its own; else no axis is left to it."""
     return jax.sharding.get_abstract_mesh().shape[TENSOR_AXIS] > 1
 
 
@@ -165,7 +163,7 @@ def _reduce_scatter(gradient: Array) -> Array:
     In two stages where `fsdp` is all devices of a TPU slice. The compiler (libtpu 0.0.45) would
     turn one over all of them into an all-reduce, which sends twice as much.
     """
-    mesh, platform = jax.sharding.get_abstract_mesh(), current_platform()[0]
+    mesh, platform = jax.sharding.get_abstract_mesh(), current_platform()
     size = mesh.shape[FSDP_AXIS]
     inner = max(each for each in range(1, math.isqrt(size) + 1) if size % each == 0)
     stages: list[list[list[int]] | None] = [None]

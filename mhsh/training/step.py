@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from mhsh.config.schema import Config, rows_in_batch
 from mhsh.errors import UserError
-from mhsh.kernels.target import shard_index
 from mhsh.models.build import Model, forward
+from mhsh.models.devices import shard_index
 from mhsh.models.losses import WeightedSum, WeightedSums, compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Batch
 from mhsh.training.checkpoints.checksum import checksum

@@ -125,7 +125,7 @@ _OWN_ROWS = ("data seed (split, order, masking)", "start", "training seed", "mes
 _FOLLOW_THE_SEED = ("data", "order of the data (batches at equal steps)", "validation batches")
 
 # Fields whose `auto` becomes something else when a run starts; run.json says what.
-_ASKED_FOR = ("model.kernels", "model.remat_policy")
+_ASKED_FOR = ("model.remat_policy",)
 
 
 def treatment_of(axes: Sequence[Axis], named: Sequence[str] | None) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         return row(what, [run.recorded(*keys) for run in runs], effect)
 
     # Where it is recorded what ran, what was asked for does not matter.
-    recorded = all(run.recorded("kernels") is not None and run.recorded("remat_policy") is not None for run in runs)
+    recorded = all(run.recorded("remat_policy") is not None for run in runs)
     left_out = (*treatment, *(_ASKED_FOR if recorded else ()))
     settings = [
         row(what, [_settings(run.config, what, left_out) for run in runs], _settings_effect(what))
@@ -203,7 +203,6 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         if what not in _OWN_ROWS
     ]
     shape = [] if SHAPE in treatment else [row("shape", [_shape(run.config, treatment) for run in runs], Effect.LOSS)]
-    kernels = [_kernels(run) for run in runs] if recorded else []
     rows = [
         record("data", "data", "fingerprint", effect=Effect.LOSS),
         row("order of the data (batches at equal steps)", _orders(runs), Effect.LOSS),
@@ -224,7 +223,6 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         record("devices", "devices", effect=Effect.CLOCK),
         record("mesh", "mesh", effect=Effect.CLOCK),
         *(record(f"version of {name}", "versions", name, effect=Effect.CLOCK) for name in _keys_of(runs, "versions")),
-        *([row("kernels that ran", kernels, Effect.LOSS if _low_precision(runs) else Effect.CLOCK)] if recorded else ()),
         record("rematerialisation that ran", "remat_policy", effect=Effect.CLOCK),
         record("XLA flags in force", "xla_flags", effect=Effect.CLOCK),
     ]
@@ -332,17 +330,6 @@ def _format_fields(config: Config, fields: Sequence[Field], treatment: Sequence[
 def _settings_effect(row: str) -> Effect:
     roles = {field.role for field in all_fields("mlm") if field.row == row}
     return Effect.LOSS if "loss" in roles else Effect.CLOCK
-
-
-def _kernels(run: Run) -> str:
-    """Which sublayers ran fused, without the reasons why others did not."""
-    kernels = run.recorded("kernels")
-    return ", ".join(f"{name} {'fused' if reason is None else 'plain'}" for name, reason in kernels.items())
-
-
-def _low_precision(runs: Sequence[Run]) -> bool:
-    """Whether a fused kernel rounds differently from the plain sublayer by more than fp32 does."""
-    return any(run.config.model.compute_dtype != "float32" for run in runs)
 
 
 def _starts(runs: Sequence[Run], treatment: Sequence[str]) -> list[str | None]:

@@ -61,7 +61,7 @@ def test_the_roles_of_a_few() -> None:
         "model.hidden_dropout": "loss",
         "data.sequence_length": "loss",
         "optimizer.learning_rate": "loss",
-        "model.kernels": "clock",
+        "model.remat_policy": "clock",
         "mesh.fsdp": "clock",
         "train.log_interval": "bookkeeping",
         "train.seed": "bookkeeping",

@@ -58,7 +58,6 @@ CHOICES = {
     "model.compute_dtype": "float32, bfloat16",
     "model.residual_dtype": "float32, bfloat16",
     "model.remat_policy": "auto, none, projections, dots, dots_no_batch, full, groups",
-    "model.kernels": "auto, plain, fused",
     "model.attention_implementation": "xla, cudnn",
     "data.tokenizer": "wordpiece, bytes",
     "optimizer.name": "adamw, lamb, radam",

@@ -27,7 +27,6 @@ TINY = dict(
     mlp_dim=20,
     residual="post_ln",
     remat_policy="none",
-    kernels="plain",
     init="xavier",
     hidden_dropout=0.0,
     attention_dropout=0.0,

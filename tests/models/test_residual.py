@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from mhsh.config.schema import INITS, RESIDUALS
-from mhsh.models.attention import AttentionContext
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
-from mhsh.models.layers import Sublayer
 from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, deepnorm_constants, real_variance
 from mhsh.models.transformer import Encoder, EncoderLayer
 from mhsh.models.types import Stack, decoder_stack, encoder_stack
@@ -57,7 +55,6 @@ def test_formula(tiny, random_like, error, residual, num_layers):
     x, matrix = rng.standard_normal((2, 5, D)), rng.standard_normal((D, D))
     stream = STRATEGIES[residual].start(jnp.asarray(x, jnp.float32), jnp.ones((2, 5), bool))
 
-    @Sublayer
     def sublayer(x):
         return jnp.tanh(x @ jnp.asarray(matrix, jnp.float32))
 
@@ -81,9 +78,9 @@ def test_layer_norm_scaling_counts_the_layers(tiny, random_like, error):
     for stack, per_layer in ((Stack("encoder", 4, 0), 2), (Stack("decoder", 4, 0), 3)):
         scheme = STRATEGIES["ln_scaling"](config, stack, "feed_forward")
         stream = scheme.start(jax.random.normal(jax.random.key(0), (2, 5, D)), jnp.ones((2, 5), bool))
-        params = random_like(jax.eval_shape(lambda: scheme.init(jax.random.key(0), stream, Sublayer(lambda x: x)))["params"])  # noqa: B023
+        params = random_like(jax.eval_shape(lambda: scheme.init(jax.random.key(0), stream, lambda x: x))["params"])  # noqa: B023
         for sublayer in range(4 * per_layer):
-            following = scheme.apply({"params": params}, stream, Sublayer(lambda x: 2 * x))
+            following = scheme.apply({"params": params}, stream, lambda x: 2 * x)
             exact = layer_norm(np.asarray(stream.x, np.float64), params["norm"]) / math.sqrt(sublayer // per_layer + 1)
             assert error(following.x - stream.x, 2 * exact) < 1e-5
             stream = following
@@ -93,9 +90,9 @@ def test_hybrid_norm_normalises_what_the_feed_forward_is_added_to(tiny, random_l
     config = tiny(residual="hybrid_norm")
     scheme = STRATEGIES["hybrid_norm"](config, encoder_stack(config), "feed_forward")
     stream = Stream(jax.random.normal(jax.random.key(0), (2, 5, D)), None)
-    params = random_like(jax.eval_shape(lambda: scheme.init(jax.random.key(0), stream, Sublayer(jnp.tanh)))["params"])
+    params = random_like(jax.eval_shape(lambda: scheme.init(jax.random.key(0), stream, jnp.tanh))["params"])
     x = layer_norm(np.asarray(stream.x, np.float64), params["norm"])
-    assert error(scheme.apply({"params": params}, stream, Sublayer(jnp.tanh)).x, x + np.tanh(x)) < 1e-5
+    assert error(scheme.apply({"params": params}, stream, jnp.tanh).x, x + np.tanh(x)) < 1e-5
 
 
 def test_completep_is_pre_ln_at_the_depth_where_it_was_tuned(tiny, make_batch, random_params):
@@ -142,7 +139,7 @@ def test_deepnorm_constants(tiny, stack, alpha, beta):
     # alpha.
     x = jnp.array([[[1.0, -1.0, 0.0, 0.0]]])
     y = jnp.array([[[0.0, 0.0, 1.0, -1.0]]])
-    out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), Sublayer(lambda _: y))
+    out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), lambda _: y)
     assert out.x[0, 0, 0] / out.x[0, 0, 2] == pytest.approx(alpha, rel=1e-4)
 
 
@@ -238,8 +235,8 @@ def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, ran
     # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
     layer = EncoderLayer(config, STRATEGIES[residual])
     stream = STRATEGIES[residual].start(jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool))
-    attention_context = AttentionContext(jnp.ones((1, 1, 4, 4), bool), jnp.ones((1, 4), int))
-    seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, attention_context), one_layer(params))
+    mask = jnp.ones((1, 1, 4, 4), bool)
+    seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, mask), one_layer(params))
     assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"
     assert seen["attention_residual"].x.dtype == seen["feed_forward_residual"].x.dtype == residual_dtype
 
@@ -260,6 +257,6 @@ def test_an_fp32_stream_keeps_what_bf16_would_round_away(tiny, residual_dtype, k
     config = tiny(residual="pre_ln", compute_dtype="bfloat16", residual_dtype=residual_dtype)
     scheme = STRATEGIES["pre_ln"](config, encoder_stack(config), "attention")
     x = jnp.full((1, 2, D), 1000.0, residual_dtype)
-    out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), Sublayer(lambda x: jnp.full(x.shape, 0.5, jnp.bfloat16)))
+    out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), lambda x: jnp.full(x.shape, 0.5, jnp.bfloat16))
     assert out.x.dtype == residual_dtype
     assert (np.asarray(out.x, np.float64) == 1000.5).all() == kept

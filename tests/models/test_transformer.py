@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.config.schema import RESIDUALS
-from mhsh.models.attention import AttentionContext, attention_mask
+from mhsh.models.attention import attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.residual import STRATEGIES
@@ -111,14 +111,14 @@ def test_equals_a_python_loop_over_layers(tiny, random_like, error, residual):
     strategy = STRATEGIES[residual]
     encoder, layer = Encoder(config, strategy), EncoderLayer(config, strategy)
     segments = jnp.asarray(SEGMENTS)
-    attention_context = AttentionContext(attention_mask(segments, causal=False), segments)
+    mask = attention_mask(segments, causal=False)
     x = jax.random.normal(jax.random.key(0), (2, 8, 12))
     abstract = jax.eval_shape(lambda: encoder.init(jax.random.key(1), x, segments, None))["params"]
     params = random_like(abstract)
 
     out = jax.jit(lambda params: encoder.apply({"params": params}, x, segments, None))(params)
 
-    one_layer = jax.jit(lambda params, stream: layer.apply({"params": params}, stream, None, attention_context)[0])
+    one_layer = jax.jit(lambda params, stream: layer.apply({"params": params}, stream, None, mask)[0])
     stream = strategy.start(x, segments > 0)
     for index in range(config.num_layers):
         stream = one_layer(jax.tree.map(lambda stacked: stacked[index], params["layers"]), stream)  # noqa: B023

@@ -129,7 +129,7 @@ def test_running_out_of_memory_is_a_result():
     assert overflow("RESOURCE_EXHAUSTED: out of memory while allocating")["needed_bytes"] is None
     assert overflow("INTERNAL: Mosaic failed") is None
     on_chip = "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. CompileTimeScopedVmemOom: 18.86M > 16M"
-    assert overflow(on_chip) is None, "a kernel's memory, not the device's"
+    assert overflow(on_chip) is None, "the chip's, not the device's"
 
 
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:4x4x1", "v4:4x4", "v5e:4x", "v5e:0x4", "local:", "local:2x4", "4x4"])

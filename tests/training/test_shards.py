@@ -76,7 +76,7 @@ def test_kernels_travel_in_their_dtype(make_config, gradient_dtype):
 )
 def test_gradients_are_added_up_over_all_shards(make_config, monkeypatch, shape, layers, platform):
     """Along whichever axis they are sharded, in one stage or, as on a TPU, in two."""
-    monkeypatch.setattr(shards, "current_platform", lambda: (platform, platform))
+    monkeypatch.setattr(shards, "current_platform", lambda: platform)
     config = make_config("bert", "2l8h", **{"model.num_layers": layers})
     start = fresh_state(config, shape).params
     found = scaled_by_rows(config, shape).compile()(start, {"rows": ROWS_OF_BATCH})

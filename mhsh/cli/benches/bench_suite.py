@@ -43,7 +43,7 @@ def run(out: str, size: str, only: str | None) -> int:
     """
     from mhsh.bench.suite import SIZES, first_device, outcome, run_suite, stages  # loads jax
 
-    every = stages(SIZES[size], *first_device())
+    every = stages(SIZES[size], first_device())
     names = [stage.name for stage in every]
     wanted = names if only is None else only.split(",")
     unknown = [name for name in wanted if name not in names]

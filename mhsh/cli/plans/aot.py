@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="find the batch, and what is auto of remat policy and kernels, with the most tokens a second",
+        help="find the batch, and the remat policy where it is auto, with the most tokens a second",
     )
     parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
@@ -73,28 +73,22 @@ def run(config: Config, topology: str, num_slices: int, hbm: float | None, searc
 def _tried(report: dict[str, Any]) -> dict[str, Any]:
     verdict = {True: "fits", False: "does not fit", None: "compiled"}[report["fits"]]
     needed = f"{_size(report['needed_bytes'])} a device" if report["needed_bytes"] else "more than there is"
-    plan = f"{report['remat_policy']}, {_kernels(report)}, batch {report['batch_size']}"
+    plan = f"{report['remat_policy']}, batch {report['batch_size']}"
     print(f"{plan}: {needed}, {verdict} ({report['compile_seconds']:.0f} s)", file=sys.stderr)
     return report
 
 
-def _kernels(report: dict[str, Any]) -> str:
-    return "fused" if None in report["kernels"].values() else "plain"
-
-
 def _summary(report: dict[str, Any]) -> dict[str, Any]:
     names = ("remat_policy", "batch_size", "needed_bytes", "fits", "tokens_per_second", "compile_seconds")
-    return {"kernels": _kernels(report)} | {name: report[name] for name in names}
+    return {name: report[name] for name in names}
 
 
 def print_report(report: dict[str, Any]) -> None:
     """The report as text: verdict, memory, collectives, FLOPs."""
-    from mhsh.kernels.fallback import format_fallbacks  # loads jax
-
     mesh = " x ".join(f"{axis} {size}" for axis, size in report["mesh"].items())
     slices = f", {report['num_slices']} slices" if report["num_slices"] > 1 else ""
     print(f"{report['topology']}{slices}: {report['num_devices']} x {report['device_kind']}; {mesh}; batch {report['batch_size']}")
-    print(f"remat policy {report['remat_policy']}; {format_fallbacks(report['kernels'])}")
+    print(f"remat policy {report['remat_policy']}")
     print(f"compiled in {report['compile_seconds']:.1f} s ({', '.join(f'{k} {v}' for k, v in report['versions'].items() if v)})")
     print(_verdict(report))
     if "memory" in report:
@@ -123,16 +117,16 @@ def _verdict(report: dict[str, Any]) -> str:
 def _print_search(report: dict[str, Any]) -> None:
     """Of each plan the largest batch that fits, and which plan the report above is of."""
     table = Table("PLANS", "largest batch", "memory", "tokens/s a device, at most", box=None, pad_edge=False)
-    by_plan: dict[tuple[str, str], dict[str, Any]] = {}
+    by_policy: dict[str, dict[str, Any]] = {}
     for each in report["search"]:
-        plan = (each["remat_policy"], each["kernels"])
-        if each["fits"] and each["batch_size"] >= by_plan.get(plan, each)["batch_size"]:
-            by_plan[plan] = each
-    for (policy, kernels), each in by_plan.items():
+        policy = each["remat_policy"]
+        if each["fits"] and each["batch_size"] >= by_policy.get(policy, each)["batch_size"]:
+            by_policy[policy] = each
+    for policy, each in by_policy.items():
         rate = "" if each["tokens_per_second"] is None else f"{each['tokens_per_second']:,.0f}"
-        table.add_row(f"{policy}, {kernels}", str(each["batch_size"]), _size(each["needed_bytes"]), rate)
+        table.add_row(policy, str(each["batch_size"]), _size(each["needed_bytes"]), rate)
     Console().print(table)
-    chosen = f"{report['remat_policy']}, {_kernels(report)}, batch {report['batch_size']}" if report["found"] else "nothing fits"
+    chosen = f"{report['remat_policy']}, batch {report['batch_size']}" if report["found"] else "nothing fits"
     print(f"best: {chosen} ({len(report['search'])} compilations)")
 
 
@@ -170,8 +164,6 @@ def _print_flops(flops: dict[str, Any]) -> None:
     table = Table("FLOPS PER STEP AND DEVICE", "", box=None, pad_edge=False)
     table.add_row("ledger: three forward passes", f"{flops['ledger']:.4g}")
     table.add_row("compiled matrix products, recomputation included", f"{flops['matrix_products']:.4g}")
-    if flops["kernels"]:
-        table.add_row("fused kernels, by their own estimates", f"{flops['kernels']:.4g}")
     if flops["xla_loops_once"]:
         table.add_row("XLA's cost analysis, loop bodies counted once", f"{flops['xla_loops_once']:.4g}")
     Console().print(table)

@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # Without a config, the run folder's own is taken.
     add_configs(parser, "config", required=False)
     parser.add_argument("--workdir", required=True, metavar="DIR", help="the run folder")
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="also print which kernels and remat policy were chosen, and why"
-    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="also print which remat policy was chosen, and why")
     parser.add_argument(
         "--accept-gap", action="store_true", help="go on where rows of metrics.jsonl are lost; the report shows the gap"
     )

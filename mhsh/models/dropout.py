@@ -1,6 +1,5 @@
-"""Dropout whose mask is a hash of a key and an element's position, for plain code and kernels.
-
-No mask is drawn, stored or communicated.
+"""Dropout whose mask is a hash of a key and an element's position: no mask is drawn, stored or
+communicated.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, UInt32
 
-from mhsh.kernels.target import shard_index
+from mhsh.models.devices import shard_index
 
 Seed = UInt32[Array, "2"]
 DropoutKey = Key[Array, ""] | None  # None: nothing is dropped
@@ -28,7 +27,7 @@ def dropout(x: Float[Array, "*rows C"], rate: float, key: DropoutKey) -> Float[A
     """
     if key is None or rate == 0.0:
         return x
-    return _dropped(x, seed_of(key), rate)
+    return _dropped(x, _seed_of(key), rate)
 
 
 def subkeys(key: DropoutKey, count: int) -> tuple[DropoutKey, ...]:
@@ -41,19 +40,7 @@ def layer_keys(key: DropoutKey, lengths: tuple[int, ...]) -> Key[Array, " ..."] 
     return None if key is None else jax.random.split(key, math.prod(lengths)).reshape(lengths)
 
 
-def seed_of(key: Key[Array, ""]) -> Seed:
-    """The 64 random bits of a mask."""
-    return jax.random.bits(key, (2,), jnp.uint32)
-
-
-def threshold(rate: float) -> int:
-    """Words below it are dropped: the rate in units of 2^-32."""
-    return min(round(rate * 2**32), 2**32 - 1)
-
-
-def row_states(
-    seed: Seed | tuple[Array, Array], rows: UInt32[Array, "*rows"]
-) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
+def row_states(seed: Seed, rows: UInt32[Array, "*rows"]) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
     """64 bits for each row, from the rows' numbers; `keep` mixes them with the columns."""
     return _mixed(_mixed(rows + seed[0]) ^ seed[1]), _mixed(_mixed(rows ^ seed[1]) + seed[0])
 
@@ -64,10 +51,20 @@ def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: fl
 
     A multiply-and-shift hash with 32 bits of state (the constants of Chris Wellons's "lowbias32").
     The row's second word is added half-way, so that rows are not shifted copies of each other.
-    Plain uint32 arithmetic runs in any kernel, and XLA fuses it into the loop that uses the mask.
+    XLA fuses this uint32 arithmetic into the loop that uses the mask.
     """
     first, second = states
-    return _mixed(first + columns * jnp.uint32(0x9E3779B9), second) >= jnp.uint32(threshold(rate))
+    return _mixed(first + columns * jnp.uint32(0x9E3779B9), second) >= jnp.uint32(_threshold(rate))
+
+
+def _seed_of(key: Key[Array, ""]) -> Seed:
+    """The 64 random bits of a mask."""
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def _threshold(rate: float) -> int:
+    """Words below it are dropped: the rate in units of 2^-32."""
+    return min(round(rate * 2**32), 2**32 - 1)
 
 
 def _mixed(word: Array, added: Array | int = 0) -> Array:
@@ -86,7 +83,7 @@ def _dropped(x: Float[Array, "*rows C"], seed: Seed, rate: float) -> Float[Array
         rows = rows + jax.lax.broadcasted_iota(jnp.uint32, rows.shape, axis) * jnp.uint32(stride)
     columns = jax.lax.broadcasted_iota(jnp.uint32, (*(1 for _ in lead), num_columns), len(lead))
     # In fp32: bf16 has 1 / 0.9 only to 0.2 %.
-    scaled = (x.astype(jnp.float32) * (2**32 / (2**32 - threshold(rate)))).astype(x.dtype)
+    scaled = (x.astype(jnp.float32) * (2**32 / (2**32 - _threshold(rate)))).astype(x.dtype)
     return jnp.where(keep(row_states(seed, rows), columns, rate), scaled, jnp.zeros((), x.dtype))
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mhsh.kernels.dropout import dropout, keep, layer_keys, row_states, subkeys
+from mhsh.models.dropout import dropout, keep, layer_keys, row_states, subkeys
 
 KEY = jax.random.key(0)
 
@@ -89,7 +89,7 @@ def test_any_shape(shape, rate):
 
 
 def test_a_part_of_the_array_drops_what_the_whole_drops_there():
-    """What lets a kernel work on a block, knowing only where the block lies."""
+    """So a device with a shard of the batch needs to know only where the shard lies."""
     whole = np.asarray(dropout(jnp.ones((6, 4, 10)), 0.4, KEY)).reshape(24, 10) != 0
     seed = jax.random.bits(KEY, (2,), jnp.uint32)
     block = keep(row_states(seed, jnp.arange(7, 19, dtype=jnp.uint32)[:, None]), jnp.arange(3, 9, dtype=jnp.uint32)[None], 0.4)

@@ -1,1 +1,0 @@
-"""Fused kernels in Pallas for TPUs, and what they share with plain code."""
