@@ -33,7 +33,7 @@ Row = Literal[
     "dropout",
     "precision",
     "validation batches",
-    "kernels and rematerialisation",
+    "attention and rematerialisation",
     "micro-batches",
     "start",
     "training seed",

@@ -104,7 +104,7 @@ class ModelConfig(Section, frozen=True):
         Literal["xla", "cudnn"],
         roles.clock(
             "of training: xla; cudnn, on NVIDIA GPUs with compute_dtype bfloat16 and no attention_dropout",
-            "kernels and rematerialisation",
+            "attention and rematerialisation",
             "named",
             before="xla",
         ),
@@ -113,12 +113,12 @@ class ModelConfig(Section, frozen=True):
         Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups"],
         roles.clock(
             "what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device",
-            "kernels and rematerialisation",
+            "attention and rematerialisation",
             "named",
         ),
     ]
     scan_unroll: Annotated[
-        Count, roles.clock("layers in one iteration of the layer scan", "kernels and rematerialisation", "named")
+        Count, roles.clock("layers in one iteration of the layer scan", "attention and rematerialisation", "named")
     ]
 
 
@@ -268,7 +268,7 @@ class TrainConfig(Section, frozen=True):
         ),
     ]
     xla_flags: Annotated[
-        str, roles.clock("none, recommended, or --xla_a=1", "kernels and rematerialisation", "named", before="none")
+        str, roles.clock("none, recommended, or --xla_a=1", "attention and rematerialisation", "named", before="none")
     ]
     accumulation_steps: Annotated[Count, roles.clock("micro-batches that one step is cut into", "micro-batches", "named")]
     log_interval: Annotated[Count, roles.bookkeeping("steps from one row of metrics.jsonl to the next")]
