@@ -20,6 +20,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from mhsh.errors import UserError
+
 LOST_SECONDS = 8
 _PROBES = 3
 _KEY = "mhsh/peers"  # in the coordination service: where process 0 listens, and what members of the run say first
@@ -63,8 +65,7 @@ class Peers:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """This process ends by itself. Where that is for an error, the others end with status 2."""
-        if isinstance(error, RuntimeError):
-            # It may come from a collective, a moment before the news of the process that is lost.
+        if _may_come_of_a_loss(error):
             time.sleep(LOST_SECONDS + 2)
         self._watching = False
         failed = error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit))
@@ -131,6 +132,15 @@ def _server(host: str) -> socket.socket:
         return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError:
         return socket.create_server(("", 0))
+
+
+def _may_come_of_a_loss(error: BaseException | None) -> bool:
+    """Whether an error may come from a collective or a barrier, a moment before the news of the
+    process that is lost. They raise errors of many classes, which UserErrors may be made of.
+    """
+    while isinstance(error, UserError | OSError):
+        error = error.__cause__
+    return isinstance(error, Exception)
 
 
 def _lost(index: int) -> str:

@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
+import time
 
 import pytest
 
+from mhsh.errors import UserError
+from mhsh.training import peers as peers_module
 from mhsh.training.peers import Peers
 
 HOST = "127.0.0.1"
@@ -72,6 +76,40 @@ def test_a_process_that_takes_leave_is_not_lost(run: tuple[Store, Peers, Said]) 
         one.sendall(b"done\n")
         two.sendall(b"failed\n")
     assert said.get(timeout=10) == ("process 2 of this run has ended with an error; look at its log", 2)
+
+
+def broken_collective() -> Exception:
+    """What a save makes of a collective that fails: an error for people, with its cause."""
+    try:
+        try:
+            raise ValueError("Connection closed by peer")
+        except ValueError as error:
+            raise UserError("the checkpoint could not be saved") from error
+    except UserError as error:
+        return error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("gloo"), ValueError("gloo"), broken_collective()], ids=repr)
+def test_an_error_that_may_come_of_a_loss_waits_for_the_news(
+    run: tuple[Store, Peers, Said], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "LOST_SECONDS", 0)
+    store, peers, said = run
+    one = member(store, 1)
+    threading.Timer(1, one.close).start()
+    with member(store, 2) as two:
+        peers.__exit__(type(error), error, None)
+        assert said.get(timeout=10)[0].startswith("process 1 of this run is lost")
+        assert two.recv(100).startswith(b"1 ")
+
+
+def test_an_own_error_is_said_at_once(run: tuple[Store, Peers, Said]) -> None:
+    store, peers, _ = run
+    with member(store, 1) as one, member(store, 2):
+        time.sleep(0.5)
+        begun = time.monotonic()
+        peers.__exit__(UserError, UserError("a wrong field"), None)
+        assert one.recv(100) == b"failed\n" and time.monotonic() - begun < peers_module.LOST_SECONDS
 
 
 @pytest.mark.parametrize("line", [b"guess 1\n", b"\n", b"x" * 500, b"TOKEN 0\n", b"TOKEN 3\n", b"TOKEN one\n"])
