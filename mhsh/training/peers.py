@@ -24,6 +24,7 @@ from mhsh.errors import UserError
 
 LOST_SECONDS = 8
 _PROBES = 3
+_NEWS_SECONDS = LOST_SECONDS + 2  # until it is known whether a process was lost
 _KEY = "mhsh/peers"  # in the coordination service: where process 0 listens, and what members of the run say first
 _CONNECT_SECONDS, _INTRODUCTION_SECONDS, _OWN_ERROR_SECONDS = 60, 5, 1
 _STANDARD_ERROR = 2
@@ -66,7 +67,7 @@ class Peers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """This process ends by itself. Where that is for an error, the others end with status 2."""
         if _may_come_of_a_loss(error):
-            time.sleep(LOST_SECONDS + 2)
+            time.sleep(_NEWS_SECONDS)
         self._watching = False
         failed = error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit))
         for connection in list(self._connections):

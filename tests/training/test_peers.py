@@ -93,7 +93,7 @@ def broken_collective() -> Exception:
 def test_an_error_that_may_come_of_a_loss_waits_for_the_news(
     run: tuple[Store, Peers, Said], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers_module, "LOST_SECONDS", 0)
+    monkeypatch.setattr(peers_module, "_NEWS_SECONDS", 2)
     store, peers, said = run
     one = member(store, 1)
     threading.Timer(1, one.close).start()
@@ -109,7 +109,7 @@ def test_an_own_error_is_said_at_once(run: tuple[Store, Peers, Said]) -> None:
         time.sleep(0.5)
         begun = time.monotonic()
         peers.__exit__(UserError, UserError("a wrong field"), None)
-        assert one.recv(100) == b"failed\n" and time.monotonic() - begun < peers_module.LOST_SECONDS
+        assert one.recv(100) == b"failed\n" and time.monotonic() - begun < peers_module._NEWS_SECONDS
 
 
 @pytest.mark.parametrize("line", [b"guess 1\n", b"\n", b"x" * 500, b"TOKEN 0\n", b"TOKEN 3\n", b"TOKEN one\n"])
