@@ -350,7 +350,7 @@ def check_objective(run: epath.PathLike, config: Config, method: str) -> None:
         raise UserError(f"{run} is a run of model.objective = {objective!r}, which does not {method}; {others}")
 
 
-def check_fill(text: str, top: int) -> None:
+def check_fill(text: str, top: int = 5) -> None:
     """Raises UserError where `LoadedModel.fill` cannot take a value."""
     if MASK not in text:
         raise UserError(f"the text has no {MASK}; write {MASK} where a word is to be found")
@@ -358,7 +358,7 @@ def check_fill(text: str, top: int) -> None:
         raise UserError(f"top = {top}; allowed: 1 or more")
 
 
-def check_sampling(max_tokens: int, temperature: float, top_k: int, seed: int) -> None:
+def check_sampling(max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0) -> None:
     """Raises UserError where `LoadedModel.generate` cannot take a value."""
     if max_tokens < 1:
         raise UserError(f"max_tokens = {max_tokens}; allowed: 1 or more")
@@ -370,7 +370,7 @@ def check_sampling(max_tokens: int, temperature: float, top_k: int, seed: int) -
         raise UserError(f"seed = {seed}; allowed: from 0 to {_LARGEST_SEED}")
 
 
-def check_beam(beam: int, length_penalty: float, batch_tokens: int) -> None:
+def check_beam(beam: int = 4, length_penalty: float = 0.6, batch_tokens: int = 4096) -> None:
     """Raises UserError where `LoadedModel.translate_lines` cannot take a value."""
     for name, value in (("beam", beam), ("batch_tokens", batch_tokens)):
         if value < 1:

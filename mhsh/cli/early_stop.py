@@ -19,8 +19,8 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-from mhsh.cli.exit_status import STOPPED
-
+# Exit statuses. 75 is EX_TEMPFAIL: the launchers start the same command again.
+STOPPED = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: os.EX_TEMPFAIL}
 _SECONDS_TO_UNWIND, _SECONDS_TO_TRY_AGAIN = 0.8, 0.02
 
 _heard: int | None = None  # the signal that the handler of a command that unwinds was called with
@@ -44,9 +44,15 @@ def status() -> int | None:
     return None if _heard is None else STOPPED[signal.Signals(_heard)]
 
 
+def interrupted(number: int) -> int:
+    """Says that the state is saved. Returns the exit status of the signal."""
+    print("Interrupted; state saved. Run the same command to resume.")
+    return int(STOPPED[signal.Signals(number)])
+
+
 def hold_back() -> None:
-    """The signals wait until somebody listens, also in a program that this process starts in its
-    place.
+    """Blocks the signals until `end_at_once` or `unwind` unblocks them, also in a program that this
+    process starts in its place.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPED)
 

@@ -10,10 +10,39 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from mhsh import __version__
 from mhsh.cli import early_stop
-from mhsh.cli.exit_status import USAGE_ERROR
-from mhsh.cli.parser import COMMANDS, build_parser
 from mhsh.errors import UserError, nearest
+
+USAGE_ERROR = 2
+
+# What `mhsh --help` prints without importing a command.
+COMMANDS = {
+    "train": {
+        "quickstart": "train a small comparison and write its report",
+        "train": "train a config into a run folder, or resume the run in it",
+        "sweep": "train a config at every combination of some fields' values",
+        "finetune": "train a pre-trained run's model on a task, with several seeds",
+        "prepare": "turn sentence pairs or documents into packed rows on disk",
+    },
+    "look": {
+        "compare": "runs, sweeps or bench files side by side: a table and report.html",
+        "eval": "a checkpoint's metrics on the validation rows of its run",
+        "probe": "what the layers of a model do on one batch",
+        "plan": "parameters, memory and time of configs before they run",
+        "configs": "list config files, variants and fields, or print one config",
+    },
+    "use": {
+        "predict": "labels, answers, translations or text from a trained run",
+        "import": "make a run folder of a Hugging Face BERT checkpoint",
+        "export": "write a checkpoint as a BERT that transformers loads",
+    },
+    "measure": {
+        "bench": "time training, inference and decoding of configs in turns",
+        "score": "score the predictions of any system against references",
+    },
+}
+NAMES = [name for commands in COMMANDS.values() for name in commands]
 
 # What goes wrong with a file system at any moment of any command, and what to do.
 _FILE_SYSTEM_ERRORS = {
@@ -65,26 +94,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        hint = nearest(arguments[0], COMMANDS)
-        raise UserError(
-            f"there is no command {arguments[0]!r}; {hint}{'' if hint[-1] == '?' else ';'} mhsh --help says what each does"
-        )
-    parser = build_parser(arguments[0] if arguments else None)
-    options, rest = parser.parse_known_args(arguments)
-    values = vars(options)
-    command = values.pop("command")
-    if not command and rest:
-        raise UserError(f"{rest[0]} is not an argument of mhsh; see mhsh --help")
-    if not command:
-        parser.print_help()
-        return USAGE_ERROR
-    run = values.pop("run")
-    for name, (take, flag) in values.pop("takers", {}).items():
-        values[name], rest = take(flag, values[name], rest)
-    if rest:
-        raise UserError(f"{rest[0]} is not an argument of mhsh {command}; see mhsh {command} --help")
-    return run(**values)
+    command, *rest = arguments or [""]
+    if command in ("", "--help", "-h"):
+        print(_help())
+        return 0 if command else USAGE_ERROR
+    if command == "--version":
+        print(f"mhsh {__version__}")
+        return 0
+    if command.startswith("-"):
+        raise UserError(f"{command} is not an argument of mhsh; see mhsh --help")
+    if command not in NAMES:
+        hint = nearest(command, NAMES)
+        raise UserError(f"there is no command {command!r}; {hint}{'' if hint[-1] == '?' else ';'} mhsh --help lists all")
+    from mhsh.cli.parser import parse
+
+    run = parse(command, rest)
+    return 0 if run is None else run()
+
+
+def _help() -> str:
+    lines = ["Usage: mhsh COMMAND ...", "", "Train shallow multi-head Transformers and their deep twins, and compare them."]
+    for group, commands in COMMANDS.items():
+        lines += ["", f"{group}:", *(f"  {name:<11} {text}" for name, text in commands.items())]
+    return "\n".join([*lines, "", "mhsh COMMAND --help shows the flags of a command; begin with mhsh quickstart."])
 
 
 def _first_line(error: BaseException) -> str:

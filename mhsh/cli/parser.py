@@ -1,95 +1,134 @@
-"""The parser of `mhsh`: one line of help for every command, and the flags of the one that is
-run.
+"""The command line of one command, read from the signature and the docstring of its function.
+
+A command is a module of `mhsh.cli` with a function `run`, or with several, named in `KINDS`. Its
+parameters are the flags (positional-only ones the arguments), their types and defaults are those of
+the signature, and their help is under `Args:` in the docstring. `EXAMPLES` end the help page.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NamedTuple
 
-from mhsh import __version__
-from mhsh.errors import UserError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
-# By the folder that their files are in, in the order of `mhsh --help`, which prints them without
-# importing a command.
-_FOLDERS = {
-    "runs": {
-        "train": "train a config into a run folder, or resume the run that is there",
-        "eval": "score a run's checkpoint on its validation rows",
-        "prepare": "make a config's sentence pairs or documents into packed rows on disk",
-        "finetune": "train a pre-trained run's model on a task, with several seeds",
-        "predict": "answer a task's examples with a fine-tuned run, in the task's own form",
-        "translate": "translate lines with a run's checkpoint, one line in, one line out",
-        "generate": "let a causal run write on from a text",
-        "fill": "the likeliest words in the place of each [MASK] of a text, by a masked run",
-        "import": "make a run folder of a Hugging Face BERT checkpoint",
-        "export": "write a run's checkpoint as a BERT that transformers loads",
-        "quickstart": "train the small comparison and write its report",
-    },
-    "plans": {
-        "describe": "shapes, parameters, FLOPs and memory of one or two configs",
-        "configs": "list config files, variants and fields, or print one config",
-        "admin": "run Admin's profiling pass and print omega of every sublayer",
-        "aot": "memory, collectives and FLOPs of the step on a TPU slice, without access to the slice",
-        "scaling": "the step time on many devices, predicted from the output of `mhsh aot`",
-    },
-    "reports": {
-        "compare": "set runs and sweeps against a baseline, or files of mhsh bench side by side: a table and report.html",
-        "sweep": "train a config at every combination of some fields' values, and report",
-        "probe": "look into a model: what its layers do on one batch",
-    },
-    "scores": {"score": "score predictions of any system against references"},
-    "benches": {"bench": "time mhsh beside other configs, its peers and the device's limits, in turns"},
-}
-COMMANDS = {name: help_text for commands in _FOLDERS.values() for name, help_text in commands.items()}
+from mhsh.cli.flags import Taken
+from mhsh.errors import UserError, nearest
+
+Run = Callable[..., int]
+
+_FILES = {"import": "import_checkpoint", "export": "export_checkpoint"}  # a keyword of Python is no module
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line. Help is printed as it is written."""
+class Page(NamedTuple):
+    """A help page: that of a command, or of one of its kinds."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command: str  # such as `train` or `score glue`
+    run: Run
+    examples: Sequence[str]
 
-    def error(self, message: str) -> NoReturn:
-        """Raises UserError with the message of argparse."""
-        missing = message.removeprefix("the following arguments are required: ")
-        said = message if missing == message else f"{self.prog} needs {missing}"
-        configs = "; mhsh configs lists what --config takes" if "--config" in missing else ""
-        raise UserError(f"{said}; see {self.prog} --help{configs}")
-
-
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """All commands; only `chosen` has its flags, as `run` and `takers` among the parsed options."""
-    parser = Parser(
-        prog="mhsh",
-        description="Train shallow multi-head Transformers against their deep twins.",
-        epilog=examples("mhsh quickstart", "mhsh train --help"),
-    )
-    parser.add_argument("--version", action="version", version=f"mhsh {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, help_text in COMMANDS.items():
-        command = add_command(commands, name, help_text)
-        if name == chosen:
-            module = command_module(name)
-            command.set_defaults(run=module.run)
-            module.add_arguments(command)
-    return parser
+    def app(self) -> App:
+        """The parser."""
+        return App(
+            name=f"mhsh {self.command}",
+            default_command=self.run,
+            default_parameter=Parameter(negative=(), show_default=_shown),
+            help_format="markdown",
+            help_flags=(),
+            help_epilogue="\n".join(["Examples:", "", *(f"    {example}" for example in self.examples)]),
+            version_flags=(),
+            exit_on_error=False,
+            print_error=False,
+        )
 
 
-def add_command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
-    """One more parser among the `commands` of another."""
-    return commands.add_parser(name, help=help_text, description=help_text)
+def pages(command: str) -> dict[str, Page]:
+    """By kind, the pages of a command; by the empty string, that of one without kinds."""
+    module = command_module(command)
+    kinds: Mapping[str, Run] = getattr(module, "KINDS", {"": getattr(module, "run", None)})
+    return {
+        kind: Page(
+            f"{command} {kind}".strip(), run, [line for line in module.EXAMPLES if not kind or f"mhsh {command} {kind} " in line]
+        )
+        for kind, run in kinds.items()
+    }
 
 
-def examples(*commands: str) -> str:
-    """The end of a help page: commands to try."""
-    return "\n  ".join(["examples:", *commands])
+def command_module(command: str) -> ModuleType:
+    """The module of a command."""
+    return importlib.import_module(f"mhsh.cli.{_FILES.get(command, command)}")
 
 
-def command_module(name: str) -> ModuleType:
-    """The file of a command, mhsh/cli/FOLDER/NAME.py; a keyword of Python cannot be one."""
-    folder = next(folder for folder, commands in _FOLDERS.items() if name in commands)
-    file = {"import": "import_checkpoint", "export": "export_checkpoint"}.get(name, name.replace("-", "_"))
-    return importlib.import_module(f"mhsh.cli.{folder}.{file}")
+def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
+    """What runs a command with these arguments; None: its help was asked for, and is printed.
+
+    Raises:
+      UserError: an argument is missing, unknown or of another type.
+    """
+    page, rest = _chosen(command, list(arguments))
+    if page is None:
+        return None
+    app = page.app()
+    if "--help" in rest:
+        app.help_print()
+        return None
+    see = f"; see mhsh {page.command} --help"
+    try:
+        run, bound, unused, _ = app.parse_known_args(rest)
+    except CycloptsError as error:
+        raise UserError(_in_one_line(error, page.command) + see + _list_of_configs(error)) from error
+    values = bound.arguments
+    for name, taken in _taken(run):
+        values[name], unused = taken.take(taken.flag, values.get(name), unused)
+    if unused:
+        raise UserError(f"{unused[0]} is not an argument of mhsh {page.command}{see}")
+    return lambda: run(*bound.args, **bound.kwargs)
+
+
+def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]:
+    """The page that the first argument names, where the command has kinds, and the other ones."""
+    known = pages(command)
+    if "" in known:
+        return known[""], arguments
+    kind = arguments[0] if arguments else ""
+    if kind in known:
+        return known[kind], arguments[1:]
+    if kind == "--help":
+        print(f"Usage: mhsh {command} {{{','.join(known)}}} ...\n\n{inspect.getdoc(command_module(command))}\n")
+        print("\n".join(f"  {name:<14} {summary(page)}" for name, page in known.items()))
+        return None, []
+    hint = f"there is no {kind!r}; {nearest(kind, known)}" if kind else f"it needs one of {', '.join(known)}"
+    raise UserError(f"mhsh {command}: {hint}; see mhsh {command} --help")
+
+
+def summary(page: Page) -> str:
+    """What a page says first."""
+    return (inspect.getdoc(page.run) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _taken(run: Run) -> Iterator[tuple[str, Taken]]:
+    """The parameters that are made of several flags."""
+    for name, hint in typing.get_type_hints(run, include_extras=True).items():
+        for part in (hint, *typing.get_args(hint)):  # an optional one is a union
+            yield from ((name, mark) for mark in getattr(part, "__metadata__", ()) if isinstance(mark, Taken))
+
+
+def _in_one_line(error: CycloptsError, command: str) -> str:
+    if isinstance(error, MissingArgumentError) and error.argument is not None and not error.argument.tokens:
+        return f"mhsh {command} needs {error.argument.name}"
+    error.verbose = False
+    return str(error).strip().rstrip(".")
+
+
+def _list_of_configs(error: CycloptsError) -> str:
+    argument = getattr(error, "argument", None)
+    return "; mhsh configs lists what --config takes" if argument is not None and argument.name == "--config" else ""
+
+
+def _shown(value: object) -> str | None:
+    """A default, where it says something."""
+    return None if value is None or value is False or value in ((), "") else str(value)

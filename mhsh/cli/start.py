@@ -8,6 +8,8 @@ import traceback
 
 from mhsh.cli import early_stop
 
+VARIABLE = "GLIBC_TUNABLES"
+SETTING = "glibc.malloc.hugetlb=1"  # glibc 2.35 and newer: malloc asks for transparent huge pages; elsewhere it says nothing
 TRAINING = ("train", "finetune", "quickstart")
 # These commands allocate a fresh gigabyte in every step.
 COMPUTING = (*TRAINING, "eval", "bench", "probe")
@@ -34,7 +36,6 @@ def _run(command: str) -> int:
         else:
             early_stop.unwind()  # here, as a signal may have come already
         # Only here: it takes a while, and signals are heard by now.
-        from mhsh.cli.huge_pages import restart_with_huge_pages
         from mhsh.cli.main import main
 
         if command in COMPUTING:
@@ -49,3 +50,17 @@ def _run(command: str) -> int:
             raise
         traceback.print_exc()
         return 1
+
+
+def restart_with_huge_pages() -> None:
+    """Starts this process again, with the same arguments and the same id, with malloc asking for
+    pages of 2 MiB: in pages of 4 KiB training on a CPU takes a fifth longer.
+
+    glibc reads its settings when a process starts, and XLA takes new memory in every step. Where
+    the variable is set already, as it is after the restart, nothing happens: a user's own setting
+    stands. Only Linux has such pages.
+    """
+    if sys.platform == "linux" and VARIABLE not in os.environ:
+        sys.stdout.flush()
+        early_stop.hold_back()  # a new program hears no signal until it listens
+        os.execve(sys.executable, sys.orig_argv, os.environ | {VARIABLE: SETTING})

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.cli.huge_pages import SETTING, VARIABLE
+from mhsh.cli.start import SETTING, VARIABLE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has transparent huge pages")
 
 PROGRAM = """
 import os, sys
-from mhsh.cli.huge_pages import restart_with_huge_pages
+from mhsh.cli.start import restart_with_huge_pages
 print(os.getpid(), sys.argv[1:], flush=True)
 restart_with_huge_pages()
 print(os.getpid(), sys.argv[1:], os.environ["GLIBC_TUNABLES"])

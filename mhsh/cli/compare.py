@@ -5,14 +5,14 @@ Markdown and the figures as SVG.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from mhsh.cli.parser import examples
+from cyclopts import Parameter
+
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
 from mhsh.report.files import prepare_files
@@ -36,41 +36,11 @@ class Question(NamedTuple):
     with_pretraining: bool = False
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `run`."""
-    parser.epilog = examples(
-        "mhsh compare runs/6l4h_post_ln runs/24l1h_admin",
-        "mhsh compare sweep --over=lr",
-    )
-    parser.add_argument(
-        "paths", nargs="+", metavar="PATH", help="a run, a sweep, a folder that holds runs, or a file of mhsh bench"
-    )
-    parser.add_argument("--over", metavar="FIELD", help="take each shape at its own best value of this field, such as lr")
-    parser.add_argument("--by", metavar="FIELD,...", help="compare by these swept fields, once for each setting of the others")
-    parser.add_argument(
-        "--choosing-seeds", type=int, metavar="N", help="with --over: how many of the seeds choose (default: half, rounded down)"
-    )
-    parser.add_argument(
-        "--measure", default="loss", metavar="NAME", help="what is tested: loss (default), or a metric such as bleu"
-    )
-    parser.add_argument(
-        "--target", type=float, metavar="LOSS", help="the loss to reach (default: the highest final loss of a run that trained)"
-    )
-    parser.add_argument("--baseline", metavar="GROUP", help="the group, or a run of it, to set against (default: the first)")
-    parser.add_argument(
-        "--treatment", metavar="FIELD,...", help="what is meant to differ: fields, or `shape` (default: it and what was swept)"
-    )
-    parser.add_argument(
-        "--with-pretraining", action="store_true", help="count what the runs started from: steps, tokens, FLOPs and device seconds"
-    )
-    parser.add_argument("--out", metavar="FILE", help="the page (default: report.html)")
-    parser.add_argument("--png", action="store_true", help="write the figures as PNG too")
-    parser.add_argument("--watch", action="store_true", help="serve the page on this machine and refresh it while runs train")
-    parser.add_argument("--port", type=int, metavar="N", help="where --watch serves it (default: any free port)")
+EXAMPLES = ("mhsh compare runs/6l4h_post_ln runs/24l1h_admin", "mhsh compare sweep --over=lr")
 
 
 def run(
-    paths: Sequence[str],
+    *paths: Annotated[str, Parameter(name="PATH")],
     over: str | None = None,
     by: str | None = None,
     choosing_seeds: int | None = None,
@@ -84,18 +54,32 @@ def run(
     watch: bool = False,
     port: int | None = None,
 ) -> int:
-    """Writes the report on what `paths` are or hold, runs, sweeps and bench files, and prints its
-    start. With `watch` nothing is written: the page is served at `port` of the loopback interface
-    and kept fresh.
+    """Compares runs and sweeps with a baseline, and shapes by what `mhsh bench` measured.
 
-    Returns:
-      0, or 2 where something could not be read or is damaged; a line on stderr then names each,
-      and the rest is drawn all the same.
+    Prints a table and writes report.html, and beside it JSON, CSV, Markdown and SVG. The exit
+    status is 2 where something could not be read: a line names it, and the rest is drawn.
+
+    Args:
+      paths: a run, a sweep, a folder that holds runs, or a file of mhsh bench
+      over: take each shape at its own best value of this FIELD, such as lr
+      by: compare by these swept FIELD,..., once for each setting of the others
+      choosing_seeds: with --over, how many of the seeds choose; half of them by default
+      measure: what is tested: loss, or a metric such as bleu
+      target: the loss to reach; by default the highest final loss of a run that trained
+      baseline: the group, or a run of it, to compare with; the first by default
+      treatment: what is meant to differ: FIELD,... or shape; by default shape and what was swept
+      with_pretraining: count what the runs started from: steps, tokens, FLOPs and device seconds
+      out: the page; report.html by default
+      png: write the figures as PNG too
+      watch: serve the page on this machine and refresh it while runs train
+      port: where --watch serves it; any free port by default
 
     Raises:
       UserError: there is nothing to draw, a file is in the way that is no former report, or an
         argument is wrong.
     """
+    if not paths:
+        raise UserError("mhsh compare needs PATH; see mhsh compare --help")
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the field that they choose a value of")
     question = Question(

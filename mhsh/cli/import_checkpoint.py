@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.flags import add_config_fields, add_configs
-from mhsh.cli.parser import examples
+from mhsh.cli.flags import ConfigFlag, TaskFlag
 from mhsh.config.fields import SHAPING
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
@@ -31,36 +30,35 @@ from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 RECORD_FILE = "imported.json"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
-    parser.epilog = examples(
-        "mhsh import bert-base-uncased --config=bert:12l12h --out=runs/imported",
-        "mhsh import bert-cola --config=bert:12l12h --task=glue:cola --out=runs/cola",
-    )
-    add_config_fields(parser, task_fields="task")
-    add_configs(parser, "config")
-    parser.add_argument("source", metavar="SRC", help="a folder with config.json and safetensors, or the .safetensors file in it")
-    parser.add_argument("--out", required=True, metavar="RUN", help="the run folder, new")
-    parser.add_argument(
-        "--fresh-heads",
-        action="store_true",
-        help="take the body alone (embeddings, encoder, pooler); put the config's heads on it, fresh",
-    )
+EXAMPLES = (
+    "mhsh import bert-base-uncased --config=bert:12l12h --out=runs/imported",
+    "mhsh import bert-cola --config=bert:12l12h --task=glue:cola --out=runs/cola",
+)
 
 
-def run(config: Config, task_fields: dict[str, Any] | None, source: str, out: str, fresh_heads: bool) -> int:
-    """Reads the checkpoint `source`, writes the run folder `out`, and prints a summary.
+def run(
+    source: Annotated[str, Parameter(name="SRC")],
+    /,
+    *,
+    config: ConfigFlag,
+    task: TaskFlag | None = None,
+    out: str,
+    fresh_heads: bool = False,
+) -> int:
+    """Makes a run folder of a Hugging Face BERT checkpoint.
 
     Args:
-      task_fields: of a config for fine-tuning, which go before those of `config`.
+      source: a folder with config.json and safetensors, or the .safetensors file in it
+      out: the run folder, new
+      fresh_heads: take the body alone (embeddings, encoder, pooler) and put fresh heads on it
 
     Raises:
       UserError: as `import_bert`, or the vocabulary is missing, does not fit, or is another
         tokenizer's; `out` is not new.
     """
     check_new_folder(out)
-    if task_fields is not None:
-        config = _for_task(config, task_fields)
+    if task is not None:
+        config = _for_task(config, task)
     imported = import_bert(Path(source), config.model, fresh_heads=fresh_heads)
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
     resolved, tokenizer = _resolve(config, imported, folder)

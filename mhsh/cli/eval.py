@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 
 from msgspec.structs import replace
 
-from mhsh.cli.flags import add_step
-from mhsh.cli.parser import examples
+from mhsh.cli.flags import RunFolderArgument, StepFlag
 from mhsh.run_folder import RunFolder
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
-    parser.epilog = examples("mhsh eval runs/2l8h", "mhsh eval runs/2l8h --step=40")
-    parser.add_argument("folder", metavar="RUN")
-    add_step(parser)
+EXAMPLES = ("mhsh eval runs/2l8h", "mhsh eval runs/2l8h --step=40")
 
 
-def run(folder: str, step: int | None) -> int:
-    """Prints one JSON object: step, rows, and each figure over all validation rows."""
+def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
+    """Prints a checkpoint's metrics on all validation rows of its run, as one JSON object."""
     import jax
     import optax
 

@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-import argparse
 from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated
 
-from mhsh.cli.exit_status import interrupted
-from mhsh.cli.flags import CONFIG, add_configs
-from mhsh.cli.parser import examples
-from mhsh.config.loading import LIST
+from cyclopts import Parameter
+
+from mhsh.cli.early_stop import interrupted
+from mhsh.cli.flags import ConfigFlag
+from mhsh.config.loading import CONFIG, LIST
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
-    parser.epilog = examples(
-        "mhsh train --config=bert:2l8h --workdir=runs/2l8h",
-        "mhsh train --config=bert:16l1h --config.train.seed=1 --workdir=runs/16l1h",
-    )
-    # Without a config, the run folder's own is taken.
-    add_configs(parser, "config", required=False)
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the run folder")
-    parser.add_argument("-v", "--verbose", action="store_true", help="also print which remat policy was chosen, and why")
-    parser.add_argument(
-        "--accept-gap", action="store_true", help="go on where rows of metrics.jsonl are lost; the report shows the gap"
-    )
-    cluster = parser.add_argument_group("several processes (one command on each)")
-    cluster.add_argument("--distributed", action="store_true", help="join the processes that JAX finds: TPU VMs, GKE, Slurm")
-    cluster.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; with the next two")
-    cluster.add_argument("--num-processes", type=int, metavar="N")
-    cluster.add_argument("--process-id", type=int, metavar="I")
+EXAMPLES = (
+    "mhsh train --config=bert:2l8h --workdir=runs/2l8h",
+    "mhsh train --config=bert:16l1h --config.train.seed=1 --workdir=runs/16l1h",
+)
 
 
 def run(
-    config: Config | None,
+    *,
+    config: ConfigFlag | None = None,
     workdir: str,
-    verbose: bool = False,
+    verbose: Annotated[bool, Parameter(alias="-v")] = False,
     accept_gap: bool = False,
     distributed: bool = False,
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> int:
-    """Trains and prints where the results are. The status is 75 after SIGTERM and 130 after Ctrl-C;
-    the same command then resumes.
+    """Trains a config into a run folder, or resumes the run in it.
+
+    After SIGTERM the exit status is 75, after Ctrl-C 130, and the state is saved: the same command
+    resumes. A run folder with a config.json needs no --config.
 
     Args:
-      config: None: the one in the run folder.
+      workdir: the run folder
+      verbose: also print which remat policy was chosen, and why
+      accept_gap: go on where rows of metrics.jsonl are lost; the report shows the gap
+      distributed: join the processes that JAX finds (TPU VMs, GKE, Slurm); one command on each
+      coordinator: HOST:PORT where process 0 listens, together with the next two
+      num_processes: how many processes the run has
+      process_id: the number of this one, from 0
 
     Raises:
       UserError: there is no config, or it, its data or the folder cannot be used.

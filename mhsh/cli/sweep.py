@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from mhsh import text
-from mhsh.cli.exit_status import interrupted
-from mhsh.cli.flags import add_config_fields
-from mhsh.cli.parser import examples
-from mhsh.cli.reports.compare import Question, write_report
+from mhsh.cli.compare import Question, write_report
+from mhsh.cli.early_stop import interrupted
+from mhsh.cli.flags import FieldsFlag
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.sweep.axes import SEEDS, Axis, Value, cells_of, parse_axes
@@ -32,69 +31,48 @@ _SHOWN = 10  # rows of a long plan that are printed at its start, and as many at
 _SUMS = ("tokens", "flops")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `run`."""
-    parser.epilog = examples(
-        "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 seed=0,1",
-        "mhsh sweep --config=evidence:heads --workdir=sweep --axes seed=0,1 --dry-run",
-    )
-    # An axis names fields as the config file has them, before heads are regrouped.
-    add_config_fields(parser, fields="config")
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the sweep's folder; the same command resumes it")
-    parser.add_argument(
-        "--axes",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE,...",
-        help="a field and its values: heads_per_layer=8,4,2,1 seed=0,1,2 lr=1e-3,3e-3 scheme=post_ln,admin model.num_layers=6,18",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and what it costs, and stop")
-    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells at once, the cores shared out (default: 1)")
-    parser.add_argument("--cells", default="1/1", metavar="I/N", help="every N-th cell from the I-th on: this host's share")
-    parser.add_argument("--retry", action="store_true", help="try failed cells again")
-    parser.add_argument(
-        "--over",
-        metavar="AXIS",
-        help="train all values of this axis only on the choosing seeds, and the other seeds at each setting's best value",
-    )
-    parser.add_argument("--choosing-seeds", type=int, metavar="N", help="with --over: as in `mhsh compare`")
-    parser.add_argument("--refine", action="store_true", help="with --over: add values around the best until the grid hides little")
+EXAMPLES = (
+    "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 seed=0,1",
+    "mhsh sweep --config=evidence:heads --workdir=sweep --axes seed=0,1 --dry-run",
+)
 
 
 def run(
-    fields: Mapping[str, Any],
+    *,
+    config: FieldsFlag,
     workdir: str,
-    axes: Sequence[str],
-    dry_run: bool,
-    parallel: int,
-    cells: str,
-    retry: bool,
-    over: str | None,
-    choosing_seeds: int | None,
-    refine: bool,
+    axes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    dry_run: bool = False,
+    parallel: int = 1,
+    cells: str = "1/1",
+    retry: bool = False,
+    over: str | None = None,
+    choosing_seeds: int | None = None,
+    refine: bool = False,
 ) -> int:
-    """Prints the plan, trains this host's share of the cells that are not finished, and writes the
-    report.
+    """Trains a config at every combination of some fields' values, and writes a report.
+
+    Prints the plan first. The same command goes on where it was stopped. The exit status is 2 where
+    a cell has failed, and 75 where a cell was stopped, runs elsewhere, or waits for other hosts.
 
     Args:
-      fields: of the config, unchecked, before heads are regrouped.
-      axes: NAME=VALUE,VALUE,... each, as `parse_axes` reads them.
-      cells: I/N, every N-th cell from the I-th on; 0 is N, so hosts may be counted from 0.
-      retry: whether cells that failed are tried again.
-      over: the axis of which only the best value is trained on all seeds; None for every cell.
-      choosing_seeds: how many of the seeds choose that value; half of them by default.
-      refine: whether values of `over` are added around the best ones, until what lies between the
-        values tried is small beside the interval of the differences.
-
-    Returns:
-      0; 2 where a cell of this share has failed; 75 where a cell was stopped, another process
-      still runs one, or a choice waits for cells of other hosts; 75 or 130 where SIGTERM or Ctrl-C
-      came: the same command goes on.
+      workdir: the sweep's folder
+      axes: a field and its values, NAME=VALUE,...: heads_per_layer=8,4,2,1 seed=0,1,2
+        lr=1e-3,3e-3 scheme=post_ln,admin model.num_layers=6,18
+      dry_run: print the plan and what it costs, and stop
+      parallel: cells at once, which share the cores
+      cells: I/N, every N-th cell from the I-th on: this host's share
+      retry: try failed cells again
+      over: train all values of this axis only on the choosing seeds, and the other seeds at each
+        setting's best value
+      choosing_seeds: with --over, how many of the seeds choose; half of them by default
+      refine: with --over, add values around the best until the grid hides little
 
     Raises:
       UserError: an axis or a cell is wrong, or the folder holds something else.
     """
+    # An axis names fields as the config file has them, before heads are regrouped.
+    fields = config
     if parallel < 1:
         raise UserError(f"--parallel={parallel} must be 1 or more")
     if choosing_seeds is not None and over is None:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import textwrap
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from mhsh import configs
-from mhsh.cli.parser import examples
 from mhsh.config.loading import shipped_names
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of the command."""
-    parser.epilog = examples("mhsh configs", "mhsh configs bert:384l1h")
-    parser.add_argument(
-        "config", nargs="?", metavar="NAME:VARIANT", help="print this config as JSON (default: list all configs and fields)"
-    )
-    parser.add_argument("--markdown", action="store_true", help="print docs/config.md, the reference of all fields")
+EXAMPLES = ("mhsh configs", "mhsh configs bert:384l1h")
 
 
-def run(config: str | None, markdown: bool) -> int:
-    """Prints what was asked for.
+def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /, *, markdown: bool = False) -> int:
+    """Lists the config files with their variants, and every field; or prints one config in full.
+
+    Args:
+      config: print this config as JSON
+      markdown: print docs/config.md, the reference of all fields
 
     Raises:
       UserError: there is no such file or variant, or the config is not valid.

@@ -4,19 +4,18 @@ results.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.cli.exit_status import interrupted
-from mhsh.cli.flags import add_config_fields
-from mhsh.cli.parser import examples
+from mhsh.cli.early_stop import interrupted
+from mhsh.cli.flags import FieldsFlag
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
@@ -25,42 +24,43 @@ from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 SUMMARY_FILE = "summary.json"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
-    parser.epilog = examples(
-        "mhsh finetune runs/12l12h --config=glue:cola --workdir=runs/cola",
-        "mhsh finetune runs/12l12h --config=squad:v2 --seeds=0,1 --workdir=v2",
-    )
-    # The config is complete only together with the run's fields.
-    add_config_fields(parser, fields="config")
-    parser.add_argument("folder", metavar="RUN", help="the pre-trained run")
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="where a run folder a seed goes")
-    parser.add_argument("--seeds", default="0", metavar="K,...", help="of heads, dropout and row order (default: 0)")
-    parser.add_argument("--fresh", action="store_true", help="take RUN's shape and vocabulary, not its parameters")
+EXAMPLES = (
+    "mhsh finetune runs/12l12h --config=glue:cola --workdir=runs/cola",
+    "mhsh finetune runs/12l12h --config=squad:v2 --seeds=0,1 --workdir=v2",
+)
 
 
-def run(folder: str, fields: dict[str, Any], workdir: str, seeds: str, fresh: bool) -> int:
-    """Trains WORKDIR/seed-K for every seed, prints mean and deviation of each validation figure,
-    and writes them to summary.json.
+def run(
+    folder: Annotated[str, Parameter(name="RUN", help="the pre-trained run")],
+    /,
+    *,
+    config: FieldsFlag,
+    workdir: str,
+    seeds: str = "0",
+    fresh: bool = False,
+) -> int:
+    """Trains a pre-trained run's model on a task, once for every seed.
 
-    Runs that are finished are not trained again, and one that was stopped goes on: the same command
-    can be given again.
+    The run of seed K is WORKDIR/seed-K. Mean and deviation of each validation metric are printed
+    and written to summary.json. Runs that are finished are not trained again, and one that was
+    stopped goes on.
 
     Args:
-      fields: of the config, without what the pre-trained run decides.
-      fresh: take the shape of the run and not its parameters, to see what pre-training brought.
+      workdir: where a run folder a seed goes
+      seeds: K,... of heads, dropout and row order
+      fresh: take RUN's shape and vocabulary, not its parameters
 
     Raises:
       UserError: the run cannot be fine-tuned, or whatever is wrong with the config or its data.
     """
-    configs = {seed: fine_tuning_config(RunFolder(folder), fields, seed, fresh) for seed in _numbers(seeds)}
+    configs = {seed: fine_tuning_config(RunFolder(folder), config, seed, fresh) for seed in _numbers(seeds)}
     # After the configs are checked: it takes seconds.
     from mhsh.training.loop import train
 
     figures: dict[int, dict[str, float]] = {}
-    for seed, config in configs.items():
+    for seed, own in configs.items():
         run_folder = RunFolder(Path(workdir) / f"seed-{seed}")
-        stopped_by = train(config, run_folder.path)
+        stopped_by = train(own, run_folder.path)
         if stopped_by is not None:
             return interrupted(stopped_by)
         figures[seed] = _last_validation(run_folder)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.flags import CONFIG, add_config_fields, add_step
-from mhsh.cli.parser import add_command, examples
-from mhsh.config.loading import LIST
+from mhsh.cli.flags import AgainstFlag, FieldsFlag, StepFlag
+from mhsh.config.loading import CONFIG, LIST
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
 from mhsh.config.schemes import SCHEMES
@@ -46,61 +45,56 @@ class Source(NamedTuple):
     corpus: Any
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
-    parser.epilog = examples(
-        "mhsh probe dependency runs/2l8h runs/16l1h",
-        "mhsh probe amplification --config=bert:2l8h --depths=6,12",
-    )
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    _add_kind(kinds, "dependency", "the share that each sublayer has in the final residual stream")
-    amplification = _add_kind(kinds, "amplification", "how much the output changes with the weights, against depth")
-    _add_kind(kinds, "gradients", "the gradient's norm in every layer and sublayer")
-    _add_kind(kinds, "coverage", "how many positions a token draws on: in a head, in a layer, through the stack")
-    _add_kind(kinds, "similarity", "how alike the residual stream is before and after each layer")
-    ablation = _add_kind(kinds, "ablation", "the loss without a layer, with two swapped, and without the last ones")
-    ablation.add_argument("--batches", type=int, default=4, metavar="K", help="validation batches of --rows rows (default: 4)")
-    depths = "6,12,24,48,96,192,384"
-    amplification.add_argument("--depths", default=depths, metavar="L,...", help=f"layers, with --config (default: {depths})")
-    amplification.add_argument("--schemes", metavar="NAME,...", help=f"with --config: some of {', '.join(SCHEMES)} (default: all)")
-    amplification.add_argument("--draws", type=int, default=8, metavar="K", help="changes that are averaged (default: 8)")
-    amplification.add_argument(
-        "--noise", type=float, default=0.001, metavar="X", help="their deviation over that of a fresh weight (default: 0.001)"
-    )
-
-
-def _add_kind(kinds: Any, name: str, help_text: str) -> argparse.ArgumentParser:
-    command = add_command(kinds, name, help_text)
-    add_config_fields(command, required=False, config_fields="config", against_fields="against")
-    command.epilog = examples(
-        f"mhsh probe {name} runs/2l8h runs/16l1h",
-        f"mhsh probe {name} --config=bert:2l8h --out={name}.json",
-    )
-    command.add_argument("folders", nargs="*", metavar="RUN", help="trained runs, side by side")
-    add_step(command)
-    command.add_argument("--rows", type=int, default=8, metavar="B", help="of the batch that is looked at (default: 8)")
-    command.add_argument("--out", metavar="FILE", help="a new file for the JSON, pictures beside it (default: probe-KIND.json)")
-    return command
+EXAMPLES = (
+    "mhsh probe dependency runs/2l8h runs/16l1h",
+    "mhsh probe amplification --config=bert:2l8h --depths=6,12",
+)
+# The options that only one kind has, with their defaults.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "amplification": {"depths": "6,12,24,48,96,192,384", "schemes": None, "draws": 8, "noise": 0.001},
+    "ablation": {"batches": 4},
+}
 
 
 def run(
-    kind: str,
-    folders: Sequence[str],
-    config_fields: dict[str, Any] | None,
-    against_fields: dict[str, Any] | None,
-    step: int | None,
-    rows: int,
-    out: str | None,
-    **options: Any,
+    kind: Annotated[
+        Literal["dependency", "amplification", "gradients", "coverage", "similarity", "ablation"], Parameter(name="KIND")
+    ],
+    /,
+    *folders: Annotated[str, Parameter(name="RUN")],
+    config: FieldsFlag | None = None,
+    against: AgainstFlag | None = None,
+    step: StepFlag = None,
+    rows: int = 8,
+    out: str | None = None,
+    batches: int | None = None,
+    depths: str | None = None,
+    schemes: str | None = None,
+    draws: int | None = None,
+    noise: float | None = None,
 ) -> int:
-    """Looks at the runs in `folders` (checkpoint `step`, or the newest), or at fresh models of the
-    configs; prints tables, and writes `out`, and the tables as Markdown and the pictures beside it.
+    """Measures what the layers of trained runs, or of a fresh model, do on one batch.
+
+    Prints tables, and writes a JSON file, and the tables as Markdown and pictures beside it.
+
+    - dependency: the share that each sublayer has in the final residual stream
+    - amplification: how much the output changes with the weights, against depth
+    - gradients: the gradient's norm in every layer and sublayer
+    - coverage: how many positions a token draws on: in a head, in a layer, through the stack
+    - similarity: how alike the residual stream is before and after each layer
+    - ablation: the loss without a layer, with two swapped, and without the last ones
 
     Args:
-      kind: the probe. Amplification has the `options` depths, schemes, draws and noise, ablation
-        has batches.
-      rows: of the batch, which is the first that training draws at this size; of ablation, of each
-        validation batch.
+      kind: which of these
+      folders: trained runs, side by side
+      rows: of the batch, the first that training draws at this size; of ablation, of each
+        validation batch
+      out: a new file for the JSON; probe-KIND.json by default
+      batches: of ablation: validation batches; 4 by default
+      depths: of amplification, with --config: numbers of layers; 6,12,24,48,96,192,384 by default
+      schemes: of amplification, with --config: some residual schemes; all by default
+      draws: of amplification: random changes that are averaged; 8 by default
+      noise: of amplification: their deviation over that of a fresh weight; 0.001 by default
 
     Raises:
       UserError: neither runs nor a config are given, or both; a run has no such checkpoint; a file
@@ -108,7 +102,9 @@ def run(
     """
     from mhsh.training.environment import environment
 
-    configs = {name: from_dict(fields) for name, fields in (("config", config_fields), ("against", against_fields)) if fields}
+    configs = {name: from_dict(fields) for name, fields in (("config", config), ("against", against)) if fields}
+    own = {"batches": batches, "depths": depths, "schemes": schemes, "draws": draws, "noise": noise}
+    options = _options(kind, {name: value for name, value in own.items() if value is not None})
     _check(folders, configs, rows, step, options)
     out = out or f"probe-{kind}.json"
     check_new_file(out)
@@ -132,6 +128,15 @@ def run(
     print_tables(found_tables)
     print(f"\nWritten: {out} and {page.name}\nPictures: {', '.join(map(str, drawn.values()))}")
     return 0
+
+
+def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a kind, those not given at their defaults."""
+    for name in given:
+        [owner] = (owner for owner, options in _OPTIONS.items() if name in options)
+        if owner != kind:
+            raise UserError(f"--{name} is of mhsh probe {owner}, not of {kind}; leave it away")
+    return _OPTIONS.get(kind, {}) | given
 
 
 def _tell(sources: Iterable[Source]) -> Iterator[Source]:

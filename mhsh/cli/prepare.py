@@ -4,16 +4,14 @@ data.source=arrayrecord:DIR.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mhsh.cli.flags import add_configs
-from mhsh.cli.parser import examples
+from mhsh.cli.flags import ConfigFlag
 from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
 from mhsh.data.prepare import prepare, prepare_into_bucket
@@ -26,32 +24,32 @@ from mhsh.files import expanded, is_remote
 _SECONDS_BETWEEN_LINES = 5
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
-    parser.epilog = examples(
-        "mhsh prepare --config=bert:12l12h --out=prepared",
-        "mhsh prepare --config=translation:tiny --out=pairs --workers=2",
-    )
-    add_configs(parser, "config")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where the rows go: a folder, or gs://BUCKET/FOLDER")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one a core)")
-    parser.add_argument("--runner", default="local", metavar="NAME", help="local (default) or beam")
-    parser.add_argument("--beam-options", default="", metavar="OPTIONS", help="Beam's pipeline options, in one string")
-    parser.add_argument(
-        "--per-shard", type=int, metavar="N", help="sentence pairs (default: 20000) or documents (default: 1000) in a shard"
-    )
+EXAMPLES = (
+    "mhsh prepare --config=bert:12l12h --out=prepared",
+    "mhsh prepare --config=translation:tiny --out=pairs --workers=2",
+)
 
 
-def run(config: Config, out: str, workers: int, runner: str, beam_options: str, per_shard: int | None) -> int:
-    """Prepares the rows, goes on with them, or verifies them where they are finished; prints the
-    summary.
+def run(
+    *,
+    config: ConfigFlag,
+    out: str,
+    workers: int = os.cpu_count() or 1,
+    runner: Literal["local", "beam"] = "local",
+    beam_options: str = "",
+    per_shard: int | None = None,
+) -> int:
+    """Turns sentence pairs or documents into packed rows on disk, for data.source=arrayrecord:DIR.
+
+    The same command goes on where it was stopped, and verifies rows that are finished.
 
     Args:
-      per_shard: pairs or documents in a shard; None: as many as the task has where nobody says
-        otherwise.
+      out: where the rows go: a folder, or gs://BUCKET/FOLDER
+      workers: processes; one a core by default
+      runner: what runs the work: this machine, or an Apache Beam pipeline
+      beam_options: Beam's pipeline options, in one string
+      per_shard: sentence pairs (20000 by default) or documents (1000) in a shard
     """
-    if runner not in ("local", "beam"):
-        raise UserError(f"--runner={runner} is not known; allowed: local, beam")
     if beam_options and runner != "beam":
         raise UserError("--beam-options are for --runner=beam")
     if workers < 1:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from mhsh.cli.flags import add_step
-from mhsh.cli.parser import examples
+from mhsh.cli.flags import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, TranslationDataConfig
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.data.tokenizers.wordpiece import load_wordpiece
@@ -14,18 +11,14 @@ from mhsh.files import check_new_folder, new_folder
 from mhsh.interop.bert_config import architecture_of
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
-    parser.epilog = examples("mhsh export runs/12l12h --out=exported", "mhsh export runs/12l12h --step=1000 --out=exported")
-    parser.add_argument("folder", metavar="RUN")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where it goes, new")
-    add_step(parser)
+EXAMPLES = ("mhsh export runs/12l12h --out=exported", "mhsh export runs/12l12h --step=1000 --out=exported")
 
 
-def run(folder: str, out: str, step: int | None) -> int:
-    """Writes the checkpoint of `step` (None: the newest) of the run `folder` into the new folder
-    `out`.
+def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None) -> int:
+    """Writes a run's checkpoint as a folder with a BERT that transformers loads.
+
+    Args:
+      out: where it goes, new
 
     Raises:
       UserError: the run is of a model that no BERT computes, has no such checkpoint, or no

@@ -1,0 +1,62 @@
+"""mhsh quickstart: the small comparison of the config quickstart, from nothing to its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from mhsh.cli import compare, train
+from mhsh.cli.flags import Taken
+from mhsh.config.loading import take_config
+from mhsh.config.schema import Config
+
+PROMPT, SAMPLE_TOKENS = "The function ", 70
+VARIANTS = ("6l4h_post_ln", "24l1h_post_ln", "24l1h_admin", "24l1h_pre_ln")
+
+
+def _take_configs(flag: str, _: None, arguments: list[str]) -> tuple[dict[str, Config], list[str]]:
+    """The configs by variant and the arguments left; overrides go to all of them."""
+    configs: dict[str, Config] = {}
+    rest = arguments
+    for variant in VARIANTS:
+        config, rest = take_config(flag, f"quickstart:{variant}", arguments)
+        assert config is not None
+        configs[variant] = config
+    return configs, rest
+
+
+EXAMPLES = ("mhsh quickstart", "mhsh quickstart --workdir=runs/short --config.train.num_steps=100")
+
+
+def run(
+    *,
+    configs: Annotated[Mapping[str, Config], Parameter(parse=False), Taken("config", _take_configs)],
+    workdir: str = "runs/quickstart",
+) -> int:
+    """Trains a small comparison, writes report.html beside the runs, and prints a sample of each.
+
+    --config.SECTION.FIELD=VALUE changes a field of all of them. A finished run is kept.
+
+    Args:
+      workdir: where the runs go
+    """
+    folders = []
+    for number, (name, config) in enumerate(configs.items(), 1):
+        print(f"[{number}/{len(configs)}] {name}", flush=True)
+        folder = Path(workdir) / name
+        status = train.run(config=config, workdir=str(folder))
+        if status:
+            return status
+        folders.append(str(folder))
+    status = compare.run(*folders, out=str(Path(workdir) / "report.html"))
+    from mhsh.inference import load
+
+    print("\nWhat each writes, from the same seed:")
+    for name, folder in zip(configs, folders, strict=True):
+        text = load(folder).generate(PROMPT, max_tokens=SAMPLE_TOKENS)
+        print(f"  {name:<14} {json.dumps(text, ensure_ascii=False)}")  # one line
+    return status

@@ -1,1 +1,0 @@
-"""Commands that compare runs, sweep, and look into models."""

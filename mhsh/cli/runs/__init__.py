@@ -1,1 +1,0 @@
-"""Commands on runs: made, resumed, used, and exchanged with other libraries."""

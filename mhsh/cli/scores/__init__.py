@@ -1,1 +1,0 @@
-"""`mhsh score`: predictions of any system against references."""
