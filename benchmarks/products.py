@@ -19,7 +19,7 @@ import jax
 import torch
 
 from mhsh.bench.harness import Candidate, Schedule, take_turns
-from mhsh.cli.flags import take_config
+from mhsh.config.loading import take_config
 from mhsh.config.schema import Config
 
 SCHEDULE = Schedule(rounds=9, repetitions=None, seconds=0.05, each=False)

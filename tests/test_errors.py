@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.cli.parser import COMMANDS
+from mhsh.cli.main import NAMES
 from mhsh.config.fields import all_fields
 from mhsh.errors import closest, install_command
 from tests.conftest import ROOT
@@ -50,7 +50,7 @@ def test_a_field_is_suggested_only_where_it_is_near(name, meant):
     ("name", "meant"), [("trian", "train"), ("evaluate", "eval"), ("cmpare", "compare"), ("plot", None), ("x", None)]
 )
 def test_a_command_is_suggested_only_where_it_is_near(name, meant):
-    assert closest(name, COMMANDS) == meant
+    assert closest(name, NAMES) == meant
 
 
 def test_a_checkout_installs_an_extra_by_its_name(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhsh.cli.reports.compare import Question, write_report
+from mhsh.cli.compare import Question, write_report
 from mhsh.config.loading import take_fields
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops

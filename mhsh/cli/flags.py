@@ -42,11 +42,11 @@ def _config(flag: str, what: str = _HELP) -> Parameter:
 
 
 ConfigFlag = Annotated[Config, _config("config"), Taken("config", take_config)]
-# The unchecked fields of a config, which is complete only together with others.
-FieldsFlag = Annotated[dict[str, Any], _config("config"), Taken("config", take_fields)]
-AgainstFlag = Annotated[dict[str, Any], _config("against", "a second config, to compare with"), Taken("against", take_fields)]
+# Of these the unchecked fields, dict[str, Any]: alone they are no complete config.
+FieldsFlag = Annotated[Any, _config("config"), Taken("config", take_fields)]
+AgainstFlag = Annotated[Any, _config("against", "a second config, to compare with"), Taken("against", take_fields)]
 TaskFlag = Annotated[
-    dict[str, Any],
+    Any,
     _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
     Taken("task", take_fields),
 ]

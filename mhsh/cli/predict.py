@@ -170,13 +170,14 @@ def _text(folder: str, config: Config, source: str | None, step: int | None, opt
     from mhsh.inference import check_fill, check_sampling, load
 
     own = {name: value for name, value in options.items() if name not in ("text", "average")}
+    causal = config.model.objective == "clm"
+    if causal:
+        check_sampling(**own)  # before anything is read
     text = options["text"] if "text" in options else "\n".join(read_lines(source))
-    if config.model.objective == "clm":
-        check_sampling(**own)  # before the checkpoint is read
-    else:
+    if not causal:
         check_fill(text, **own)
     model = load(folder, step=step, average=options.get("average", 1))
-    if config.model.objective == "clm":
+    if causal:
         return model.generate(text, **own) + "\n"
     words = ("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in model.fill(text, **own))
     return "\n".join(words)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mhsh.bench.suite import SIZES, Outcome, Stage, outcome, run_suite, stages
-from mhsh.cli.flags import take_config
+from mhsh.config.loading import take_config
 from mhsh.cli.parser import build_parser
 from mhsh.errors import UserError
 

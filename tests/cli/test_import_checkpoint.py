@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mhsh.cli.flags import take_config
+from mhsh.config.loading import take_config
 from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints

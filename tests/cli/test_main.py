@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mhsh.cli.flags import take_config
+from mhsh.config.loading import take_config
 from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax

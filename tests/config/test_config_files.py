@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh import configs
-from mhsh.cli.runs.finetune import fine_tuning_config
+from mhsh.cli.finetune import fine_tuning_config
 from mhsh.config.loading import shipped_names
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
