@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mhsh import configs
-from mhsh.config.loading import take_config, take_fields
 from mhsh.config.loading import load_fields as load_plain
+from mhsh.config.loading import take_config, take_fields
 from mhsh.errors import UserError
 from tests.conftest import ROOT, load_fields
 

@@ -240,9 +240,9 @@ def test_one_line_says_what_is_wrong(kind, call, message, request):
 def test_the_commands_print_the_same(causal, masked, capsys):
     from mhsh.cli.main import main
 
-    assert main(["generate", causal, "--prompt=The", "--max-tokens=5", "--seed=3", "--top-k=9"]) == 0
+    assert main(["predict", causal, "--text=The", "--max-tokens=5", "--seed=3", "--top-k=9"]) == 0
     assert capsys.readouterr().out == _loaded(causal).generate("The", max_tokens=5, seed=3, top_k=9) + "\n"
-    assert main(["fill", masked, "--text=the [MASK] of [MASK]", "--top=2"]) == 0
+    assert main(["predict", masked, "--text=the [MASK] of [MASK]", "--top=2"]) == 0
     blocks = [block.split("\n") for block in capsys.readouterr().out.rstrip().split("\n\n")]
     wanted = _loaded(masked).fill("the [MASK] of [MASK]", top=2)
     assert blocks == [[f"{each.probability:.4f}  {each.token}" for each in candidates] for candidates in wanted]

@@ -86,7 +86,7 @@ def test_translate_gives_a_line_for_a_line(run, tmp_path):
     _, workdir = run
     source = tmp_path / "source.en"
     source.write_text("seven\n\nnine hundred and twelve\nthe third of March nineteen eighty-seven\n", encoding="utf-8")
-    done = mhsh("translate", str(workdir), f"--input={source}", f"--output={tmp_path / 'out.de'}", "--average=3", "--beam=2")
+    done = mhsh("predict", str(workdir), f"--input={source}", f"--output={tmp_path / 'out.de'}", "--average=3", "--beam=2")
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "out.de").read_text(encoding="utf-8").split("\n")
     assert len(lines) == 5 and lines[1] == "" and lines[4] == ""
@@ -118,6 +118,6 @@ def test_another_vocabulary_than_the_checkpoints_is_refused(run, tmp_path):
     vocabulary = json.loads((other / "tokenizer.json").read_text())
     vocabulary["model"]["merges"] = vocabulary["model"]["merges"][:-1]
     (other / "tokenizer.json").write_text(json.dumps(vocabulary))
-    done = mhsh_here("translate", str(other), f"--input={source}")
+    done = mhsh_here("predict", str(other), f"--input={source}")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "tokenizer.json" in done.stderr

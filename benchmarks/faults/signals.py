@@ -105,13 +105,14 @@ def set_up(work: Path) -> dict[str, list[str]]:
         done = finish(*arguments)
         assert done.status == 0, done.error
     return {
-        "eval": [str(masked)],
-        "predict": [f"{tuned}/seed-0", f"--input={glue}/test.tsv", "--output=OUT"],
-        "translate": [str(pairs), f"--input={lines}", "--output=OUT"],
-        "export": [str(masked), "--out=OUT"],
-        "import": [str(exported), *CONFIG, "--out=OUT"],
-        "prepare": [*CONFIG, source, "--workers=2", "--per-shard=20", "--out=OUT"],
+        "eval": ["eval", str(masked)],
+        "predict": ["predict", f"{tuned}/seed-0", f"--input={glue}/test.tsv", "--output=OUT"],
+        "translate": ["predict", str(pairs), f"--input={lines}", "--output=OUT"],
+        "export": ["export", str(masked), "--out=OUT"],
+        "import": ["import", str(exported), *CONFIG, "--out=OUT"],
+        "prepare": ["prepare", *CONFIG, source, "--workers=2", "--per-shard=20", "--out=OUT"],
         "sweep": [
+            "sweep",
             *CONFIG,
             source,
             "--config.train.num_steps=4",
@@ -120,14 +121,14 @@ def set_up(work: Path) -> dict[str, list[str]]:
             "--axes",
             "seed=0,1",
         ],
-        "bench": ["train", *CONFIG, "--config.train.batch_size=2", "--rounds=2", "--seconds=0.2", "--out=OUT"],
-        "compare": [str(masked), str(pairs), "--out=OUT/report.html"],
+        "bench": ["bench", "train", *CONFIG, "--config.train.batch_size=2", "--rounds=2", "--seconds=0.2", "--out=OUT"],
+        "compare": ["compare", str(masked), str(pairs), "--out=OUT/report.html"],
     }
 
 
-def line_of(command: str, arguments: list[str], folder: Path) -> list[str]:
+def line_of(arguments: list[str], folder: Path) -> list[str]:
     """The command line with an output in `folder`."""
-    return [command, *(argument.replace("OUT", str(folder / "out")) for argument in arguments)]
+    return [argument.replace("OUT", str(folder / "out")) for argument in arguments]
 
 
 def names(folder: Path) -> set[str]:
@@ -189,7 +190,7 @@ def experiment(work: Path, each: int, seed: int, only: list[str] | None) -> list
         for name in (f"{command}-compiles", command):  # the second finds what the first has compiled
             folder = work / name
             folder.mkdir()
-            ended = finish(*line_of(command, arguments, folder))
+            ended = finish(*line_of(arguments, folder))
             assert ended.status == 0, ended.error
         seconds, whole = ended.seconds, names(folder)
         moments = [(generator.uniform(0.05, seconds), generator.choice(list(STATUS))) for _ in range(each)]
@@ -198,7 +199,7 @@ def experiment(work: Path, each: int, seed: int, only: list[str] | None) -> list
             for trial, (moment, number) in enumerate(moments):
                 folder = work / f"{command}-{trial}"
                 folder.mkdir()
-                futures.append(pool.submit(problem_of, line_of(command, arguments, folder), folder, whole, number, moment))
+                futures.append(pool.submit(problem_of, line_of(arguments, folder), folder, whole, number, moment))
         results = [future.result() for future in futures]
         wrong = [f"{n.name} after {m:.2f} s: {what}" for (m, n), (_, what) in zip(moments, results, strict=True) if what]
         statuses = dict(sorted(collections.Counter(status for status, _ in results).items()))

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.cli.reports.compare import run
+from mhsh.cli.compare import run
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder

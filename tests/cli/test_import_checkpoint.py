@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mhsh.config.loading import take_config
 from mhsh.cli.main import main
+from mhsh.config.loading import take_config
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer

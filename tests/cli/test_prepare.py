@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.cli.runs import prepare
+from mhsh.cli import prepare
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
@@ -26,7 +26,7 @@ from tests.data.preparing import prepared, pretraining_config, translation_confi
 # The command with a config in JSON, told in one line what it has loaded.
 COMMAND = """
 import json, sys
-from mhsh.cli.runs.prepare import run
+from mhsh.cli.prepare import run
 from mhsh.config.resolve import from_dict
 
 if __name__ == "__main__":

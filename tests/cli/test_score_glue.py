@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mhsh.cli.scores.score_glue import run
+from mhsh.cli.score import glue as run
 from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file, read_glue, write_submission
 from mhsh.errors import UserError
 from mhsh.evaluation.glue import score_glue

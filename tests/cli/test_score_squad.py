@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.cli.scores.score_squad import run
+from mhsh.cli.score import squad as run
 from mhsh.errors import UserError
 from tests.cli.light_process import mhsh_without_jax
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mhsh.cli.scores.score_translation import run
+from mhsh.cli.score import translation as run
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 
@@ -94,5 +94,5 @@ def test_a_form_feed_or_a_line_separator_ends_no_line(tmp_path, capsys):
 
 def test_it_never_imports_jax():
     heavy = "{'jax', 'flax', 'optax', 'orbax', 'grain'}"
-    code = f"import mhsh.cli.scores.score_translation, sys; sys.exit(bool({heavy} & set(sys.modules)))"
+    code = f"import mhsh.cli.score, sys; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

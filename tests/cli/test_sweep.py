@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from mhsh.cli.main import main
-from mhsh.cli.reports.sweep import make_plan, print_plan
+from mhsh.cli.sweep import make_plan, print_plan
 from mhsh.report.files import from_json
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import parse_axes

@@ -1,4 +1,4 @@
-"""`mhsh translate` on a run folder as training leaves it: every line in its place, from files and
+"""`mhsh predict` on a run folder of translation as training leaves it: every line in its place, from files and
 through pipes.
 """
 
@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.cli.runs.translate import run
+from mhsh.cli.predict import run
 from mhsh.config.schema import to_dict
 from mhsh.data.tokenizers.subword import train_subword
 from mhsh.errors import UserError
@@ -54,14 +54,13 @@ def copied(trained: str, tmp_path: Path) -> Path:
 
 def options(**changed: Any) -> dict[str, Any]:
     return {
-        "source": None,
+        "input": None,
         "output": None,
         "beam": 3,
         "length_penalty": 0.6,
         "step": None,
         "average": 1,
         "batch_tokens": BATCH_TOKENS,
-        "overlong": "error",
     } | changed
 
 
@@ -87,7 +86,7 @@ def written(path: Path, lines: list[str]) -> str:
 @pytest.mark.parametrize("name", [pytest.param("source.en", marks=pytest.mark.slow), "source.en.gz"])
 def test_files(trained, tmp_path, name):
     output = tmp_path / "out.de"
-    assert run(trained, **options(source=written(tmp_path / name, LINES), output=str(output))) == 0
+    assert run(trained, **options(input=written(tmp_path / name, LINES), output=str(output))) == 0
     lines = output.read_text(encoding="utf-8").split("\n")
     assert lines == [*expected_of_step(8), ""]
     assert lines[1] == lines[4] == ""
@@ -98,18 +97,18 @@ def test_an_older_step_and_an_average(trained, tmp_path):
     mean = jax.tree.map(lambda a, b: (a + b) / 2, random_params(4), random_params(8))
     found = {}
     for name, changed in {"older": {"step": 4}, "average": {"average": 2}}.items():
-        run(trained, **options(source=source, output=str(tmp_path / name), **changed))
+        run(trained, **options(input=source, output=str(tmp_path / name), **changed))
         found[name] = (tmp_path / name).read_text(encoding="utf-8").split("\n")[:-1]
     assert found == {"older": expected_of_step(4), "average": expected(mean)}
     assert found["older"] != found["average"]
     with pytest.raises(UserError, match=r"3 checkpoints cannot be averaged: up to step 8 there are 2 \(4, 8\)"):
-        run(trained, **options(source=source, average=3))
+        run(trained, **options(input=source, average=3))
 
 
 @pytest.mark.slow
 def test_as_a_process_between_pipes(trained):
     overlong = " ".join(["der"] * MAX_POSITIONS)
-    command = [sys.executable, "-m", "mhsh", "translate", trained, "--beam=3", "--overlong=cut", "--batch-tokens=64"]
+    command = [sys.executable, "-m", "mhsh", "predict", trained, "--beam=3", "--overlong=cut", "--batch-tokens=64"]
     given = "\n".join([*LINES, overlong]).encode()  # no end to the last line
     compiling = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
     environment = compiling | {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "PYTHONUTF8": "0"}
@@ -119,18 +118,18 @@ def test_as_a_process_between_pipes(trained):
     assert lines[:-2] == expected_of_step(8)
     assert len(lines) == len(LINES) + 2
     assert lines[-1] == ""
-    assert done.stderr.decode() == f"mhsh translate: 1 lines were cut to model.max_positions = {MAX_POSITIONS} tokens\n"
+    assert done.stderr.decode() == f"mhsh predict: 1 lines were cut to model.max_positions = {MAX_POSITIONS} tokens\n"
 
 
 def test_no_lines_at_all(trained, tmp_path):
-    run(trained, **options(source=written(tmp_path / "empty", []), output=str(tmp_path / "out")))
+    run(trained, **options(input=written(tmp_path / "empty", []), output=str(tmp_path / "out")))
     assert (tmp_path / "out").read_bytes() == b""
 
 
 def test_an_output_that_exists_is_left_alone(trained, tmp_path):
     (tmp_path / "out").write_text("my thesis")
-    with pytest.raises(UserError, match="out exists; choose another --output"):
-        run(trained, **options(source=written(tmp_path / "source", LINES), output=str(tmp_path / "out")))
+    with pytest.raises(UserError, match="out exists; choose another name"):
+        run(trained, **options(input=written(tmp_path / "source", LINES), output=str(tmp_path / "out")))
     assert (tmp_path / "out").read_text() == "my thesis"
 
 
@@ -143,7 +142,7 @@ def test_bad_lines_leave_no_output(trained, tmp_path):
         (overlong, "line 2 has 33 tokens with its end mark, more than"),
     ):
         with pytest.raises(UserError, match=message):
-            run(trained, **options(source=str(source), output=str(output)))
+            run(trained, **options(input=str(source), output=str(output)))
     assert not output.exists()
 
 
@@ -155,12 +154,12 @@ def test_bad_lines_leave_no_output(trained, tmp_path):
         ({"length_penalty": -0.1}, "length_penalty = -0.1; allowed: 0 or more"),
         ({"length_penalty": float("nan")}, "length_penalty = nan; allowed: 0 or more"),
         ({"step": 5}, "holds no checkpoint of step 5; there are 4, 8"),
-        ({"output": "/nowhere/at/all"}, "there is no folder /nowhere/at for --output"),
+        ({"output": "/nowhere/at/all"}, "there is no folder /nowhere/at for /nowhere/at/all"),
     ],
 )
 def test_impossible_values(trained, tmp_path, changed, message):
     with pytest.raises(UserError, match=message):
-        run(trained, **options(source=written(tmp_path / "source", LINES), **changed))
+        run(trained, **options(input=written(tmp_path / "source", LINES), **changed))
 
 
 def test_a_vocabulary_that_does_not_match(copied, tmp_path):
@@ -171,13 +170,15 @@ def test_a_vocabulary_that_does_not_match(copied, tmp_path):
         with pytest.raises(
             UserError, match=r"tokenizer\.json is not the vocabulary of this run \(fingerprint .*; put the run's own back"
         ):
-            run(str(copied), **options(source=source))
+            run(str(copied), **options(input=source))
     (copied / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="there is no vocabulary at"):
-        run(str(copied), **options(source=source))
+        run(str(copied), **options(input=source))
 
 
 def test_a_run_of_another_kind(copied, tmp_path, make_config):
     (copied / "config.json").write_text(json.dumps(to_dict(make_config("bert", "2l8h"))))
-    with pytest.raises(UserError, match=r"is a run of model\.objective = 'mlm', which does not translate"):
-        run(str(copied), **options(source=written(tmp_path / "source", LINES)))
+    with pytest.raises(
+        UserError, match=r"--beam is for runs of model\.objective = translation; .* is one of 'mlm', which fills masks"
+    ):
+        run(str(copied), **options(input=written(tmp_path / "source", LINES)))
