@@ -61,7 +61,7 @@ def groups(out: Path) -> list[dict[str, str]]:
 def test_good_runs(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "report.html"
     paths = [make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln"})]
-    assert run(paths, out=str(out)) == 0
+    assert run(*paths, out=str(out)) == 0
     said = capsys.readouterr()
     assert said.err == ""
     assert said.out.startswith("2x8 pre_ln ends 0.800 higher than 2x8 admin (training loss 2.800 against 2.000)")
@@ -72,16 +72,16 @@ def test_good_runs(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "\n- 2x8 pre_ln ends" in results and "](report.svg)\n" in results and "\n| 2x8 pre_ln | " in results
     # A report replaces a report, and equal runs give equal files.
     before = {path: path.read_bytes() for path in out.parent.iterdir()}
-    assert run(paths, out=str(out)) == 0
+    assert run(*paths, out=str(out)) == 0
     assert {path: path.read_bytes() for path in out.parent.iterdir()} == before
-    assert run(paths[:1], out=str(out), png=True) == 0
+    assert run(*paths[:1], out=str(out), png=True) == 0
     assert out.read_bytes() != before[out] and out.with_suffix(".png").exists()
 
 
 def test_two_pages_in_one_folder_share_no_file(make_run: MakeRun, tmp_path: Path) -> None:
     a, b = make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln"})
     for name, paths in (("one", [a]), ("two", [a, b])):
-        run(paths, out=str(tmp_path / f"{name}.html"))
+        run(*paths, out=str(tmp_path / f"{name}.html"))
     assert "pre_ln" not in (tmp_path / "one_curves.csv").read_text()
     assert {path.name for path in tmp_path.glob("*.*")} == {f"{page}{name[6:]}" for page in ("one", "two") for name in FILES}
 
@@ -91,7 +91,7 @@ def test_problems_are_named_and_the_others_drawn(make_run: MakeRun, tmp_path: Pa
     metrics = Path(cut) / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-10])
     out = tmp_path / "report.html"
-    assert run([good, cut, young, missing], out=str(out)) == 2
+    assert run(good, cut, young, missing, out=str(out)) == 2
     said = capsys.readouterr()
     lines = said.err.splitlines()
     assert len(lines) == 3
@@ -109,13 +109,13 @@ def test_nothing_to_draw(make_run: MakeRun, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     for folders in ([str(tmp_path / "missing")], [make_run("young", ())]):
         with pytest.raises(UserError, match="nothing to draw"):
-            run(folders, out=str(out))
+            run(*folders, out=str(out))
     assert not out.exists()
 
 
 def test_a_measure_that_no_run_logged_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--measure=blue is no number of the train rows of these runs; allowed: loss"):
-        run([make_run("a")], measure="blue", out=str(tmp_path / "report.html"))
+        run(make_run("a"), measure="blue", out=str(tmp_path / "report.html"))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -123,7 +123,7 @@ def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path
     folders = [make_run("a"), make_run("b")]
     (tmp_path / name).write_text("my thesis")
     with pytest.raises(UserError, match="was not written by mhsh compare"):
-        run(folders, out=str(tmp_path / "report.html"))
+        run(*folders, out=str(tmp_path / "report.html"))
     assert (tmp_path / name).read_text() == "my thesis"
     assert {path.name for path in tmp_path.iterdir()} == {name, "runs"}
 
@@ -131,7 +131,7 @@ def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path
 def test_the_baseline_and_the_target_are_those_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
     paths = [make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln"})]
     for baseline in ("b", paths[1], "2x8 pre_ln"):
-        run(paths, out=str(tmp_path / "report.html"), target=2.9, baseline=baseline)
+        run(*paths, out=str(tmp_path / "report.html"), target=2.9, baseline=baseline)
         a, b = groups(tmp_path / "report.html")
         assert float(a["steps to 2.900"]) == pytest.approx(1.2)
         assert float(a["difference"]) == pytest.approx(-0.8) and b["difference"] == ""
@@ -140,7 +140,7 @@ def test_the_baseline_and_the_target_are_those_asked_for(make_run: MakeRun, tmp_
 def test_what_is_meant_to_differ_is_what_is_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
     paths = [make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln", "model.hidden_dropout": 0.5})]
     for treatment, words in ((None, "different dropout"), ("shape,model.hidden_dropout", "residual scheme and hidden_dropout")):
-        run(paths, treatment=treatment, out=str(tmp_path / "report.html"))
+        run(*paths, treatment=treatment, out=str(tmp_path / "report.html"))
         assert words in (tmp_path / "report.md").read_text().replace("\\", "").replace("\n  ", " ")
 
 
@@ -155,11 +155,11 @@ def test_a_sweep_over_the_rate_compares_shapes_each_at_its_best(tmp_path: Path) 
     axes = ["heads_per_layer=8,1", "lr=1e-3,2e-3,4e-3", "seed=0,1,2,3,4,5"]
     sweep = str(write_sweep(tmp_path / "sweep", load_fields("evidence", "heads"), axes, ends).path)
     out = tmp_path / "report.html"
-    assert run([sweep], over="lr", choosing_seeds=3, out=str(out)) == 0
+    assert run(sweep, over="lr", choosing_seeds=3, out=str(out)) == 0
     assert [row["best learning_rate"] for row in groups(out)] == ["0.001", "0.002"]
     assert "Loss against learning_rate" in out.read_text(encoding="utf-8") and out.with_name("report_1.svg").exists()
     # By the heads, once for each rate.
-    assert run([sweep], by="heads_per_layer", out=str(out)) == 0
+    assert run(sweep, by="heads_per_layer", out=str(out)) == 0
     said = out.with_suffix(".md").read_text(encoding="utf-8")
     for rate in ("0.001", "0.002", "0.004"):
         assert f"learning_rate {rate}: " in said.replace("\\", "")
@@ -178,7 +178,7 @@ def test_speed_from_the_command_line(bench_files: list[str], tmp_path: Path) -> 
 
 def test_runs_and_bench_files_are_one_report(make_run: MakeRun, bench_files: list[str], tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    assert run([make_run("a"), *bench_files], out=str(out)) == 0
+    assert run(make_run("a"), *bench_files, out=str(out)) == 0
     page = out.read_text(encoding="utf-8")
     assert "Device-hours to training loss 2.000" in page and "Time, throughput and memory" in page
     assert out.with_suffix(".svg").exists() and out.with_name("report_1.svg").exists()
@@ -199,7 +199,7 @@ def test_an_out_that_cannot_be_written(make_run: MakeRun, tmp_path: Path) -> Non
     (tmp_path / "folder").mkdir()
     for out in (tmp_path / "file" / "report.html", tmp_path / "folder"):
         with pytest.raises(UserError, match="choose another --out"):
-            run([make_run("a")], out=str(out))
+            run(make_run("a"), out=str(out))
     assert (tmp_path / "file").read_text() == ""
 
 

@@ -43,11 +43,11 @@ def test_two_metrics_and_an_undefined_one(tmp_path: Path, capsys: pytest.Capture
     labels, predictions = tmp_path / "dev.tsv", tmp_path / "predictions.tsv"
     labels.write_text("sentence1\tsentence2\tscore\nA.\tB.\t1.0\nC.\tD.\t2.0\nE.\tF.\t5.0\n")
     predictions.write_text("index\tprediction\n0\t-1\n1\t0\n2\t0.5\n")
-    assert run("stsb", str(labels), str(predictions)) == 0
+    assert run(task="stsb", labels=str(labels), predictions=str(predictions)) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {"task": "stsb", "examples": 3, "pearson": pytest.approx(51 / 3276**0.5), "spearman": pytest.approx(1.0)}
     predictions.write_text("index\tprediction\n0\t2\n1\t2\n2\t2\n")
-    assert run("stsb", str(labels), str(predictions)) == 0
+    assert run(task="stsb", labels=str(labels), predictions=str(predictions)) == 0
     # Not NaN, which is no JSON.
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "task": "stsb",
@@ -68,7 +68,7 @@ def test_files_that_do_not_fit(files: tuple[Path, Path], tmp_path: Path) -> None
         (("rte", files[0], tmp_path / "missing"), "missing: No such file or directory"),
     ):
         with pytest.raises(UserError, match=message):
-            run(*map(str, arguments))
+            run(**dict(zip(("task", "labels", "predictions"), map(str, arguments), strict=True)))
 
 
 @pytest.mark.realdata
@@ -81,6 +81,6 @@ def test_a_random_system_on_the_real_data(real_data: Path, tmp_path: Path, capsy
     predicted = generator.integers(0, 2, len(examples)) if task.label_names else generator.uniform(0, 5, len(examples))
     predictions = tmp_path / f"{task.folder}.tsv"
     write_submission(task, predictions, [example.index for example in examples], predicted.tolist())
-    assert run(task.folder, str(labels), str(predictions)) == 0
+    assert run(task=task.folder, labels=str(labels), predictions=str(predictions)) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {"task": name, "examples": len(examples), **score_glue(task, expected, predicted)}

@@ -52,7 +52,7 @@ def test_a_process_of_its_own_prints_json_and_never_imports_jax(tmp_path: Path) 
 def test_version_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(tmp_path / "dev.json", squad("1.1", with_impossible=False))
     predictions = write(tmp_path / "predictions.json", {"q1": "the apple tree", "x": ""})
-    assert run(data, predictions, None) == 0
+    assert run(data=data, predictions=predictions) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {"exact_match": 0.0, "f1": pytest.approx(200 / 3), "total": 1, "missing": 0, "unknown": 1}
 
@@ -70,4 +70,5 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         ((second, predictions, others), "question q2 has a prediction and no no-answer probability"),
     ):
         with pytest.raises(UserError, match=message):
-            run(*(None if argument is None else str(argument) for argument in arguments))
+            names = ("data", "predictions", "na_probabilities")
+            run(**{name: str(path) for name, path in zip(names, arguments, strict=True) if path is not None})

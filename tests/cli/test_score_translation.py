@@ -45,7 +45,7 @@ def sacrebleu(hypotheses: Path, references: Path, *flags: str) -> list[dict[str,
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_as_sacrebleu_itself(files, capsys, lowercase):
-    assert run(str(files[0]), str(files[1]), lowercase, as_json=True) == 0
+    assert run(hypotheses=str(files[0]), references=str(files[1]), lowercase=lowercase, as_json=True) == 0
     ours = json.loads(capsys.readouterr().out)
     bleu, chrf = sacrebleu(*files, *(["-lc", "--chrf-lowercase"] if lowercase else []))
     assert 10 < ours["bleu"] < 90
@@ -60,9 +60,9 @@ def test_as_sacrebleu_itself(files, capsys, lowercase):
 def test_in_words_and_from_packed_files(files, capsys):
     packed = files[0].with_suffix(".de.gz")
     packed.write_bytes(gzip.compress(files[0].read_bytes()))
-    assert run(str(packed), str(files[1]), lowercase=False, as_json=False) == 0
+    assert run(hypotheses=str(packed), references=str(files[1]), lowercase=False, as_json=False) == 0
     first = capsys.readouterr().out
-    assert run(str(files[0]), str(files[1]), lowercase=False, as_json=False) == 0
+    assert run(hypotheses=str(files[0]), references=str(files[1]), lowercase=False, as_json=False) == 0
     assert capsys.readouterr().out == first
     bleu, _ = sacrebleu(*files)
     assert f"BLEU  {float(bleu['score']):.2f}  (" in first
@@ -82,13 +82,13 @@ def test_files_that_do_not_fit(files, tmp_path):
         ((tmp_path / "missing", files[1]), "missing: No such file or directory"),
     ):
         with pytest.raises(UserError, match=message):
-            run(*map(str, arguments), lowercase=False, as_json=True)
+            run(**dict(zip(("hypotheses", "references"), map(str, arguments), strict=True)), lowercase=False, as_json=True)
 
 
 def test_a_form_feed_or_a_line_separator_ends_no_line(tmp_path, capsys):
     path = tmp_path / "odd"
     path.write_bytes("one\x0ctwo\u2028three\x85four\r\nfive".encode())
-    assert run(str(path), str(path), lowercase=False, as_json=True) == 0
+    assert run(hypotheses=str(path), references=str(path), lowercase=False, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["num_lines"] == 2
 
 

@@ -178,7 +178,5 @@ def test_a_vocabulary_that_does_not_match(copied, tmp_path):
 
 def test_a_run_of_another_kind(copied, tmp_path, make_config):
     (copied / "config.json").write_text(json.dumps(to_dict(make_config("bert", "2l8h"))))
-    with pytest.raises(
-        UserError, match="--beam is for runs of .* = translation; .* is one of 'mlm', which fills masks"
-    ):
+    with pytest.raises(UserError, match=r"--beam is for runs of .* = translation; .* is one of 'mlm', which fills masks"):
         run(str(copied), **options(input=written(tmp_path / "source", LINES)))

@@ -15,7 +15,7 @@ SOME = ("train", "score", "compare")  # a cluster's flags, kinds, flags without 
 
 def test_each_flag_of_a_command_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "NAMES", SOME)
-    sections = dict(re.findall(r"^## (.+)\n(.*?)(?=^## |\Z)", commands.markdown(), flags=re.M | re.S))
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", commands.markdown(), flags=re.M | re.S))
     shown = {page.command: page for name in SOME for page in pages(name).values()}
     assert list(sections) == list(shown)
     for name, page in shown.items():
