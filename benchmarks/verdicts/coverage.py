@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from mhsh.verdict.estimate import WIDENING, Estimate, Key, difference, fisher, holm
-from mhsh.verdict.optimum import find_optimum, rates_to_add
+from mhsh.verdict.tuning import find_optimum, rates_to_add
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 Interval = tuple[np.ndarray, np.ndarray]  # low and high, [simulations]

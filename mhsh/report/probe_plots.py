@@ -9,13 +9,27 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhsh.report.figure_files import PAGE, add_legend, figure_bytes, figure_style
+from mhsh.report.figure_files import PAGE, add_legend, curve_style, figure_bytes, figure_style
 from mhsh.report.probes import model_groups, more_loss
-from mhsh.report.styles import curve_style
 from mhsh.verdict.estimate import mean_band
-from mhsh.verdict.words import SCHEME_NAMES
 
 AUTHOR = "written by mhsh probe"
+
+# Residual schemes, by their names on the command line, as papers write them; `$` encloses formulas.
+_SCHEME_NAMES = {
+    "post_ln": "Post-LN",
+    "pre_ln": "Pre-LN",
+    "admin": "Admin",
+    "admin_closed_log": r"Admin, closed form $O(\log n)$",
+    "admin_closed_one": "Admin, closed form $O(1)$",
+    "deepnorm": "DeepNorm",
+    "rezero": "ReZero",
+    "keel": "Keel",
+    "peri_ln": "Peri-LN",
+    "ln_scaling": "LayerNorm scaling",
+    "completep": "CompleteP",
+    "hybrid_norm": "HybridNorm",
+}
 
 _LINEAR_BELOW = 0.01  # nats; above it the scale of an ablation is logarithmic
 
@@ -189,7 +203,7 @@ def _draw_schemes(axes: Axes, schemes: Sequence[dict[str, Any]]) -> list[int]:
         ticks |= set(n.tolist())
         fitted = f"$n^{{{scheme['growth']['exponent']:.2f}}}$, " if scheme["growth"] else ""
         theory = scheme["theory"].replace("log n", r"\log n")
-        _line(axes, index, f"{SCHEME_NAMES[scheme['scheme']]}: {fitted}theory ${theory}$", n, [point["mean"] for point in points])
+        _line(axes, index, f"{_SCHEME_NAMES[scheme['scheme']]}: {fitted}theory ${theory}$", n, [point["mean"] for point in points])
         if any(point["low"] is None for point in points):
             continue  # one draw has no interval
         # A logarithm has no place for an interval's end below 0.

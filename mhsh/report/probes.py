@@ -14,7 +14,7 @@ from mhsh.config.shapes import shape_name
 from mhsh.report.report import Table
 from mhsh.report.terminal import print_line, print_table
 from mhsh.verdict.estimate import estimate
-from mhsh.verdict.seed_groups import seed_groups, without_seeds
+from mhsh.verdict.experiment import seed_groups, without_seeds
 
 _WIDTH = 120  # of a table, at least
 

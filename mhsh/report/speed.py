@@ -18,10 +18,9 @@ from mhsh.config.fields import all_fields
 from mhsh.config.resolve import with_added_fields
 from mhsh.config.roles import Step
 from mhsh.report.report import Cell, Column, Point, Points, Reference, Report, Row, Series, Table
-from mhsh.text import quantity, sanitize, timing
+from mhsh.text import format_list, format_loss, format_names, quantity, sanitize, timing
 from mhsh.verdict.findings import Comparison
 from mhsh.verdict.runs import Run
-from mhsh.verdict.words import format_list, format_loss, format_names
 
 Setting = tuple[int, int]  # batch, length
 _SIZES = ("batch", "length")
@@ -345,7 +344,7 @@ def _costs_table(comparison: Comparison, rows: Sequence[Measurement]) -> Table |
     measured = comparison.measured
     benches = [row for row in rows if row.kind == "train" and row.result.implementation == "mhsh"]
     shown = [
-        _cost_row(member.run, values.costs["step"][member.replicate], row, measured.measure.split, reason)
+        _cost_row(member.run, values.costs["step"][member.replicate], member.replicate in values.at_most, row, reason)
         for group, values in zip(comparison.experiment.groups, measured.values, strict=True)
         for member in group.trained
         if member.run is not None
@@ -377,13 +376,10 @@ def _benches_of(run: Run, benches: Sequence[Measurement]) -> list[tuple[Measurem
     return [(None, f"no bench has its shape and batch; the nearest, {row.shape} in {row.file}, differs: {shown}")]
 
 
-def _cost_row(run: Run, steps: float, row: Measurement | None, split: str, remark: str) -> Row:
+def _cost_row(run: Run, steps: float, at_most: bool, row: Measurement | None, remark: str) -> Row:
     if math.isnan(steps):
         return Row((run.name, *[""] * 5, "did not reach the target"))
-    curve = run.curves[split]
-    before = curve.loss[curve.x["step"] < steps]
-    at_most = "at most " * (not len(before) or not math.isfinite(before[-1]))
-    cells = (Cell(""), Cell(f"{at_most}{steps:,.1f}", value=steps), *[""] * 3)
+    cells = (Cell(""), Cell(f"{'at most ' * at_most}{steps:,.1f}", value=steps), *[""] * 3)
     if row is not None:
         hours = _cell(
             row.result.seconds.scaled(steps * row.result.devices / 3600),
