@@ -106,8 +106,8 @@ def sentences(comparison: Comparison) -> Iterable[str]:
             counts = [f"{choice.trials} for {group.name}" for choice, group in zip(comparison.choices, groups, strict=True)]
             yield f"Not an equal tuning budget: trials that have ended: {format_list(counts)}."
     findings = [finding for finding in comparison.findings if finding is not None]
-    fair = [(finding.group.name, fairness_words(finding.fairness, _better(comparison, finding))) for finding in findings]
-    yield from _together(fair)
+    begun = [finding for finding in findings if finding.group.runs]
+    yield from _together((each.group.name, fairness_words(each.fairness, _better(comparison, each))) for each in begun)
     clocks = [(finding.group.name, format_list(finding.fairness.clock)) for finding in findings if finding.fairness.clock]
     yield from _together((name, f"device seconds are not comparable: different {clock}.") for name, clock in clocks)
     for finding in findings:

@@ -213,7 +213,7 @@ def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_T
     ours, theirs = group.by_replicate, baseline.by_replicate
     common = [replicate for replicate in ours if replicate in theirs]
     pair = [[runs[each] for each in common] if common else [*runs.values()] for runs in (ours, theirs)]
-    rows = find_conditions(pair, treatment)
+    rows = find_conditions(pair, treatment) if all(pair) else ()
     differing = {effect: [row for row in rows if not row.equal and row.effect is effect] for effect in Effect}
     unequal = [row.name for row in differing[Effect.LOSS]]
     if _DATA_SEEDS in unequal:  # they make the data different too: one difference, not two
@@ -257,7 +257,7 @@ def _condition(what: str, by_group: Sequence[Sequence[Any]], effect: Effect) -> 
     distinct = [_distinct(values) for values in by_group]
     shown = iter(format_recorded([value for values in distinct for value in values]))
     texts = tuple("; ".join(next(shown) for _ in values) for values in distinct)
-    counts = tuple(max(value or 0.0 for value in values) for values in distinct) if effect is Effect.SIZE else ()
+    counts = tuple(max(float(value or 0) for value in values) for values in distinct) if effect is Effect.SIZE else ()
     return Condition(sanitize(what), texts, all(values == distinct[0] for values in distinct), effect, counts)
 
 

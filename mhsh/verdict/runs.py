@@ -215,7 +215,7 @@ def _load(name: str, path: epath.Path) -> Run:
     """
     folder = RunFolder(path)
     config = folder.read_config()
-    rows, problem = _read_rows(folder)
+    rows, problem = read_rows(folder)
     by_split = {split: [row for row in rows if row["split"] == split and "loss" in row] for split in SPLITS}
     record = folder.read_run() if folder.has_run_record() or rows else {}
     validated = {_checksum(row) for row in rows if row["split"] == "validation"}
@@ -223,6 +223,10 @@ def _load(name: str, path: epath.Path) -> Run:
     lacking += ["the checksum of validation's batches"] if None in validated else []
     if lacking:
         raise UserError(f"{path} did not record {', '.join(lacking)}: this version of mhsh did not train it; leave it out")
+    try:
+        lineage = tuple(map(_ancestor, recorded_lineage(record)))
+    except UserError as error:
+        raise UserError(f"{path}, of the runs that it started from: {error}") from error
     problems = [problem] if problem else []
     if rows and not any(by_split.values()):
         problems.append(f"{path / METRICS_FILE} holds no loss of the training or the validation split")
@@ -238,8 +242,8 @@ def _load(name: str, path: epath.Path) -> Run:
         path,
         config,
         record,
-        tuple(map(_ancestor, recorded_lineage(record))),
-        {split: _curve(of_split) for split, of_split in by_split.items()},
+        lineage,
+        {split: curve_of(of_split) for split, of_split in by_split.items()},
         _batches(rows),
         tuple(sorted(filter(None, validated))),
         vocabulary,
@@ -257,7 +261,7 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
     )
 
 
-def _read_rows(folder: RunFolder) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+def read_rows(folder: RunFolder) -> tuple[Sequence[Mapping[str, Any]], str | None]:
     """The rows of metrics.jsonl before the first that is damaged or would draw a wrong curve, and
     what is wrong with that.
     """
@@ -274,11 +278,12 @@ def _decoded(folder: RunFolder) -> Metrics | None:
     """All rows, read faster than by json; None if json has to say which line is damaged."""
     blocks, decode = folder.metrics_blocks(), msgspec.json.Decoder().decode_lines
     try:
-        rows = [row for lines in blocks for row in decode(lines)]
-    except (msgspec.MsgspecError, RecursionError):  # also for NaN and Infinity, which json knows
+        decoded = [(lines.count(b"\n"), decode(lines)) for lines in blocks]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # also for NaN and Infinity, which json knows
         return None
+    rows = [row for _, of_block in decoded for row in of_block]
     is_sound = all(type(row) is dict and type(row.get("step")) is int and type(row.get("split")) is str for row in rows)
-    return Metrics(rows, blocks.problem) if is_sound else None
+    return Metrics(rows, blocks.problem) if is_sound and len(rows) == sum(lines for lines, _ in decoded) else None
 
 
 def _first_unsound(rows: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
@@ -298,7 +303,7 @@ def _first_unsound(rows: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
     return min(unsound, default=None)
 
 
-def _curve(rows: Sequence[Mapping[str, Any]]) -> Curve:
+def curve_of(rows: Sequence[Mapping[str, Any]]) -> Curve:
     """The curve of the rows of one split."""
     known = {"step", "split", "loss", "batch", _SKIPPED, *AXES}
     names = dict.fromkeys(key for row in (*rows[:1], *rows[-1:]) for key in row if key not in known and _is_number(row[key]))
