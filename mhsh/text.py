@@ -51,35 +51,6 @@ def count(value: int | float | None) -> str:
     raise AssertionError("the last suffix takes every number")
 
 
-def counts_alike(values: Iterable[int | float | None]) -> Callable[[int | float | None], str]:
-    """A format for all of these counts, in the suffix of the largest, which has three digits."""
-    return _alike(values, 1e5, [(10.0**power, suffix) for power, suffix in _SUFFIXES], whole=True)
-
-
-def durations_alike(values: Iterable[int | float | None]) -> Callable[[int | float | None], str]:
-    """A format for all of these seconds, in the unit of the longest: `48.2 s`, `3.1 min` or
-    `2.1 h`.
-    """
-    return _alike(values, 120.0, [(60.0, " min"), (3600.0, " h")], whole=False)
-
-
-def _alike(
-    values: Iterable[int | float | None], plain_below: float, units: list[tuple[float, str]], whole: bool
-) -> Callable[[int | float | None], str]:
-    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
-    size, unit, decimals = 1.0, "" if whole else " s", 0 if whole else 1
-    if largest >= plain_below:
-        size, unit = max((each for each in units if 0.9995 * each[0] <= largest), key=lambda each: each[0])
-        decimals = max(0, 2 - math.floor(math.log10(largest / size * 1.0005)))
-
-    def words(value: int | float | None) -> str:
-        if value is None or not math.isfinite(value):
-            return NOT_RECORDED
-        return f"{value / size:,.{decimals}f}{unit}"
-
-    return words
-
-
 def quantity(number: int | float | None, unit: str) -> str:
     """Three digits and a decimal prefix: `12.3 GFLOP/s`. Empty for None and 0."""
     if not number:

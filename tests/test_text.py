@@ -8,9 +8,7 @@ import pytest
 
 from mhsh.text import (
     count,
-    counts_alike,
     duration,
-    durations_alike,
     format_interval,
     format_loss,
     format_names,
@@ -69,14 +67,6 @@ def test_timing_and_quantity():
         "9.64 GB",
         "750 TB",
     ]
-
-
-def test_the_numbers_of_a_column_have_one_format() -> None:
-    assert list(map(counts_alike([9, 99_999]), (9, 99_999, None))) == ["9", "99,999", "not recorded"]
-    assert list(map(counts_alike([47e9, 763e9]), (47e9, 763e9))) == ["47G", "763G"]
-    assert list(map(counts_alike([999_960, None]), (999_960, 8_000))) == ["1.00M", "0.01M"]
-    assert list(map(durations_alike([43.4, 66.0]), (43.4, 66.0))) == ["43.4 s", "66.0 s"]
-    assert list(map(durations_alike([43.4, 600.0]), (43.4, 600.0))) == ["0.7 min", "10.0 min"]
 
 
 def test_loss() -> None:

@@ -18,7 +18,7 @@ from mhsh.config.fields import all_fields
 from mhsh.config.resolve import with_added_fields
 from mhsh.config.roles import Step
 from mhsh.report.report import Cell, Column, Point, Points, Reference, Report, Row, Series, Table
-from mhsh.text import format_list, format_loss, format_names, quantity, sanitize, timing
+from mhsh.text import format_list, format_loss, format_names, numbered, quantity, sanitize, timing
 from mhsh.verdict.findings import Comparison
 from mhsh.verdict.runs import Run
 
@@ -224,14 +224,9 @@ def _identity(results: BenchResults, candidate: CandidateResult) -> tuple[str, s
 
 def _shape_names(files: Iterable[BenchResults]) -> dict[tuple[str, str, str], str]:
     """A name for every model: its label, with a number where two models have the same label."""
-    names: dict[tuple[str, str, str], str] = {}
-    for file in files:
-        for candidate in (each for cell in file.cells for each in cell.candidates):
-            label = sanitize(candidate.label.removeprefix("mhsh ")) or candidate.name
-            if _identity(file, candidate) not in names:
-                numbered = (label if number == 1 else f"{label} ({number})" for number in itertools.count(1))
-                names[_identity(file, candidate)] = next(name for name in numbered if name not in names.values())
-    return names
+    candidates = [(file, candidate) for file in files for cell in file.cells for candidate in cell.candidates]
+    labels = {_identity(file, each): sanitize(each.label.removeprefix("mhsh ")) or each.name for file, each in candidates}
+    return dict(zip(labels, numbered(labels.values()), strict=True))
 
 
 def _rows(path: str, results: BenchResults, cell: SettingResults, names: Mapping[tuple[str, str, str], str]) -> list[Measurement]:

@@ -62,11 +62,6 @@ class Estimate:
         return self.has_interval and not self.low <= 0 <= self.high
 
     @property
-    def can_tell(self) -> bool:
-        """Whether there were enough seeds, with a spread, for a verdict (else: TOO_FEW)."""
-        return not math.isnan(self.p_value)
-
-    @property
     def is_significant(self) -> bool:
         """Whether the mean differs from zero by DIFFERENCE_RULE."""
         return self.excludes_zero and self.p_value <= 1 - CONFIDENCE  # False where it is nan
