@@ -217,7 +217,9 @@ def _load(name: str, path: epath.Path) -> Run:
     config = folder.read_config()
     rows, problem = read_rows(folder)
     by_split = {split: [row for row in rows if row["split"] == split and "loss" in row] for split in SPLITS}
-    record = folder.read_run() if folder.has_run_record() or rows else {}
+    if rows and not folder.has_run_record():
+        raise UserError(f"{path} has rows in {METRICS_FILE} and no run.json; put it back from a copy, or leave the run out")
+    record = folder.read_run() if folder.has_run_record() else {}
     validated = {_checksum(row) for row in rows if row["split"] == "validation"}
     lacking = [name for name in RECORDS if record and name not in record]
     lacking += ["the checksum of validation's batches"] if None in validated else []

@@ -109,7 +109,7 @@ def test_numbers_that_no_float_holds_are_gaps(make_run) -> None:
 @pytest.mark.parametrize(
     ("lost", "words"),
     [
-        ("run.json", "run.json is missing"),
+        ("run.json", "has rows in metrics.jsonl and no run.json"),
         ("code", "did not record code: this version of mhsh did not train it"),
         ("batch", "did not record the checksum of validation's batches"),
     ],
