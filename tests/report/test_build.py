@@ -70,6 +70,12 @@ def test_the_first_table_has_the_measure_the_difference_and_the_costs(two_groups
     assert shallow["steps to 2.520"].value == pytest.approx((30 + 10 * (0.28 / 0.3 + 0.28 / 0.29) + 40) / 3)
 
 
+def test_a_target_that_the_first_evaluation_meets_was_reached_at_most_there(make_run: MakeRun) -> None:
+    paths = [make_run("a", [4.0] * 20, [2.4, 2.3]), make_run("b", [4.0] * 20, [2.8, 2.3], model=DEEP)]
+    first, second = (cells(report_of(paths, target=2.5).tables[0], row)["steps to 2.500"] for row in range(2))
+    assert (first.text, first.value, second.text) == ("at most 10", 10.0, "16")
+
+
 def test_two_kinds_of_run_are_no_mean(make_run: MakeRun) -> None:
     ends = {"a": [2.5, 2.51, 2.52], "b": [2.4, math.nan, 2.97]}
     report = report_of(

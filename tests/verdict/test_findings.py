@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mhsh.errors import UserError
-from mhsh.report.sentences import sentences, title
+from mhsh.report.sentences import change_words, sentences, title
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.fairness import factors, treatment_of
 from mhsh.verdict.findings import (
@@ -330,6 +330,22 @@ def test_two_sweeps_whose_folders_have_one_name_are_compared_apart(tmp_path):
     paths = [heads(tmp_path / size / "sweep", SHALLOW, DEEP) for size in ("small", "large")]
     experiment = load_experiment(paths)
     assert {name: len(section.groups) for name, section in experiment.sections().items()} == {"small/sweep": 2, "large/sweep": 2}
+
+
+def test_a_difference_that_changes_from_one_sweep_to_the_next_is_tested(tmp_path):
+    larger = [loss + 0.03 + 0.001 * seed for seed, loss in enumerate(DEEP)]
+    paths = [heads(tmp_path / name, SHALLOW, deep) for name, deep in (("small", DEEP), ("large", larger), ("same", DEEP))]
+    sections = load_experiment(paths).sections()
+    comparisons, changes = judge_page([compare(section, name=name) for name, section in sections.items()])
+    assert [verdicts(comparison) for comparison in comparisons] == [[None, HIGHER]] * 3
+    grown, same = changes
+    assert grown.estimate.mean == pytest.approx(0.032) and grown.estimate.is_significant
+    said = change_words(grown)
+    assert "from small to large the difference changes by +0.032 (+0.029 to +0.035)" in said
+    assert said.startswith("1 head a layer (24x1 admin and ") and said.endswith(", it grows.")
+    # Equal differences have no spread, and no p-value.
+    assert same.estimate.mean == 0 and not same.estimate.is_significant
+    assert change_words(same).endswith("from small to same the difference changes by +0.000, which may be chance.")
 
 
 def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
