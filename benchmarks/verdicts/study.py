@@ -142,7 +142,7 @@ def plant(path: Path, stage: str, rows: Rows) -> None:
 def _plant_run(path: object, config: Config, row: Mapping[str, str]) -> None:
     folder, loss = RunFolder.open_for_training(str(path), config), float(row["loss"])
     # The entropy itself is not kept: a run on the plateau gets one at its loss, others none.
-    data = {"unigram_entropy": loss} if row["outcome"] == "plateau" else {}
+    data = {"fingerprint": "not kept"} | ({"unigram_entropy": loss} if row["outcome"] == "plateau" else {})
     folder.write_run({"status": "finished", "data": data, "remat_policy": "none", **NOT_KEPT, **_sizes(config.model)})
     steps = config.train.num_steps
     spent = {"tokens": int(row["tokens"]), "flops": steps * step_flops(config), "seconds": float(row["seconds"])}

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -164,43 +164,38 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
     first. The fields of `treatment` are meant to differ.
     """
     runs = [run for group in groups for run in group]
-    ends = np.cumsum([len(group) for group in groups])
-    places = [range(end - len(group), end) for group, end in zip(groups, ends.tolist(), strict=True)]
 
-    def row(what: str, values: Sequence[Any], effect: Effect) -> Condition:
-        return _condition(what, [[values[place] for place in group] for group in places], effect)
+    def row(what: str, effect: Effect, value: Callable[[Run], Any]) -> Condition:
+        return _condition(what, [[value(run) for run in group] for group in groups], effect)
 
-    def record(what: str, *keys: str, effect: Effect = Effect.NONE) -> Condition:
-        return row(what, [run.recorded(*keys) for run in runs], effect)
+    def record(what: str, effect: Effect, *keys: str) -> Condition:
+        return row(what, effect, lambda run: run.recorded(*keys))
 
-    by_row = [
-        row(what, [_settings(run.config, what, (*treatment, _ASKED_FOR)) for run in runs], _settings_effect(what))
-        for what in get_args(ConfigRow)
-        if what not in _OWN_ROWS
-    ]
-    shape = [] if SHAPE in treatment else [row(SHAPE, [_settings(run.config, SHAPE, treatment) for run in runs], Effect.LOSS)]
+    def settings(what: str) -> Condition:
+        return row(what, _settings_effect(what), lambda run: _settings(run.config, what, (*treatment, _ASKED_FOR)))
+
     rows = [
-        record("data", "data", "fingerprint", effect=Effect.LOSS),
-        row("order of the data (batches at equal steps)", _orders(runs), Effect.LOSS),
-        row("validation batches", [", ".join(run.validated) or "none" for run in runs], Effect.LOSS),
-        row(_DATA_SEEDS, [run.config.data.seed for run in runs], Effect.LOSS),
-        *shape,
-        row("tokens seen", [_whole(run.spent("tokens")) for run in runs], Effect.LOSS),
-        record("unigram entropy of the data, nats per token", "data", "unigram_entropy"),
-        *(record(f"{part} parameters", "parameters", part, effect=_part_effect(part)) for part in _keys_of(runs, "parameters")),
-        record("weight-decayed parameters", "weight_decayed_parameters", effect=Effect.SIZE),
-        record("forward FLOPs a token", "flops_per_token_forward"),
-        *by_row,
-        row("start", [_start(run, treatment) for run in runs], Effect.LOSS),
-        row("training seeds", [run.config.train.seed for run in runs], Effect.NONE),
-        row("code that decides losses", [_by_step(run.recorded("code")) for run in runs], Effect.LOSS),
-        row("numeric settings", [_by_step(run.recorded("numerics")) for run in runs], Effect.LOSS),
-        record("code revision", "git_revision", effect=Effect.CLOCK),
-        record("devices", "devices", effect=Effect.CLOCK),
-        record("mesh", "mesh", effect=Effect.CLOCK),
-        *(record(f"version of {name}", "versions", name, effect=Effect.CLOCK) for name in _keys_of(runs, "versions")),
-        record("rematerialisation that ran", "remat_policy", effect=Effect.CLOCK),
-        record("XLA flags in force", "xla_flags", effect=Effect.CLOCK),
+        record("data", Effect.LOSS, "data", "fingerprint"),
+        row("order of the data (batches at equal steps)", Effect.LOSS, _hash_of_order(runs)),
+        row("validation batches", Effect.LOSS, lambda run: ", ".join(run.validated) or "none"),
+        row(_DATA_SEEDS, Effect.LOSS, lambda run: run.config.data.seed),
+        *([] if SHAPE in treatment else [settings(SHAPE)]),
+        row("tokens seen", Effect.LOSS, lambda run: _whole(run.spent("tokens"))),
+        record("unigram entropy of the data, nats per token", Effect.NONE, "data", "unigram_entropy"),
+        *(record(f"{part} parameters", _part_effect(part), "parameters", part) for part in _keys_of(runs, "parameters")),
+        record("weight-decayed parameters", Effect.SIZE, "weight_decayed_parameters"),
+        record("forward FLOPs a token", Effect.NONE, "flops_per_token_forward"),
+        *(settings(what) for what in get_args(ConfigRow) if what not in _OWN_ROWS),
+        row("start", Effect.LOSS, lambda run: _start(run, treatment)),
+        row("training seeds", Effect.NONE, lambda run: run.config.train.seed),
+        row("code that decides losses", Effect.LOSS, lambda run: _by_step(run.record["code"])),
+        row("numeric settings", Effect.LOSS, lambda run: _by_step(run.record["numerics"])),
+        record("code revision", Effect.CLOCK, "git_revision"),
+        record("devices", Effect.CLOCK, "devices"),
+        record("mesh", Effect.CLOCK, "mesh"),
+        *(record(f"version of {name}", Effect.CLOCK, "versions", name) for name in _keys_of(runs, "versions")),
+        record("rematerialisation that ran", Effect.CLOCK, "remat_policy"),
+        record("XLA flags in force", Effect.CLOCK, "xla_flags"),
     ]
     order = [Effect.LOSS, Effect.SIZE, Effect.CLOCK, Effect.NONE]
     return tuple(sorted(rows, key=lambda each: len(order) if each.equal else order.index(each.effect)))
@@ -281,7 +276,7 @@ def _settings(config: Config, row: str, without: Sequence[str] = ()) -> str:
 
 def _settings_effect(row: str) -> Effect:
     roles = {field.role for field in all_fields("mlm") if field.row == row}
-    return Effect.LOSS if "loss" in roles else Effect.CLOCK
+    return Effect.LOSS if row == SHAPE or "loss" in roles else Effect.CLOCK
 
 
 def _start(run: Run, treatment: Sequence[str]) -> str:
@@ -297,9 +292,8 @@ def _start(run: Run, treatment: Sequence[str]) -> str:
 def _parent(parent: Ancestor, treatment: Sequence[str]) -> str:
     # What it started from itself is the next one's text.
     rows = [row for row in get_args(ConfigRow) if row != "start" and _settings_effect(row) is Effect.LOSS]
+    rows += [] if SHAPE in treatment else [SHAPE]
     settings = {row: _settings(parent.config, row, treatment) for row in rows}
-    if SHAPE not in treatment:
-        settings[SHAPE] = _settings(parent.config, SHAPE, treatment)
     settings["trained by"] = json.dumps(parent.trained_by)
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     data, tokens = str(parent.fingerprint)[:8], _whole(parent.spent["tokens"])
@@ -310,21 +304,21 @@ def _whole(number: float | None) -> int | None:
     return None if number is None or math.isnan(number) else int(number)
 
 
-def _orders(runs: Sequence[Run]) -> list[str | None]:
-    """For each run, a hash of its batches' checksums at the steps for which all runs logged one;
-    None if there are no such steps.
+def _hash_of_order(runs: Sequence[Run]) -> Callable[[Run], str | None]:
+    """What hashes the checksums of a run's batches at the steps for which all of these runs logged
+    one. It gives None if there are no such steps.
     """
     steps = functools.reduce(_common, [run.batches["step"] for run in runs])
     width = max(run.batches["checksum"].itemsize for run in runs)
 
-    def digest(batches: Mapping[str, np.ndarray]) -> str:
-        checksums = batches["checksum"]
+    def digest(run: Run) -> str | None:
+        checksums = run.batches["checksum"]
         if len(steps) < len(checksums):
-            checksums = checksums[np.isin(batches["step"], steps, assume_unique=True)]
+            checksums = checksums[np.isin(run.batches["step"], steps, assume_unique=True)]
         # Of one width in all runs, so that equal checksums are equal bytes.
-        return hashlib.sha256(checksums.astype(f"S{width}").tobytes()).hexdigest()[:16]
+        return hashlib.sha256(checksums.astype(f"S{width}").tobytes()).hexdigest()[:16] if len(steps) else None
 
-    return [digest(run.batches) if len(steps) else None for run in runs]
+    return digest
 
 
 def _by_step(values: Mapping[str, Any]) -> str:

@@ -221,7 +221,7 @@ def _load(name: str, path: epath.Path) -> Run:
         raise UserError(f"{path} has rows in {METRICS_FILE} and no run.json; put it back from a copy, or leave the run out")
     record = folder.read_run() if folder.has_run_record() else {}
     validated = {_checksum(row) for row in rows if row["split"] == "validation"}
-    lacking = [name for name in RECORDS if record and name not in record]
+    lacking = [name for name in RECORDS if record and not record.get(name)]
     lacking += ["the checksum of validation's batches"] if None in validated else []
     if lacking:
         raise UserError(f"{path} did not record {', '.join(lacking)}: this version of mhsh did not train it; leave it out")

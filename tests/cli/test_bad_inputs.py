@@ -103,7 +103,9 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         if name != "begun":
             folder.append_metrics([{"step": 1, "split": "train", "tokens": 512, "flops": 1e9, "seconds": 0.1, "loss": 3.0}])
     (room / "run" / WORDPIECE_FILE).write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]) + "\n")
-    RunFolder(room / "recorded").write_run({"status": "finished", "data": {}, "parameters": {}, **TRAINED_ALIKE})
+    RunFolder(room / "recorded").write_run(
+        {"status": "finished", "data": {"empty": 0}, "parameters": {"total": 1}, **TRAINED_ALIKE}
+    )
     (room / "damaged_metrics" / "metrics.jsonl").write_text("{nonsense\n")
     (room / "no_folder" / "checkpoints").write_text("mine")
     (room / "set_aside" / "damaged_checkpoints" / "4").mkdir(parents=True)

@@ -38,7 +38,7 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
     def make(name: str, losses: tuple[float, ...] = (3.0, 2.5, 2.0), **changes: Any) -> str:
         config = make_config("bert", "2l8h", **{"train.num_steps": max(1, len(losses)), "optimizer.warmup_steps": 0, **changes})
         folder = RunFolder.open_for_training(tmp_path / "runs" / name, config)
-        folder.write_run({"status": "finished", "data": {}, "parameters": {}, **TRAINED_ALIKE})
+        folder.write_run({"status": "finished", "data": {"fingerprint": "f00d"}, "parameters": {"total": 1000}, **TRAINED_ALIKE})
         for step, loss in enumerate(losses, 1):
             cost = {"tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step}
             folder.append_metrics([{"step": step, "split": "train", **cost, "loss": loss}])
