@@ -102,6 +102,14 @@ def _of_models(title: str, columns: Sequence[str], rows: Sequence[tuple[Model, S
     return [*found, _table(over_seeds, ["", *(row[0] for row in means)], transposed)] if means else found
 
 
+def _of_stacks(
+    title: str, columns: Sequence[str], document: Document, cells: Callable[[dict[str, Any]], Sequence[Any]]
+) -> list[Table]:
+    """As `_of_models`, a row for the figures of each stack."""
+    stacks = [(model, stack, figures) for model in document["models"] for stack, figures in model["result"].items()]
+    return _of_models(title, ["stack", *columns], [(model, [stack, *cells(figures)]) for model, stack, figures in stacks])
+
+
 def _over_seeds(cells: Sequence[Any]) -> str:
     """One column of the runs of a group."""
     if any(isinstance(cell, str) for cell in cells):
@@ -170,35 +178,31 @@ def _coverage_table(document: Document) -> list[Table]:
 
 
 def _similarity_table(document: Document) -> list[Table]:
-    rows = [
-        (model, [stack, *(f(figures[key]) for key in ("cka", "cosine") for f in (np.mean, min))])
-        for model in document["models"]
-        for stack, figures in model["result"].items()
-    ]
-    columns = ["stack", "CKA, mean", "CKA, least", "cosine, mean", "cosine, least"]
-    return _of_models("the residual stream before and after a layer", columns, rows)
+    columns = ["CKA, mean", "CKA, least", "cosine, mean", "cosine, least"]
+    return _of_stacks(
+        "the residual stream before and after a layer",
+        columns,
+        document,
+        lambda figures: [f(figures[key]) for key in ("cka", "cosine") for f in (np.mean, min)],
+    )
 
 
 def _ablation_table(document: Document) -> list[Table]:
-    rows = [
-        (
-            model,
-            [
-                stack,
-                float(np.mean(figures["whole"])),
-                float(_more_loss(figures, "skipped").mean()),
-                float(_more_loss(figures, "skipped").mean(axis=0).max()),
-                float(_more_loss(figures, "swapped").mean()) if figures["swapped"] else "",
-                *_without_half(figures),
-                float(np.mean(figures["influence"])),
-                float(np.mean(figures["later"])),
-            ],
-        )
-        for model in document["models"]
-        for stack, figures in model["result"].items()
+    columns = ["loss", "+ a layer skipped", "most", "+ two swapped", "last left out", "+", "influence", "on later"]
+    return _of_stacks("the loss without layers, and in another order; means over the layers", columns, document, _ablation_cells)
+
+
+def _ablation_cells(figures: dict[str, Any]) -> list[Any]:
+    skipped = _more_loss(figures, "skipped")
+    return [
+        float(np.mean(figures["whole"])),
+        float(skipped.mean()),
+        float(skipped.mean(axis=0).max()),
+        float(_more_loss(figures, "swapped").mean()) if figures["swapped"] else "",
+        *_without_half(figures),
+        float(np.mean(figures["influence"])),
+        float(np.mean(figures["later"])),
     ]
-    columns = ["stack", "loss", "+ a layer skipped", "most", "+ two swapped", "last left out", "+", "influence", "on later"]
-    return _of_models("the loss without layers, and in another order; means over the layers", columns, rows)
 
 
 def _without_half(figures: dict[str, Any]) -> list[Any]:

@@ -39,6 +39,8 @@ def title(comparison: Comparison) -> str:
         own = comparison.estimates[0]
         measured = f"{comparison.measured.measure.name} {_of(own)}" if own else "no run has trained yet"
         return f"{base.name}: {measured}; there is no other group to compare it with{_missing(groups)}"
+    if any(finding.verdict == OTHER_UNIT for finding in findings):
+        return f"No verdict: {other_unit(comparison.experiment.runs)}, so the losses are not in one unit"
     if len(findings) == 1:
         return _single_title(comparison, findings[0], base) + _missing(groups)
     return _title_of_many(comparison, findings, base) + _missing(groups)
@@ -49,8 +51,6 @@ def _single_title(comparison: Comparison, finding: Finding, base: Group) -> str:
     own, theirs = (comparison.estimates[comparison.experiment.groups.index(each)] for each in (group, base))
     if finding.verdict == UNTRAINED:
         return f"{_trained_words(group)} and {_trained_words(base)}{_fisher_words(finding)}: their losses are not compared"
-    if finding.verdict == OTHER_UNIT:
-        return f"No verdict: {other_unit(comparison.experiment.runs)}, so the losses are not in one unit"
     if apart is None or own is None or theirs is None:
         waiting = [each.name for each in (group, base) if not each.trained]
         return f"No verdict yet: no run of {format_list(waiting)} has ended"
@@ -85,8 +85,6 @@ def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Gr
         tell([finding.group.name for finding in findings if finding.verdict == verdict], f"is {words}", f"are {words}")
     stuck = [group for group in (base, *(finding.group for finding in findings)) if group.untrained]
     parts += [format_names([_trained_words(group) for group in stuck])] if stuck else []
-    if any(finding.verdict == OTHER_UNIT for finding in findings):
-        return f"No verdict: {other_unit(comparison.experiment.runs)}, so the losses are not in one unit"
     unfair = [finding for finding in findings if finding.difference is not None and not _fair(comparison, finding)]
     doubts = _together((each.group.name, _doubt(comparison, each)) for each in unfair)
     doubt = "".join(f"; but {each}" for each in doubts)
