@@ -37,7 +37,7 @@ DIFFERENCE_RULE = (
 )
 TOO_FEW = f"Fewer than {MIN_SEEDS} seeds cannot tell a difference from chance."
 
-Key = tuple[int, int]  # train seed, data seed
+Replicate = tuple[int, int]  # train.seed and data.seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,11 @@ def half_interval(seeds: int) -> float | None:
 
 
 def difference(
-    values: Mapping[Key, float], baseline: Mapping[Key, float], *, resolution: float = 0.0, hidden: tuple[float, float] = (0.0, 0.0)
+    values: Mapping[Replicate, float],
+    baseline: Mapping[Replicate, float],
+    *,
+    resolution: float = 0.0,
+    hidden: tuple[float, float] = (0.0, 0.0),
 ) -> Estimate:
     """How much larger the mean of `values` is than that of `baseline`, by DIFFERENCE_RULE.
 

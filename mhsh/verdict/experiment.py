@@ -22,6 +22,7 @@ from mhsh.files import absolute, is_remote
 from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, numbered, sanitize
+from mhsh.verdict.estimate import Replicate
 from mhsh.verdict.runs import Run, distinct_names, load_runs, real_path, with_pretraining
 
 TRAINED = "trained"
@@ -39,8 +40,6 @@ OUTCOME_RULE = (
     f"{outcome.PLATEAU_RULE} A run that failed for another reason, is not finished, was lost or was not named says nothing about "
     "its config; it is counted as missing. "
 )
-
-Replicate = tuple[int, int]  # train.seed and data.seed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from mhsh.errors import UserError
 from mhsh.files import absolute
 from mhsh.text import format_list, sanitize
-from mhsh.verdict.estimate import MIN_SEEDS, Estimate, difference, fisher, holm, known_estimate
-from mhsh.verdict.experiment import Experiment, Group, Replicate
+from mhsh.verdict.estimate import MIN_SEEDS, Estimate, Replicate, difference, fisher, holm, known_estimate
+from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.fairness import DEFAULT_TREATMENT, Fairness, fairness, other_unit
 from mhsh.verdict.outcomes import LOSS, Measured, measure_all
 from mhsh.verdict.tuning import Choice

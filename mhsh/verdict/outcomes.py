@@ -12,7 +12,8 @@ import numpy as np
 
 from mhsh.errors import UserError, closest
 from mhsh.outcome import smoothed_final
-from mhsh.verdict.experiment import Experiment, Group, Replicate
+from mhsh.verdict.estimate import Replicate
+from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.runs import AXES, OWN_STEP, Curve, Run
 
 LOSS = "loss"

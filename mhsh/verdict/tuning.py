@@ -17,8 +17,8 @@ from mhsh.config.differences import flatten
 from mhsh.config.fields import kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
-from mhsh.verdict.estimate import Key
-from mhsh.verdict.experiment import Experiment, Group, Member, Replicate, names_of
+from mhsh.verdict.estimate import Replicate
+from mhsh.verdict.experiment import Experiment, Group, Member, names_of
 
 # In octaves of the rate.
 FIT_REACH = 1.0  # a parabola fits near the optimum alone
@@ -53,7 +53,7 @@ class Optimum:
     at_edge: bool  # no lower or no higher rate was tried
 
 
-def find_optimum(losses: Mapping[float, Mapping[Key, float]], reporting: Sequence[float] = ()) -> Optimum | None:
+def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: Sequence[float] = ()) -> Optimum | None:
     """The optimum by OPTIMUM_RULE; None if there is no rate at which all choosing seeds trained.
 
     Args:
@@ -114,7 +114,7 @@ def _fitted(
     )
 
 
-def rates_to_add(losses: Mapping[float, Mapping[Key, float]], optimum: Optimum, half_width: float) -> tuple[float, ...]:
+def rates_to_add(losses: Mapping[float, Mapping[Replicate, float]], optimum: Optimum, half_width: float) -> tuple[float, ...]:
     """The rates to try next, until what the grid may hide is at most half of `half_width`, which is
     that of the difference's interval without `hidden`.
 

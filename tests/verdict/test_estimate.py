@@ -15,7 +15,7 @@ from mhsh.verdict.estimate import (
     CONFIDENCE,
     MIN_SEEDS,
     WIDENING,
-    Key,
+    Replicate,
     difference,
     estimate,
     fisher,
@@ -28,7 +28,7 @@ LOSSES = st.floats(0.5, 12, allow_nan=False).map(lambda loss: round(loss, 6))
 GROUPS = st.dictionaries(st.tuples(st.integers(0, 7), st.integers(0, 2)), LOSSES, min_size=1, max_size=10)
 
 
-def keyed(*losses: float, first: int = 0) -> dict[Key, float]:
+def keyed(*losses: float, first: int = 0) -> dict[Replicate, float]:
     return {(seed, seed): loss for seed, loss in enumerate(losses, first)}
 
 
@@ -121,7 +121,9 @@ def test_a_band_has_a_gap_where_one_seed_has() -> None:
 
 
 @given(GROUPS, GROUPS, st.floats(-100, 100), st.floats(0.1, 10))
-def test_losses_may_be_shifted_and_scaled(ours: dict[Key, float], theirs: dict[Key, float], shift: float, scale: float) -> None:
+def test_losses_may_be_shifted_and_scaled(
+    ours: dict[Replicate, float], theirs: dict[Replicate, float], shift: float, scale: float
+) -> None:
     found = difference(ours, theirs)
     moved = difference(
         {key: scale * loss + shift for key, loss in ours.items()}, {key: scale * loss for key, loss in theirs.items()}
@@ -134,7 +136,7 @@ def test_losses_may_be_shifted_and_scaled(ours: dict[Key, float], theirs: dict[K
 
 @given(GROUPS, GROUPS, st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_exchanged_groups_have_the_opposite_difference(
-    ours: dict[Key, float], theirs: dict[Key, float], hidden: tuple[float, float]
+    ours: dict[Replicate, float], theirs: dict[Replicate, float], hidden: tuple[float, float]
 ) -> None:
     found, back = difference(ours, theirs, hidden=hidden), difference(theirs, ours, hidden=hidden[::-1])
     assert (found.mean, found.low, found.high, found.p_value) == pytest.approx(
@@ -143,7 +145,9 @@ def test_exchanged_groups_have_the_opposite_difference(
 
 
 @given(GROUPS, GROUPS, st.randoms())
-def test_order_and_names_of_seeds_do_not_matter(ours: dict[Key, float], theirs: dict[Key, float], random: object) -> None:
+def test_order_and_names_of_seeds_do_not_matter(
+    ours: dict[Replicate, float], theirs: dict[Replicate, float], random: object
+) -> None:
     keys = sorted({*ours, *theirs})
     others = [(seed + 50, data) for seed, data in keys]
     random.shuffle(others)  # type: ignore[attr-defined]
