@@ -259,7 +259,7 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
         spent={axis: math.nan if fields.get(axis) is None else float(fields[axis]) for axis in AXES},
         fingerprint=fields.get("fingerprint"),
         trained_by={name: fields.get(name) for name in ("code", "numerics")},
-        config=from_saved(fields["config"]),
+        config=from_saved(fields.get("config") or {}),
     )
 
 
