@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -25,6 +27,7 @@ from mhsh.report.report import Report
 from mhsh.verdict.runs import find_runs
 
 LOOPBACK = "127.0.0.1"
+CONNECTIONS = 32  # at once; one more, and the oldest is closed
 REMEMBERED = 16  # updates that an answer may be the difference to
 REST = 4.0  # times the last computation, before the next one: watching takes at most a fifth of a core
 # Another site may let its name resolve to this address; its requests carry that name. Any port,
@@ -128,6 +131,8 @@ class Server(ThreadingHTTPServer):
           UserError: the port is not available.
         """
         self.watched = watched
+        self._open: OrderedDict[Any, None] = OrderedDict()  # sockets, the oldest first
+        self._open_lock = threading.Lock()
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -137,6 +142,20 @@ class Server(ThreadingHTTPServer):
     def address(self) -> str:
         """The address for a browser."""
         return f"http://{LOOPBACK}:{self.server_port}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._open_lock:
+            self._open[request] = None
+            while len(self._open) > CONNECTIONS:
+                oldest, _ = self._open.popitem(last=False)
+                with contextlib.suppress(OSError):  # closed by its browser
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then ends
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._open_lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # A browser may close the connection in the middle of an answer.

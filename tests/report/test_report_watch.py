@@ -9,6 +9,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from mhsh.errors import UserError
 from mhsh.report.report import Report
-from mhsh.report.watch import LOOPBACK, Server, Watched
+from mhsh.report.watch import CONNECTIONS, LOOPBACK, Server, Watched
 from tests.report.browser import PROGRAM, Browser
 from tests.report.reports import planted_report
 
@@ -151,6 +152,20 @@ def test_it_computes_when_a_file_has_changed_and_sends_what_changed(grows: Grows
     assert len(update["pieces"]["run 5"]["curves"]["train"]["rows"]["y"]["loss"]) == 30
     assert "run 0" in update["names"]
     assert set(json.loads(ask(server, **{"If-None-Match": '"of another server"'})[1])["pieces"]) == set(update["names"])
+
+
+def test_many_connections_take_neither_threads_nor_the_place_of_a_new_one(grows: Grows, serve) -> None:
+    server = serve(Watched([grows.folder], grows))
+    before = threading.active_count()
+    slow = [socket.create_connection((LOOPBACK, server.server_port), timeout=60) for _ in range(4 * CONNECTIONS)]
+    assert ask(server)[0].status == 200
+    assert slow[0].recv(1) == b""  # closed
+    deadline = time.monotonic() + 60
+    while threading.active_count() > before + CONNECTIONS:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for connection in slow:
+        connection.close()
 
 
 @pytest.mark.parametrize("rest", [0.0, 1e6])
