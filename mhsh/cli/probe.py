@@ -23,10 +23,9 @@ from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.files import check_new_file, write_new
 from mhsh.probes.growth import growth, mean_interval
+from mhsh.report.files import write as write_bytes
 from mhsh.report.markdown import to_markdown
-from mhsh.report.outputs import write as write_bytes
-from mhsh.report.probe_plots import picture
-from mhsh.report.probes import print_tables, tables
+from mhsh.report.probes import picture, print_tables, tables
 from mhsh.run_folder import RunFolder
 
 FORMAT = 1  # of the JSON

@@ -17,7 +17,7 @@ from mhsh.config.schema import OBJECTIVES, Config, ModelConfig, Section, to_dict
 from mhsh.configs import base
 from mhsh.errors import UserError
 from mhsh.sweep.axes import parse_axes
-from mhsh.verdict.conditions import _settings
+from mhsh.verdict.fairness import _settings
 
 EVERY_FIELD = list({(objective, field.path): field for objective in OBJECTIVES for field in all_fields(objective)}.values())
 
