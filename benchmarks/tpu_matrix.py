@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhsh.config.loading import load_fields, override
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
+from mhsh.configs import load_fields, override
 from mhsh.errors import UserError
 from mhsh.planning.aot import GIB, measure, parse_topology
 from mhsh.training.remat import CANDIDATES

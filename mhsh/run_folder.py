@@ -23,8 +23,8 @@ import numpy as np
 from etils import epath
 
 from mhsh.bucket_lock import bucket_lock
-from mhsh.config.differences import differences, format_differences
-from mhsh.config.resolve import from_saved
+from mhsh.config.fields import differences, format_differences
+from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
 from mhsh.files import (
@@ -242,7 +242,7 @@ class RunFolder:
         """The resolved config. Raises UserError if it is missing, unreadable or invalid."""
         fields = self._read_json("config.json")
         try:
-            return from_saved(fields)
+            return from_dict(fields)
         except UserError as error:
             raise UserError(f"{self._config_path}: {error}") from error
 

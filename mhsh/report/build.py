@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from mhsh import text
-from mhsh.config.differences import flatten
+from mhsh.config.fields import flatten
 from mhsh.report.downsample import gap_starts, most_points
 from mhsh.report.lines import describe_metrics, drawn_curve
 from mhsh.report.report import (

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from mhsh.config.differences import format_differences
+from mhsh.config.fields import format_differences
 from mhsh.config.schema import Config
 from mhsh.data.splits import format_overlap
 from mhsh.errors import UserError

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from mhsh.config.resolve import from_saved
+from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, check_bucket, is_remote
@@ -207,7 +207,7 @@ def _load(name: str, path: epath.Path, config: Config, curves: LoggedCurves) -> 
 def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
     config, problem = None, ""
     try:
-        config = from_saved(fields["config"]) if fields.get("config") else None
+        config = from_dict(fields["config"]) if fields.get("config") else None
     except UserError as error:
         problem = f"{error}; it counts as not recorded"
     return Ancestor(

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhsh.config.differences import flatten
-from mhsh.config.fields import kind_of
+from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
 from mhsh.verdict.experiment import Experiment, Group, Member, Replicate, names_of

@@ -106,8 +106,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.head_per_layer": 3}, "^model.head_per_layer = 3 is not a field .*; did you mean model.heads_per_layer\\?$"),
     ({"train.qqq": 1}, "^train.qqq = 1 is not a field of the config; allowed: seed, start_from, keep_moments, num_steps, "),
     ({"optimiser": {}}, "^optimiser = {} is not a field of the config; did you mean optimizer\\?$"),
-    ({"train.seed": ...}, "^train.seed is missing from the config; it has no default$"),
-    ({"mesh": ...}, "^mesh is missing from the config; it has no default$"),
+    ({"train.seed": ...}, "^train.seed is missing from the config; give every field$"),
+    ({"mesh": ...}, "^mesh is missing from the config; give every field$"),
     ({"mesh": 3}, "^mesh = 3 is not a section; allowed: data, fsdp, tensor$"),
     # Types.
     ({"train.num_steps": True}, "^train.num_steps = True is of type bool; allowed: int$"),
