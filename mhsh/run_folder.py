@@ -45,7 +45,7 @@ METRICS_FILE = "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
 _COMMIT_MARK = "commit_success.txt"  # Orbax's
 PROFILE_FOLDER = "profile"
-HOLDER_FILE = ".holder.json"  # of the process that trains; there while it does
+HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does
 _BLOCK_BYTES = 1 << 18
 WORDPIECE_FILE = "vocab.txt"  # a token a line
 TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
@@ -62,8 +62,8 @@ class Metrics:
 
     def series(self, split: str, x: str, y: str) -> tuple[list[float], list[float]]:
         """x and y of the rows of `split` (train, validation) that have both; null becomes nan."""
-        points = [(row[x], row[y]) for row in self.rows if row["split"] == split and x in row and y in row]
-        return [_number(p[0]) for p in points], [_number(p[1]) for p in points]
+        rows = [row for row in self.rows if row["split"] == split and x in row and y in row]
+        return [_number(row[x]) for row in rows], [_number(row[y]) for row in rows]
 
 
 class Counters(NamedTuple):
@@ -76,7 +76,7 @@ class Counters(NamedTuple):
 
 
 class CutRows(NamedTuple):
-    """What `RunFolder.cut_metrics` found."""
+    """The rows that `RunFolder.cut_metrics` kept and those that are missing."""
 
     kept: int
     lost: int  # of those up to the step; 0 unless a gap is accepted
@@ -149,20 +149,14 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
         if folder.has_begun():
-            there = folder.read_config()
-            if not _extends(config, there, path):
-                raise UserError(
-                    f"{path} holds a run of another config ({format_differences(there, config)}); choose another --workdir, or "
-                    "that run's config"
-                )
-            if config != there:
-                with folder.held():
-                    write_atomically(folder._config_path, _dump(to_dict(config)))
+            begun_with = folder.read_config()
+            if begun_with == config:
+                return folder
+            _check_extension(begun_with, config, path)
         elif not folder._config_path.exists() and folder._holds_something_else():
             raise UserError(f"{folder.path} is not empty and holds no run; choose another --workdir")
-        else:
-            with folder.held():
-                write_atomically(folder._config_path, _dump(to_dict(config)))
+        with folder.held():
+            write_atomically(folder._config_path, _dump(to_dict(config)))
         return folder
 
     def _holds_something_else(self) -> bool:
@@ -254,22 +248,18 @@ class RunFolder:
         """This run up to `step`, then the run that it started from, and so on: what a run that
         starts from it inherits.
 
-        Each is {folder, step, tokens, flops, seconds, fingerprint, code, numerics, config}; None:
-        not recorded, or the folder of a grandparent is gone. `code` and `numerics` are what trained
-        it, by the step after which that began.
+        Each entry is {folder, step, tokens, flops, seconds, fingerprint, code, numerics, config}.
+        `code` and `numerics` are what trained it, by the step after which that began. An imported
+        checkpoint has None for all but folder, step and config.
         """
         record = self.read_run() if self.has_run_record() else {}
         used = self.counters(step)
-        names = ("tokens", "flops", "seconds")
-        costs = dict.fromkeys(names) if used is None else {name: getattr(used, name) for name in names}
-        fingerprint = record.get("data", {}).get("fingerprint")
-        trained_by = {
-            name: record.get(name) and {begin: value for begin, value in record[name].items() if int(begin) < step}
-            for name in ("code", "numerics")
-        }
-        own = {"folder": str(self.path), "step": step, **costs, "fingerprint": fingerprint, **trained_by}
-        own["config"] = to_dict(self.read_config())
-        return [own, *recorded_lineage(record)]
+        own: dict[str, Any] = {"folder": str(self.path), "step": step}
+        own |= {name: getattr(used, name, None) for name in ("tokens", "flops", "seconds")}
+        own["fingerprint"] = record["data"]["fingerprint"] if record else None
+        for name in ("code", "numerics"):
+            own[name] = {begin: value for begin, value in record[name].items() if int(begin) < step} if record else None
+        return [own | {"config": to_dict(self.read_config())}, *recorded_lineage(record)]
 
     def has_begun(self) -> bool:
         """Whether the folder holds more than a config: a run that failed before its first step has
@@ -335,16 +325,14 @@ class RunFolder:
         missing.
         """
         blocks = self.metrics_blocks()
-        lines = b"".join(blocks)
-        problem = blocks.problem
         rows: list[dict[str, Any]] = []
-        for number, line in enumerate(lines.split(b"\n")[:-1], 1):
+        for number, line in enumerate(_lines(blocks), 1):
             row = _parse_row(line)
             if row is None:
-                problem = f"{self.path / METRICS_FILE} line {number} is damaged; only the {len(rows)} rows before it are read"
-                break
+                damage = f"{self.path / METRICS_FILE} line {number} is damaged; only the {len(rows)} rows before it are read"
+                return Metrics(rows, damage)
             rows.append(row)
-        return Metrics(rows, problem)
+        return Metrics(rows, blocks.problem)
 
     def sync_metrics(self) -> None:
         """Flushes metrics.jsonl to the disk."""
@@ -367,7 +355,7 @@ class RunFolder:
         Raises:
           UserError: rows up to `step` are lost. The file is not changed then.
         """
-        blocks, found, last, damaged, complete = self.metrics_blocks(), 0, 0, 0, True
+        blocks, kept, last, damaged, complete = self.metrics_blocks(), 0, 0, 0, True
         kept_seconds = all_seconds = 0.0
         for number, line in enumerate(_lines(blocks), 1):
             row = _parse_row(line)
@@ -375,19 +363,19 @@ class RunFolder:
                 damaged = damaged or (number if row is None else 0)
                 complete = False
             else:
-                found, last = found + 1, row["step"]
+                kept, last = kept + 1, row["step"]
             if row is not None and isinstance(row.get("seconds"), (int, float)):
                 all_seconds = row["seconds"]
                 kept_seconds = all_seconds if row["step"] <= step else kept_seconds
-        if found != expected and not accept_gap:
+        if kept != expected and not accept_gap:
             where = f" (line {damaged} is damaged)" if damaged else ""
             raise UserError(
-                f"{self.path / METRICS_FILE} has {found} of {expected} rows up to step {step}, the last of step {last}{where}: "
+                f"{self.path / METRICS_FILE} has {kept} of {expected} rows up to step {step}, the last of step {last}{where}: "
                 "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
             )
         if not complete or blocks.has_half_line:
             self._keep_rows(step)
-        return CutRows(found, expected - found, all_seconds - kept_seconds)
+        return CutRows(kept, expected - kept, all_seconds - kept_seconds)
 
     def _keep_rows(self, step: int) -> None:
         """Replaces metrics.jsonl by its good rows up to `step`."""
@@ -412,7 +400,7 @@ class RunFolder:
 
 
 def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs that a run started from, nearest first, by its run.json; as `RunFolder.lineage`.
+    """The runs that a run started from, nearest first, by its run.json; see `RunFolder.lineage`.
 
     Raises:
       UserError: it is no list of runs.
@@ -421,26 +409,26 @@ def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not start:
         return []
     lineage = start.get("lineage") if isinstance(start, dict) else None
-    if not isinstance(lineage, list) or not all(isinstance(each, dict) and isinstance(each.get("step"), int) for each in lineage):
+    if not isinstance(lineage, list) or not all(isinstance(run, dict) and isinstance(run.get("step"), int) for run in lineage):
         raise UserError(f"run.json is damaged: started_from is {start!r:.80}; put it back from a copy")
     return lineage
 
 
-def _extends(config: Config, there: Config, path: epath.PathLike) -> bool:
-    """Whether the run in `path` can go on with `config`: it is the same, or has more steps.
-
-    Raises:
-      UserError: it has more steps, and the schedule depends on their number.
+def _check_extension(begun_with: Config, config: Config, path: epath.PathLike) -> None:
+    """Raises UserError unless `config` only adds steps to the config that the run in `path` began
+    with, under a schedule that does not depend on their number.
     """
-    changed = differences(there, config)
-    if set(changed) != {"train.num_steps"} or config.train.num_steps < there.train.num_steps:
-        return not changed
+    steps, more = begun_with.train.num_steps, config.train.num_steps
+    if set(differences(begun_with, config)) != {"train.num_steps"} or more < steps:
+        raise UserError(
+            f"{path} holds a run of another config ({format_differences(begun_with, config)}); choose another --workdir, or "
+            "that run's config"
+        )
     if config.optimizer.schedule == "linear":
         raise UserError(
-            f"{path} cannot be extended from {there.train.num_steps} to {config.train.num_steps} steps: its learning rate "
-            f"(optimizer.schedule = 'linear') ends with them; start another run from it with --config.train.start_from={path}"
+            f"{path} cannot be extended from {steps} to {more} steps: its learning rate (optimizer.schedule = 'linear') ends "
+            f"with them; start another run from it with --config.train.start_from={path}"
         )
-    return True
 
 
 def vocab_file(config: Config) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 
 NOT_RECORDED = "not recorded"
 _SUFFIXES = ((3, "k"), (6, "M"), (9, "G"), (12, "T"), (15, "P"), (18, "E"), (21, "Z"), (24, "Y"))
@@ -42,37 +41,8 @@ def count(value: int | float | None) -> str:
     for power, suffix in _SUFFIXES:
         scaled = value / 10**power
         if abs(scaled) < 999.5 or power == 24:
-            return f"{_three_digits(scaled)}{suffix}"
+            return f"{_digits(scaled)}{suffix}"
     raise AssertionError("the last suffix takes every number")
-
-
-def counts_alike(values: Iterable[int | float | None]) -> Callable[[int | float | None], str]:
-    """A format for all of these counts, in the suffix of the largest, which has three digits."""
-    return _alike(values, 1e5, [(10.0**power, suffix) for power, suffix in _SUFFIXES], whole=True)
-
-
-def durations_alike(values: Iterable[int | float | None]) -> Callable[[int | float | None], str]:
-    """A format for all of these seconds, in the unit of the longest: `48.2 s`, `3.1 min` or
-    `2.1 h`.
-    """
-    return _alike(values, 120.0, [(60.0, " min"), (3600.0, " h")], whole=False)
-
-
-def _alike(
-    values: Iterable[int | float | None], plain_below: float, units: list[tuple[float, str]], whole: bool
-) -> Callable[[int | float | None], str]:
-    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
-    size, unit, decimals = 1.0, "" if whole else " s", 0 if whole else 1
-    if largest >= plain_below:
-        size, unit = max((each for each in units if 0.9995 * each[0] <= largest), key=lambda each: each[0])
-        decimals = max(0, 2 - math.floor(math.log10(largest / size * 1.0005)))
-
-    def words(value: int | float | None) -> str:
-        if value is None or not math.isfinite(value):
-            return NOT_RECORDED
-        return f"{value / size:,.{decimals}f}{unit}"
-
-    return words
 
 
 def quantity(number: int | float | None, unit: str) -> str:
@@ -86,16 +56,8 @@ def quantity(number: int | float | None, unit: str) -> str:
 
 
 def _digits(number: float) -> str:
-    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def _three_digits(value: float) -> str:
-    text = f"{value:.3g}"
-    if "e" in text:
-        return text
-    # Of the rounded value: 0.9996 has the digits of 1.00.
-    decimals = max(0, 2 - math.floor(math.log10(abs(float(text)))))
-    return f"{value:.{decimals}f}"
+    """Three digits, of the rounded number: 99.96 is 100."""
+    return f"{number:.{0 if abs(number) >= 99.95 else 1 if abs(number) >= 9.995 else 2}f}"
 
 
 def sanitize(text: str) -> str:

@@ -121,9 +121,9 @@ def differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any]
     return {path: (one.get(path), other.get(path)) for path in one | other if one.get(path) != other.get(path)}
 
 
-def format_differences(there: Config | Mapping[str, Any], here: Config | Mapping[str, Any]) -> str:
-    """`model.num_layers is 2 there, 4 here; ...`, and an empty string for equal configs."""
-    return "; ".join(f"{path} is {old!r} there, {new!r} here" for path, (old, new) in differences(there, here).items())
+def format_differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any]) -> str:
+    """`model.num_layers is 2 there, 4 here; ...`, where `new` is here; empty for equal configs."""
+    return "; ".join(f"{path} is {one!r} there, {other!r} here" for path, (one, other) in differences(old, new).items())
 
 
 def _field(path: str, entry: inspect.Field, annotation: Any) -> Field:

@@ -73,12 +73,12 @@ def profiled_steps(steps: str, num_steps: int) -> tuple[int, int] | None:
     """
     if not steps:
         return None
-    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", steps)
-    if not found or not 1 <= int(found[1]) <= int(found[2]) <= num_steps:
+    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", steps)
+    if not match or not 1 <= int(match[1]) <= int(match[2]) <= num_steps:
         raise UserError(
             f"train.profile_steps = {steps!r}; give FIRST:LAST, two steps from 1 to train.num_steps = {num_steps}, such as 10:13"
         )
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def named_flags(flags: str) -> dict[str, str | bool]:
@@ -90,11 +90,11 @@ def named_flags(flags: str) -> dict[str, str | bool]:
     allowed = "give none, recommended, or flags such as '--xla_a=true --xla_b=2'"
     options: dict[str, str | bool] = {}
     for flag in () if flags in ("none", "recommended") else flags.split() or [flags]:
-        found = re.fullmatch(r"--(\w+)=(\S+)", flag)
-        if not found:
+        match = re.fullmatch(r"--(\w+)=(\S+)", flag)
+        if not match:
             raise UserError(f"train.xla_flags: {flag!r} is no flag; {allowed}")
-        # As an option, XLA takes no such words.
-        options[found[1]] = {"true": True, "false": False}.get(found[2], found[2])
+        # An option of XLA takes a bool, not its name.
+        options[match[1]] = {"true": True, "false": False}.get(match[2], match[2])
     return options
 
 

@@ -90,13 +90,13 @@ def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
         base_layers=_base_layers(model),
     )
     aim, units = layer_parameters(model), (narrow.num_layers + narrow.num_decoder_layers) * (2 * width + 1)
-    found = replace(narrow, mlp_dim=round((aim - layer_parameters(narrow)) / units)) if width and narrow.head_dim else narrow
-    if found.mlp_dim < 1 or abs(layer_parameters(found) / aim - 1) > EQUAL_SIZE:
+    sized = replace(narrow, mlp_dim=round((aim - layer_parameters(narrow)) / units)) if width and narrow.head_dim else narrow
+    if sized.mlp_dim < 1 or abs(layer_parameters(sized) / aim - 1) > EQUAL_SIZE:
         raise UserError(
             f"model.layers_at_equal_size = {num_layers}: no width has the {aim:,} parameters of {model.num_layers} layers "
             f"of {model.embed_dim} within {EQUAL_SIZE:.0%}; choose a depth nearer to {model.num_layers}"
         )
-    return found
+    return sized
 
 
 def _base_layers(model: ModelConfig) -> int:

@@ -76,8 +76,8 @@ def find_variant(file: str, variants: Mapping[str, T], variant: str) -> T:
 
 def no_variant(file: str, variants: Iterable[str], variant: str, more: str = "") -> UserError:
     """The error of a config file that lacks a variant; `more` follows the names there are."""
-    there = f"there are {', '.join(variants)}{more}"
-    return UserError(f"{Path(file).stem} has no variant {variant!r}; {there}; mhsh configs lists all")
+    names = f"there are {', '.join(variants)}{more}"
+    return UserError(f"{Path(file).stem} has no variant {variant!r}; {names}; mhsh configs lists all")
 
 
 def _changed(changes: Iterable[Fields]) -> dict[str, dict[str, Any]]:
