@@ -40,7 +40,7 @@ def defaults(objective: str) -> dict[str, dict[str, Any]]:
     """Every field of a config file by section, with the schema's default."""
     known = objective if objective in OBJECTIVES else OBJECTIVES[0]  # resolve.py refuses another
     fields = {section: to_dict(section_class(section, known)()) for section in section_names()}
-    fields["model"] |= {path.split(".")[1]: 0 for path in SHAPING}
+    fields["model"] |= {"objective": objective} | {path.split(".")[1]: 0 for path in SHAPING}
     return fields
 
 
