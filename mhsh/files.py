@@ -16,6 +16,7 @@ import re
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -403,9 +404,6 @@ def _sync(path: Path) -> None:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"the key {name!r} appears twice in one object")
-            seen.add(name)
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common()
+        raise ValueError(f"the key {name!r} appears twice in one object")
     return value
