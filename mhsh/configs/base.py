@@ -87,5 +87,5 @@ def _changed(changes: Iterable[Fields]) -> dict[str, dict[str, Any]]:
     fields = defaults(objectives[-1] if objectives else ModelConfig().objective)
     for change in changes:
         for section, values in change.items():
-            fields[section] |= values
+            fields[section] = fields.get(section, {}) | dict(values)  # resolve.py refuses unknown sections
     return fields

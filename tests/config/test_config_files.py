@@ -227,6 +227,20 @@ def test_a_file_of_the_user_imports_what_is_shipped(elsewhere: Path) -> None:
     assert fields("larger.py:2l8h") == load_fields("bert", "2l8h")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("model=dict(objective='mml')", "^model.objective = 'mml'; allowed: mlm, clm, translation, classification, span$"),
+        ("modle=dict(num_layers=1)", "^modle = {'num_layers': 1} is not a field of the config; did you mean model\\?$"),
+        ("model=dict(num_layer=1)", "^model.num_layer = 1 is not a field of the config; did you mean model.num_layers\\?$"),
+    ],
+)
+def test_a_wrong_field_in_a_file_of_the_user_is_one_line(elsewhere: Path, changes: str, message: str) -> None:
+    (elsewhere / "mine.py").write_text(OWN.replace("train=dict(num_steps=777)", changes))
+    with pytest.raises(UserError, match=message):
+        configs.get("mine.py")
+
+
 def test_from_python_as_from_the_command_line() -> None:
     found = configs.get("bert:2l8h", train={"num_steps": 10}, model={"heads_per_layer": 1, "residual": "pre_ln"})
     flags = ["--config.train.num_steps=10", "--config.model.heads_per_layer=1", "--config.model.residual=pre_ln"]
