@@ -53,7 +53,7 @@ def steps() -> Iterator[tuple[str, Config, str]]:
                 "mesh.fsdp": 16 if mesh == "fsdp 16" else 1,
                 "mesh.tensor": 1,
             }
-            config = from_dict(override(fields, [(name, str(value)) for name, value in changes.items()], "--config"))
+            config = from_dict(override(fields, changes.items(), "--config."))
             yield f"{shape} {length} {mesh} {kind}", config, f"{kind}:{(ONE_CHIP if chips == 1 else SIXTEEN)[kind]}"
 
 
