@@ -47,7 +47,7 @@ def count(value: int | float | None) -> str:
     for power, suffix in _SUFFIXES:
         scaled = value / 10**power
         if abs(scaled) < 999.5 or power == 24:
-            return f"{_three_digits(scaled)}{suffix}"
+            return f"{_digits(scaled)}{suffix}"
     raise AssertionError("the last suffix takes every number")
 
 
@@ -62,16 +62,8 @@ def quantity(number: int | float | None, unit: str) -> str:
 
 
 def _digits(number: float) -> str:
-    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def _three_digits(value: float) -> str:
-    text = f"{value:.3g}"
-    if "e" in text:
-        return text
-    # Of the rounded value: 0.9996 has the digits of 1.00.
-    decimals = max(0, 2 - math.floor(math.log10(abs(float(text)))))
-    return f"{value:.{decimals}f}"
+    """Three digits, of the rounded number: 99.96 is 100."""
+    return f"{number:.{0 if abs(number) >= 99.95 else 1 if abs(number) >= 9.995 else 2}f}"
 
 
 def sanitize(text: str) -> str:

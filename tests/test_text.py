@@ -1,4 +1,4 @@
-"""Numbers, losses and names as text."""
+"""Numbers, losses and names as text, and text made safe to show."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mhsh.text import (
     format_recorded,
     numbered,
     quantity,
+    sanitize,
     timing,
 )
 
@@ -28,6 +29,7 @@ from mhsh.text import (
         (512_000, "512k"),
         (999_960, "1.00M"),
         (30_720_000, "30.7M"),
+        (99_960_000, "100M"),
         (2.1e15, "2.10P"),
     ],
 )
@@ -96,3 +98,7 @@ def test_many_names_are_counted() -> None:
 
 def test_equal_names_are_numbered() -> None:
     assert numbered(["a", "b", "a", "a (2)", "a"]) == ["a", "b", "a (2)", "a (2) (2)", "a (3)"]
+
+
+def test_sanitize_disarms_terminals_and_direction_overrides() -> None:
+    assert sanitize("a\x1b[2J\u202eb\udc80\nc") == "a\ufffd[2J\ufffdb\ufffd c"

@@ -24,7 +24,7 @@ PAGES: Mapping[str, Page] = {
     "config": Page(
         "Configs",
         "A config as frozen Structs, its checks, and how two of them differ.",
-        ("config.schema", "config.resolve", "config.differences"),
+        ("config.schema", "config.fields", "config.resolve"),
     ),
     "models": Page(
         "Models",

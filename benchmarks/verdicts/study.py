@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from mhsh.cli.compare import Question, write_report
-from mhsh.config.loading import take_fields
 from mhsh.config.schema import Config, ModelConfig
+from mhsh.configs import take_fields
 from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import cells_of, parse_axes

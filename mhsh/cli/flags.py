@@ -7,8 +7,8 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from mhsh.config.loading import CONFIG, take_config, take_fields
 from mhsh.config.schema import Config
+from mhsh.configs import CONFIG, take_config, take_fields
 
 
 class Taken(NamedTuple):

@@ -15,11 +15,10 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from mhsh.cli.flags import AgainstFlag, FieldsFlag, StepFlag
-from mhsh.config.loading import CONFIG, LIST
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
-from mhsh.config.schemes import SCHEMES
-from mhsh.config.shapes import shape_name
+from mhsh.config.shapes import SCHEMES, shape_name
+from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
 from mhsh.files import check_new_file, write_new
 from mhsh.probes.growth import growth, mean_interval

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from mhsh.cli import compare, train
 from mhsh.cli.flags import Taken
-from mhsh.config.loading import take_config
 from mhsh.config.schema import Config
+from mhsh.configs import take_config
 
 PROMPT, SAMPLE_TOKENS = "The function ", 70
 VARIANTS = ("6l4h_post_ln", "24l1h_post_ln", "24l1h_admin", "24l1h_pre_ln")

@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.flags import ConfigFlag
-from mhsh.config.loading import CONFIG, LIST
 from mhsh.config.schema import Config
+from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from mhsh import text
-from mhsh.config.differences import flatten
+from mhsh.config.fields import flatten
 from mhsh.report.curves import describe_metrics, drawn_curve, gap_starts, most_points
 from mhsh.report.report import (
     GROUPS,

@@ -13,10 +13,8 @@ from typing import Any
 
 from mhsh.bench.intervals import Interval
 from mhsh.bench.results import BenchResults, CandidateResult, SettingResults, read_grid
-from mhsh.config.differences import differences
-from mhsh.config.fields import all_fields
-from mhsh.config.resolve import with_added_fields
-from mhsh.config.roles import Step
+from mhsh.config.fields import all_fields, differences
+from mhsh.config.schema import Step
 from mhsh.report.report import Cell, Column, Point, Points, Reference, Report, Row, Series, Table
 from mhsh.text import format_list, format_loss, format_names, numbered, quantity, sanitize, timing
 from mhsh.verdict.findings import Comparison
@@ -386,6 +384,6 @@ def _cost_row(run: Run, steps: float, at_most: bool, row: Measurement | None, re
 
 def _differences(run: Run, row: Measurement, step: Step) -> list[str]:
     """The fields in which a run and a bench differ, of those that do this to the time of a step."""
-    found = differences(run.config, with_added_fields(row.config))
+    found = differences(run.config, row.config)
     fields = [field for field in all_fields(run.config.model.objective) if field.step == step and field.path in found]
     return ["{} is {!r} in the run and {!r} in the bench".format(field.path, *found[field.path]) for field in fields]

@@ -14,7 +14,7 @@ from etils import epath
 from msgspec.structs import replace
 
 from mhsh import outcome
-from mhsh.config.differences import flatten, format_differences
+from mhsh.config.fields import flatten, format_differences
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError

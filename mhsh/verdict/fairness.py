@@ -13,10 +13,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from mhsh.config.differences import flatten
-from mhsh.config.fields import all_fields
-from mhsh.config.roles import Row as ConfigRow
+from mhsh.config.fields import all_fields, flatten
 from mhsh.config.schema import OBJECTIVES, Config
+from mhsh.config.schema import Row as ConfigRow
 from mhsh.config.shapes import layer_parameters
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import Axis, fields_of

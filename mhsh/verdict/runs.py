@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 
 from mhsh import outcome
-from mhsh.config.resolve import from_saved
+from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, check_bucket, is_remote
@@ -259,7 +259,7 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
         spent={axis: math.nan if fields.get(axis) is None else float(fields[axis]) for axis in AXES},
         fingerprint=fields.get("fingerprint"),
         trained_by={name: fields.get(name) for name in ("code", "numerics")},
-        config=from_saved(fields.get("config") or {}),
+        config=from_dict(fields.get("config") or {}),
     )
 
 

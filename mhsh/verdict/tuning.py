@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from mhsh.config.differences import flatten
-from mhsh.config.fields import kind_of
+from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
 from mhsh.verdict.estimate import Replicate
