@@ -8,7 +8,7 @@ import pytest
 
 from mhsh.bench.suite import SIZES, Outcome, Stage, outcome, run_suite, stages
 from mhsh.cli.parser import build_parser
-from mhsh.config.loading import take_config
+from mhsh.configs import take_config
 from mhsh.errors import UserError
 
 # Real commands that need no jax: the first ends well, the second does not.

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from mhsh.cli.main import main
-from mhsh.config.loading import take_config
+from mhsh.configs import take_config
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer

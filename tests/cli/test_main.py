@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from mhsh.cli.main import main
-from mhsh.config.loading import take_config
+from mhsh.configs import take_config
 from mhsh.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import ROOT
