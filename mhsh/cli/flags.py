@@ -42,9 +42,9 @@ def _config(flag: str, what: str = _HELP) -> Parameter:
 
 
 ConfigFlag = Annotated[Config, _config("config"), Taken("config", take_config)]
+AgainstFlag = Annotated[Config, _config("against", "a second config, to compare with"), Taken("against", take_config)]
 # Of these the unchecked fields, dict[str, Any]: alone they are no complete config.
 FieldsFlag = Annotated[Any, _config("config"), Taken("config", take_fields)]
-AgainstFlag = Annotated[Any, _config("against", "a second config, to compare with"), Taken("against", take_fields)]
 TaskFlag = Annotated[
     Any,
     _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),

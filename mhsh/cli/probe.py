@@ -14,7 +14,7 @@ import numpy as np
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.flags import AgainstFlag, FieldsFlag, StepFlag
+from mhsh.cli.flags import AgainstFlag, ConfigFlag, StepFlag
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
 from mhsh.config.shapes import SCHEMES, shape_name
@@ -60,7 +60,7 @@ def run(
     ],
     /,
     *folders: Annotated[str, Parameter(name="RUN")],
-    config: FieldsFlag | None = None,
+    config: ConfigFlag | None = None,
     against: AgainstFlag | None = None,
     step: StepFlag = None,
     rows: int = 8,
@@ -100,7 +100,7 @@ def run(
     """
     from mhsh.training.environment import environment
 
-    configs = {name: from_dict(fields) for name, fields in (("config", config), ("against", against)) if fields}
+    configs = {name: each for name, each in (("config", config), ("against", against)) if each is not None}
     own = {"batches": batches, "depths": depths, "schemes": schemes, "draws": draws, "noise": noise}
     options = _options(kind, {name: value for name, value in own.items() if value is not None})
     _check(folders, configs, rows, step, options)
