@@ -41,7 +41,7 @@ _FOLDERS = {
         "probe": "look into a model: what its layers do on one batch",
     },
     "scores": {"score": "score predictions of any system against references"},
-    "benches": {"bench": "time mhsh beside other configs, its peers and the device's limits, in turns"},
+    "": {"bench": "time the training step, the forward pass or decoding of one or two configs, in turns"},
 }
 COMMANDS = {name: help_text for commands in _FOLDERS.values() for name, help_text in commands.items()}
 
@@ -89,7 +89,7 @@ def examples(*commands: str) -> str:
 
 
 def command_module(name: str) -> ModuleType:
-    """The file of a command, mhsh/cli/FOLDER/NAME.py; a keyword of Python cannot be one."""
+    """The file of a command, mhsh/cli/[FOLDER/]NAME.py; a keyword of Python cannot be one."""
     folder = next(folder for folder, commands in _FOLDERS.items() if name in commands)
     file = {"import": "import_checkpoint", "export": "export_checkpoint"}.get(name, name.replace("-", "_"))
-    return importlib.import_module(f"mhsh.cli.{folder}.{file}")
+    return importlib.import_module(".".join(filter(None, ("mhsh.cli", folder, file))))

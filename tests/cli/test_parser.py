@@ -36,7 +36,7 @@ def test_every_page_ends_with_two_examples() -> None:
 
 def test_the_config_is_in_the_usage_line() -> None:
     for name, page in PAGES.items():
-        needed = name in NEED_CONFIG or (name.startswith("bench ") and name != "bench suite")
+        needed = name in NEED_CONFIG or name.startswith("bench ")
         optional = name == "train" or name.startswith("probe ")
         usage = " ".join(page.format_usage().split())
         assert ("[--config NAME:VARIANT]" in usage) == optional, name
