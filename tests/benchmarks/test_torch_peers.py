@@ -17,7 +17,7 @@ from benchmarks.bench.peers import build, fits_transformers
 from mhsh.bench.steps import synthetic_batch
 from mhsh.config.schema import Config
 from mhsh.interop.bert_tensors import to_tensors
-from mhsh.interop.plain_bert import write_tables
+from mhsh.interop.export_bert import write_tables
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
