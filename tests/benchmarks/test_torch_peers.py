@@ -230,4 +230,4 @@ def test_the_environment_of_the_peers_can_be_written():
     from benchmarks.bench.peers import torch_environment
 
     found = msgspec.to_builtins(torch_environment())
-    assert found["versions"]["torch"] == str(torch.__version__)
+    assert torch.__version__.startswith(found["versions"]["torch"])
