@@ -19,8 +19,8 @@ import jax
 import torch
 
 from mhsh.bench.timing import Candidate, Schedule, take_turns
-from mhsh.config.loading import take_config
 from mhsh.config.schema import Config
+from mhsh.configs import take_config
 
 SCHEDULE = Schedule(rounds=9, repetitions=None, seconds=0.05, singly=False)
 # Which of a, b is transposed in the forward product, and in those for the gradients of a and of b.

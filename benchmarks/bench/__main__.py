@@ -27,8 +27,8 @@ from mhsh.bench.results import BenchResults
 from mhsh.bench.timing import CONFIG, Candidate, Schedule, bench
 from mhsh.cli.bench import measured, note
 from mhsh.cli.huge_pages import restart_with_huge_pages
-from mhsh.config.loading import take_config
 from mhsh.config.schema import Config
+from mhsh.configs import take_config
 from mhsh.errors import UserError
 
 Configs = Mapping[str, Config]

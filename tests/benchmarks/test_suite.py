@@ -14,7 +14,7 @@ import pytest
 from benchmarks.bench.__main__ import parse
 from benchmarks.suite import SIZES, Outcome, Stage, main, outcome, run_suite, stages
 from mhsh.cli.parser import build_parser
-from mhsh.config.loading import take_config
+from mhsh.configs import take_config
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 
