@@ -130,7 +130,7 @@ def _decode(
 ) -> BenchResults:
     for config in configs.values() if chosen else ():
         peers.check_decoding(config, chosen)
-    work = decoding.workloads(configs, sentences, source_tokens, length, file_sentences)
+    settings = decoding.workloads(configs, sentences, source_tokens, length, file_sentences)
     note("making the models")
     writers: dict[tuple[str, str], decoding.Write] = {}
     for name, config in configs.items():
@@ -139,7 +139,7 @@ def _decode(
             from benchmarks.bench.writers import Writer
 
             writers[name, peer] = Writer(peer, config)
-    cells = [(each.setting, list(_decoding_candidates(configs, writers, each))) for each in work]
+    cells = [(work.setting, list(_decoding_candidates(configs, writers, work))) for work in settings]
     options = decoding.decode_options(configs, sentences, source_tokens, length, file_sentences, rounds)
     return bench("decode", decoding.unit(configs), configs, cells, Schedule(rounds), options, note)
 

@@ -98,7 +98,7 @@ class PlainTransformer(nn.Module):
         if config.next_sentence:
             self.pooler = nn.Linear(width, width)
             self.next_sentence = nn.Linear(width, 2)
-        for table in (each for each in self.modules() if isinstance(each, nn.Embedding)):
+        for table in (module for module in self.modules() if isinstance(module, nn.Embedding)):
             nn.init.normal_(table.weight, std=0.02)  # torch's default of 1 would make logits of size D
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -138,8 +138,8 @@ class PlainLayer(nn.Module):
         """[B,T,D] -> [B,T,D]."""
         config = self.config
         heads = (
-            each(x).view(*x.shape[:2], config.num_heads, config.head_dim).transpose(1, 2)
-            for each in (self.query, self.key, self.value)
+            project(x).view(*x.shape[:2], config.num_heads, config.head_dim).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
         )
         context = functional.scaled_dot_product_attention(
             *heads, dropout_p=config.attention_dropout if self.training else 0.0, is_causal=config.objective == "clm"

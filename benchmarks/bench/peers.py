@@ -164,10 +164,10 @@ def build(config: Config) -> tuple[Any, str]:
     else:
         from benchmarks.bench.modules import PlainTransformer as Module
     module = Module(config.model)
-    found, counts = sum(values.numel() for values in module.parameters()), parameter_counts(config.model)
-    if found != counts["total"] - counts["omega"]:
+    built, counts = sum(values.numel() for values in module.parameters()), parameter_counts(config.model)
+    if built != counts["total"] - counts["omega"]:
         raise UserError(
-            f"the peer {module.title} has {found:,} parameters, mhsh's model without omega {counts['total'] - counts['omega']:,}: "
+            f"the peer {module.title} has {built:,} parameters, mhsh's model without omega {counts['total'] - counts['omega']:,}: "
             "their work is not the same, so their times cannot be compared"
         )
     return module, module.title

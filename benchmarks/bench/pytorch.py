@@ -134,7 +134,7 @@ class Inference:
                     _wait(self._device)
 
         def check() -> None:
-            if not all(bool(torch.isfinite(each).all()) for each in outputs[0] if each is not None):
+            if not all(bool(torch.isfinite(values).all()) for values in outputs[0] if values is not None):
                 raise UserError(f"{self._peer}: its logits are not finite")
 
         run(1)

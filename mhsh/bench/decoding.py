@@ -62,10 +62,10 @@ def decode(
     Raises:
       UserError: the configs are neither causal nor translation models, or have too few positions.
     """
-    work = workloads(configs, sentences, source_tokens, steps, file_sentences)
+    settings = workloads(configs, sentences, source_tokens, steps, file_sentences)
     note("making the models")
     writers = {name: writer(config) for name, config in configs.items()}
-    cells = [(each.setting, [mhsh_candidate(name, configs[name], writers[name], each) for name in configs]) for each in work]
+    cells = [(work.setting, [mhsh_candidate(name, configs[name], writers[name], work) for name in configs]) for work in settings]
     options = decode_options(configs, sentences, source_tokens, steps, file_sentences, rounds)
     return bench("decode", unit(configs), configs, cells, Schedule(rounds), options, note)
 

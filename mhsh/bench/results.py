@@ -208,12 +208,12 @@ def read(path: str) -> BenchResults:
     Raises:
       UserError: the file cannot be read, is of another format, or is damaged.
     """
-    found = read_object(path)
-    if not {"format", "kind", "cells"} <= found.keys():
+    content = read_object(path)
+    if not {"format", "kind", "cells"} <= content.keys():
         raise UserError(f"{path} is not a result of mhsh bench; give what mhsh bench --out wrote")
-    if found["format"] != FORMAT:
-        raise UserError(f"{path} has format {found['format']!r}, and this mhsh reads format {FORMAT}; measure again")
-    return _convert(found, BenchResults, path)
+    if content["format"] != FORMAT:
+        raise UserError(f"{path} has format {content['format']!r}, and this mhsh reads format {FORMAT}; measure again")
+    return _convert(content, BenchResults, path)
 
 
 def read_grid(path: str) -> BenchResults:
@@ -241,17 +241,17 @@ def read_grid(path: str) -> BenchResults:
     return results
 
 
-def _convert(value: Any, kind: type[T], path: str, place: str = "") -> T:
-    """`value`, which is at `place` in the file, as a `kind`."""
+def _convert(value: Any, kind: type[T], path: str, where: str = "") -> T:
+    """`value`, which is at `where` in the file, as a `kind`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         reason, _, inner = str(error).partition(" - at `$")
-        raise _damaged(path, (place + inner.rstrip("`")).lstrip("."), reason) from error
+        raise _damaged(path, (where + inner.rstrip("`")).lstrip("."), reason) from error
 
 
-def _damaged(path: str, place: str, reason: str) -> UserError:
-    return UserError(f"{path} is damaged: {place}: {reason}; measure again with mhsh bench")
+def _damaged(path: str, where: str, reason: str) -> UserError:
+    return UserError(f"{path} is damaged: {where}: {reason}; measure again with mhsh bench")
 
 
 def write(results: BenchResults, out: str) -> None:

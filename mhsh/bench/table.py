@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.bench.results import BenchResults, CandidateResult, Interval
+from mhsh.bench.results import BenchResults, CandidateResult
 from mhsh.text import quantity, timing
 
 WIDTH = 100  # columns, unless the terminal has more
@@ -23,22 +21,22 @@ def show(results: BenchResults) -> None:
     if "setting" in varied:  # its name says the rest
         varied = ["setting"]
     rows = [(cell.setting, candidate) for cell in results.cells for candidate in cell.candidates]
-    columns = [(title, [text(candidate) for _, candidate in rows]) for title, text in _columns(results.unit)]
-    columns = [(title, texts) for title, texts in columns if any(texts)]
+    texts = [_texts(candidate, results.unit) for _, candidate in rows]
+    titles = [title for title in texts[0] if any(text[title] for text in texts)]
     table = Table(box=None, pad_edge=False)
     for title in (*(name.upper() for name in varied), ""):
         table.add_column(title, no_wrap=True)
-    for title, _ in columns:
+    for title in titles:
         table.add_column(title, min_width=len(title))
-    for number, (setting, candidate) in enumerate(rows):
-        table.add_row(*(str(setting[key]) for key in varied), candidate.name, *(texts[number] or "-" for _, texts in columns))
+    for (setting, candidate), text in zip(rows, texts, strict=True):
+        table.add_row(*(str(setting[key]) for key in varied), candidate.name, *(text[title] or "-" for title in titles))
     fixed = [f"{key.replace('_', ' ')} {value}" for key, value in settings[0].items() if key not in varied]
     for paragraph in [_head(results, fixed), *map(_candidate, results.cells[0].candidates)]:
         console.print(paragraph, highlight=False, markup=False)
     console.print()
     console.print(table)
     console.print()
-    console.print(_foot(results, [candidate for _, candidate in rows]), highlight=False, markup=False)
+    console.print(_foot(results, rows[0][1]), highlight=False, markup=False)
 
 
 def _head(results: BenchResults, fixed: list[str]) -> str:
@@ -56,47 +54,25 @@ def _candidate(result: CandidateResult) -> str:
     return f"{result.name}: {result.label}{parameters}" + (f" ({result.omega:,} of them omega)" if result.omega else "")
 
 
-def _columns(unit: str) -> list[tuple[str, Callable[[CandidateResult], str]]]:
-    """Title and text of each column; one without any text is left out."""
-    return [
-        ("TIME", lambda result: timing(result.seconds.median)),
-        ("INTERVAL", lambda result: f"{timing(result.seconds.low)} to {timing(result.seconds.high)}"),
-        (f"{unit.upper()}S/S", lambda result: "" if unit == "program" else _rate(result.rate)),
-        ("RATIO", lambda result: _ratio(result.time_ratio)),
-        ("CPU", lambda result: f"{result.cpu_ratio.median:.2f}" if result.cpu_ratio else ""),
-        ("MATMUL", lambda result: _share(result.share_of_matmul)),
-        ("PEAK", lambda result: _share(result.share_of_peak)),
-        ("MEMORY", lambda result: quantity(result.memory_bytes, "B")),
-    ]
+def _texts(result: CandidateResult, unit: str) -> dict[str, str]:
+    """The text of each column by its title; a column without any text is left out."""
+    ratio, cpu, matmul, peak = result.time_ratio, result.cpu_ratio, result.share_of_matmul, result.share_of_peak
+    return {
+        "TIME": timing(result.seconds.median),
+        "INTERVAL": f"{timing(result.seconds.low)} to {timing(result.seconds.high)}",
+        f"{unit.upper()}S/S": quantity(result.rate, "").strip(),
+        "RATIO": f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})" if ratio else "",
+        "CPU": f"{cpu.median:.2f}" if cpu else "",
+        "MATMUL": f"{matmul:.1%}" if matmul else "",
+        "PEAK": f"{peak:.1%}" if peak else "",
+        "MEMORY": quantity(result.memory_bytes, "B"),
+    }
 
 
-def _foot(results: BenchResults, candidates: list[CandidateResult]) -> str:
-    first = candidates[0]
-    foot = (
+def _foot(results: BenchResults, first: CandidateResult) -> str:
+    return (
         f"Time: the median of {len(first.turns)} alternating turns, with its distribution-free interval "
-        f"({first.seconds.confidence:.1%}, as all intervals here)."
+        f"({first.seconds.confidence:.1%}, as all intervals here). Ratio: time per {results.unit} over that of the baseline in "
+        "the same round; above 1 is slower. CPU: the same of CPU seconds. Matmul: FLOP/s over those of a big matrix product. "
+        "Peak: over those of the data sheet."
     )
-    baselines = sorted({candidate.baseline for candidate in candidates if candidate.baseline})
-    if baselines:
-        foot += (
-            f" Ratio: time per {results.unit} over that of {' or '.join(baselines)} in the same round, median and interval; "
-            "above 1 is slower. CPU: the same of CPU seconds."
-        )
-    if "matmul" in results.ceilings:
-        ceiling = results.ceilings["matmul"]
-        foot += f" Matmul: FLOP/s over the {_rate(ceiling.rate)} that a {ceiling.dtype} matrix product reached in the same turns."
-    if results.peak_flops:
-        foot += f" Peak: FLOP/s over the {_rate(results.peak_flops)} of the data sheet."
-    return foot
-
-
-def _rate(rate: float | None) -> str:
-    return quantity(rate, "").strip()
-
-
-def _ratio(ratio: Interval | None) -> str:
-    return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})" if ratio else ""
-
-
-def _share(share: float | None) -> str:
-    return f"{share:.1%}" if share else ""

@@ -54,8 +54,8 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
             said.append(Vocabulary(load_wordpiece(folder / VOCAB_FILE, lowercase=True).vocab, None))
         if (folder / TOKENIZER_FILE).exists():
             said.append(_of_tokenizer(folder / TOKENIZER_FILE))
-        vocabularies = {each.tokens for each in said if each.tokens}
-        cases = {each.lowercase for each in said if each.lowercase is not None}
+        vocabularies = {tokens for tokens, _ in said if tokens}
+        cases = {lowercase for _, lowercase in said if lowercase is not None}
         if len(vocabularies) > 1 or len(cases) > 1:
             differ = "tokens" if len(vocabularies) > 1 else "lowercase"
             raise ValueError(f"{TOKENIZER_CONFIG_FILE}, {VOCAB_FILE} and {TOKENIZER_FILE} disagree on {differ}")
