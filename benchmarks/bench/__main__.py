@@ -90,8 +90,8 @@ def _bench(kind: str, configs: Configs, chosen: Sequence[str], **options: Any) -
         grid = steps.grid(configs, options["batch"], options["length"])
         results = _inference(configs, chosen, grid, Schedule(rounds, repetitions, seconds))
     else:
-        sizes = (options[name] for name in ("sentences", "source_tokens", "steps", "file_sentences"))
-        results = _decode(configs, chosen, *sizes, rounds=rounds)
+        amounts = decoding.Amounts(**{name: options[name] for name in decoding.Amounts._fields})
+        results = _decode(configs, chosen, amounts, rounds)
     if chosen:
         results.environment["torch"] = peers.torch_environment()
     return results
@@ -125,12 +125,10 @@ def _inference(configs: Configs, chosen: Sequence[str], grid: Sequence[tuple[int
     return results
 
 
-def _decode(
-    configs: Configs, chosen: Sequence[str], sentences: int, source_tokens: int, length: int, file_sentences: int, rounds: int
-) -> BenchResults:
+def _decode(configs: Configs, chosen: Sequence[str], amounts: decoding.Amounts, rounds: int) -> BenchResults:
     for config in configs.values() if chosen else ():
         peers.check_decoding(config, chosen)
-    settings = decoding.workloads(configs, sentences, source_tokens, length, file_sentences)
+    settings = decoding.workloads(configs, amounts)
     note("making the models")
     writers: dict[tuple[str, str], decoding.Write] = {}
     for name, config in configs.items():
@@ -140,8 +138,7 @@ def _decode(
 
             writers[name, peer] = Writer(peer, config)
     cells = [(work.setting, list(_decoding_candidates(configs, writers, work))) for work in settings]
-    options = decoding.decode_options(configs, sentences, source_tokens, length, file_sentences, rounds)
-    return bench("decode", decoding.unit(configs), configs, cells, Schedule(rounds), options, note)
+    return decoding.decoding_results(configs, cells, amounts, rounds, note)
 
 
 def _decoding_candidates(

@@ -49,25 +49,42 @@ class Workload(NamedTuple):
 Write = Callable[[Workload], Sequence[np.ndarray]]
 
 
-def decode(
-    configs: Mapping[str, Config], sentences: int, source_tokens: int, steps: int, file_sentences: int, rounds: int, note: Note
-) -> BenchResults:
-    """Times decoding with `configs`, by name.
+class Amounts(NamedTuple):
+    """How much is decoded."""
 
-    Args:
-      sentences, source_tokens, steps: how many sentences or prompts, how long each is (sentences
-        with their end marks), and how many tokens follow.
-      file_sentences: of the setting `file` of a translation model.
+    sentences: int  # or prompts
+    source_tokens: int  # of each of them, a sentence's end mark included
+    steps: int  # tokens that follow
+    file_sentences: int  # of the setting `file` of a translation model
+
+
+def decode(configs: Mapping[str, Config], amounts: Amounts, rounds: int, note: Note) -> BenchResults:
+    """Times decoding with `configs`, by name.
 
     Raises:
       UserError: the configs are neither causal nor translation models, or have too few positions.
     """
-    settings = workloads(configs, sentences, source_tokens, steps, file_sentences)
+    settings = workloads(configs, amounts)
     note("making the models")
     writers = {name: writer(config) for name, config in configs.items()}
     cells = [(work.setting, [mhsh_candidate(name, configs[name], writers[name], work) for name in configs]) for work in settings]
-    options = decode_options(configs, sentences, source_tokens, steps, file_sentences, rounds)
-    return bench("decode", unit(configs), configs, cells, Schedule(rounds), options, note)
+    return decoding_results(configs, cells, amounts, rounds, note)
+
+
+def decoding_results(
+    configs: Mapping[str, Config],
+    cells: Sequence[tuple[Mapping[str, int | str], Sequence[Candidate]]],
+    amounts: Amounts,
+    rounds: int,
+    note: Note,
+) -> BenchResults:
+    """Times the candidates of every workload."""
+    sentences, source_tokens, steps, _ = amounts
+    if is_causal(configs):
+        unit, options = "token", {"prompts": sentences, "prompt_tokens": source_tokens, "steps": steps}
+    else:
+        unit, options = "target token", amounts._asdict() | {"beam": HYPOTHESES, "length_penalty": LENGTH_PENALTY}
+    return bench("decode", unit, configs, cells, Schedule(rounds), {"rounds": rounds} | options, note)
 
 
 def is_causal(configs: Mapping[str, Config]) -> bool:
@@ -75,23 +92,9 @@ def is_causal(configs: Mapping[str, Config]) -> bool:
     return configs[CONFIG].model.objective == "clm"
 
 
-def unit(configs: Mapping[str, Config]) -> str:
-    """What is counted."""
-    return "token" if is_causal(configs) else "target token"
-
-
-def decode_options(
-    configs: Mapping[str, Config], sentences: int, source_tokens: int, steps: int, file_sentences: int, rounds: int
-) -> dict[str, Any]:
-    """What the results say of the options."""
-    if is_causal(configs):
-        return {"rounds": rounds, "prompts": sentences, "prompt_tokens": source_tokens, "steps": steps}
-    options = {"rounds": rounds, "sentences": sentences, "source_tokens": source_tokens, "steps": steps}
-    return options | {"file_sentences": file_sentences, "beam": HYPOTHESES, "length_penalty": LENGTH_PENALTY}
-
-
-def workloads(configs: Mapping[str, Config], sentences: int, source_tokens: int, steps: int, file_sentences: int) -> list[Workload]:
+def workloads(configs: Mapping[str, Config], amounts: Amounts) -> list[Workload]:
     """The settings, with random tokens that all models know; raises as `decode`."""
+    sentences, source_tokens, steps, file_sentences = amounts
     longest = source_tokens + steps if is_causal(configs) else max(source_tokens, steps, LONGEST)
     for config in configs.values():
         _check(config.model.objective, is_causal(configs), longest, config.model.max_positions)

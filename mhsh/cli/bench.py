@@ -106,10 +106,10 @@ def _inference(
     return steps.inference(configs, steps.grid(configs, batch, length), timing.Schedule(rounds, repetitions, seconds), note)
 
 
-def _decode(configs: dict[str, Config], **options: int) -> BenchResults:
+def _decode(configs: dict[str, Config], rounds: int, **amounts: int) -> BenchResults:
     from mhsh.bench import decoding
 
-    return decoding.decode(configs, note=note, **options)
+    return decoding.decode(configs, decoding.Amounts(**amounts), rounds, note)
 
 
 _KINDS: dict[str, Callable[..., BenchResults]] = {"train": _train, "inference": _inference, "decode": _decode}

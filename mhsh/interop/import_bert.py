@@ -85,7 +85,7 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
     files = open_weights(source)
     config, notes = read_bert_config((source if source.is_dir() else source.parent) / CONFIG_FILE)
     tensors = _Tensors(canonical_names(files), files)
-    with importing(source, "take config.json and weights from one checkpoint, or its body alone with --fresh-heads"):
+    with importing(source, "give --config, config.json and weights of one model, or take its body alone with --fresh-heads"):
         heads = _heads_of_base(base) if fresh_heads else _heads_of_checkpoint(config, tensors, base)
         model = replace(base, **config.fields, **heads._asdict())
         has_pooler = any(name.startswith(POOLER) for name in tensors.names)
