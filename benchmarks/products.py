@@ -18,11 +18,11 @@ from collections.abc import Iterator
 import jax
 import torch
 
-from mhsh.bench.harness import Candidate, Schedule, take_turns
+from mhsh.bench.timing import Candidate, Schedule, take_turns
 from mhsh.config.schema import Config
 from mhsh.configs import take_config
 
-SCHEDULE = Schedule(rounds=9, repetitions=None, seconds=0.05, each=False)
+SCHEDULE = Schedule(rounds=9, repetitions=None, seconds=0.05, singly=False)
 # Which of a, b is transposed in the forward product, and in those for the gradients of a and of b.
 DIRECTIONS = {"y = a b": "nn", "da = dy b'": "nt", "db = a' dy": "tn"}
 

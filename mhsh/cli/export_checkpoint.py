@@ -24,8 +24,7 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None) -> int
       UserError: the run is of a model that no BERT computes, has no such checkpoint, or no
         WordPiece vocabulary; `out` is not new.
     """
-    from mhsh.interop.export_bert import export_bert
-    from mhsh.interop.plain_bert import check_exportable
+    from mhsh.interop.export_bert import check_exportable, export_bert
     from mhsh.training.checkpoints.restore import load_for_inference
 
     check_new_folder(out)

@@ -15,7 +15,6 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from mhsh.cli.flags import AgainstFlag, ConfigFlag, StepFlag
-from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
 from mhsh.config.shapes import SCHEMES, shape_name
 from mhsh.configs import CONFIG, LIST

@@ -4,14 +4,17 @@ decides.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.files import read_object
+from mhsh.interop.weights import importing
 
 CONFIG_FILE = "config.json"
 # The objective that each trains; a BertModel has no head.
@@ -24,7 +27,8 @@ ARCHITECTURES = {
 }
 # By transformers' names: the two of GELU's tanh form are one formula.
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-_SIZES = {
+# Which field of the model section each field of config.json is.
+_FIELDS = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_positions",
     "type_vocab_size": "num_token_types",
@@ -32,27 +36,79 @@ _SIZES = {
     "num_attention_heads": "num_heads",
     "hidden_size": "embed_dim",
     "intermediate_size": "mlp_dim",
+    "hidden_dropout_prob": "hidden_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "layer_norm_epsilon",
 }
-_DROPOUTS = {"hidden_dropout_prob": "hidden_dropout", "attention_probs_dropout_prob": "attention_dropout"}
-# Of the fields that a checkpoint of 2018 could leave out: Devlin et al.'s code has this as a
-# constant.
-_LAYER_NORM_EPSILON = 1e-12
+
+Size = Annotated[int, Meta(ge=0, lt=2**31)]
+Real = Annotated[float, Meta(gt=-(2.0**31), lt=2.0**31)]  # NaN is not
 
 
-@dataclasses.dataclass(frozen=True)
-class BertConfig:
-    """What a config.json says."""
+class BertConfig(Struct, kw_only=True):
+    """What a config.json says, by transformers' names. Other values are other models."""
 
-    architecture: str | None  # a key of ARCHITECTURES; None: it does not say
-    fields: Mapping[str, Any]  # of ModelConfig, without those that depend on the heads
-    labels: tuple[str, ...]  # of the classes, by number
-    problem_type: str | None  # of a classification, where it says
-    is_tied: bool  # the output matrix is the token table
-    notes: tuple[str, ...]  # what the person who imports it should know
+    model_type: Literal["bert"]
+    architectures: Annotated[list[str], Meta(min_length=1, max_length=1)] | None = None
+    vocab_size: Size
+    max_position_embeddings: Size
+    type_vocab_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Annotated[int, Meta(ge=1, lt=2**31)]
+    hidden_size: Size
+    intermediate_size: Size
+    hidden_act: Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
+    hidden_dropout_prob: Real
+    attention_probs_dropout_prob: Real
+    layer_norm_eps: Real = 1e-12  # a checkpoint of 2018 may leave it out: Devlin et al.'s code has this as a constant
+    classifier_dropout: Real | None = None
+    position_embedding_type: Literal["absolute"] = "absolute"
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+    tie_word_embeddings: bool | None = True
+    id2label: dict[str, str] | None = None
+    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.architecture is not None and self.architecture not in ARCHITECTURES:
+            raise ValueError(f"architectures = {self.architectures} is none of {', '.join(ARCHITECTURES)}")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"hidden_size = {self.hidden_size} is no multiple of num_attention_heads = {self.num_attention_heads}")
+        if self.is_decoder or self.add_cross_attention:
+            raise ValueError("is_decoder and add_cross_attention must be false")
+        names = self.id2label or {}
+        if sorted(names) != sorted(str(number) for number in range(len(names))):
+            raise ValueError("id2label must name the classes 0, 1, ... without a gap")
+
+    @property
+    def architecture(self) -> str | None:
+        """A key of ARCHITECTURES; None: it does not say."""
+        return self.architectures[0] if self.architectures else None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the classes, by number; two where config.json has none, as transformers takes them."""
+        names = self.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
+        return tuple(names[str(number)] for number in range(len(names)))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of ModelConfig, without those that depend on the heads."""
+        return {ours: getattr(self, name) for name, ours in _FIELDS.items()} | {
+            "head_dim": self.hidden_size // self.num_attention_heads,
+            "num_decoder_layers": 0,
+            "positions": "learned",
+            "activation": _ACTIVATIONS[self.hidden_act],
+            "residual": "post_ln",
+            "qk_norm": False,
+            "init": "bert",
+            "embedding_dropout": self.hidden_dropout_prob,
+            "mlp_dropout": 0.0,
+        }
 
 
-def read_bert_config(path: Path) -> BertConfig:
-    """The config.json at `path`.
+def read_bert_config(path: Path) -> tuple[BertConfig, tuple[str, ...]]:
+    """The config.json at `path`, and what the person who imports it should know.
 
     Raises:
       UserError: it cannot be read, lacks a field or has one of another type, or is of a model that
@@ -60,40 +116,17 @@ def read_bert_config(path: Path) -> BertConfig:
     """
     if not path.exists():
         raise UserError(f"there is no {path}; without it the weights mean nothing: fetch it into the folder of the weights")
-    there = read_object(path)
-    _check_kind(there, path)
-    fields: dict[str, Any] = {ours: _whole(there, name, path) for name, ours in _SIZES.items()}
-    fields |= {ours: _number(there, name, path) for name, ours in _DROPOUTS.items()}
-    if not fields["num_heads"] or fields["embed_dim"] % fields["num_heads"]:
-        raise UserError(
-            f"{path}: hidden_size = {fields['embed_dim']} is no multiple of num_attention_heads = {fields['num_heads']}"
-        )
+    content = read_object(path)
+    with importing(path, "mhsh imports BERT encoders alone, with the config.json that they were saved with"):
+        config = msgspec.convert(content, BertConfig)
     notes = []
-    if "layer_norm_eps" not in there:
-        notes.append(f"config.json has no layer_norm_eps; taken: {_LAYER_NORM_EPSILON}, the original BERT's constant")
-    classifier_dropout = there.get("classifier_dropout")
-    if classifier_dropout not in (None, there["hidden_dropout_prob"]):
-        notes.append(f"config.json has classifier_dropout = {classifier_dropout!r}; here hidden_dropout stands before the classes")
-    fields |= {
-        "head_dim": fields["embed_dim"] // fields["num_heads"],
-        "num_decoder_layers": 0,
-        "positions": "learned",
-        "activation": _ACTIVATIONS[there["hidden_act"]],
-        "residual": "post_ln",
-        "qk_norm": False,
-        "init": "bert",
-        "embedding_dropout": fields["hidden_dropout"],
-        "mlp_dropout": 0.0,
-        "layer_norm_epsilon": _number({"layer_norm_eps": _LAYER_NORM_EPSILON} | there, "layer_norm_eps", path),
-    }
-    return BertConfig(
-        architecture=_architecture(there, path),
-        fields=fields,
-        labels=_labels(there, path),
-        problem_type=there.get("problem_type"),
-        is_tied=there.get("tie_word_embeddings", True) is not False,
-        notes=tuple(notes),
-    )
+    if "layer_norm_eps" not in content:
+        notes.append(f"config.json has no layer_norm_eps; taken: {config.layer_norm_eps}, the original BERT's constant")
+    if config.classifier_dropout not in (None, config.hidden_dropout_prob):
+        notes.append(
+            f"config.json has classifier_dropout = {config.classifier_dropout}; here hidden_dropout stands before the classes"
+        )
+    return config, tuple(notes)
 
 
 def bert_config(model: ModelConfig, pad_id: int, labels: Sequence[str]) -> dict[str, Any]:
@@ -105,21 +138,21 @@ def bert_config(model: ModelConfig, pad_id: int, labels: Sequence[str]) -> dict[
     """
     from mhsh.models.layers import BERT_STDDEV  # not above: it imports jax
 
-    there: dict[str, Any] = {
+    content: dict[str, Any] = {
         "architectures": [architecture_of(model)],
         "model_type": "bert",
         "hidden_act": {ours: name for name, ours in reversed(_ACTIVATIONS.items())}[model.activation],
         "initializer_range": BERT_STDDEV,
         "layer_norm_eps": model.layer_norm_epsilon,
         "pad_token_id": pad_id,
-        **{name: getattr(model, ours) for name, ours in (_SIZES | _DROPOUTS).items()},
+        **{name: getattr(model, ours) for name, ours in _FIELDS.items() if name != "layer_norm_eps"},
     }
     if model.objective == "classification":
         labels = labels or [f"LABEL_{number}" for number in range(model.num_classes)]
-        there["id2label"] = {str(number): label for number, label in enumerate(labels)}
-        there["label2id"] = {label: number for number, label in enumerate(labels)}
-        there["problem_type"] = "regression" if model.num_classes == 1 else "single_label_classification"
-    return there
+        content["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        content["label2id"] = {label: number for number, label in enumerate(labels)}
+        content["problem_type"] = "regression" if model.num_classes == 1 else "single_label_classification"
+    return content
 
 
 def architecture_of(model: ModelConfig) -> str:
@@ -127,76 +160,3 @@ def architecture_of(model: ModelConfig) -> str:
     if model.objective == "mlm":
         return "BertForPreTraining" if model.next_sentence else "BertForMaskedLM"
     return {"classification": "BertForSequenceClassification", "span": "BertForQuestionAnswering"}[model.objective]
-
-
-def check_classification(there: BertConfig, num_classes: int, where: Path) -> None:
-    """Raises UserError where `there` is no choice of one among `num_classes`, or no regression on
-    one number for 1.
-    """
-    if len(there.labels) != num_classes:
-        raise UserError(
-            f"{where} has {len(there.labels)} labels, the --config model.num_classes = {num_classes}; give a --config of that "
-            "many, or --fresh-heads to take the body alone"
-        )
-    regression = there.problem_type == "regression" or (there.problem_type is None and len(there.labels) == 1)
-    if there.problem_type not in (None, "regression", "single_label_classification") or regression != (len(there.labels) == 1):
-        raise UserError(
-            f"{where}: problem_type = {there.problem_type!r} with {len(there.labels)} labels; mhsh has a regression on one number "
-            "and the choice of one class among two or more"
-        )
-
-
-def _check_kind(there: Mapping[str, Any], path: Path) -> None:
-    """Refuses what computes something else than mhsh's Post-LN BERT."""
-    allowed: dict[str, tuple[Any, ...]] = {
-        "model_type": ("bert",),
-        "hidden_act": tuple(_ACTIVATIONS),
-        "position_embedding_type": ("absolute",),
-        "is_decoder": (False,),
-        "add_cross_attention": (False,),
-    }
-    for name, values in allowed.items():
-        if name not in there and name not in ("model_type", "hidden_act"):
-            continue
-        value = there.get(name)
-        # By identity for the bools: 0 is no False.
-        if not any(value is each or (isinstance(each, str) and value == each) for each in values):
-            given = f"{name} = {value!r}" if name in there else f"no {name}"
-            raise UserError(f"{path} has {given}; mhsh imports BERT encoders with {name} = {', '.join(map(repr, values))}")
-
-
-def _architecture(there: Mapping[str, Any], path: Path) -> str | None:
-    given = there.get("architectures")
-    if given is None:
-        return None
-    if not isinstance(given, list) or len(given) != 1 or given[0] not in ARCHITECTURES:
-        raise UserError(f"{path} has architectures = {given!r:.80}; mhsh imports one of {', '.join(ARCHITECTURES)}")
-    return given[0]
-
-
-def _labels(there: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """Those of id2label; where that is missing two, which is what transformers means by it."""
-    labels = there.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
-    if not isinstance(labels, dict) or sorted(labels) != sorted(str(number) for number in range(len(labels))):
-        raise UserError(f"{path} has id2label = {labels!r:.80}; it must name the classes 0, 1, ... without a gap")
-    return tuple(str(labels[str(number)]) for number in range(len(labels)))
-
-
-def _whole(there: Mapping[str, Any], name: str, path: Path) -> int:
-    value = _present(there, name, path)
-    if type(value) is not int or not 0 <= value < 2**31:
-        raise UserError(f"{path}: {name} = {value!r:.40} is no size; correct it")
-    return value
-
-
-def _number(there: Mapping[str, Any], name: str, path: Path) -> float:
-    value = _present(there, name, path)
-    if type(value) not in (int, float) or not abs(value) < 2.0**31:  # NaN is not
-        raise UserError(f"{path}: {name} = {value!r:.40} is no number; correct it")
-    return float(value)
-
-
-def _present(there: Mapping[str, Any], name: str, path: Path) -> Any:
-    if name not in there:
-        raise UserError(f"{path} has no {name}; add the one that the checkpoint was made with")
-    return there[name]

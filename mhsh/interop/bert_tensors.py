@@ -42,13 +42,13 @@ class Parameter(NamedTuple):
     path: str  # in the parameter tree
     name: str  # of the tensor, without BODY_PREFIX; {} is the layer's number
     shape: tuple[int, ...]
-    num_inputs: int  # axes that are contracted, the first ones: a linear map, [outputs, inputs] there; 0: laid out alike
-    flipped: bool  # the last axis runs the other way there
+    num_inputs: int  # axes that are contracted, the first ones: a linear map, whose tensor is [outputs, inputs]; 0: laid out alike
+    flipped: bool  # the last axis of the tensor runs the other way
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """The shape there: all inputs are one axis and all outputs another; a bias has one; a table
-        is as it is.
+        """The tensor's shape: one axis of all inputs and one of all outputs; a bias has one axis; a
+        table is as it is.
         """
         if self.num_inputs:
             return (math.prod(self.shape[self.num_inputs :]), math.prod(self.shape[: self.num_inputs]))
@@ -81,32 +81,37 @@ def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     """Every parameter of a Post-LN BERT with learned positions and token types, in the order of
     computation.
 
-    The two classes of the next-sentence head stand the other way there: 0 says that the second
-    segment follows, here 1 does.
+    Hugging Face numbers the two classes of the next-sentence head the other way: its 0 says that
+    the second segment follows, here 1 does.
     """
-    d = model.embed_dim
+    d, f, heads = model.embed_dim, model.mlp_dim, (model.num_heads, model.head_dim)
+    attention, layer = _LAYERS + "attention/", "encoder.layer.{}."
     rows = [
         _plain("embeddings/token", TOKEN_TABLE, model.vocab_size, d),
         _plain("embeddings/position", "embeddings.position_embeddings.weight", model.max_positions, d),
         _plain("embeddings/token_type", "embeddings.token_type_embeddings.weight", model.num_token_types, d),
         *_norm("embeddings/norm", "embeddings.LayerNorm", d),
-        *_layer(model),
+        *_linear(attention + "query_", layer + "attention.self.query", (d,), heads),
+        *_linear(attention + "key_", layer + "attention.self.key", (d,), heads),
+        *_linear(attention + "value_", layer + "attention.self.value", (d,), heads),
+        *_linear(attention + "out_", layer + "attention.output.dense", heads, (d,)),
+        *_norm(_LAYERS + "attention_residual/norm", layer + "attention.output.LayerNorm", d),
+        *_linear(_LAYERS + "feed_forward/up_", layer + "intermediate.dense", (d,), (f,)),
+        *_linear(_LAYERS + "feed_forward/down_", layer + "output.dense", (f,), (d,)),
+        *_norm(_LAYERS + "feed_forward_residual/norm", layer + "output.LayerNorm", d),
     ]
-    for head in heads_of(model):
-        rows += {
-            "prediction": [
-                *_linear("prediction/", "cls.predictions.transform.dense", (d,), (d,)),
-                *_norm("prediction/norm", "cls.predictions.transform.LayerNorm", d),
-                _plain("prediction/output_bias", OUTPUT_BIAS, model.vocab_size),
-            ],
-            "pooler": _linear("pooler/", "pooler.dense", (d,), (d,)),
-            "next_sentence": [
-                each._replace(flipped=True) for each in _linear("next_sentence/", "cls.seq_relationship", (d,), (2,))
-            ],
-            "classification": _linear("classification/", "classifier", (d,), (model.num_classes,)),
-            "span": _linear("span/", "qa_outputs", (d,), (2,)),
-        }[head]
-    return tuple(rows)
+    of_heads = {
+        "prediction": [
+            *_linear("prediction/", "cls.predictions.transform.dense", (d,), (d,)),
+            *_norm("prediction/norm", "cls.predictions.transform.LayerNorm", d),
+            _plain("prediction/output_bias", OUTPUT_BIAS, model.vocab_size),
+        ],
+        "pooler": _linear("pooler/", "pooler.dense", (d,), (d,)),
+        "next_sentence": [row._replace(flipped=True) for row in _linear("next_sentence/", "cls.seq_relationship", (d,), (2,))],
+        "classification": _linear("classification/", "classifier", (d,), (model.num_classes,)),
+        "span": _linear("span/", "qa_outputs", (d,), (2,)),
+    }
+    return (*rows, *(row for head in heads_of(model) for row in of_heads[head]))
 
 
 def heads_of(model: ModelConfig) -> tuple[str, ...]:
@@ -172,21 +177,6 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
             branch = branch.setdefault(part, {})
         branch[last] = value
     return tree
-
-
-def _layer(model: ModelConfig) -> list[Parameter]:
-    d, f, heads = model.embed_dim, model.mlp_dim, (model.num_heads, model.head_dim)
-    attention, there = _LAYERS + "attention/", "encoder.layer.{}."
-    return [
-        *_linear(attention + "query_", there + "attention.self.query", (d,), heads),
-        *_linear(attention + "key_", there + "attention.self.key", (d,), heads),
-        *_linear(attention + "value_", there + "attention.self.value", (d,), heads),
-        *_linear(attention + "out_", there + "attention.output.dense", heads, (d,)),
-        *_norm(_LAYERS + "attention_residual/norm", there + "attention.output.LayerNorm", d),
-        *_linear(_LAYERS + "feed_forward/up_", there + "intermediate.dense", (d,), (f,)),
-        *_linear(_LAYERS + "feed_forward/down_", there + "output.dense", (f,), (d,)),
-        *_norm(_LAYERS + "feed_forward_residual/norm", there + "output.LayerNorm", d),
-    ]
 
 
 def _linear(path: str, name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> list[Parameter]:

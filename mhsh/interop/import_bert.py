@@ -13,9 +13,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
-from mhsh.errors import UserError
-from mhsh.interop.bert_config import ARCHITECTURES, CONFIG_FILE, BertConfig, check_classification, read_bert_config
+from mhsh.interop.bert_config import ARCHITECTURES, CONFIG_FILE, BertConfig, read_bert_config
 from mhsh.interop.bert_tensors import (
+    BODY_PREFIX,
     HEADS,
     OUTPUT_BIAS,
     POOLER,
@@ -29,7 +29,7 @@ from mhsh.interop.bert_tensors import (
     nested,
     parameters,
 )
-from mhsh.interop.weights import Weights, open_weights
+from mhsh.interop.weights import SafetensorsFile, importing, open_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +55,16 @@ class _Heads(NamedTuple):
 
 
 class _Tensors(NamedTuple):
-    """The weights, with the names that `Parameter.name` has."""
+    """The weights, by the names that `Parameter.name` has."""
 
-    weights: Weights
-    names: Mapping[str, str]  # by that name: the name in the file
+    names: Mapping[str, str]  # the names in the files
+    files: Mapping[str, SafetensorsFile]  # by the names in the files
 
     def read(self, name: str) -> np.ndarray:
-        return self.weights.read(self.names[name])
+        return self.files[self.names[name]].read(self.names[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.weights.shape(self.names[name])
+        return self.files[self.names[name]].shapes[self.names[name]]
 
 
 def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> ImportedBert:
@@ -82,128 +82,98 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
         another objective than `base`; config.json and the tensors disagree; a tensor is missing or
         belongs nowhere.
     """
-    weights = open_weights(source)
-    config_path = (source if source.is_dir() else source.parent) / CONFIG_FILE
-    there = read_bert_config(config_path)
-    tensors = _Tensors(weights, canonical_names(weights.files))
-    heads = _heads_of_base(base) if fresh_heads else _heads_there(there, tensors, base, config_path)
-    model = replace(base, **there.fields, **heads._asdict())
-    fresh = _fresh_parts(model, tensors) if fresh_heads else ()
-    taken = [row for row in parameters(model) if row.path.split("/")[0] not in fresh]
-    left_out = _left_out(model, tensors, fresh_heads)
-    _check_tensors(model, taken, tensors, left_out, config_path)
-    if not fresh_heads:
-        _check_tied(there, tensors, config_path)
+    files = open_weights(source)
+    config, notes = read_bert_config((source if source.is_dir() else source.parent) / CONFIG_FILE)
+    tensors = _Tensors(canonical_names(files), files)
+    with importing(source, "give --config, config.json and weights of one model, or take its body alone with --fresh-heads"):
+        heads = _heads_of_base(base) if fresh_heads else _heads_of_checkpoint(config, tensors, base)
+        model = replace(base, **config.fields, **heads._asdict())
+        has_pooler = any(name.startswith(POOLER) for name in tensors.names)
+        fresh = [part for part in heads_of(model) if part != "pooler" or not has_pooler] if fresh_heads else []
+        unread = (*(HEADS.values() if fresh_heads else ()), *(() if "pooler" in heads_of(model) else (POOLER,)))
+        left_out = {name for name in tensors.names if name.startswith(unread)} if unread else set()
+        taken = [row for row in parameters(model) if row.path.split("/")[0] not in fresh]
+        _check_tensors(model, taken, tensors, left_out)
+        if not fresh_heads:
+            _check_tied(config, tensors)
     return ImportedBert(
         model=model,
         params=_read(model, taken, tensors),
         fresh=tuple(row.path for row in parameters(model) if row.path.split("/")[0] in fresh),
         left_out=tuple(sorted(tensors.names[name] for name in left_out)),
-        architecture=there.architecture or "BERT",
-        labels=there.labels if model.objective == "classification" and not fresh_heads else (),
-        notes=there.notes,
-        files=tuple(weights.paths),
+        architecture=config.architecture or "BERT",
+        labels=config.labels if model.objective == "classification" and not fresh_heads else (),
+        notes=notes,
+        files=tuple(sorted({file.path for file in files.values()})),
     )
 
 
 def _heads_of_base(base: ModelConfig) -> _Heads:
     if base.objective not in ARCHITECTURES.values():
-        raise UserError(f"model.objective = {base.objective!r} has no BERT's heads; give a --config of mlm, classification or span")
+        raise ValueError(f"the --config has model.objective = {base.objective!r}, of which no BERT has the heads")
     return _Heads(base.objective, base.next_sentence, base.num_classes)
 
 
-def _heads_there(there: BertConfig, tensors: _Tensors, base: ModelConfig, config_path: Path) -> _Heads:
+def _heads_of_checkpoint(config: BertConfig, tensors: _Tensors, base: ModelConfig) -> _Heads:
     """By the architecture, or where config.json has none by the tensors. A BertForMaskedLM may have
     the next-sentence head as well: that is how the first BERTs were published.
     """
-    found = [head for head, prefix in HEADS.items() if any(name.startswith(prefix) for name in tensors.names)]
-    if there.architecture is not None:
-        objective = ARCHITECTURES[there.architecture]
+    present = [head for head, prefix in HEADS.items() if any(name.startswith(prefix) for name in tensors.names)]
+    if config.architecture is not None:
+        objective = ARCHITECTURES[config.architecture]
     else:
-        objectives = {"mlm" if head in ("prediction", "next_sentence") else head for head in found}
+        objectives = {"mlm" if head in ("prediction", "next_sentence") else head for head in present}
         if len(objectives) > 1 or "classification" in objectives:
             # Of a row or of each of its tokens: the tensors look alike.
-            raise UserError(
-                f"{config_path} has no architectures, and the tensors do not tell which; add one of {', '.join(ARCHITECTURES)}"
-            )
+            raise ValueError(f"config.json has no architectures, and the tensors do not tell which of {', '.join(ARCHITECTURES)}")
         objective = next(iter(objectives), None)
     if objective is None:
-        raise UserError(
-            f"{config_path.parent} holds a BERT without a head, and mhsh trains none such; with --fresh-heads those of --config "
-            "are put on it, drawn as train.seed says"
-        )
+        raise ValueError("it is a BERT without a head, which mhsh cannot train")
     if objective != base.objective:
-        raise UserError(
-            f"{config_path.parent} has the heads of objective {objective!r}, the --config has model.objective = "
-            f"{base.objective!r}; give a --config of {objective!r}, or --fresh-heads to take the body alone"
+        raise ValueError(f"its heads are of objective {objective!r}, the --config has model.objective = {base.objective!r}")
+    if objective != "classification":
+        has_second = objective == "mlm" and (config.architecture == "BertForPreTraining" or "next_sentence" in present)
+        return _Heads(objective, has_second, 0)
+    num_classes = len(config.labels)
+    if num_classes != base.num_classes:
+        raise ValueError(f"it has {num_classes} labels, the --config has model.num_classes = {base.num_classes}")
+    if config.problem_type not in (None, "regression" if num_classes == 1 else "single_label_classification"):
+        raise ValueError(
+            f"problem_type = {config.problem_type!r} with {num_classes} labels is no choice of one class, nor one number"
         )
-    if objective == "classification":
-        check_classification(there, base.num_classes, config_path)
-    next_sentence = objective == "mlm" and (there.architecture == "BertForPreTraining" or "next_sentence" in found)
-    return _Heads(objective, next_sentence, len(there.labels) if objective == "classification" else 0)
+    return _Heads(objective, False, num_classes)
 
 
-def _fresh_parts(model: ModelConfig, tensors: _Tensors) -> tuple[str, ...]:
-    """The parts of the parameter tree that are drawn: all heads, and the pooler where the
-    checkpoint has none.
-    """
-    has_pooler = any(name.startswith(POOLER) for name in tensors.names)
-    return tuple(part for part in heads_of(model) if part != "pooler" or not has_pooler)
-
-
-def _left_out(model: ModelConfig, tensors: _Tensors, fresh_heads: bool) -> set[str]:
-    """A pooler that no head reads, and with `fresh_heads` the heads."""
-    prefixes = tuple(HEADS.values()) if fresh_heads else ()
-    if "pooler" not in heads_of(model):
-        prefixes += (POOLER,)
-    return {name for name in tensors.names if name.startswith(prefixes)}
-
-
-def _check_tensors(model: ModelConfig, taken: list[Parameter], tensors: _Tensors, left_out: set[str], config_path: Path) -> None:
+def _check_tensors(model: ModelConfig, taken: list[Parameter], tensors: _Tensors, left_out: set[str]) -> None:
     """Every parameter has its tensor, of the shape that config.json gives it; every other tensor is
     one of `left_out`.
     """
-    known = set(left_out)
-    if "prediction" in heads_of(model):
-        known |= {TIED_KERNEL, TIED_BIAS}
+    known = left_out | ({TIED_KERNEL, TIED_BIAS} if "prediction" in heads_of(model) else set())
     for name, row in each_tensor(model, taken):
-        if name not in tensors.names:
-            shown = row.full_name.replace("{}", name.split(".")[2]) if row.is_stacked else row.full_name
-            raise UserError(
-                f"the tensor {shown} {list(row.tensor_shape)} is missing from {config_path.parent}; fetch the whole checkpoint, or "
-                f"correct {config_path.name} where it describes another"
-            )
-        if tensors.shape(name) != row.tensor_shape:
-            raise UserError(
-                f"the tensor {tensors.names[name]} is {list(tensors.shape(name))}, by {config_path} it would be "
-                f"{list(row.tensor_shape)}; fetch both from one place"
-            )
+        shape = tensors.shape(name) if name in tensors.names else None
+        if shape != row.tensor_shape:
+            shown = tensors.names.get(name, name if row.full_name == row.name else BODY_PREFIX + name)
+            how = "is missing" if shape is None else f"is {list(shape)}"
+            raise ValueError(f"the tensor {shown} {how}, by config.json it is {list(row.tensor_shape)}")
         known.add(name)
-    unexpected = sorted(tensors.names[name] for name in tensors.names.keys() - known)
-    if unexpected:
-        more = f" (and {len(unexpected) - 1} more)" if len(unexpected) > 1 else ""
-        raise UserError(
-            f"the tensor {unexpected[0]}{more} belongs to no parameter of the model that {config_path} describes; give the "
-            "checkpoint its own config.json, or --fresh-heads to take the body alone if it is a head's"
-        )
+    if unexpected := sorted(tensors.names[name] for name in tensors.names.keys() - known):
+        raise ValueError(f"by config.json no parameter is made of the tensor {unexpected[0]} ({len(unexpected)} such)")
 
 
-def _check_tied(there: BertConfig, tensors: _Tensors, config_path: Path) -> None:
+def _check_tied(config: BertConfig, tensors: _Tensors) -> None:
     """The output matrix and its bias, where they are stored a second time, are those that they are
     tied to.
     """
     if OUTPUT_BIAS not in tensors.names:
         return
-    if not there.is_tied and TIED_KERNEL not in tensors.names:
-        raise UserError(f"{config_path} has tie_word_embeddings = false, but the tensor {TIED_KERNEL} is missing; fetch it")
+    if config.tie_word_embeddings is False and TIED_KERNEL not in tensors.names:
+        raise ValueError(f"config.json has tie_word_embeddings = false, but the tensor {TIED_KERNEL} is missing")
     for name, original in ((TIED_KERNEL, TOKEN_TABLE), (TIED_BIAS, OUTPUT_BIAS)):
-        if name not in tensors.names:
-            continue
-        if tensors.shape(name) != tensors.shape(original) or not np.array_equal(tensors.read(name), tensors.read(original)):
-            raise UserError(
-                f"the tensor {name} differs from {tensors.names[original]}; mhsh's output matrix is the token table, so that this "
-                "checkpoint would compute something else"
-            )
+        same = name not in tensors.names or (
+            tensors.shape(name) == tensors.shape(original) and np.array_equal(tensors.read(name), tensors.read(original))
+        )
+        if not same:
+            raise ValueError(f"the tensor {name} differs from {tensors.names[original]}, which mhsh takes in its stead")
 
 
 def _read(model: ModelConfig, taken: list[Parameter], tensors: _Tensors) -> dict[str, Any]:

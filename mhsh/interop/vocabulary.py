@@ -5,24 +5,21 @@ tokenizer_config.json says of the text before it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
-from mhsh.data.tokenizers.wordpiece import SPECIALS, WordPieceTokenizer, load_wordpiece
+import msgspec
+import tokenizers
+from msgspec import Struct
+from tokenizers import models, normalizers, pre_tokenizers
+
+from mhsh.data.tokenizers.wordpiece import SPECIALS, UNK, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import read_object
+from mhsh.interop.weights import importing
 
 TOKENIZER_CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE = "tokenizer_config.json", "vocab.txt", "tokenizer.json"
-_ADDED_TOKENS_FILE = "added_tokens.json"
-_TOKENIZER_CLASSES = ("BertTokenizer", "BertTokenizerFast")
-# What WordPieceTokenizer does, by the names of tokenizer.json. Older files lack the model's type;
-# its other fields tell it.
-_PARTS = {
-    "model": {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
-    "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
-    "pre_tokenizer": {"type": "BertPreTokenizer"},
-}
+ADDED_TOKENS_FILE = "added_tokens.json"
 
 
 class Vocabulary(NamedTuple):
@@ -32,38 +29,75 @@ class Vocabulary(NamedTuple):
     lowercase: bool | None  # None: it does not say
 
 
+class _Settings(Struct):
+    """tokenizer_config.json, as far as it changes the ids of a text."""
+
+    tokenizer_class: Literal["BertTokenizer", "BertTokenizerFast"] = "BertTokenizer"
+    do_lower_case: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+    strip_accents: bool | None = None
+
+
 def read_vocabulary(folder: Path) -> Vocabulary | None:
-    """The vocabulary in a checkpoint's folder; None where there is none.
+    """The vocabulary in a checkpoint's folder; None where it has none.
 
     Raises:
       UserError: a file is damaged, two disagree, or they describe another tokenizer than BERT's
         WordPiece.
     """
-    files = {name: read_object(folder / name) for name in (TOKENIZER_CONFIG_FILE, TOKENIZER_FILE) if (folder / name).exists()}
-    settings, whole = files.get(TOKENIZER_CONFIG_FILE, {}), files.get(TOKENIZER_FILE)
-    lowercase = settings.get("do_lower_case")
-    if lowercase is not None and type(lowercase) is not bool:
-        raise UserError(f"{folder / TOKENIZER_CONFIG_FILE} has do_lower_case = {lowercase!r:.40}; it must be true or false")
-    tokens: tuple[str, ...] | None = None
-    if (folder / VOCAB_FILE).exists():
-        tokens = load_wordpiece(folder / VOCAB_FILE, lowercase=True).vocab
-    if whole is not None:
-        from_whole, lowercase_there = _of_tokenizer_file(whole, folder / TOKENIZER_FILE)
-        if tokens is not None and tokens != from_whole:
-            raise UserError(f"{folder / VOCAB_FILE} and {TOKENIZER_FILE} hold different tokens; remove the one that is wrong")
-        if lowercase is not None and lowercase is not lowercase_there:
-            raise UserError(
-                f"{folder / TOKENIZER_CONFIG_FILE} has do_lower_case = {lowercase!r}, {TOKENIZER_FILE} has lowercase = "
-                f"{lowercase_there!r}; correct the one that is wrong"
-            )
-        tokens, lowercase = from_whole, lowercase_there
-    if tokens is None:
-        return None
-    _check_settings(settings, lowercase, folder / TOKENIZER_CONFIG_FILE)
-    if (folder / _ADDED_TOKENS_FILE).exists():
-        added = read_object(folder / _ADDED_TOKENS_FILE)
-        _check_added(list(added.items()), tokens, folder / _ADDED_TOKENS_FILE)
+    with importing(folder, "mhsh has the tokenizer of BERT alone: correct the file that is wrong"):
+        settings = _Settings()
+        if (folder / TOKENIZER_CONFIG_FILE).exists():
+            settings = msgspec.convert(read_object(folder / TOKENIZER_CONFIG_FILE), _Settings)
+        said = [Vocabulary((), settings.do_lower_case)]
+        if (folder / VOCAB_FILE).exists():
+            said.append(Vocabulary(load_wordpiece(folder / VOCAB_FILE, lowercase=True).vocab, None))
+        if (folder / TOKENIZER_FILE).exists():
+            said.append(_of_tokenizer(folder / TOKENIZER_FILE))
+        vocabularies = {tokens for tokens, _ in said if tokens}
+        cases = {lowercase for _, lowercase in said if lowercase is not None}
+        if len(vocabularies) > 1 or len(cases) > 1:
+            differ = "tokens" if len(vocabularies) > 1 else "lowercase"
+            raise ValueError(f"{TOKENIZER_CONFIG_FILE}, {VOCAB_FILE} and {TOKENIZER_FILE} disagree on {differ}")
+        if not vocabularies:
+            return None
+        tokens, lowercase = next(iter(vocabularies)), next(iter(cases), None)
+        if settings.tokenize_chinese_chars is False or settings.strip_accents not in (None, lowercase):
+            raise ValueError(f"{TOKENIZER_CONFIG_FILE} has tokenize_chinese_chars or strip_accents other than BERT's")
+        added = read_object(folder / ADDED_TOKENS_FILE) if (folder / ADDED_TOKENS_FILE).exists() else {}
+        if new := sorted(set(added) - set(tokens)):
+            raise ValueError(f"{ADDED_TOKENS_FILE} adds the token {new[0]!r:.40}, which WordPiece cannot make")
     return Vocabulary(tokens, lowercase)
+
+
+def _of_tokenizer(path: Path) -> Vocabulary:
+    """Tokens and lowercase of a tokenizer.json; raises ValueError where it is no BERT's."""
+    text = json.dumps(read_object(path))  # refuses what is no JSON object
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no narrower one
+        raise UserError(f"cannot import {path}: {error}; fetch it again") from error
+    model, normalizer = tokenizer.model, tokenizer.normalizer
+    parts = {
+        "model": isinstance(model, models.WordPiece)
+        and (model.unk_token, model.continuing_subword_prefix, model.max_input_chars_per_word) == (UNK, "##", 100),
+        "normalizer": isinstance(normalizer, normalizers.BertNormalizer)
+        and (normalizer.clean_text, normalizer.handle_chinese_chars) == (True, True)
+        and normalizer.strip_accents in (None, normalizer.lowercase),
+        "pre_tokenizer": isinstance(tokenizer.pre_tokenizer, pre_tokenizers.BertPreTokenizer),
+    }
+    for part, is_berts in parts.items():
+        if not is_berts:
+            raise ValueError(f"the {part} of {TOKENIZER_FILE} is another than BERT's: {json.loads(text).get(part)!r:.80}")
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    tokens = tuple(sorted(ids, key=ids.__getitem__))
+    numbers = [ids[token] for token in tokens]
+    own = tokenizer.get_vocab_size(with_added_tokens=False)
+    if numbers != list(range(own)) or not {*SPECIALS} <= ids.keys():
+        raise ValueError(f"model.vocab of {TOKENIZER_FILE} must number all tokens 0, 1, ..., and have {', '.join(SPECIALS)}")
+    if unwritable := [token for token in tokens if not token or "\n" in token]:
+        raise ValueError(f"{TOKENIZER_FILE} has the token {unwritable[0]!r}, which no line of a {VOCAB_FILE} can be")
+    return Vocabulary(tokens, normalizer.lowercase)
 
 
 def write_vocabulary(folder: Path, tokenizer: WordPieceTokenizer, *, lowercase: bool, max_positions: int) -> None:
@@ -80,59 +114,3 @@ def write_vocabulary(folder: Path, tokenizer: WordPieceTokenizer, *, lowercase: 
         **{f"{token.strip('[]').lower()}_token": token for token in SPECIALS},
     }
     (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def _of_tokenizer_file(whole: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], bool]:
-    """Tokens and lowercase of a tokenizer.json."""
-    for part, wanted in _PARTS.items():
-        given = whole.get(part)
-        for name, value in wanted.items():
-            there = given.get(name) if isinstance(given, dict) else None
-            if there != value:
-                raise UserError(
-                    f"{path}: {part}.{name} is {there!r:.40}; mhsh has the tokenizer of BERT alone, where it is {value!r}"
-                )
-    ids = whole["model"].get("vocab")
-    if not isinstance(ids, dict) or {(type(number), number) for number in ids.values()} != {(int, n) for n in range(len(ids))}:
-        raise UserError(f"{path}: the ids of model.vocab are not 0, 1, ... without a gap; fetch it again")
-    tokens = tuple(sorted(ids, key=ids.__getitem__))
-    missing = [token for token in SPECIALS if token not in ids]
-    unwritable = [token for token in tokens if not token or "\n" in token]
-    if missing or unwritable:
-        raise UserError(
-            f"{path}: model.vocab " + (f"lacks {', '.join(missing)}" if missing else f"has the token {unwritable[0]!r}")
-        )
-    added = whole.get("added_tokens") or []
-    if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
-        raise UserError(f"{path}: added_tokens is no list of tokens; fetch it again")
-    _check_added([(each.get("content"), each.get("id")) for each in added], tokens, path)
-    normalizer = whole["normalizer"]
-    if type(normalizer.get("lowercase")) is not bool:
-        raise UserError(
-            f"{path}: normalizer.lowercase is {normalizer.get('lowercase')!r:.40}, neither true nor false; fetch it again"
-        )
-    _check_accents(normalizer.get("strip_accents"), normalizer["lowercase"], path)
-    return tokens, normalizer["lowercase"]
-
-
-def _check_settings(settings: Mapping[str, Any], lowercase: bool | None, path: Path) -> None:
-    kind = settings.get("tokenizer_class", _TOKENIZER_CLASSES[0])
-    if kind not in _TOKENIZER_CLASSES:
-        raise UserError(f"{path} has tokenizer_class = {kind!r}; mhsh has the tokenizer of BERT alone: {_TOKENIZER_CLASSES[0]}")
-    if settings.get("tokenize_chinese_chars", True) is not True:
-        raise UserError(f"{path} has tokenize_chinese_chars = false; mhsh takes every Chinese character as a word, as BERT does")
-    _check_accents(settings.get("strip_accents"), lowercase, path)
-
-
-def _check_accents(strip: Any, lowercase: bool | None, path: Path) -> None:
-    if strip is not None and strip is not lowercase:
-        raise UserError(f"{path} has strip_accents = {strip!r:.40}; mhsh strips accents where it lowercases, as BERT does")
-
-
-def _check_added(added: list[tuple[Any, Any]], tokens: tuple[str, ...], path: Path) -> None:
-    """Tokens that were added must stand in the vocabulary: WordPiece knows no others."""
-    for token, number in added:
-        if type(number) is not int or not 0 <= number < len(tokens) or tokens[number] != token:
-            raise UserError(
-                f"{path} adds the token {token!r:.40} with id {number!r:.40}, which the vocabulary has not; mhsh cannot make it"
-            )

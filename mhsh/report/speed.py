@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mhsh.bench.intervals import Interval
-from mhsh.bench.results import BenchResults, CandidateResult, SettingResults, read_grid
+from mhsh.bench.results import BenchResults, CandidateResult, Interval, SettingResults, read_grid
 from mhsh.config.fields import all_fields, differences
 from mhsh.config.schema import Step
 from mhsh.report.report import Cell, Column, Point, Points, Reference, Report, Row, Series, Table

@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mhsh.bench.intervals import CONFIDENCE, Interval, coverage, median_interval, ratios
+from mhsh.bench.results import CONFIDENCE, Interval, coverage, median_interval, ratios
 
 
 @pytest.mark.parametrize(

@@ -1,48 +1,36 @@
-"""Tests of bench results as text for a terminal."""
+"""Bench results as text for a terminal."""
 
 from __future__ import annotations
 
 import re
 
-from mhsh.bench.table import WIDTH, table
-from tests.bench.test_harness import made
+import pytest
+
+from mhsh.bench.results import BenchResults
+from mhsh.bench.table import WIDTH, show
+from tests.bench.test_timing import made
 
 
-def tables(text: str) -> list[list[list[str]]]:
-    """The cells of each table, its titles first."""
-    found = [part.split("\n") for part in text.split("\n\n")[1:-1]]
-    return [[re.split(r"  +", line.strip()) for line in part] for part in found]
-
-
-def test_the_table(make_config):
-    text = table(made(make_config, [{"batch": 2, "length": 50}]))
+def shown(results: BenchResults, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[list[str]], str]:
+    """The head, the cells of the table with its titles first, and the explanation."""
+    show(results)
+    text = capsys.readouterr().out
     assert max(map(len, text.split("\n"))) <= WIDTH
-    values: dict[str, dict[str, str]] = {"config": {}, "against": {}}
-    for titles, config, against in tables(text):
-        for row in (config, against):
-            values[row[0]] |= dict(zip(titles, row[1:], strict=True))
-    assert values["config"] == {
-        "time": "3.00 s",
-        "interval": "2.00 s to 4.00 s",
-        "tokens/s": "33.3",
-        "time ratio": "-",
-        "CPU ratio": "-",
-        "best ratio": "-",
-        "FLOP/s": "133",
-        "of matmul": "13.3%",
-        "B/s by XLA": "16.7",
-        "of copy": "3.3%",
-    }
-    assert values["against"]["time ratio"] == "3.000 (1.000 to 6.000)"
-    assert "config: config label, 1,234 parameters (234 of them omega)" in text
-    end = " ".join(text.split("\n\n")[-1].split())
-    assert "batch 2, length 50" in text.split("\n")[0] and "75.0%" in end and "that of config" in end
+    head, table, foot = text.strip("\n").split("\n\n")
+    return head, [re.split(r"  +", line.strip()) for line in table.split("\n")], " ".join(foot.split())
 
 
-def test_a_grid_has_a_row_for_every_setting_and_candidate(make_config):
-    text = table(made(make_config, [{"batch": rows, "length": 32} for rows in (1, 4)]))
-    assert len(tables(text)) > 1 and max(map(len, text.split("\n"))) <= WIDTH
-    for titles, *rows in tables(text):
-        assert titles[0] == "batch"
-        assert [row[:2] for row in rows] == [[batch, name] for batch in "14" for name in ("config", "against")]
-    assert "length 32" in text.split("\n")[0] and "batch" not in text.split("\n")[0]
+def test_the_table(make_config, capsys):
+    head, (titles, config, against), foot = shown(made(make_config, [{"batch": 2, "length": 50}]), capsys)
+    assert titles == ["TIME", "INTERVAL", "TOKENS/S", "RATIO", "CPU"]
+    assert config == ["config", "3.00 s", "2.00 s to 4.00 s", "33.3", "-", "-"]
+    assert against == ["against", "4.50 s", "2.00 s to 6.00 s", "11.1", "3.000 (1.000 to 6.000)", "2.00"]
+    assert "config: config label, 1,234 parameters (234 of them omega)" in head
+    assert "batch 2, length 50" in head.split("\n")[0] and "75.0%" in foot
+
+
+def test_a_grid_has_a_row_for_every_setting_and_candidate(make_config, capsys):
+    head, (titles, *rows), _ = shown(made(make_config, [{"batch": rows, "length": 32} for rows in (1, 4)]), capsys)
+    assert titles[0] == "BATCH"
+    assert [row[:2] for row in rows] == [[batch, name] for batch in "14" for name in ("config", "against")]
+    assert "length 32" in head.split("\n")[0] and "batch" not in head.split("\n")[0]

@@ -145,7 +145,7 @@ def test_a_fine_tuned_checkpoint_needs_its_task(capsys, tmp_path):
                 "the checkpoint's classes are contradiction, neutral, entailment, those of data.task = 'mnli' entailment, neutral"
             )
             assert line in fails(capsys, *arguments)
-    assert "has 3 labels, the --config model.num_classes = 2" in fails(
+    assert "it has 3 labels, the --config has model.num_classes = 2" in fails(
         capsys, "import", str(there), CONFIG, *COLA, f"--out={tmp_path / 'cola'}"
     )
 
@@ -200,7 +200,7 @@ def test_mistakes(capsys, tmp_path, golden):
     # The positions are the checkpoint's, the length of the rows is the config's.
     assert "data.sequence_length = 64 is longer than model.max_positions = 16" in fails(capsys, "import", str(golden), CONFIG, out)
     translation = "--config=translation:6l8h"
-    assert "has the heads of objective 'mlm', the --config has" in fails(capsys, "import", str(golden), translation, out)
+    assert "its heads are of objective 'mlm', the --config has" in fails(capsys, "import", str(golden), translation, out)
     assert "--task goes over a --config for pre-training" in fails(capsys, "import", str(golden), translation, *COLA, out)
     assert "the --config has model.objective = 'classification'" in fails(capsys, "import", str(golden), CONFIG, *COLA, out)
     assert not (tmp_path / "run").exists()

@@ -152,8 +152,8 @@ def test_a_body_without_heads(checkpoint):
             del tensors[name]
 
     folder = checkpoint("pretraining", {"architectures": ["BertModel"]}, behead)
-    assert "holds a BERT without a head" in refusal(folder, "pretraining")
-    assert "with --fresh-heads" in refusal(folder, "pretraining")
+    assert "it is a BERT without a head" in refusal(folder, "pretraining")
+    assert "its body alone with --fresh-heads" in refusal(folder, "pretraining")
     fresh = read(folder, "pretraining", fresh_heads=True).fresh
     assert {path.split("/")[0] for path in fresh} == {"prediction", "next_sentence"}
 
@@ -163,35 +163,50 @@ def test_a_body_without_heads(checkpoint):
     [
         (dict(vocab_size=30), "bert.embeddings.word_embeddings.weight is [31, 12], by"),
         (dict(hidden_size=9), "word_embeddings.weight is [31, 12], by"),
-        (dict(hidden_size=24), "config.json it would be [31, 24]"),
-        (dict(num_hidden_layers=3), "the tensor bert.encoder.layer.2.attention.self.query.weight [12, 12] is missing"),
-        (dict(num_hidden_layers=2_000_000_000), "the tensor bert.encoder.layer.2.attention.self.query.weight [12, 12] is missing"),
-        (dict(num_hidden_layers=1), "the tensor bert.encoder.layer.1.attention.output.LayerNorm.bias (and 15 more) belongs to no"),
+        (dict(hidden_size=24), "by config.json it is [31, 24]"),
+        (
+            dict(num_hidden_layers=3),
+            "the tensor bert.encoder.layer.2.attention.self.query.weight is missing, by config.json it is [12, 12]",
+        ),
+        (
+            dict(num_hidden_layers=2_000_000_000),
+            "the tensor bert.encoder.layer.2.attention.self.query.weight is missing, by config.json it is [12, 12]",
+        ),
+        (
+            dict(num_hidden_layers=1),
+            "no parameter is made of the tensor bert.encoder.layer.1.attention.output.LayerNorm.bias (16 such)",
+        ),
         (dict(intermediate_size=21), "intermediate.dense.weight is [20, 12], by"),
         (dict(max_position_embeddings=512), "position_embeddings.weight is [16, 12], by"),
         (dict(type_vocab_size=0), "token_type_embeddings.weight is [2, 12], by"),
         (dict(num_attention_heads=5), "hidden_size = 12 is no multiple of num_attention_heads = 5"),
-        (dict(num_attention_heads=0), "no multiple of num_attention_heads = 0"),
-        (dict(hidden_size=-12), "hidden_size = -12 is no size"),
-        (dict(hidden_size="12"), "hidden_size = '12' is no size"),
-        (dict(hidden_size=12.0), "hidden_size = 12.0 is no size"),
-        (dict(vocab_size=10**30), "is no size"),
-        (dict(vocab_size=True), "vocab_size = True is no size"),
-        (dict(hidden_size=...), "has no hidden_size"),
-        (dict(hidden_dropout_prob="0.1"), "hidden_dropout_prob = '0.1' is no number"),
-        (dict(layer_norm_eps=10**400), "is no number"),
-        (dict(model_type="roberta"), "model_type = 'roberta'; mhsh imports BERT encoders with model_type = 'bert'"),
-        (dict(model_type=...), "has no model_type"),
-        (dict(hidden_act="swish"), "hidden_act = 'swish'; mhsh imports BERT encoders with hidden_act = 'gelu', 'gelu_new'"),
-        (dict(position_embedding_type="relative_key"), "position_embedding_type = 'relative_key'"),
-        (dict(is_decoder=True), "is_decoder = True"),
-        (dict(add_cross_attention=True), "add_cross_attention = True"),
-        (dict(architectures=["BertForTokenClassification"]), "architectures = ['BertForTokenClassification']; mhsh imports one of"),
-        (dict(architectures=["BertForMaskedLM", "BertModel"]), "mhsh imports one of BertModel, BertForMaskedLM"),
-        (dict(architectures=["BertForPreTraining"]), "the tensor bert.pooler.dense.weight [12, 12] is missing"),
+        (dict(num_attention_heads=0), "Expected `int` >= 1 - at `$.num_attention_heads`"),
+        (dict(hidden_size=-12), "Expected `int` >= 0 - at `$.hidden_size`"),
+        (dict(hidden_size="12"), "Expected `int`, got `str` - at `$.hidden_size`"),
+        (dict(hidden_size=12.0), "Expected `int`, got `float` - at `$.hidden_size`"),
+        (dict(vocab_size=10**30), "Expected `int` <= 2147483647 - at `$.vocab_size`"),
+        (dict(vocab_size=True), "Expected `int`, got `bool` - at `$.vocab_size`"),
+        (dict(hidden_size=...), "missing required field `hidden_size`"),
+        (dict(hidden_dropout_prob="0.1"), "Expected `float`, got `str` - at `$.hidden_dropout_prob`"),
+        (dict(layer_norm_eps=10**400), "Number out of range - at `$.layer_norm_eps`"),
+        (dict(model_type="roberta"), "Invalid enum value 'roberta' - at `$.model_type`"),
+        (dict(model_type=...), "missing required field `model_type`"),
+        (dict(hidden_act="swish"), "Invalid enum value 'swish' - at `$.hidden_act`"),
+        (dict(position_embedding_type="relative_key"), "Invalid enum value 'relative_key' - at `$.position_embedding_type`"),
+        (dict(is_decoder=True), "is_decoder and add_cross_attention must be false"),
+        (dict(add_cross_attention=True), "is_decoder and add_cross_attention must be false"),
+        (
+            dict(architectures=["BertForTokenClassification"]),
+            "architectures = ['BertForTokenClassification'] is none of BertModel, BertForMaskedLM",
+        ),
+        (dict(architectures=["BertForMaskedLM", "BertModel"]), "Expected `array` of length <= 1 - at `$.architectures`"),
+        (
+            dict(architectures=["BertForPreTraining"]),
+            "the tensor bert.pooler.dense.weight is missing, by config.json it is [12, 12]",
+        ),
         (
             dict(architectures=["BertForQuestionAnswering"]),
-            "has the heads of objective 'span', the --config has model.objective = 'mlm'",
+            "its heads are of objective 'span', the --config has model.objective = 'mlm'",
         ),
         (dict(tie_word_embeddings=False), "tie_word_embeddings = false, but the tensor cls.predictions.decoder.weight is missing"),
     ],
@@ -204,8 +219,8 @@ def test_a_config_that_lies_or_is_of_another_model(checkpoint, config, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (dict(id2label={"0": "a", "1": "b"}), "has 2 labels, the --config model.num_classes = 3"),
-        (dict(id2label=...), "has 2 labels, the --config model.num_classes = 3"),
+        (dict(id2label={"0": "a", "1": "b"}), "it has 2 labels, the --config has model.num_classes = 3"),
+        (dict(id2label=...), "it has 2 labels, the --config has model.num_classes = 3"),
         (dict(id2label={"0": "a", "1": "b", "3": "c"}), "must name the classes 0, 1, ... without a gap"),
         (dict(problem_type="multi_label_classification"), "problem_type = 'multi_label_classification' with 3 labels"),
         (dict(problem_type="regression"), "problem_type = 'regression' with 3 labels"),
@@ -227,13 +242,16 @@ def put(name, values):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (remove("bert.encoder.layer.1.output.dense.bias"), "the tensor bert.encoder.layer.1.output.dense.bias [12] is missing"),
-        (remove("cls.predictions.bias"), "the tensor cls.predictions.bias [31] is missing"),
+        (
+            remove("bert.encoder.layer.1.output.dense.bias"),
+            "the tensor bert.encoder.layer.1.output.dense.bias is missing, by config.json it is [12]",
+        ),
+        (remove("cls.predictions.bias"), "the tensor cls.predictions.bias is missing, by config.json it is [31]"),
         (
             put("bert.encoder.layer.0.extra", np.zeros(1, np.float32)),
-            "the tensor bert.encoder.layer.0.extra belongs to no parameter",
+            "no parameter is made of the tensor bert.encoder.layer.0.extra",
         ),
-        (put("classifier.bias", np.zeros(1, np.float32)), "the tensor classifier.bias belongs to no parameter"),
+        (put("classifier.bias", np.zeros(1, np.float32)), "no parameter is made of the tensor classifier.bias"),
         (put("bert.pooler.dense.weight", np.zeros(1, np.float32)), None),
         (put("cls.predictions.bias", np.zeros(30, np.float32)), "the tensor cls.predictions.bias is [30], by"),
         (put("cls.predictions.bias", np.full(31, np.nan, np.float32)), "cls.predictions.bias holds numbers that are not finite"),
@@ -262,5 +280,5 @@ def test_a_config_that_is_no_json(checkpoint, content):
 
 
 def test_objectives_without_a_bert(written):
-    with pytest.raises(UserError, match=r"model\.objective = 'clm' has no BERT's heads"):
+    with pytest.raises(UserError, match=r"model\.objective = 'clm', of which no BERT has the heads"):
         import_bert(written / "mlm", small_model(objective="clm"), fresh_heads=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh.errors import UserError
-from mhsh.interop.plain_bert import SMALLEST_OMEGA, check_exportable, fold_residuals, pad_heads, plain_bert
+from mhsh.interop.export_bert import SMALLEST_OMEGA, check_exportable, fold_residuals, pad_heads, plain_bert
 from mhsh.models.residual import deepnorm_constants
 from mhsh.models.types import encoder_stack
 from tests.interop.small_bert import HEADS, as_batch, outputs, random_inputs, small_model, trained_params

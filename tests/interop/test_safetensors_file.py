@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 from safetensors.numpy import save, save_file
 
 from mhsh.errors import UserError
-from mhsh.interop.safetensors_file import SafetensorsFile
+from mhsh.interop.weights import SafetensorsFile
 
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float16), "ids": np.arange(5)}
 
@@ -55,7 +55,7 @@ def test_what_the_library_writes(tmp_path_factory, tensors):
     path = tmp_path_factory.mktemp("written") / "model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     file = SafetensorsFile(path)
-    assert file.tensors.keys() == tensors.keys()
+    assert file.shapes.keys() == tensors.keys()
     for name, values in tensors.items():
         read = file.read(name)
         assert read.dtype == np.float32 and read.shape == values.shape
@@ -97,7 +97,7 @@ def test_no_damage_to_the_header_is_a_traceback(tmp_path):
         path.write_bytes(damaged)
         try:
             file = SafetensorsFile(path)
-            for name in file.tensors:
+            for name in file.shapes:
                 file.read(name)
         except UserError:
             refused += 1
@@ -124,8 +124,8 @@ def test_no_damage_to_the_header_is_a_traceback(tmp_path):
         (b"[]", b"", "invalid type: sequence"),
         (b"{", b"", "EOF while parsing"),
         (b"\xff\xfe", b"", "invalid UTF-8"),
-        (b"[" * 100_000, b"", "is cut short or damaged"),
-        (b'{"a": 1, "a": 2}', b"", "is cut short or damaged"),
+        (b"[" * 100_000, b"", "cannot import"),
+        (b'{"a": 1, "a": 2}', b"", "cannot import"),
     ],
 )
 def test_headers_that_lie(tmp_path, header, data, message):
@@ -142,7 +142,7 @@ def test_a_header_longer_than_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.zeros(3, np.float64), "the tensor x is F64; mhsh reads F32, F16, BF16"),
+        (np.zeros(3, np.float64), "the tensor x is F64, not one of F32, F16, BF16"),
         (np.zeros(3, np.int64), "the tensor x is I64"),
         (np.array([0, np.nan], np.float32), "holds numbers that are not finite"),
         (np.array([0, np.inf], np.float16), "holds numbers that are not finite"),
@@ -160,6 +160,6 @@ def test_tensors_that_numpy_cannot_hold(tmp_path):
         tmp_path / "x.safetensors", {"f8": entry("F8_E4M3", (8,)), "empty": entry("F32", (2**62, 0), (8, 8))}, b"\0" * 8
     )
     file = SafetensorsFile(path)
-    for name, message in (("f8", "the tensor f8 is F8_E4M3; mhsh reads F32, F16, BF16"), ("empty", "empty cannot be read")):
+    for name, message in (("f8", "the tensor f8 is F8_E4M3, not one of"), ("empty", "cannot import")):
         with pytest.raises(UserError, match=message):
             file.read(name)

@@ -52,15 +52,15 @@ def refusal(source):
 def test_one_file_by_its_folder_or_its_name(tmp_path):
     save_file(A, tmp_path / WEIGHTS_FILE)
     save_file(B, tmp_path / "other.safetensors")
-    assert open_weights(tmp_path).files.keys() == {"a"}
+    assert open_weights(tmp_path).keys() == {"a"}
     weights = open_weights(tmp_path / "other.safetensors")
-    assert weights.shape("b") == (2, 1) and weights.paths == [tmp_path / "other.safetensors"]
+    assert weights["b"].shapes == {"b": (2, 1)} and weights["b"].path == tmp_path / "other.safetensors"
 
 
 def test_several_files_and_their_index(sharded):
     weights = open_weights(sharded)
-    assert weights.files.keys() == {"a", "b"} and len(weights.paths) == 2
-    np.testing.assert_array_equal(weights.read("a"), A["a"])
+    assert weights.keys() == {"a", "b"} and weights["a"].path != weights["b"].path
+    np.testing.assert_array_equal(weights["a"].read("a"), A["a"])
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,22 @@ def test_an_index_that_leads_out_of_its_folder(sharded, name):
     folder.mkdir()
     save_file(A, sharded / "outside.safetensors")
     index(folder, {"a": name})
-    assert f"the tensor a in {name!r}; only .safetensors files of its own folder are opened" in refusal(folder)
+    assert "Expected `str`" in (line := refusal(folder)) and "$.weight_map[" in line and INDEX_FILE in line
 
 
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        ({"a": "gone.safetensors"}, "names gone.safetensors, which is missing"),
-        ({"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"}, "disagree: the file has the tensor b"),
-        ({"a": "model-00001-of-00002.safetensors", "x": "model-00001-of-00002.safetensors"}, "the file has not the tensor x"),
-        (["a"], "has no weight_map"),
+        ({"a": "gone.safetensors"}, "gone.safetensors: No such file or directory"),
+        (
+            {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"},
+            "model-00002-of-00002.safetensors has the tensor b, against the index",
+        ),
+        (
+            {"a": "model-00001-of-00002.safetensors", "x": "model-00001-of-00002.safetensors"},
+            "lacks the tensor x, against the index",
+        ),
+        (["a"], "Expected `object`, got `array` - at `$.weight_map`"),
     ],
 )
 def test_an_index_that_is_wrong(sharded, weight_map, message):
@@ -116,9 +122,8 @@ def test_pickles_are_not_opened(tmp_path, name, in_zip):
         content = buffer.getvalue()
     (tmp_path / name).write_bytes(content)
     for source in (tmp_path, tmp_path / name):
-        message = refusal(source)
-        assert ("to open it is to run whatever code it contains" in message) or (in_zip and "is an archive" in message)
-        assert name in message
+        line = refusal(source)
+        assert "safetensors" in line and str(tmp_path) in line and "\n" not in line
     assert not witness.exists()
 
 
@@ -132,7 +137,7 @@ def test_archives_are_not_unpacked(tmp_path):
     (tmp_path / "renamed.safetensors").write_bytes((tmp_path / "model.tar").read_bytes())
     before = sorted(tmp_path.parent.rglob("*"))
     for name in ("model.tar", "model.zip", "renamed.safetensors"):
-        assert "is an archive; unpack it where you can look at it" in refusal(tmp_path / name)
+        assert f"cannot import {tmp_path / name}: " in refusal(tmp_path / name)
     assert sorted(tmp_path.parent.rglob("*")) == before
 
 
@@ -144,7 +149,7 @@ def test_a_length_that_looks_like_a_pickle(tmp_path):
     header = content[8 : 8 + length].ljust(640)
     (tmp_path / WEIGHTS_FILE).write_bytes((640).to_bytes(8, "little") + header + content[8 + length :])
     assert (tmp_path / WEIGHTS_FILE).read_bytes()[:2] == pickle.dumps(0, protocol=2)[:2]
-    np.testing.assert_array_equal(open_weights(tmp_path).read("a"), A["a"])
+    np.testing.assert_array_equal(open_weights(tmp_path)["a"].read("a"), A["a"])
 
 
 def test_what_is_no_checkpoint(tmp_path):
@@ -153,4 +158,4 @@ def test_what_is_no_checkpoint(tmp_path):
     (tmp_path / WEIGHTS_FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 440449768\n")
     assert "git lfs pull" in refusal(tmp_path)
     (tmp_path / "notes.md").write_text("weights")
-    assert "is no safetensors file by its name" in refusal(tmp_path / "notes.md")
+    assert "mhsh opens safetensors alone" in refusal(tmp_path / "notes.md")

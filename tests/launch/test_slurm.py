@@ -50,7 +50,6 @@ exit "$MHSH_STATUS"
 """
 JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "MHSH_STATUS": "0"}
 TWO = {"SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2"}
-ARRAY = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "3", "SLURM_ARRAY_TASK_COUNT": "3"}
 
 
 @pytest.fixture
@@ -146,6 +145,7 @@ def test_a_signal_reaches_the_tasks_and_not_srun(job: Callable, cluster: Path, n
             "0,1,2,3,4,5,6,7",
         ),
         ({"SLURM_GPUS_ON_NODE": "1"}, [], "", "0"),
+        ({"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3"}, ["--cells=2/3"], "", "none"),
         ({"SLURM_NTASKS": "16", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}, ["--distributed"], "", "none"),
     ],
 )
@@ -172,17 +172,7 @@ def test_what_sbatch_reads() -> None:
     ("arguments", "variables", "message"),
     [
         (["train"], {"SLURM_JOB_ID": ""}, "hand this to sbatch"),
-        ([], {}, "after launch/slurm comes a command of mhsh"),
-        (["--nodes=2", "train"], {}, "sbatch's options come before it"),
-        (["train", "--distributed"], {}, "--distributed is set by this script"),
-        (["train", "--coordinator=a:1"], {}, "--coordinator is set by this script"),
-        (["sweep", "--cells=1/2"], ARRAY, "--cells is set by this script"),
         (["train"], {"MHSH_VENV": "/nothing"}, "no /nothing/bin/mhsh; call sbatch in the folder of the checkout"),
-        (["eval", "RUN"], TWO, "mhsh eval is one process, and these are 2"),
-        (["sweep"], ARRAY | TWO, "mhsh sweep is one process, and these are 2"),
-        (["train"], ARRAY, "an array shares out the cells of a sweep; mhsh train has none"),
-        (["sweep"], ARRAY | {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "2"}, "the array must be --array=1-N"),
-        (["sweep"], ARRAY | {"SLURM_ARRAY_TASK_MAX": "9"}, "the array must be --array=1-N"),
     ],
 )
 def test_mistakes_are_one_line(job: Callable, arguments: list[str], variables: dict[str, str], message: str) -> None:
@@ -212,13 +202,12 @@ def corpus(tmp_path: Path) -> str:
 def test_an_array_trains_all_cells_of_a_sweep(job: Callable, corpus: str, tmp_path: Path) -> None:
     """Two tasks of an array at once, with real processes; the same command finds all done."""
     arguments = ["sweep", *CONFIG, corpus, "--axes", "seed=0,1,2", f"--workdir={tmp_path / 's'}"]
-    array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "2", "SLURM_ARRAY_TASK_COUNT": "2"}
     for turn, due in enumerate([("2 of 2", "1 of 1"), ("0 of 2", "0 of 1")]):
         tasks = []
         for number in "12":
             home = tmp_path / f"home{turn}{number}"
             home.mkdir()
-            tasks.append(job(*arguments, **REAL, **array, SLURM_ARRAY_TASK_ID=number, HOME=str(home)))
+            tasks.append(job(*arguments, **REAL, SLURM_ARRAY_TASK_COUNT="2", SLURM_ARRAY_TASK_ID=number, HOME=str(home)))
         for number, cells, task in zip("12", due, tasks, strict=True):
             status, output, errors = end(task)
             assert status == 0, errors

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import astuple
 
-from mhsh.bench.intervals import Interval
+from mhsh.bench.results import Interval
 from mhsh.config.schema import Config
 from mhsh.report.files import table_to_csv
 from mhsh.report.html import to_html

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 import jax
 import pytest
 
-from mhsh.bench.harness import MOST_REPETITIONS, Candidate, Measured, Schedule, Times, bench_results, cpu_seconds, take_turns, turns
-from mhsh.bench.intervals import Interval
-from mhsh.bench.results import BenchResults, CeilingResult
+from mhsh.bench.results import BenchResults, Interval
+from mhsh.bench.timing import MOST_REPETITIONS, Candidate, Schedule, Times, bench, candidate_results, cpu_seconds, take_turns
 from mhsh.models.costs import PEAK_FLOPS
 from tests.conftest import MakeConfig
 
@@ -25,42 +25,27 @@ class Clock:
         return self.now
 
 
-@dataclasses.dataclass
 class Worker:
     """Takes `seconds` a repetition and `first` more for the first call; logs each call."""
 
-    name: str
-    clock: Clock
-    log: list[tuple[str, int]]
-    seconds: float
-    first: float = 0.0
+    def __init__(self, name: str, clock: Clock, log: list[tuple[str, int]], seconds: float, first: float = 0.0) -> None:
+        self.name, self.clock, self.log, self.seconds, self.first = name, clock, log, seconds, first
 
-    @property
-    def run(self) -> Callable[[int], None]:
-        return self._run
-
-    def _run(self, repetitions: int) -> None:
+    def run(self, repetitions: int) -> None:
         self.clock.now += repetitions * self.seconds + self.first
         self.first = 0.0
         self.log.append((self.name, repetitions))
 
 
-@dataclasses.dataclass
-class Rested:
-    """A worker whose first repetition after that of another worker takes longer."""
-
-    name: str
-    run: Callable[[int], None]
-
-
-def test_the_order_is_a_b_a_b():
-    assert turns(["a", "b"], 2) == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+def timed(workers: Sequence[Worker], clock: Clock, schedule: Schedule) -> dict[str, Times]:
+    candidates = [Candidate(name=worker.name, label="", run=worker.run, work=1, baseline=None) for worker in workers]
+    return take_turns(candidates, schedule, clock=clock, cpu_clock=clock)
 
 
 def test_the_first_repetition_of_a_turn_is_not_counted():
     clock, log = Clock(), []
     workers = [Worker("a", clock, log, 2.0, first=100.0), Worker("b", clock, log, 3.0, first=50.0)]
-    found = take_turns(workers, Schedule(rounds=2, repetitions=4, seconds=0.0, each=False), clock=clock, cpu_clock=clock)
+    found = timed(workers, clock, Schedule(rounds=2, repetitions=4, singly=False))
     assert log == [("a", 1), ("a", 4), ("b", 1), ("b", 4)] * 2
     assert found["a"].turns == [[2.0], [2.0]] and found["b"].turns == [[3.0], [3.0]]
     assert found["a"].cpu == [2.0, 2.0] and found["a"].repetitions == 4
@@ -69,28 +54,21 @@ def test_the_first_repetition_of_a_turn_is_not_counted():
 def test_what_a_pause_costs_is_not_counted():
     """After the others' turns the first repetition takes ten seconds more."""
     clock, log = Clock(), []
-    a, b = Worker("a", clock, log, 2.0), Worker("b", clock, log, 3.0)
 
-    def resting(worker: Worker, other: Worker) -> Callable[[int], None]:
-        run = worker.run
+    class Resting(Worker):
+        def run(self, repetitions: int) -> None:
+            self.first = 10.0 if log and log[-1][0] != self.name else 0.0
+            super().run(repetitions)
 
-        def after_a_pause(repetitions: int) -> None:
-            worker.first = 10.0 if log and log[-1][0] == other.name else 0.0
-            run(repetitions)
-
-        return after_a_pause
-
-    rested = [Rested("a", resting(a, b)), Rested("b", resting(b, a))]
-    found = take_turns(rested, Schedule(rounds=2, repetitions=2, seconds=0.0, each=False), clock=clock, cpu_clock=clock)
+    workers = [Resting("a", clock, log, 2.0), Resting("b", clock, log, 3.0)]
+    found = timed(workers, clock, Schedule(rounds=2, repetitions=2, singly=False))
     assert found["a"].turns == [[2.0], [2.0]] and found["b"].turns == [[3.0], [3.0]]
     assert found["a"].cpu == [2.0, 2.0] and found["b"].cpu == [3.0, 3.0]
 
 
-def test_repetitions_that_are_timed_each():
+def test_repetitions_that_are_timed_singly():
     clock, log = Clock(), []
-    found = take_turns(
-        [Worker("a", clock, log, 2.0)], Schedule(rounds=1, repetitions=3, seconds=0.0, each=True), clock=clock, cpu_clock=clock
-    )
+    found = timed([Worker("a", clock, log, 2.0)], clock, Schedule(rounds=1, repetitions=3))
     assert log == [("a", 1)] * 4 and found["a"].turns == [[2.0, 2.0, 2.0]] and found["a"].cpu == [2.0]
 
 
@@ -99,7 +77,7 @@ def test_as_many_repetitions_as_take_the_time_of_a_turn(seconds, repetitions):
     """The first run, which compiles, is not counted."""
     clock, log = Clock(), []
     worker = Worker("a", clock, log, seconds, first=100.0)
-    found = take_turns([worker], Schedule(rounds=1, repetitions=None, seconds=1.0, each=False), clock=clock, cpu_clock=clock)
+    found = timed([worker], clock, Schedule(rounds=1, repetitions=None, seconds=1.0, singly=False))
     assert found["a"].repetitions == repetitions
     assert log == [("a", 1)] * 3 + [("a", repetitions)]
 
@@ -108,12 +86,6 @@ def test_cpu_seconds_pass_during_work():
     before = cpu_seconds()
     assert sum(n * n for n in range(300_000)) > 0
     assert cpu_seconds() > before
-
-
-CEILINGS = {
-    "matmul": CeilingResult(dtype="float32", size=1024, unit="FLOP", work=8, turns=[[1.0]], rate=1000.0),
-    "copy": CeilingResult(bytes=64, unit="byte", work=128, turns=[[1.0]], rate=500.0),
-}
 
 
 def candidate(name: str, work: int, baseline: str | None, **facts: object) -> Candidate:
@@ -135,23 +107,27 @@ def two_candidates() -> tuple[list[Candidate], dict[str, Times]]:
 
 
 def made(make_config: MakeConfig, settings: Sequence[Mapping[str, int]] = ({},), **changes: object) -> BenchResults:
-    """Training results of the two candidates in each of the settings."""
-    measured = [Measured(setting, *two_candidates()) for setting in settings]
+    """Training results of candidates that sleep, in each of the settings, for tables."""
     configs = {"config": make_config("bert", "2l8h", **changes)}
-    return bench_results("train", "token", {"rounds": 3}, configs, measured, CEILINGS, None)
+    candidates, times = two_candidates()
+    asleep = [dataclasses.replace(candidate, run=lambda count: time.sleep(1e-4 * count)) for candidate in candidates]
+    cells = [(setting, asleep) for setting in settings]
+    results = bench("train", "token", configs, cells, Schedule(2), {"rounds": 2}, lambda _: None)
+    for cell in results.cells:
+        cell.candidates = candidate_results(candidates, times, results.peak_flops)
+    return results
 
 
-def test_results_by_hand(make_config):
-    first, second = made(make_config).cells[0].candidates
+def test_results_by_hand():
+    first, second = candidate_results(*two_candidates())
     assert first.seconds == Interval(3.0, 2.0, 4.0, 0.75)  # turns' medians: 3, 2, 4
     assert first.rate == 100 / 3 and first.time_ratio is None
-    assert first.flops_per_second == 400 / 3 and first.share_of_matmul == 400 / 3 / 1000
-    assert first.bytes_per_second == 50 / 3 and first.share_of_copy == 50 / 3 / 500
+    assert first.flops_per_second == 400 / 3 and first.bytes_per_second == 50 / 3
     # rounds: 4.5 / 3, 6 / 2, 2 / 4, each twice as much for a unit of work
     assert second.time_ratio == Interval(3.0, 1.0, 6.0, 0.75)
     assert second.cpu_ratio is not None and second.cpu_ratio.median == 2.0 and second.best_ratio == 2.0
     assert second.flops_per_second == 200 / 4.5 / 2  # of one of its devices
-    assert second.bytes_per_second is None and second.share_of_copy is None
+    assert second.bytes_per_second is None
 
 
 def test_results_say_where_they_were_measured(make_config):

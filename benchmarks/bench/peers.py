@@ -10,8 +10,7 @@ from typing import Any
 
 import jax
 
-from mhsh.bench.harness import cores
-from mhsh.bench.mhsh_steps import CONFIG
+from mhsh.bench.timing import CONFIG, cores
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError, install_command
@@ -24,6 +23,15 @@ TORCH_PEERS = ("torch-eager", "torch-compile", "torch-compile-layers")
 # Peers have LN(x + f(x)); these schemes differ from it only by omega or a constant.
 PEER_RESIDUALS = ("post_ln", "admin", "deepnorm")
 PEER_OBJECTIVES = ("mlm", "clm")
+
+# The peers of every kind of bench.
+PEERS = {
+    "train": TORCH_PEERS,
+    "inference": TORCH_PEERS,
+    "input": ("collator", "collator-of-ids", "loader"),
+    "decode": ("marian", "marian-sorted", "gpt2"),
+    "compile": (),
+}
 
 
 def chosen(peers: str | None, allowed: Sequence[str]) -> list[str]:
@@ -71,6 +79,27 @@ def check_config(flag: str, config: Config, *, training: bool) -> None:
     # Several CPU devices are the cores of one machine, which the peer has too.
     if jax.device_count() > 1 and training and jax.devices()[0].platform != "cpu":
         raise UserError(f"peers train on one device, jax has {jax.device_count()} here; show it one (CUDA_VISIBLE_DEVICES=0)")
+
+
+def check_decoding(config: Config, peers: Sequence[str]) -> None:
+    """Raises UserError where Marian or GPT-2 cannot have the shape of this config."""
+    model = config.model
+    for peer in peers:
+        name, objective, residual, positions = (
+            ("GPT-2", "clm", "pre_ln", "learned") if peer == "gpt2" else ("Marian", "translation", "post_ln", "sinusoidal")
+        )
+        unfit = {
+            "model.objective": (model.objective, objective, f"what {name} does"),
+            "model.embed_dim": (model.embed_dim, model.num_heads * model.head_dim, "model.num_heads x model.head_dim"),
+            "model.residual": (model.residual, residual, f"what {name} has"),
+            "model.qk_norm": (model.qk_norm, False, f"what {name} has"),
+            "model.positions": (model.positions, positions, f"what {name} has"),
+        }
+        if name == "Marian":
+            unfit["model.num_decoder_layers"] = (model.num_decoder_layers, model.num_layers, "model.num_layers")
+        for field, (value, wanted, what) in unfit.items():
+            if value != wanted:
+                raise UserError(f"--peer={peer}: {field} = {value!r} must be {wanted!r}, {what}; set it, or leave --peer out")
 
 
 def device() -> Any:
@@ -131,14 +160,14 @@ def build(config: Config) -> tuple[Any, str]:
 
     torch.manual_seed(config.train.seed)
     if fits_transformers(config):
-        from mhsh.bench.peers.transformers import TransformersBert as Module
+        from benchmarks.bench.modules import TransformersBert as Module
     else:
-        from mhsh.bench.peers.plain import PlainTransformer as Module
+        from benchmarks.bench.modules import PlainTransformer as Module
     module = Module(config.model)
-    found, counts = sum(values.numel() for values in module.parameters()), parameter_counts(config.model)
-    if found != counts["total"] - counts["omega"]:
+    built, counts = sum(values.numel() for values in module.parameters()), parameter_counts(config.model)
+    if built != counts["total"] - counts["omega"]:
         raise UserError(
-            f"the peer {module.title} has {found:,} parameters, mhsh's model without omega {counts['total'] - counts['omega']:,}: "
+            f"the peer {module.title} has {built:,} parameters, mhsh's model without omega {counts['total'] - counts['omega']:,}: "
             "their work is not the same, so their times cannot be compared"
         )
     return module, module.title

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mhsh.bench.batch import synthetic_batch
+from mhsh.bench.steps import synthetic_batch
 from mhsh.training.state import example_batch
 
 HEADS = dict(next_sentence=False)

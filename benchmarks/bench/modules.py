@@ -1,10 +1,13 @@
-"""A Transformer in plain PyTorch, for shapes that transformers' BERT cannot have (N H != D)."""
+"""The models of the PyTorch peers: BERT of transformers, and a Transformer in plain PyTorch for
+shapes that it cannot have (N H != D). Both compute logits for the predicted positions only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 import torch  # pyrefly: ignore[missing-import]
+import transformers  # pyrefly: ignore[missing-import]
 from torch import Tensor, nn  # pyrefly: ignore[missing-import]
 from torch.nn import functional  # pyrefly: ignore[missing-import]
 
@@ -16,6 +19,54 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
 }
+
+TRANSFORMERS_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}  # by mhsh's names
+
+
+class TransformersBert(nn.Module):
+    """BertForPreTraining or (without next sentence) BertForMaskedLM, with SDPA attention.
+
+    By themselves both project every position on the vocabulary; here the predicted positions are
+    gathered first, as in mhsh. Rows are full, so there is no attention mask: transformers itself
+    drops one that masks nothing.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        kind = transformers.BertForPreTraining if config.next_sentence else transformers.BertForMaskedLM
+        self.title = f"transformers {kind.__name__}"
+        self.model = kind(
+            transformers.BertConfig(
+                vocab_size=config.vocab_size,
+                hidden_size=config.embed_dim,
+                num_hidden_layers=config.num_layers,
+                num_attention_heads=config.num_heads,
+                intermediate_size=config.mlp_dim,
+                hidden_act=TRANSFORMERS_ACTIVATIONS[config.activation],
+                hidden_dropout_prob=config.hidden_dropout,
+                attention_probs_dropout_prob=config.attention_dropout,
+                max_position_embeddings=config.max_positions,
+                type_vocab_size=config.num_token_types,
+                layer_norm_eps=config.layer_norm_epsilon,
+                pad_token_id=None,  # so that every row of the table gets a gradient
+                attn_implementation="sdpa",
+            )
+        )
+        self.model.bert.embeddings.dropout.p = config.embedding_dropout
+        self.has_next_sentence = config.next_sentence
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers of the encoder."""
+        return self.model.bert.encoder.layer
+
+    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Logits [B,P,V], and next-sentence logits [B,2] or None."""
+        encoded = self.model.bert(
+            input_ids=batch["inputs"], token_type_ids=batch["token_types"], position_ids=batch["inputs_position"]
+        )
+        logits = self.model.cls.predictions(gathered(encoded.last_hidden_state, batch["targets_position"]))
+        return logits, self.model.cls.seq_relationship(encoded.pooler_output) if self.has_next_sentence else None
 
 
 class PlainTransformer(nn.Module):
@@ -47,7 +98,7 @@ class PlainTransformer(nn.Module):
         if config.next_sentence:
             self.pooler = nn.Linear(width, width)
             self.next_sentence = nn.Linear(width, 2)
-        for table in (each for each in self.modules() if isinstance(each, nn.Embedding)):
+        for table in (module for module in self.modules() if isinstance(module, nn.Embedding)):
             nn.init.normal_(table.weight, std=0.02)  # torch's default of 1 would make logits of size D
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -87,8 +138,8 @@ class PlainLayer(nn.Module):
         """[B,T,D] -> [B,T,D]."""
         config = self.config
         heads = (
-            each(x).view(*x.shape[:2], config.num_heads, config.head_dim).transpose(1, 2)
-            for each in (self.query, self.key, self.value)
+            project(x).view(*x.shape[:2], config.num_heads, config.head_dim).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
         )
         context = functional.scaled_dot_product_attention(
             *heads, dropout_p=config.attention_dropout if self.training else 0.0, is_causal=config.objective == "clm"

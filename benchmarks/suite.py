@@ -1,11 +1,16 @@
-"""mhsh bench suite: everything that is worth measuring on a device, in one command.
+"""Everything that is worth measuring on a device, in one command that can be cut off.
 
-Every stage is an mhsh command in a process of its own. So one that fails, or needs more memory than
-there is, ends no other.
+  python -m benchmarks.suite --out=DIR [--size=tiny] [--only=STAGE,...]
+
+Every stage is a command in a process of its own: `python -m benchmarks.bench`, or `mhsh train`. So
+one that fails, or needs more memory than the device has, ends no other. The same command goes on
+where it stopped, and tries again what failed. --size=tiny runs the same stages with small models,
+on a CPU. Exit status 2: a stage failed; 128 + n: stopped by signal n.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -17,11 +22,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mhsh.bench.results import read
+from mhsh.bench.table import show
 from mhsh.errors import UserError
 from mhsh.files import read_object, write_new
+from mhsh.text import timing
 from mhsh.training.signals import StopSignals
 from mhsh.training.xla_flags import RECOMMENDED
 
+ROOT = Path(__file__).resolve().parents[1]
+# What `mhsh compare` puts together of the stages: every shape once.
+IN_THE_REPORT = ("train-large.json", "train-base.json", "inference-large.json", "run-shallow", "run-deep")
 _POLL_SECONDS = 0.1
 RUN_STEPS, PROFILED = 200, "100:102"
 
@@ -71,13 +82,13 @@ class Stage(NamedTuple):
 
     name: str  # and of what it writes: NAME.json, or the run folder NAME
     what: str  # for readers
-    arguments: tuple[str, ...]  # of mhsh, without what it writes
+    arguments: tuple[str, ...]  # of python -m, without what it writes
     missing: str = ""  # why it cannot run here; empty where it can
 
     @property
     def is_run(self) -> bool:
         """Whether it trains, into a run folder; else it measures, into a file."""
-        return self.arguments[0] == "train"
+        return self.arguments[:2] == ("mhsh", "train")
 
 
 class Outcome(NamedTuple):
@@ -139,8 +150,8 @@ def stages(size: Size, device_kind: str) -> list[Stage]:
 
 
 def _bench(kind: str, pair: tuple[str, str], changes: Changes, other: Changes, *more: str) -> tuple[str, ...]:
-    """mhsh bench of a pair, with changes of the first and of the second."""
-    return "bench", kind, *_config("config", pair[0], changes), *_config("against", pair[1], other), *more
+    """A bench of a pair, with changes of the first and of the second."""
+    return "benchmarks.bench", kind, *_config("config", pair[0], changes), *_config("against", pair[1], other), *more
 
 
 def _config(flag: str, name: str, changes: Changes) -> tuple[str, ...]:
@@ -159,7 +170,7 @@ def _run(name: str, size: Size) -> tuple[str, ...]:
         "train.profile_steps": PROFILED,
         "optimizer.warmup_steps": RUN_STEPS // 10,
     }
-    return "train", *_config("config", name, changes)
+    return "mhsh", "train", *_config("config", name, changes)
 
 
 def run_suite(chosen: Sequence[Stage], folder: Path, tell: Callable[[Stage, Outcome | None], None]) -> int | None:
@@ -196,14 +207,15 @@ def outcome(stage: Stage, folder: Path) -> Outcome | None:
     state = folder / f"{stage.name}.state.json"
     if not state.exists():
         return None
-    found = read_object(str(state))
+    content = read_object(str(state))
     try:
-        return Outcome(str(found["state"]), float(found["seconds"]), str(found["reason"]))
+        return Outcome(str(content["state"]), float(content["seconds"]), str(content["reason"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{state} is damaged; delete it, and the stage runs again") from error
 
 
 def _run_stage(stage: Stage, folder: Path, signals: StopSignals) -> Outcome:
+    folder = folder.resolve()
     target = folder / stage.name if stage.is_run else folder / f"{stage.name}.json"
     out = f"--workdir={target}" if stage.is_run else f"--out={target}"
     state = folder / f"{stage.name}.state.json"
@@ -212,7 +224,8 @@ def _run_stage(stage: Stage, folder: Path, signals: StopSignals) -> Outcome:
     with (folder / f"{stage.name}.log").open("wb") as log:
         # In a process group of its own: Ctrl-C at the terminal reaches only the suite.
         process = subprocess.Popen(
-            [sys.executable, "-m", "mhsh", *stage.arguments, out],
+            [sys.executable, "-m", *stage.arguments, out],
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -238,3 +251,65 @@ def _reason(log: Path, status: int) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     return f"{how}: {lines[-1][:200]}" if lines else how
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the stages, prints their tables, and writes report.html into --out; the exit status."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--size", choices=tuple(SIZES), default="full")
+    parser.add_argument("--only")
+    options = parser.parse_args(arguments)
+    try:
+        return _run_chosen(options.out, chosen_stages(stages(SIZES[options.size], first_device()), options.only))
+    except UserError as error:
+        print(f"benchmarks.suite: {error}", file=sys.stderr)
+        return 2
+
+
+def chosen_stages(known: Sequence[Stage], only: str | None) -> list[Stage]:
+    """The stages of --only, in their own order.
+
+    Raises:
+      UserError: one of them does not exist.
+    """
+    names = [stage.name for stage in known]
+    wanted = names if only is None else only.split(",")
+    for name in wanted:
+        if name not in names:
+            raise UserError(f"--only={only}: there is no stage {name!r}; allowed: {', '.join(names)}")
+    return [stage for stage in known if stage.name in wanted]
+
+
+def _run_chosen(folder: Path, chosen: Sequence[Stage]) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    stopped = run_suite(chosen, folder, _tell)
+    ended = {stage: outcome(stage, folder) for stage in chosen}
+    done = [stage for stage, how in ended.items() if how is not None and how.state == "done"]
+    for stage in done:
+        if not stage.is_run:
+            print(f"\n{stage.name}: {stage.what}")
+            show(read(str(folder / f"{stage.name}.json")))
+    if stopped is not None:
+        print(f"stopped; the same command goes on: {len(done)} of {len(chosen)} stages are done")
+        return 128 + stopped
+    names = {stage.name for stage in done}
+    paths = [str(folder / name) for name in IN_THE_REPORT if name.removesuffix(".json") in names]
+    if paths:
+        report = [sys.executable, "-m", "mhsh", "compare", *paths, f"--out={folder / 'report.html'}"]
+        subprocess.run(report, check=False)
+    return 2 if any(how is not None and how.state == "failed" for how in ended.values()) else 0
+
+
+def _tell(stage: Stage, ended: Outcome | None) -> None:
+    if ended is None:
+        print(f"{stage.name}: {stage.what} ...", flush=True)
+    else:
+        took = f" ({timing(ended.seconds)})" if ended.seconds else ""
+        print(f"{stage.name}: {ended.state}{took}" + (f": {ended.reason}" if ended.reason else ""), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

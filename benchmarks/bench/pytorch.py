@@ -13,10 +13,9 @@ import torch  # pyrefly: ignore[missing-import]
 from torch import Tensor, nn  # pyrefly: ignore[missing-import]
 from torch.nn import functional  # pyrefly: ignore[missing-import]
 
-from mhsh.bench.batch import synthetic_batch
-from mhsh.bench.harness import Candidate
-from mhsh.bench.mhsh_steps import setting_config, tokens
-from mhsh.bench.peers import build
+from benchmarks.bench import peers
+from mhsh.bench.steps import setting_config, synthetic_batch, tokens
+from mhsh.bench.timing import Candidate
 from mhsh.config.schema import Config, OptimizerConfig
 from mhsh.errors import UserError
 from mhsh.models.costs import row_flops, step_flops
@@ -30,20 +29,20 @@ TorchBatch = dict[str, Tensor]
 
 def training_candidate(peer: str, name: str, config: Config) -> Candidate:
     """Training of the config called `name` in torch."""
-    module, title = build.build(config)
-    device = build.device()
+    module, title = peers.build(config)
+    device = peers.device()
     before = _allocated(device)
     trainer = Training(peer, module, config, device)
     trainer.run(1)  # the memory that compiling needs is not counted
     memory = _peak(device, before, lambda: trainer.run(2))
     return Candidate(
-        name=build.peer_name(peer, name),
-        label=build.label(config, title, peer),
+        name=peers.peer_name(peer, name),
+        label=peers.label(config, title, peer),
         run=trainer.run,
         check=trainer.check,
         work=tokens(config, config.train.batch_size),
         baseline=name,
-        facts=build.facts(config, name, title) | {"flops": step_flops(config), "memory": memory},
+        facts=peers.facts(config, name, title) | {"flops": step_flops(config), "memory": memory},
     )
 
 
@@ -116,8 +115,8 @@ class Inference:
     """Forward passes of one peer of one config, with parameters in model.compute_dtype."""
 
     def __init__(self, peer: str, name: str, config: Config) -> None:
-        module, self._title = build.build(config)
-        self._peer, self._name, self._config, self._device = peer, name, config, build.device()
+        module, self._title = peers.build(config)
+        self._peer, self._name, self._config, self._device = peer, name, config, peers.device()
         self._module = module.to(self._device, getattr(torch, config.model.compute_dtype)).train(False)
         self._forward = compiled(peer, self._module, self._module)
 
@@ -135,18 +134,18 @@ class Inference:
                     _wait(self._device)
 
         def check() -> None:
-            if not all(bool(torch.isfinite(each).all()) for each in outputs[0] if each is not None):
+            if not all(bool(torch.isfinite(values).all()) for values in outputs[0] if values is not None):
                 raise UserError(f"{self._peer}: its logits are not finite")
 
         run(1)
         return Candidate(
-            name=build.peer_name(self._peer, self._name),
-            label=build.label(config, self._title, self._peer),
+            name=peers.peer_name(self._peer, self._name),
+            label=peers.label(config, self._title, self._peer),
             run=run,
             check=check,
             work=tokens(config, batch),
             baseline=self._name,
-            facts=build.facts(config, self._name, self._title)
+            facts=peers.facts(config, self._name, self._title)
             | {"flops": row_flops(config).total * batch, "memory": _peak(self._device, before, lambda: run(1))},
         )
 

@@ -1,0 +1,304 @@
+"""mhsh itself as a candidate: the compiled training step and the compiled forward pass, on
+synthetic batches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from msgspec.structs import replace
+
+from mhsh.bench.results import BenchResults
+from mhsh.bench.timing import CONFIG, Candidate, Note, Schedule, bench
+from mhsh.config.schema import Config, DataConfig, MeshConfig, TranslationDataConfig
+from mhsh.config.shapes import shape_name
+from mhsh.errors import UserError
+from mhsh.models.build import Model, build_model, forward
+from mhsh.models.costs import parameter_counts, row_flops, step_flops
+from mhsh.models.types import Batch, Outputs
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.remat import resolve_remat
+from mhsh.training.sharding import ROWS, make_mesh, put_batch
+from mhsh.training.state import TrainState, create_state, example_batch
+from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step
+
+BATCH_SEED = 0
+LENGTHS = (32, 128, 512)  # of the forward pass, as far as positions reach
+
+
+def train(configs: Mapping[str, Config], schedule: Schedule, note: Note) -> BenchResults:
+    """Times the training steps of `configs` (by name; the others are compared with the first).
+
+    Raises:
+      UserError: a loss or a gradient is not finite.
+    """
+    cells = [(train_setting(configs), [training(name, config, note) for name, config in configs.items()])]
+    return bench("train", "token", configs, cells, schedule, schedule_options(schedule), note)
+
+
+def train_setting(configs: Mapping[str, Config]) -> dict[str, int | str]:
+    """The batch and length of the first config."""
+    return {"batch": configs[CONFIG].train.batch_size, "length": configs[CONFIG].data.sequence_length}
+
+
+def schedule_options(schedule: Schedule) -> dict[str, Any]:
+    """What the results say of the schedule."""
+    return {"rounds": schedule.rounds, "repetitions": schedule.repetitions, "seconds": schedule.seconds}
+
+
+def inference(configs: Mapping[str, Config], settings: Sequence[tuple[int, int]], schedule: Schedule, note: Note) -> BenchResults:
+    """Times forward passes without dropout of `configs` (by name; the others are compared with the
+    first).
+
+    Args:
+      settings: (rows, tokens of a row), as of `grid`.
+
+    Raises:
+      UserError: logits are not finite.
+    """
+    note("making the models")
+    makers = [Inference(name, config) for name, config in configs.items()]
+    cells = inference_cells(makers, settings, note)
+    return bench("inference", "token", configs, cells, schedule, schedule_options(schedule), note)
+
+
+def inference_cells(
+    makers: Sequence[Any], settings: Sequence[tuple[int, int]], note: Note
+) -> Iterator[tuple[dict[str, int | str], list[Candidate]]]:
+    """The settings, with the candidates that `makers` (such as Inference) make for each."""
+    for number, (rows, length) in enumerate(settings, 1):
+        note(f"setting {number} of {len(settings)}: {rows} x {length} tokens")
+        yield {"batch": rows, "length": length}, [maker.candidate(rows, length) for maker in makers]
+
+
+def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[tuple[int, int]]:
+    """(rows, tokens of a row) of every setting, from --batch and --length.
+
+    Without --length these are the LENGTHS that every model has positions for, or the longest that
+    every model has.
+
+    Raises:
+      UserError: not whole numbers, or a length that a model has no positions for.
+    """
+    positions = min(config.model.max_positions for config in configs.values())
+    fitting = [tokens for tokens in LENGTHS if tokens <= positions] or [positions]
+    lengths = whole_numbers("length", length) if length is not None else fitting
+    for config in configs.values():
+        setting_config(config, 1, max(lengths))
+    return [(rows, tokens) for rows in whole_numbers("batch", batch) for tokens in lengths]
+
+
+def whole_numbers(flag: str, text: str) -> list[int]:
+    """The whole numbers of a list such as 1,4,16.
+
+    Raises:
+      UserError: an item is not a whole number of at least 1.
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise UserError(f"--{flag}={text}: give whole numbers of at least 1, as in --{flag}=1,4,16")
+    return [int(part) for part in parts]
+
+
+def training(name: str, config: Config, note: Note) -> Candidate:
+    """The step of `mhsh train` on one synthetic batch, on the config's mesh, over and over."""
+    note(f"compiling {name}")
+    mesh = make_mesh(config)
+    config, _ = resolve_remat(_without_profiling(config), mesh)
+    model, optimizer = build_model(config.model), build_optimizer(config)
+    batch = put_batch(synthetic_batch(config, config.train.batch_size), mesh)
+    state = create_state(config, model, optimizer, mesh, batch)
+    step = compile_train_step(config, model, optimizer, mesh, state)
+    runner = _Training(name, step, state, batch)
+    return Candidate(
+        name=name,
+        label=label(config),
+        run=runner.run,
+        check=runner.check,
+        work=tokens(config, config.train.batch_size),
+        baseline=baseline_of(name),
+        facts=_facts(name, config, mesh, step) | {"flops": step_flops(config)},
+    )
+
+
+class _Training:
+    """Holds the state, which each step replaces."""
+
+    def __init__(self, name: str, step: jax.stages.Compiled, state: TrainState, batch: dict[str, jax.Array]) -> None:
+        self._name, self._step, self._state, self._batch = name, step, state, batch
+        self._metrics: StepMetrics | None = None
+
+    def run(self, repetitions: int) -> None:
+        """Steps; the device is waited for after the last."""
+        for _ in range(repetitions):
+            self._state, self._metrics = self._step(self._state, self._batch)
+        jax.block_until_ready(self._state)
+
+    def check(self) -> None:
+        """Raises UserError where the loss or a gradient of the last step was not finite."""
+        if self._metrics is not None and not bool(self._metrics.is_finite):
+            raise UserError(
+                f"{self._name}: the loss or a gradient is not finite after {int(self._state.step)} steps; "
+                "give more optimizer.warmup_steps, or a smaller optimizer.learning_rate"
+            )
+
+
+class Inference:
+    """Forward passes of one config on the first device, with parameters in compute_dtype."""
+
+    def __init__(self, name: str, config: Config) -> None:
+        self._name, self._config = name, config
+        self._model, self._mesh, self._params = built(config)
+
+    def candidate(self, batch: int, length: int) -> Candidate:
+        """The compiled forward pass of `batch` rows of `length` tokens up to the logits."""
+        config = setting_config(self._config, batch, length)
+        arrays = put_batch(synthetic_batch(config, batch), self._mesh)
+        step = compile_eval_step(_outputs, ROWS, config, self._model, self._mesh, self._params)
+        logits: list[Any] = []
+
+        def run(repetitions: int) -> None:
+            for _ in range(repetitions):
+                logits[:] = [step(self._params, arrays)]
+            jax.block_until_ready(logits)
+
+        def check() -> None:
+            if not all(np.isfinite(jax.device_get(leaf)).all() for leaf in jax.tree.leaves(logits)):
+                raise UserError(f"{self._name}: the logits are not finite; this is a fault of mhsh, please report it")
+
+        return Candidate(
+            name=self._name,
+            label=label(config),
+            run=run,
+            check=check,
+            work=tokens(config, batch),
+            baseline=baseline_of(self._name),
+            facts=_facts(self._name, config, self._mesh, step) | {"flops": row_flops(config).total * batch},
+        )
+
+
+def built(config: Config) -> tuple[Model, Mesh, Any]:
+    """The model, a mesh of the first device, and fresh parameters on it in compute_dtype."""
+    one = setting_config(_without_profiling(config), 1, 1)
+    mesh, model = make_mesh(one, jax.devices()[:1]), build_model(config.model)
+    optimizer = build_optimizer(config)
+    params = create_state(one, model, optimizer, mesh, synthetic_batch(one, 1)).params
+    dtype = jnp.dtype(config.model.compute_dtype)
+    return model, mesh, jax.jit(lambda tree: jax.tree.map(lambda values: values.astype(dtype), tree))(params)
+
+
+def setting_config(config: Config, batch: int, length: int) -> Config:
+    """The same model on `batch` rows of `length` tokens, on one device.
+
+    Raises:
+      UserError: the model has too few positions.
+    """
+    if length > config.model.max_positions:
+        raise UserError(
+            f"--length: {length} tokens are more than model.max_positions = {config.model.max_positions}; "
+            f"add --config.model.max_positions={length} (and --against...)"
+        )
+    data = replace(config.data, sequence_length=length)
+    if isinstance(data, DataConfig):
+        data = replace(data, max_predictions=min(data.max_predictions, length))
+    train = replace(config.train, batch_size=batch, accumulation_steps=1)
+    return replace(config, data=data, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
+
+
+def synthetic_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
+    """`rows` rows of data.sequence_length random tokens without padding, in the shapes and dtypes
+    of a real batch; the same for equal configs.
+    """
+    generator = np.random.default_rng(BATCH_SEED)
+    model = config.model
+    batch = example_batch(config, rows)
+    rows, length = batch["inputs"].shape
+    position = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    for key, values in batch.items():
+        if key in ("inputs", "decoder_inputs"):
+            batch[key] = generator.integers(model.vocab_size, size=values.shape, dtype=np.int32)
+        elif key == "token_types":
+            batch[key] = (position >= length // 2).astype(np.int32) % model.num_token_types
+        elif key == "next_sentence":
+            batch[key] = generator.integers(2, size=values.shape, dtype=np.int32)
+        elif key.endswith("_position"):
+            positions = [np.sort(generator.permutation(length)[: values.shape[1]]) for _ in range(rows)]
+            batch[key] = np.stack(positions).astype(np.int32)  # all of 0 ... T - 1 in order; with mlm, P of them
+        elif key.endswith("_segmentation") or key.endswith("weights"):
+            batch[key] = np.ones_like(values)
+    targets = batch["targets"]
+    if np.issubdtype(targets.dtype, np.floating):
+        batch["targets"] = generator.random(targets.shape, np.float32)
+    else:
+        classes = {"classification": model.num_classes, "span": length}.get(model.objective, model.vocab_size)
+        batch["targets"] = generator.integers(classes, size=targets.shape, dtype=targets.dtype)
+    return batch
+
+
+def label(config: Config) -> str:
+    """mhsh 12x12 admin float32."""
+    return f"mhsh {shape_name(config.model)} {config.model.residual} {config.model.compute_dtype}"
+
+
+def baseline_of(name: str) -> str | None:
+    """The name of the config that this one is compared with."""
+    return None if name == CONFIG else CONFIG
+
+
+def tokens(config: Config, rows: int) -> int:
+    """How many tokens `rows` rows have, counting both sides of a translation."""
+    return rows * config.data.sequence_length * (2 if isinstance(config.data, TranslationDataConfig) else 1)
+
+
+def identity(name: str, config: Config, devices: int) -> dict[str, Any]:
+    """Fields of a CandidateResult that say what the config called `name` is, `auto` resolved."""
+    counts = parameter_counts(config.model)
+    return {
+        "config": name,
+        "implementation": "mhsh",
+        "dtype": config.model.compute_dtype,
+        "devices": devices,
+        "remat_policy": config.model.remat_policy,
+        "parameters": counts["total"],
+        "omega": counts["omega"],
+    }
+
+
+def _outputs(params: Any, batch: Batch, *, model: Model) -> Outputs:
+    return forward(model, params, batch, None)
+
+
+def _without_profiling(config: Config) -> Config:
+    """The same without profiling, which costs one pass before the first step and nothing later."""
+    return replace(config, model=replace(config.model, admin_omega="closed_log"))
+
+
+def _facts(name: str, config: Config, mesh: Mesh, compiled: jax.stages.Compiled) -> dict[str, Any]:
+    return identity(name, config, mesh.size) | {"memory": memory(compiled), "bytes_accessed": bytes_accessed(compiled)}
+
+
+def memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Bytes on one device by XLA: arguments, temporaries, and the peak (0: not given)."""
+    stats: Any = compiled.memory_analysis()
+    return {
+        "arguments": int(stats.argument_size_in_bytes),
+        "temporaries": int(stats.temp_size_in_bytes),
+        "peak": int(stats.peak_memory_in_bytes),
+    }
+
+
+def bytes_accessed(compiled: jax.stages.Compiled) -> int | None:
+    """Bytes that one run reads and writes on one device, by XLA's count.
+
+    None where the program has loops: XLA counts the body of a loop once.
+    """
+    if re.search(r"\bwhile\(", compiled.as_text() or ""):
+        return None
+    count = (compiled.cost_analysis() or {}).get("bytes accessed")
+    return None if count is None else int(count)

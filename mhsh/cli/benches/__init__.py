@@ -1,1 +1,0 @@
-"""`mhsh bench` and `mhsh bench suite`."""
