@@ -18,7 +18,7 @@ _HELP = {
 
 # What a flag's value, and the arguments that the parser does not know, make of a parameter of
 # `run`: the parameter, and the arguments that are left.
-Taker = Callable[[str, str | None, list[str]], tuple[Any, list[str]]]
+Taker = Callable[[str, Any, list[str]], tuple[Any, list[str]]]
 
 
 def add_configs(parser: argparse.ArgumentParser, *names: str, required: bool = True) -> None:
@@ -28,6 +28,20 @@ def add_configs(parser: argparse.ArgumentParser, *names: str, required: bool = T
     """
     for name in names:
         _add(parser, name, name, take_config, required and name == "config")
+
+
+def add_config_list(parser: argparse.ArgumentParser) -> None:
+    """`run` gets the Configs of all `--config=...` by name, as `configs`. Overrides change each of
+    them.
+    """
+    text = f"{_HELP['config']}; several are set side by side; --config.SECTION.FIELD=VALUE changes a field of each"
+    parser.add_argument("--config", dest="configs", action="append", metavar=CONFIG, required=True, help=text)
+    parser.set_defaults(takers={"configs": (_take_all, "config")})
+
+
+def _take_all(name: str, configs: Any, arguments: list[str]) -> tuple[Any, list[str]]:
+    taken = {config: take_config(name, config, arguments) for config in configs}
+    return {config: changed for config, (changed, _) in taken.items()}, next(iter(taken.values()))[1]
 
 
 def add_config_fields(parser: argparse.ArgumentParser, required: bool = True, **parameters: str) -> None:

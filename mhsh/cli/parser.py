@@ -29,11 +29,8 @@ _FOLDERS = {
         "quickstart": "train the small comparison and write its report",
     },
     "plans": {
-        "describe": "shapes, parameters, FLOPs and memory of one or two configs",
+        "plan": "what a run will be and cost: parameters, FLOPs, memory; on a TPU slice, and its time on many chips",
         "configs": "list config files, variants and fields, or print one config",
-        "admin": "run Admin's profiling pass and print omega of every sublayer",
-        "aot": "memory, collectives and FLOPs of the step on a TPU slice, without access to the slice",
-        "scaling": "the step time on many devices, predicted from the output of `mhsh aot`",
     },
     "reports": {
         "compare": "set runs and sweeps against a baseline, or files of mhsh bench side by side: a table and report.html",
