@@ -1,113 +1,74 @@
-"""How often each instruction of a compiled program runs: loops with their trip counts, and what
-they call.
-"""
+"""The FLOPs of a compiled program's matrix products, read out of its HLO text."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
-from mhsh.planning.hlo_text import Computation, Instruction, Module
-
-
-class Step(NamedTuple):
-    """An instruction as it runs."""
-
-    computation: Computation
-    instruction: Instruction
-    times: int  # in one run of the program
-    frame: str  # the entry, or the loop body that it stands in
+from benchmarks.hlo.traffic import arrays
+from mhsh.planning.hlo import Computation, Instruction, Module, execution, inside
 
 
-def execution(module: Module, unknown: list[str]) -> Iterator[Step]:
-    """Every instruction that the program runs, a fusion as one, loops themselves left out.
-
-    Loop bodies run as often as XLA's known_trip_count says where it wrote one, else as start, bound
-    and step of the counter do; the names of loops that cannot be followed are added to `unknown`
-    and count once. All branches of a conditional run.
+def product_flops(module: Module) -> int:
+    """FLOPs of one run, a multiply and an add counted as two, loops in full and recomputation
+    included.
     """
-    return _run(module, module.computations[module.entry], 1, module.entry, unknown)
+    flops = 0
+    for step in (part for whole in execution(module, []) for part in inside(module, whole)):
+        if step.instruction.opcode == "dot":
+            flops += step.times * _dot_flops(step.computation, step.instruction)
+        elif step.instruction.opcode == "convolution":
+            flops += step.times * _convolution_flops(step.computation, step.instruction)
+    return flops
 
 
-def _run(module: Module, computation: Computation, times: int, frame: str, unknown: list[str]) -> Iterator[Step]:
-    for instruction in computation.instructions.values():
-        if instruction.opcode == "while":
-            trips = trip_count(module, computation, instruction)
-            if trips is None:
-                unknown.append(instruction.name)
-            body = module.computations[instruction.attribute("body")]
-            runs = times * (1 if trips is None else trips)
-            yield from _run(module, body, runs, f"{frame}/{instruction.name}", unknown)
-        elif instruction.opcode in ("call", "conditional") or instruction.opcode.startswith("async-start"):
-            for name in instruction.called():
-                yield from _run(module, module.computations[name], times, frame, unknown)
-        else:
-            yield Step(computation, instruction, times, frame)
+def _sizes(shape: str) -> tuple[int, ...]:
+    (array,) = arrays(shape)
+    return array.sizes
 
 
-def inside(module: Module, step: Step) -> Iterator[Step]:
-    """What a fusion is made of, fusions within it too; any other instruction is its own."""
-    if step.instruction.opcode != "fusion":
-        yield step
-        return
-    for name in step.instruction.called():
-        computation = module.computations[name]
-        for instruction in computation.instructions.values():
-            yield from inside(module, Step(computation, instruction, step.times, step.frame))
+def _dot_flops(computation: Computation, dot: Instruction) -> int:
+    left = _sizes(computation.instructions[dot.operands[0]].shape)
+    contracted = [left[int(axis)] for axis in re.findall(r"\d+", dot.attribute("lhs_contracting_dims"))]
+    return 2 * math.prod(_sizes(dot.shape)) * math.prod(contracted)
 
 
-def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often a `while` runs; None where its counter cannot be followed."""
-    known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes)
-    if known:
-        return int(known[1])
-    condition, body = (module.computations[loop.attribute(name)] for name in ("condition", "body"))
-    compare = condition.root
-    if compare.opcode != "compare" or compare.attribute("direction") not in ("LT", "LE"):
-        return None
-    counter = condition.instructions[compare.operands[0]]
-    if counter.opcode != "get-tuple-element":
-        return None
-    index = int(counter.attribute("index"))
-    start_of = functools.partial(_element, module, computation, loop.operands[0])
-    start, bound = start_of(index), _scalar(module, condition, compare.operands[1], start_of)
-    following = _scalar(module, body, body.root.operands[index], start_of) if body.root.opcode == "tuple" else None
-    if start is None or bound is None or following is None or following <= start:
-        return None
-    return max(0, math.ceil((bound - start + (compare.attribute("direction") == "LE")) / (following - start)))
-
-
-def _element(module: Module, computation: Computation, name: str, index: int) -> int | None:
-    """The whole number at `index` of the tuple `name`, where it is one that the text tells."""
-    instruction = computation.instructions[name]
-    if instruction.opcode == "tuple":
-        return _scalar(module, computation, instruction.operands[index], lambda _: None)
-    if instruction.opcode in ("copy", "optimization-barrier"):
-        return _element(module, computation, instruction.operands[0], index)
-    return None
-
-
-def _scalar(module: Module, computation: Computation, name: str, element: Callable[[int], int | None]) -> int | None:
-    """A whole number computed from constants; `element` gives those of the tuple that is the
-    computation's first parameter.
+def _convolution_flops(computation: Computation, convolution: Instruction) -> int:
+    """The TPU compiler writes matrix products as convolutions, batch axes as window axes of which
+    most taps meet padding; taps that meet padding or dilation cost nothing. The count is that of
+    XLA's HloCostAnalysis.
     """
-    instruction = computation.instructions[name]
-    opcode, value = instruction.opcode, functools.partial(_scalar, module, computation, element=element)
-    if opcode == "constant":
-        return int(instruction.arguments) if re.fullmatch(r"-?\d+", instruction.arguments) else None
-    if opcode == "get-tuple-element" and computation.instructions[instruction.operands[0]].opcode == "parameter":
-        return element(int(instruction.attribute("index")))
-    if opcode == "parameter":
-        return element(int(instruction.arguments))
-    if opcode in ("copy", "bitcast", "convert", "reshape"):
-        return value(instruction.operands[0])
-    if opcode in ("add", "subtract"):
-        left, right = value(instruction.operands[0]), value(instruction.operands[1])
-        return None if left is None or right is None else left + right if opcode == "add" else left - right
-    if opcode == "fusion":
-        called = module.computations[instruction.called()[0]]
-        return _scalar(module, called, called.root.name, lambda place: value(instruction.operands[place]))
-    return None
+    left, right = (_sizes(computation.instructions[name].shape) for name in convolution.operands[:2])
+    out = _sizes(convolution.shape)
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", convolution.attribute("dim_labels"))
+    assert labels is not None, convolution
+    window = _window(convolution)
+    taps = 1
+    for index in range(len(left) - 2):
+        axis = str(index)
+        sizes = left[labels[1].index(axis)], right[labels[2].index(axis)], out[labels[3].index(axis)]
+        taps *= _real_taps(*sizes, *(window[name][index] if name in window else default for name, default in _WINDOW_DEFAULTS))
+    groups, batch_groups = (int(convolution.attribute(name) or 1) for name in ("feature_group_count", "batch_group_count"))
+    features, kernels, rows = left[labels[1].index("f")], right[labels[2].index("o")], left[labels[1].index("b")]
+    return 2 * (features // groups) * kernels * (rows // batch_groups) * taps
+
+
+_WINDOW_DEFAULTS = (("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_dilate", "1"))
+
+
+def _window(convolution: Instruction) -> dict[str, list[str]]:
+    text = re.search(r"window=\{([^}]*)\}", convolution.attributes)
+    return {} if not text else {name: values.split("x") for name, values in re.findall(r"(\w+)=(\S+)", text[1])}
+
+
+@functools.cache
+def _real_taps(size: int, kernel: int, out: int, stride: str, pad: str, lhs_dilate: str, rhs_dilate: str) -> int:
+    """Pairs of an output position and a kernel position of one window axis that meet an element of
+    the input.
+    """
+    low, dilation, extent = int(pad.split("_")[0]), int(lhs_dilate), (size - 1) * int(lhs_dilate) + 1
+    if kernel == 1 and int(stride) == 1 and dilation == 1 and low == 0:
+        return min(out, size)
+    positions = (o * int(stride) + k * int(rhs_dilate) - low for o in range(out) for k in range(kernel))
+    return sum(0 <= position < extent and position % dilation == 0 for position in positions)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -82,8 +82,8 @@ PRODUCT_EFFICIENCY = 0.75
 # Times that an array of the plain backward pass goes through main memory, at most: 4.5 in the
 # programs that the compiler makes for a v5p, 0.6 to 3 in those for the other TPUs (docs/plan.md).
 PASSES = 4.5
-# A GPU starts an operation at a time. Programs compiled for an H100 have 120 to 160 a layer, and 1.5
-# to 2.5 us for each is assumed.
+# A GPU starts one operation after the other. Programs compiled for an H100 have 120 to 160 a layer;
+# 1.5 to 2.5 us for each is assumed.
 OPERATIONS_A_LAYER = 140
 OPERATION_SECONDS = (1.5e-6, 2.5e-6)
 
@@ -188,8 +188,8 @@ def _flops_of(jaxpr: Jaxpr) -> int:
     for equation in jaxpr.eqns:
         if equation.primitive is jax.lax.dot_general_p:
             (contracted, _), _ = equation.params["dimension_numbers"]
-            sizes = equation.invars[0].aval.shape
-            flops += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(sizes[axis] for axis in contracted)
+            left, product = (cast(jax.core.ShapedArray, one.aval).shape for one in (equation.invars[0], equation.outvars[0]))
+            flops += 2 * math.prod(product) * math.prod(left[axis] for axis in contracted)
         times = equation.params["length"] if equation.primitive is jax.lax.scan_p else 1
         flops += times * sum(map(_flops_of, _inner(equation.params)))
     return flops

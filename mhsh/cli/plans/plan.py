@@ -33,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_config_list(parser)
     parser.add_argument(
-        "--topology", metavar="KIND:LAYOUT", help="compile the step for v5e:4x4, v4:2x2x1, v5p:2x2x2, v6e:4x4 or local:8, without it"
+        "--topology",
+        metavar="KIND:LAYOUT",
+        help="compile the step for v5e:4x4, v6e:4x4, v4:2x2x1, v5p:2x2x2 or local:8",
     )
     parser.add_argument("--num-slices", type=int, default=1, metavar="N", help="slices of that layout (default: 1)")
     parser.add_argument("--hbm", type=float, metavar="GIB", help="memory of a device (default: the public figure)")
-    parser.add_argument(
-        "--chips", action="append", default=[], metavar="KIND:N,...", help="estimate the time on N v4, v5e, v5p, v6e, a100, h100 or h200"
-    )
+    kinds = "v4, v5e, v5p, v6e, a100, h100, h200"
+    parser.add_argument("--chips", action="append", default=[], metavar="KIND:N,...", help=f"estimate the time on N of {kinds}")
     parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON")
 
 
@@ -82,7 +83,10 @@ def run(
         if reports:
             asked["compiled"] = reports
         if times:
-            asked |= {"assumptions": ASSUMPTIONS, "times": [{"config": name, "chip": kind, **_fields(time)} for name, kind, time in times]}
+            asked |= {
+                "assumptions": ASSUMPTIONS,
+                "times": [{"config": name, "chip": kind, **_fields(time)} for name, kind, time in times],
+            }
         print(json.dumps(asked, indent=2))
         return 0
     _print_ledgers(ledgers)
@@ -276,8 +280,9 @@ def _print_collectives(collectives: list[dict[str, Any]]) -> None:
 
 
 def _print_times(times: Sequence[tuple[str, str, StepTime]], assumptions: Sequence[str]) -> None:
-    columns = ("rows each", "remat", "GiB", "products ms", "memory ms", "network ms", "launches ms", "step ms", "MFU", "run h", "chip h")
-    table = Table("TIME, ESTIMATED", "chips", *columns, box=None, pad_edge=False)
+    parts = [f"{part} ms" for part in ("products", "memory", "network", "launches", "step")]
+    columns = ("chips", "rows each", "remat", "GiB", *parts, "MFU", "run h", "chip h")
+    table = Table("TIME, ESTIMATED", *columns, box=None, pad_edge=False)
     for name, kind, time in times:
         table.add_row(
             name,
