@@ -239,7 +239,9 @@ def compile_report(
         "needed_bytes": memory["total"],
         "fits": None if hbm_bytes is None else memory["total"] <= hbm_bytes,
         "memory": memory,
-        "collectives": [one._asdict() | {"bytes": one.bytes, "sent_bytes": one.sent_bytes} for one in collectives],
+        "collectives": [
+            one._asdict() | {"dtypes": list(one.dtypes), "bytes": one.bytes, "sent_bytes": one.sent_bytes} for one in collectives
+        ],
         "unknown_loops": unknown,
     }
 

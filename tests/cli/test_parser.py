@@ -10,7 +10,7 @@ import pytest
 
 from mhsh.cli.parser import COMMANDS, build_parser
 
-NEED_CONFIG = ("admin", "aot", "describe", "finetune", "import", "prepare", "scaling", "sweep")
+NEED_CONFIG = ("finetune", "import", "plan", "prepare", "sweep")
 
 
 def pages() -> Iterator[argparse.ArgumentParser]:

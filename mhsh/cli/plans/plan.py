@@ -27,9 +27,8 @@ GIB = 2**30
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --config, --topology, --chips and what goes with them."""
     parser.epilog = examples(
-        "mhsh plan --config=bert:24l16h --config=bert:384l1h",
-        "mhsh plan --config=bert:384l1h --config.mesh.data=1 --config.mesh.fsdp=16 --topology=v5e:4x4",
-        "mhsh plan --config=bert:24l16h --config=bert:384l1h --chips=v5p:8,64 --chips=h100:8",
+        "mhsh plan --config=bert:24l16h --config=bert:384l1h --chips=v5p:8,64",
+        "mhsh plan --config=bert:384l1h --config.mesh.fsdp=16 --topology=v5e:4x4",
     )
     add_config_list(parser)
     parser.add_argument(
@@ -185,7 +184,7 @@ def _print_ledgers(ledgers: Mapping[str, dict[str, Any]]) -> None:
     def texts(label: str, values: Sequence[str]) -> None:
         table.add_row(f"  {label}", *values)
 
-    def figures(label: str, values: Sequence[float], form: Any = None) -> None:
+    def figures(label: str, values: Sequence[int | float], form: Any = None) -> None:
         change = [f"{values[1] / values[0] - 1:+.2%}"] if len(values) == 2 and values[0] else []
         table.add_row(f"  {label}", *map(form or _count, values), *change)
 
@@ -208,7 +207,9 @@ def _print_ledgers(ledgers: Mapping[str, dict[str, Any]]) -> None:
     texts("mesh", [" ".join(f"{axis}:{size}" for axis, size in one["mesh"].items()) for one in columns])
     texts("remat policy", [one["remat_policy"] for one in columns])
     for name in first["bytes_per_device"]:
-        figures(name, [one["bytes_per_device"][name] for one in columns], _size)
+        values = [one["bytes_per_device"][name] for one in columns]
+        if any(values):
+            figures(name, values, _size)
     section("TOTAL, BY REMAT POLICY")
     for name in first["total_by_remat_policy"]:
         figures(name, [one["total_by_remat_policy"][name] for one in columns], _size)
@@ -309,14 +310,14 @@ def _fields(time: StepTime) -> dict[str, Any]:
     return {name: value._asdict() if hasattr(value, "_asdict") else value for name, value in time._asdict().items()}
 
 
-def _count(value: float) -> str:
+def _count(value: int | float) -> str:
     for size, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M")):
         if value >= size:
             return f"{value / size:.2f}{unit}"
     return f"{value:,.0f}"
 
 
-def _size(num_bytes: float) -> str:
+def _size(num_bytes: int | float) -> str:
     for size, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if num_bytes >= size:
             return f"{num_bytes / size:.2f} {unit}"
