@@ -82,6 +82,9 @@ PRODUCT_EFFICIENCY = 0.75
 # Times that an array of the plain backward pass goes through main memory, at most: 4.5 in the
 # programs that the compiler makes for a v5p, 0.6 to 3 in those for the other TPUs (docs/plan.md).
 PASSES = 4.5
+# How much longer a device sends, at most, than over all its links at once: the axes of a small TPU
+# slice do not close to rings, and a collective may take one of them after the other.
+SLOWEST_NETWORK = {"tpu": 4, "gpu": 2}
 # A GPU starts one operation after the other. Programs compiled for an H100 have 120 to 160 a layer;
 # 1.5 to 2.5 us for each is assumed.
 OPERATIONS_A_LAYER = 140
@@ -90,7 +93,7 @@ OPERATION_SECONDS = (1.5e-6, 2.5e-6)
 ASSUMPTIONS = (
     f"products reach {PRODUCT_EFFICIENCY:.0%} of the chip's dense bf16 peak; memory and network reach their public bandwidth",
     f"memory: at least the update, the weights and what is saved; at most {PASSES:g} passes more over what a backward pass reads",
-    "network: weights and gradients are sent once a step; over all links at best, over half of them at worst",
+    "network: weights and gradients are sent once a step; over all links at best, over a quarter (GPUs: half) at worst",
     f"GPUs: {OPERATIONS_A_LAYER} operations a layer at {OPERATION_SECONDS[0] * 1e6:g} to {OPERATION_SECONDS[1] * 1e6:g} us",
     "a step takes at least the longest of these parts and at most their sum",
 )
@@ -138,7 +141,7 @@ def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
     compute = product_flops(config, shape) / (chip.peak_flops * PRODUCT_EFFICIENCY)
     memory = Range(*(size / chip.hbm_bandwidth for size in memory_bytes(config, shape)))
     sent = network_seconds(config, shape, chip)
-    network = Range(sent, 2 * sent)
+    network = Range(sent, sent * SLOWEST_NETWORK[chip.platform])
     launches = launch_seconds(config, chip)
     step = Range(
         max(compute, memory.low, network.low, launches.low),

@@ -176,7 +176,7 @@ def _print_ledgers(ledgers: Mapping[str, dict[str, Any]]) -> None:
     """A column for each config, and with two of them the difference."""
     first, columns = next(iter(ledgers.values())), list(ledgers.values())
     headers = [*ledgers, *(["difference"] if len(columns) == 2 else [])]
-    table = Table(Column("", no_wrap=True), *headers, box=None, pad_edge=False)
+    table = Table(Column("", no_wrap=True), *(Column(name, overflow="fold") for name in headers), box=None, pad_edge=False)
 
     def section(title: str, notes: Sequence[str] = ()) -> None:
         table.add_row(f"[bold]{title}[/bold]", *notes)
