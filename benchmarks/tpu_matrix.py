@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hlo.traffic import count_traffic
-from mhsh.config.loading import load_fields, override
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
+from mhsh.configs import load_fields, override
 from mhsh.errors import UserError
 from mhsh.planning.compiled import measure, parse_topology
 from mhsh.planning.hlo import parse_module

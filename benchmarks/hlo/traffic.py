@@ -20,7 +20,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.config.loading import take_config
+from mhsh.configs import take_config
 from mhsh.planning.compiled import measure, parse_topology
 from mhsh.planning.hlo import Computation, Instruction, Module, Step, execution, item_bytes, parse_module
 

@@ -80,7 +80,7 @@ CHIPS = {
 # The share of their peak that matrix products reach. Assumed.
 PRODUCT_EFFICIENCY = 0.75
 # Times that an array of the plain backward pass goes through main memory, at most: 4.5 in the
-# programs that the compiler makes for a v5p, 0.6 to 3 in those for the other TPUs (docs/plan.md).
+# programs that the compiler makes for a v5p, 0.5 to 3 in those for the other TPUs (docs/plan.md).
 PASSES = 4.5
 # How much longer a device sends, at most, than over all its links at once: the axes of a small TPU
 # slice do not close to rings, and a collective may take one of them after the other.

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from mhsh.data.batches import BATCH_ORDER_VERSION
 from mhsh.models.admin import read_omega
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import in_stack_order
@@ -53,7 +52,6 @@ class RunRecord:
             "weight_decayed_parameters": decayed_count(state.params),
             "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
             "flops_per_step": step_flops(config),
-            "batch_order": BATCH_ORDER_VERSION,
             "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},
             "omega": _initial_omega(setup, state),
             "compile_seconds": compile_seconds,

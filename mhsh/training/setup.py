@@ -19,8 +19,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from mhsh.config.schema import Config, DataConfig, TranslationDataConfig, to_dict
-from mhsh.data.batches import BATCH_ORDER_VERSION, BatchPart, prefetched
+from mhsh.config.schema import Config, TranslationDataConfig, to_dict
+from mhsh.data.batches import BatchPart, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
@@ -90,7 +90,7 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     _check_same_vocabulary(config, folder)
     corpus = load_corpus(config, folder.path if folder.has_vocabulary() else None)
     corpus.check_batch(config.train.batch_size)
-    _check_same_batches(config, folder, corpus)
+    _check_same_data(folder, corpus)
     wait_for_all("the data")  # a host may have copied prepared rows from a bucket
     preflight(_facts(config, corpus))
     checkpoints = Checkpoints.of_run(folder, config.train)
@@ -129,19 +129,11 @@ def _check_same_vocabulary(config: Config, folder: RunFolder) -> None:
         )
 
 
-def _check_same_batches(config: Config, folder: RunFolder, corpus: Corpus) -> None:
-    """Raises UserError if a run to be resumed would not see the batches that it began with."""
+def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:
+    """Raises UserError if a run to be resumed would see other data than it began with."""
     if not folder.has_run_record():
         return
-    record = folder.read_run()
-    # Version 1 was not recorded. The batches of pre-training are the same under both.
-    order = record.get("batch_order", 1)
-    if order != BATCH_ORDER_VERSION and not isinstance(config.data, DataConfig):
-        raise UserError(
-            f"{folder.path} cannot be resumed: the order of the batches has changed since it began (version {order} there, "
-            f"{BATCH_ORDER_VERSION} here); train it again in another --workdir"
-        )
-    recorded = record.get("data", {}).get("fingerprint")
+    recorded = folder.read_run().get("data", {}).get("fingerprint")
     if recorded != corpus.fingerprint:
         raise UserError(
             f"{folder.path} was trained on other data (fingerprint {str(recorded)[:12]}, here {corpus.fingerprint[:12]}); "
