@@ -124,7 +124,11 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
         "hbm_bytes": hbm_bytes,
         "hlo_path": None if hlo_path is None else str(hlo_path.absolute()),
     }
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    if topology.kind != "local":
+        flags = [flag for flag in flags if not flag.startswith("--xla_cpu_")]  # libtpu ends a process that has one
     environment = os.environ | {
+        "XLA_FLAGS": " ".join(flags),
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # compile_seconds are of a compilation
         "TF_CPP_MIN_LOG_LEVEL": "1",  # the partitioner's warnings, here and in the TPU compiler
@@ -204,11 +208,7 @@ def compile_report(
     devices = _devices_of(topology)
     mesh = make_mesh(config, devices)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
-    if config.model.remat_policy == "auto":
-        # Where the memory is not known: the policy that needs least.
-        candidates = CANDIDATES[devices[0].platform]
-        policy = choose_remat(config, dict(mesh.shape), hbm_bytes, candidates).policy if hbm_bytes else candidates[-1]
-        config = with_policy(config, policy)
+    config = with_policy(config, remat_policy(config, dict(mesh.shape), devices[0].platform, hbm_bytes))
     report: dict[str, Any] = {
         "topology": topology.name,
         "num_slices": topology.num_slices,
@@ -244,6 +244,16 @@ def compile_report(
         ],
         "unknown_loops": unknown,
     }
+
+
+def remat_policy(config: Config, shape: dict[str, int], platform: str, hbm_bytes: int | None) -> str:
+    """The policy of a config on devices of that memory (None: not known; `auto` is then the policy
+    that needs least).
+    """
+    if config.model.remat_policy != "auto":
+        return config.model.remat_policy
+    candidates = CANDIDATES[platform]
+    return choose_remat(config, shape, hbm_bytes, candidates).policy if hbm_bytes else candidates[-1]
 
 
 def _devices_of(topology: Topology) -> Sequence[Any]:

@@ -115,21 +115,21 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     from mhsh.models.costs import parameter_counts, row_flops, step_flops
     from mhsh.models.residual import closed_form_omega
     from mhsh.models.types import decoder_stack, encoder_stack
+    from mhsh.planning.compiled import remat_policy
     from mhsh.training.footprint import footprint
-    from mhsh.training.remat import CANDIDATES, choose_remat, device_bytes, with_policy
+    from mhsh.training.remat import CANDIDATES, device_bytes, with_policy
     from mhsh.training.sharding import check_divisibility, mesh_shape
 
-    model, policy = config.model, config.model.remat_policy
+    model = config.model
     if topology:
         platform, num_devices = "cpu" if topology.kind == "local" else "tpu", topology.num_devices
         hbm_bytes = hbm_bytes or topology.hbm_bytes
     else:
         platform, num_devices = jax.default_backend(), _num_devices(config)
-    hbm_bytes = hbm_bytes or device_bytes(jax.devices()[0])
+        hbm_bytes = hbm_bytes or device_bytes(jax.devices()[0])
     shape = mesh_shape(config.mesh, num_devices)
     check_divisibility(config, shape)
-    if policy == "auto":
-        policy = choose_remat(config, shape, hbm_bytes, CANDIDATES[platform]).policy
+    policy = remat_policy(config, shape, platform, hbm_bytes)
     memory = footprint(with_policy(config, policy), shape)
     flops = row_flops(config)
     stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
@@ -203,7 +203,7 @@ def _print_ledgers(ledgers: Mapping[str, dict[str, Any]]) -> None:
         label = {"heads": "heads on top", "per_sequence": "all", "per_token": "all, per token"}.get(name, name.replace("_", " "))
         figures(label, [one["flops_forward"][name] for one in columns])
     figures("one step, forward and backward", [one["flops_step"] for one in columns])
-    section("MEMORY PER DEVICE", [f"of {_size(one['device_bytes'])}" for one in columns])
+    section("MEMORY PER DEVICE", [f"of {_size(one['device_bytes'])}" if one["device_bytes"] else "" for one in columns])
     texts("mesh", [" ".join(f"{axis}:{size}" for axis, size in one["mesh"].items()) for one in columns])
     texts("remat policy", [one["remat_policy"] for one in columns])
     for name in first["bytes_per_device"]:
