@@ -232,7 +232,8 @@ class TestLibtpu:
         assert report["fits"]
         assert report["device_kind"] == "TPU v5 lite"
         assert report["unknown_loops"] == []
-        assert report["flops"]["matrix_products"] == pytest.approx(report["flops"]["ledger"], rel=0.02)
+        assert report["remat_policy"] == "projections"
+        assert 1 < report["flops"]["matrix_products"] / report["flops"]["ledger"] < 4 / 3
         assert report["collectives"]
 
     def test_two_slices(self, make_config):
@@ -249,7 +250,7 @@ class TestLibtpu:
             measure(make_config("bert", "2l8h", **{"train.batch_size": 9}), Topology("v5e:3x3"))
 
     def test_a_step_that_does_not_fit(self, make_config):
-        overrides = {"model.num_layers": 48, "train.batch_size": 16384, "mesh.data": 4}
+        overrides = {"model.num_layers": 48, "train.batch_size": 16384, "mesh.data": 4, "model.remat_policy": "none"}
         report = measure(make_config("bert", "2l8h", **overrides), Topology("v5e:2x2"))
         assert report["fits"] is False
         assert report["needed_bytes"] > report["hbm_bytes"]
