@@ -1,11 +1,11 @@
 """Compiles the default training step of the shipped shapes for every kind of TPU.
 
-  python benchmarks/tpu_matrix.py --out=docs/tpu_matrix.jsonl --only='384l1h|24l16h'
+  python -m benchmarks.tpu_matrix --out=docs/tpu_matrix.jsonl --only='384l1h|24l16h'
 
 One chip, and 16 with data and with fsdp; rows of the shipped length and of 512 tokens, 2,048 tokens
 a chip. Needs the tpu extra, no TPU, and about a minute a step on two cores. It appends a line of
 JSON for each step and leaves out those that are there, so it may be stopped at any time. At last it
-prints the two Markdown tables of docs/aot.md.
+prints the two Markdown tables of which docs/plan.md has an extract.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import itertools
 import json
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hlo.traffic import count_traffic
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.configs import load_fields, override
 from mhsh.errors import UserError
-from mhsh.planning.aot import GIB, measure, parse_topology
+from mhsh.planning.compiled import measure, parse_topology
+from mhsh.planning.hlo import parse_module
 from mhsh.training.remat import CANDIDATES
 
 SHAPES = (
@@ -35,6 +38,7 @@ ONE_CHIP = {"v4": "1x1x1", "v5e": "1x1", "v5p": "1x1x1", "v6e": "1x1"}
 SIXTEEN = {"v4": "2x2x4", "v5e": "4x4", "v5p": "2x2x4", "v6e": "4x4"}
 TOKENS_PER_CHIP = 2048
 LONG = 512
+GIB = 2**30
 
 
 def steps() -> Iterator[tuple[str, Config, str]]:
@@ -58,22 +62,24 @@ def steps() -> Iterator[tuple[str, Config, str]]:
 
 
 def compiled(config: Config, topology: str) -> dict[str, Any]:
-    """What `mhsh aot` says of the step, as far as the table shows it."""
-    try:
-        report = measure(config, parse_topology(topology))
-    except UserError as error:
-        return {"error": str(error)}
+    """What `mhsh plan` says of the step, as far as the table shows it, and what it moves."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.hlo"
+        try:
+            report = measure(config, parse_topology(topology), hlo_path=path)
+        except UserError as error:
+            return {"error": str(error)}
+        traffic = count_traffic(parse_module(path.read_text(encoding="utf-8"))) if path.exists() else None
     counts: Counter[str] = Counter()
-    for each in report.get("collectives", ()):
-        counts[each["kind"]] += each["count"]
+    for collective in report.get("collectives", ()):
+        counts[collective["kind"]] += collective["count"]
     return {
         "fits": report["fits"],
         "needed_bytes": report["needed_bytes"],
         "remat_policy": report["remat_policy"],
         "collectives": counts,
-        "sent_bytes": sum(each["sent_bytes"] for each in report.get("collectives", ())),
-        "moved_bytes": sum(report["traffic"][way] for way in ("read", "written")) if "traffic" in report else None,
-        "cycles": report["traffic"]["cycles"] if "traffic" in report else None,
+        "sent_bytes": sum(collective["sent_bytes"] for collective in report.get("collectives", ())),
+        "moved_bytes": None if traffic is None else traffic.read + traffic.written,
         "compile_seconds": report["compile_seconds"],
         "versions": report["versions"],
     }
@@ -99,8 +105,8 @@ def fitting(line: dict[str, Any]) -> str:
 
 
 def moving(line: dict[str, Any]) -> str:
-    """GB of main memory, and millions of cycles."""
-    return f"{line['moved_bytes'] / 1e9:.1f}, {line['cycles'] / 1e6:.0f}" if line["moved_bytes"] else ""
+    """GB of main memory."""
+    return f"{line['moved_bytes'] / 1e9:.1f}" if line["moved_bytes"] else ""
 
 
 def main() -> None:

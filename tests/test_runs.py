@@ -171,18 +171,6 @@ def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_pa
     assert lost.returncode == 2 and f"{workdir} is finished, but run.json is missing" in lost.stderr
 
 
-def test_admin_profiles_some_rows_or_the_batch_of_the_run(unbroken, corpus):
-    def omega(*rows: str) -> list[float]:
-        done = mhsh_here("admin", *CONFIG, corpus, "--json", *rows)
-        found = json.loads(done.stdout)["encoder"]
-        return [value for pair in zip(found["attention"], found["feed_forward"], strict=True) for value in pair]
-
-    assert omega("--rows=8") == pytest.approx(RunFolder(unbroken).read_run()["omega"]["encoder"], rel=1e-5)
-    assert omega("--rows=2") != omega("--rows=8")
-    wrong = mhsh_here("admin", *CONFIG, corpus, "--rows=9")
-    assert wrong.returncode == 2 and "--rows=9 must be from 1 to train.batch_size = 8" in wrong.stderr
-
-
 def test_eval_gives_what_training_logged(unbroken):
     done = mhsh("eval", str(unbroken))
     assert done.returncode == 0, done.stderr
@@ -235,7 +223,7 @@ def test_runs_side_by_side(unbroken, tmp_path):
 def test_a_closed_pipe_is_no_traceback(as_json):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(command("describe", *CONFIG[:1], *as_json), cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(command("plan", *CONFIG[:1], *as_json), cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert done.returncode == 128 + signal.SIGPIPE
     assert done.stderr == b""

@@ -70,10 +70,9 @@ def test_a_shipped_config_and_one_of_the_users_own(wheel: Path, tmp_path: Path) 
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     (work / "mine.py").write_text("from mhsh.configs.bert import get_config\n")
-    described = ("-m", "mhsh", "describe", "--json", "--config=bert:2l8h", "--against=mine.py:2l8h")
-    quickly = [f"--{name}.model.remat_policy=none" for name in ("config", "against")]  # auto traces the step
-    found = json.loads(run(sys.executable, *described, *quickly, cwd=work, PYTHONPATH=str(site)))
-    assert found["config"] == found["against"] and found["config"]["shape"] == "2 layers x 8 heads"
+    plan = ("-m", "mhsh", "plan", "--json", "--config=bert:2l8h", "--config=mine.py:2l8h")
+    configs = json.loads(run(sys.executable, *plan, cwd=work, PYTHONPATH=str(site)))["configs"]
+    assert configs["bert:2l8h"] == configs["mine.py:2l8h"] and configs["bert:2l8h"]["shape"] == "2 layers x 8 heads"
 
 
 def test_an_extra_is_installed_by_the_names_of_its_packages(wheel: Path, tmp_path: Path) -> None:

@@ -19,11 +19,15 @@ class Taken(NamedTuple):
     """
 
     flag: str
-    take: Callable[[str, str | None, list[str]], tuple[Any, list[str]]]
+    take: Callable[[str, Any, list[str]], tuple[Any, list[str]]]
 
 
 def _as_written(type_: object, tokens: Sequence[Any]) -> str:
     return tokens[0].value
+
+
+def _all_as_written(type_: object, tokens: Sequence[Any]) -> list[str]:
+    return [token.value for token in tokens]
 
 
 _HELP = "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT"
@@ -49,6 +53,26 @@ TaskFlag = Annotated[
     Any,
     _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
     Taken("task", take_fields),
+]
+
+
+def _take_all(flag: str, names: Sequence[str], arguments: list[str]) -> tuple[list[tuple[str, Config]], list[str]]:
+    """The configs by name, each with all overrides."""
+    taken = [(name, *take_config(flag, name, arguments)) for name in names]
+    return [(name, config) for name, config, _ in taken if config is not None], taken[0][2]
+
+
+# Several of them, as a list of names and Configs.
+ConfigsFlag = Annotated[
+    list[str] | list[tuple[str, Config]],
+    Parameter(
+        name="--config",
+        metavar=CONFIG,
+        help=f"{_HELP}; several are set side by side; --config.SECTION.FIELD=VALUE changes a field of each",
+        converter=_all_as_written,
+        n_tokens=1,
+    ),
+    Taken("config", _take_all),
 ]
 RunFolderArgument = Annotated[str, Parameter(name="RUN", help="a run folder")]
 StepFlag = Annotated[int | None, Parameter(help="which checkpoint; the newest by default")]

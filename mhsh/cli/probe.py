@@ -133,7 +133,7 @@ def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
         [owner] = (owner for owner, options in _OPTIONS.items() if name in options)
         if owner != kind:
             raise UserError(f"--{name} is of mhsh probe {owner}, not of {kind}; leave it away")
-    return _OPTIONS.get(kind, {}) | given
+    return _OPTIONS.get(kind, {}) | dict(given)
 
 
 def _tell(sources: Iterable[Source]) -> Iterator[Source]:

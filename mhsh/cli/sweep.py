@@ -189,7 +189,7 @@ def _with_values_of(folder: SweepFolder, axes: Sequence[Axis], over: str | None)
 
 def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
     """Every cell with its cost. Raises UserError naming the cell that is wrong."""
-    from mhsh.planning.costs import run_cost
+    from mhsh.models.costs import run_cost
 
     cells = [PlannedCell(cell.name, cell.settings, cell.config, run_cost(cell.config)._asdict()) for cell in cells_of(axes, fields)]
     return Plan(tuple(axes), tuple(cells))

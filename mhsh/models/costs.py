@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -121,6 +122,30 @@ def step_flops(config: Config, length: int | None = None) -> int:
     A batch has more rows where they are shorter; see `rows_in_batch`.
     """
     return STEP_OVER_FORWARD * row_flops(config, length).total * rows_in_batch(config, length)
+
+
+class RunCost(NamedTuple):
+    """The figures of one run of train.num_steps steps."""
+
+    parameters: int  # all of them, omega included
+    tokens: int  # positions in its training rows, padding included
+    flops: int  # forward and backward, without recomputation and validation
+
+
+def run_cost(config: Config) -> RunCost:
+    """The cost of one run of `config`, computed from the config alone."""
+    steps = config.train.num_steps
+    return RunCost(
+        parameters=_total_parameters(config.model),
+        tokens=steps * rows_in_batch(config) * config.data.sequence_length,
+        flops=steps * step_flops(config),
+    )
+
+
+@functools.cache
+def _total_parameters(model: ModelConfig) -> int:
+    # Counting traces the model, and many runs of a sweep have the same one.
+    return parameter_counts(model)["total"]
 
 
 def parameter_shapes(model: ModelConfig) -> Any:

@@ -1,17 +1,181 @@
-"""Reading a compiled step's HLO text: which collectives run how often and move how much, and the
-FLOPs of its matrix products.
+"""Reading the HLO text of a compiled program: how often its instructions run, and which
+collectives they are.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from mhsh.planning.hlo_execution import Step, execution, inside
-from mhsh.planning.hlo_text import Computation, Instruction, Module, arrays, shape_bytes
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\(")
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_CALLED = re.compile(r"\b(?:calls|to_apply|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)")
+
+
+class Instruction(NamedTuple):
+    """One line of a computation."""
+
+    name: str
+    shape: str  # as written, layout included
+    opcode: str
+    arguments: str  # the text in its parentheses
+    attributes: str  # the text behind them
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of its operands."""
+        return re.findall(r"%([\w.\-]+)", self.arguments)
+
+    def attribute(self, name: str) -> str:
+        """The text of one attribute, empty where it has none: a number, a name without its %, or a
+        list in braces.
+        """
+        match = re.search(rf"(?:^|, ){name}=(\{{[^}}]*\}}|[^,\s]+)", self.attributes)
+        return match[1].removeprefix("%") if match else ""
+
+    @property
+    def operation(self) -> str:
+        """JAX's path of the operation that it comes from, empty where the compiler names none."""
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
+        return match[1] if match else ""
+
+    def called(self) -> list[str]:
+        """The computations that it calls, except for those of a loop."""
+        return [name for names in _CALLED.findall(self.attributes) for name in re.findall(r"[\w.\-]+", names)]
+
+
+class Computation(NamedTuple):
+    """Instructions by name, in the order of the text."""
+
+    name: str
+    instructions: dict[str, Instruction]
+    root: Instruction
+
+
+class Module(NamedTuple):
+    """A whole program; `entry` names the computation that runs."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+def parse_module(text: str) -> Module:
+    """The computations of `compiled.as_text()`.
+
+    Raises:
+      ValueError: the text has no entry computation.
+    """
+    computations: dict[str, Computation] = {}
+    entry = name = ""
+    instructions: dict[str, Instruction] = {}
+    root: Instruction | None = None
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            name, instructions, root = header[2], {}, None
+            entry = name if header[1] else entry
+        elif line.startswith("}") and root is not None:
+            computations[name] = Computation(name, instructions, root)
+        elif match := _INSTRUCTION.match(line):
+            instruction = _instruction(match, line)
+            instructions[instruction.name] = instruction
+            root = instruction if match[1] else root
+    if not entry:
+        raise ValueError("the text is not that of an HLO module: it has no ENTRY computation")
+    return Module(computations, entry)
+
+
+def _instruction(match: re.Match[str], line: str) -> Instruction:
+    depth, end = 1, match.end()
+    while depth and end < len(line):
+        depth += {"(": 1, ")": -1}.get(line[end], 0)
+        end += 1
+    return Instruction(match[2], match[3], match[4], line[match.end() : end - 1], line[end:])
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element; sizes below a byte are rounded up to one."""
+    return 1 if dtype == "pred" else max(1, int(re.findall(r"\d+", dtype)[0]) // 8)
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of an array or of a tuple of arrays, padding left out."""
+    return sum(item_bytes(dtype) * math.prod(map(int, filter(None, sizes.split(",")))) for dtype, sizes in _ARRAY.findall(shape))
+
+
+class Step(NamedTuple):
+    """An instruction as it runs."""
+
+    computation: Computation
+    instruction: Instruction
+    times: int  # in one run of the program
+    frame: str  # the entry, or the loop body that it is in
+
+
+def execution(module: Module, unknown: list[str]) -> Iterator[Step]:
+    """Every instruction that the program runs, a fusion as one, without the loops themselves.
+
+    Loop bodies run as often as XLA's known_trip_count says where it wrote one, else as start, bound
+    and step of the counter do; the names of loops that cannot be followed are added to `unknown`
+    and count once. All branches of a conditional run.
+    """
+    return _run(module, module.computations[module.entry], 1, module.entry, unknown)
+
+
+def _run(module: Module, computation: Computation, times: int, frame: str, unknown: list[str]) -> Iterator[Step]:
+    for instruction in computation.instructions.values():
+        if instruction.opcode == "while":
+            trips = _trip_count(module, computation, instruction)
+            if trips is None:
+                unknown.append(instruction.name)
+            body = module.computations[instruction.attribute("body")]
+            runs = times * (1 if trips is None else trips)
+            yield from _run(module, body, runs, f"{frame}/{instruction.name}", unknown)
+        elif instruction.opcode in ("call", "conditional") or instruction.opcode.startswith("async-start"):
+            for name in instruction.called():
+                yield from _run(module, module.computations[name], times, frame, unknown)
+        else:
+            yield Step(computation, instruction, times, frame)
+
+
+def inside(module: Module, step: Step) -> Iterator[Step]:
+    """What a fusion is made of, fusions within it too; any other instruction is its own."""
+    if step.instruction.opcode != "fusion":
+        yield step
+        return
+    for name in step.instruction.called():
+        computation = module.computations[name]
+        for instruction in computation.instructions.values():
+            yield from inside(module, Step(computation, instruction, step.times, step.frame))
+
+
+def _trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often a `while` runs; None where its counter cannot be followed."""
+    known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes)
+    if known:
+        return int(known[1])
+    # The TPU compiler writes no such count: a counter goes from a constant to a constant.
+    condition, body = (module.computations[loop.attribute(name)] for name in ("condition", "body"))
+    compare, carry = condition.root, computation.instructions[loop.operands[0]]
+    if (compare.opcode, compare.attribute("direction"), carry.opcode, body.root.opcode) != ("compare", "LT", "tuple", "tuple"):
+        return None
+    index = int(condition.instructions[compare.operands[0]].attribute("index") or 0)
+    add = body.instructions[body.root.operands[index]]
+    start, bound = _constant(computation, carry.operands[index]), _constant(condition, compare.operands[1])
+    steps = [step for name in add.operands if (step := _constant(body, name))] if add.opcode == "add" else []
+    return None if start is None or bound is None or not steps else max(0, math.ceil((bound - start) / steps[0]))
+
+
+def _constant(computation: Computation, name: str) -> int | None:
+    """The whole number that an instruction gives, where it is a constant or a copy of one."""
+    instruction = computation.instructions[name]
+    if instruction.opcode in ("copy", "bitcast"):
+        return _constant(computation, instruction.operands[0])
+    is_number = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.arguments)
+    return int(instruction.arguments) if is_number else None
+
 
 KINDS = (
     "all-reduce",
@@ -24,15 +188,6 @@ KINDS = (
     "between-slices",
 )
 
-# What one device sends in a ring over n devices, as a share of the payload (the whole array that is
-# reduced or put together).
-_RING_SHARE: dict[str, Callable[[int], float]] = {
-    "all-reduce": lambda n: 2 * (n - 1) / n,
-    "collective-permute": lambda n: 1.0,
-    "collective-broadcast": lambda n: 1.0,
-    "between-slices": lambda n: 1.0,
-}
-
 
 class Collective(NamedTuple):
     """One collective of the program, over all its runs in a step."""
@@ -42,7 +197,7 @@ class Collective(NamedTuple):
     group: int  # devices that take part together
     payload: int  # bytes of one run: the whole array that is reduced, put together or sent, as one device sees it
     dtypes: tuple[str, ...]
-    source: str  # where in the model it comes from: JAX's operation path
+    source: str  # JAX's operation path
 
     @property
     def bytes(self) -> int:
@@ -51,54 +206,49 @@ class Collective(NamedTuple):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that one device sends in a step if the collective runs as a ring."""
-        return round(self.bytes * _RING_SHARE.get(self.kind, lambda n: (n - 1) / n)(self.group))
+        """Bytes that one device sends in a step if the collective runs as a ring: a share of the
+        payload.
+        """
+        gathered = (self.group - 1) / self.group
+        whole = ("collective-permute", "collective-broadcast", "between-slices")
+        share = 1.0 if self.kind in whole else 2 * gathered if self.kind == "all-reduce" else gathered
+        return round(self.bytes * share)
 
 
-class Program(NamedTuple):
-    """What the text of an optimised module says about one run of it on one device."""
+def read_collectives(module: Module, num_devices: int) -> tuple[list[Collective], list[str]]:
+    """The collectives of a program that is partitioned over `num_devices`, and the loops whose trip
+    count is not known, which count as one.
 
-    collectives: tuple[Collective, ...]
-    matrix_flops: int  # a multiply and an add counted as two; loops in full, recomputation included
-    unknown_loops: tuple[str, ...]  # loops whose trip count could not be read, counted as one
-
-
-def read_program(module: Module, num_devices: int) -> Program:
-    """Reads the module of a program partitioned over `num_devices`.
-
-    A collective that the compiler split into pieces counts once; groups of one device move nothing
+    A collective that the compiler split into pieces counts once. Groups of one device move nothing
     and are left out.
     """
-    found: dict[tuple[str, ...], Collective] = {}
-    flops = 0
+    by_identity: dict[tuple[str, ...], Collective] = {}
     unknown: list[str] = []
     for step in (part for whole in execution(module, unknown) for part in inside(module, whole)):
-        kind = _collective_kind(step.computation, step.instruction)
-        if kind:
-            collective, identity = _collective(step, kind, num_devices), _identity(step, kind)
-            if collective.group > 1:
-                found[identity] = min(found.get(identity, collective), collective, key=lambda one: one.count)
-        elif step.instruction.opcode == "dot":
-            flops += step.times * _dot_flops(step.computation, step.instruction)
-        elif step.instruction.opcode == "convolution":
-            flops += step.times * _convolution_flops(step.computation, step.instruction)
-    return Program(tuple(found.values()), flops, tuple(unknown))
+        kind = _collective_kind(step)
+        if kind is None:
+            continue
+        collective, identity = _collective(step, kind, num_devices), _identity(step, kind)
+        if collective.group > 1:
+            by_identity[identity] = min(by_identity.get(identity, collective), collective, key=lambda one: one.count)
+    return list(by_identity.values()), unknown
 
 
-def _collective_kind(computation: Computation, instruction: Instruction) -> str | None:
+def _collective_kind(step: Step) -> str | None:
+    instruction = step.instruction
     if instruction.opcode == "send" and "xla_megascale" in instruction.attributes:
         return "between-slices"  # what a device hands to its host for the network between slices
     kind = instruction.opcode.removesuffix("-start")
-    if kind == "all-reduce" and computation.name.startswith("all-reduce-scatter"):
+    if kind == "all-reduce" and step.computation.name.startswith("all-reduce-scatter"):
         return "reduce-scatter"  # the TPU compiler writes one as an all-reduce and a slice in a fusion of this name
     return kind if kind in KINDS else None
 
 
 def _identity(step: Step, kind: str) -> tuple[str, ...]:
     """What the pieces of one collective have in common. The TPU compiler hides a collective behind
-    other work as a chain of pieces, some of them inside loops that run while it is under way: the
-    piece that runs least often says how often the collective does. Pieces have a chain's number; a
-    channel's does not tell, as jax gives one channel to all collectives that it writes.
+    other work as a chain of pieces, some of them inside loops that run while it is under way. The
+    piece that runs least often says how often the collective does. Pieces share a chain's number;
+    a channel's is not enough, as jax gives one channel to all collectives that it writes.
     """
     chain = re.search(r'chain_id="(\d+)"', step.instruction.attributes)
     if chain:
@@ -109,13 +259,13 @@ def _identity(step: Step, kind: str) -> tuple[str, ...]:
 def _collective(step: Step, kind: str, num_devices: int) -> Collective:
     instruction = step.instruction
     group = num_devices if kind in ("collective-permute", "between-slices") else _group_size(instruction, num_devices)
-    # What travels has the result's dtype: the TPU compiler folds a conversion of the operand into
-    # the collective. The result of a `-start` or a `send` has other things too.
+    # The bytes on the wire have the result's dtype: the TPU compiler folds a conversion of the
+    # operand into the collective. The result of a `-start` or a `send` has other things too.
     by_result = kind == "all-reduce" or instruction.opcode in KINDS
     shapes = [instruction.shape] if by_result else [step.computation.instructions[name].shape for name in instruction.operands]
-    parts = {"all-gather": not by_result, "reduce-scatter": instruction.opcode == "reduce-scatter"}
-    payload = sum(shape_bytes(shape) for shape in shapes) * (group if parts.get(kind, False) else 1)
-    dtypes = tuple(sorted({dtype for shape in shapes for dtype in re.findall(r"\b([a-z]+\d+\w*)\[", shape)}))
+    is_part = (kind == "all-gather" and not by_result) or instruction.opcode == "reduce-scatter"
+    payload = sum(map(shape_bytes, shapes)) * (group if is_part else 1)
+    dtypes = tuple(sorted({dtype for shape in shapes for dtype, _ in _ARRAY.findall(shape)}))
     return Collective(kind, step.times, group, payload, dtypes, instruction.operation)
 
 
@@ -132,54 +282,3 @@ def _group_size(instruction: Instruction, num_devices: int) -> int:
         return int(iota[2])
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", attributes)
     return len(listed[1].split(",")) if listed else num_devices
-
-
-def _sizes(shape: str) -> tuple[int, ...]:
-    (array,) = arrays(shape)
-    return array.sizes
-
-
-def _dot_flops(computation: Computation, dot: Instruction) -> int:
-    left = _sizes(computation.instructions[dot.operands[0]].shape)
-    contracted = [left[int(axis)] for axis in re.findall(r"\d+", dot.attribute("lhs_contracting_dims"))]
-    return 2 * math.prod(_sizes(dot.shape)) * math.prod(contracted)
-
-
-def _convolution_flops(computation: Computation, convolution: Instruction) -> int:
-    """The TPU compiler writes matrix products as convolutions, batch axes as window axes of which
-    most taps meet padding; taps that meet padding or dilation cost nothing. The count is that of
-    XLA's HloCostAnalysis.
-    """
-    left, right = (_sizes(computation.instructions[name].shape) for name in convolution.operands[:2])
-    out = _sizes(convolution.shape)
-    labels = re.match(r"(\w+)_(\w+)->(\w+)", convolution.attribute("dim_labels"))
-    assert labels is not None, convolution
-    window = _window(convolution)
-    taps = 1
-    for place in range(len(left) - 2):
-        axis = str(place)
-        sizes = left[labels[1].index(axis)], right[labels[2].index(axis)], out[labels[3].index(axis)]
-        taps *= _real_taps(*sizes, *(window[name][place] if name in window else default for name, default in _WINDOW_DEFAULTS))
-    groups, batch_groups = (int(convolution.attribute(name) or 1) for name in ("feature_group_count", "batch_group_count"))
-    features, kernels, rows = left[labels[1].index("f")], right[labels[2].index("o")], left[labels[1].index("b")]
-    return 2 * (features // groups) * kernels * (rows // batch_groups) * taps
-
-
-_WINDOW_DEFAULTS = (("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_dilate", "1"))
-
-
-def _window(convolution: Instruction) -> dict[str, list[str]]:
-    text = re.search(r"window=\{([^}]*)\}", convolution.attributes)
-    return {} if not text else {name: values.split("x") for name, values in re.findall(r"(\w+)=(\S+)", text[1])}
-
-
-@functools.cache
-def _real_taps(size: int, kernel: int, out: int, stride: str, pad: str, lhs_dilate: str, rhs_dilate: str) -> int:
-    """Pairs of an output position and a kernel position of one window axis that meet an element of
-    the input.
-    """
-    low, dilation, extent = int(pad.split("_")[0]), int(lhs_dilate), (size - 1) * int(lhs_dilate) + 1
-    if kernel == 1 and int(stride) == 1 and dilation == 1 and low == 0:
-        return min(out, size)
-    places = (o * int(stride) + k * int(rhs_dilate) - low for o in range(out) for k in range(kernel))
-    return sum(0 <= place < extent and place % dilation == 0 for place in places)

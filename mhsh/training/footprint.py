@@ -74,7 +74,7 @@ def check_state_fits(state: TrainState, device_bytes: int) -> None:
         raise UserError(
             f"out of memory: {parameters:,} parameters and their moments need {needed / 2**30:,.1f} GiB of the "
             f"{device_bytes / 2**30:,.1f} GiB of a device; make the model smaller, or raise mesh.fsdp with more devices "
-            "(mhsh describe counts the bytes)"
+            "(mhsh plan counts the bytes)"
         )
 
 

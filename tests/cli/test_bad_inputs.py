@@ -8,7 +8,6 @@ of their command.
 from __future__ import annotations
 
 import io
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -59,16 +58,6 @@ FILES: dict[str, str | bytes] = {
     "broken.txt.gz": b"\x1f\x8b no gzip",
     "corpus.txt": "\n\n".join(f"Number {n} is a number.\nSo is number {n + 1}." for n in range(99)),
     "two.txt": "One sentence.\nAnother one.\n",
-    "aot.json": json.dumps(
-        {
-            "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
-            "batch_size": 8,
-            "num_devices": 8,
-            "num_slices": 1,
-            "topology": "v4:2x2x2",
-            "remat_policy": "none",
-        }
-    ),
     "strangers/thesis.tex": "mine",
     "damaged_config/config.json": '{"model": {}}',
     "damaged_json/config.json": "{",

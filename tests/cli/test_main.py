@@ -4,7 +4,6 @@ damaged.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -92,48 +91,6 @@ def test_a_full_disk_is_one_line(capsys, tmp_path, corpus, monkeypatch):
     monkeypatch.setattr("mhsh.files.uuid.uuid4", lambda: SimpleNamespace(hex="half"))
     assert "the disk is full" in fails(capsys, *arguments)
     assert not (workdir / "run.json").exists()
-
-
-def test_describe_as_json(capsys):
-    assert main(["describe", "--config=mhsh/configs/bert.py:24l16h", "--against=mhsh/configs/bert.py:384l1h", "--json"]) == 0
-    ledgers = json.loads(capsys.readouterr().out)
-    assert ledgers["config"]["parameters"]["encoder"] == 302_309_376
-    assert ledgers["against"]["parameters"]["encoder"] == 304_521_216
-    assert ledgers["config"]["parameters"]["omega"] == 24 * 2 * 1024
-    assert ledgers["config"]["total_heads"] == ledgers["against"]["total_heads"] == 384
-    one, other = (ledgers[name]["flops_layers_longest"] for name in ("config", "against"))
-    assert one["tokens"] == other["tokens"] == 512
-    assert abs(other["per_sequence"] / one["per_sequence"] - 1) < 0.02
-    shallow, deep = (ledgers[name]["activations_by_remat_policy"] for name in ("config", "against"))
-    assert deep["full"] > 5 * shallow["full"], "the input of every layer is kept"
-    assert deep["groups"] < 2 * shallow["groups"]
-    for ledger in ledgers.values():
-        memory = ledger["bytes_per_device"]
-        assert ledger["total_by_remat_policy"]["full"] == memory["total"]
-        assert ledger["activations_by_remat_policy"]["full"] == memory["activations"] + memory["recomputed"]
-        assert list(ledger["total_by_remat_policy"].values()) == sorted(ledger["total_by_remat_policy"].values(), reverse=True)
-
-
-def test_describe_in_words(capsys):
-    assert main(["describe", "--config=mhsh/configs/bert.py:24l16h", "--against=mhsh/configs/bert.py:384l1h"]) == 0
-    out = capsys.readouterr().out
-    assert "302.31M" in out and "304.52M" in out and "+0.73 %" in out
-
-
-def test_a_narrow_terminal_costs_no_figure(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    assert main(["describe", "--config=bert:2l8h", "--config.model.remat_policy=none"]) == 0
-    assert "…" not in capsys.readouterr().out
-
-
-def test_admin_prints_omega(capsys, corpus):
-    arguments = ["admin", "--config=mhsh/configs/bert.py:4l4h", corpus, "--config.data.validation_fraction=0.2", "--json"]
-    assert main(arguments) == 0
-    omega = json.loads(capsys.readouterr().out)
-    in_depth_order = [
-        value for pair in zip(omega["encoder"]["attention"], omega["encoder"]["feed_forward"], strict=True) for value in pair
-    ]
-    assert in_depth_order[0] == 1 and in_depth_order == sorted(in_depth_order) and len(in_depth_order) == 8
 
 
 def test_compare_starts_without_jax():

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import RESIDUALS
 from mhsh.config.shapes import regroup
 from mhsh.models.build import build_model, forward
-from mhsh.models.costs import PEAK_FLOPS, forward_flops, parameter_counts, parameter_shapes, row_flops, step_flops
+from mhsh.models.costs import PEAK_FLOPS, forward_flops, parameter_counts, parameter_shapes, row_flops, run_cost, step_flops
 from mhsh.training.state import example_batch
 
 ENCODERS = {"24l16h": 302_309_376, "384l1h": 304_521_216, "12l12h": 85_054_464, "144l1h": 85_662_720}
@@ -249,3 +249,20 @@ def test_flops_of_an_encoder_and_a_decoder_by_hand(make_config):
 
 def test_peaks_are_plausible():
     assert all(1e14 < peak < 1e16 for peak in PEAK_FLOPS.values())
+
+
+def test_the_cost_of_a_run_by_hand(make_config):
+    config = make_config("quickstart", "24l1h_admin", **{"train.num_steps": 7, "train.batch_size": 3, "optimizer.warmup_steps": 0})
+    cost = run_cost(config)
+    assert cost.tokens == 7 * 3 * 128
+    d, h, f, layers, length, vocabulary = 128, 32, 128, 24, 128, 264
+    # Of one token, a multiply and an add each: q, k, v and out; scores and context; up and down;
+    # transform and logits on top.
+    layer = 2 * (4 * d * h + 2 * length * h + 2 * d * f)
+    assert cost.flops == 3 * cost.tokens * (layers * layer + 2 * (d * d + d * vocabulary))
+    attention = 4 * d * h + 3 * h + d
+    feed_forward = 2 * d * f + f + d
+    omega, norms = 2 * d, 2 * 2 * d
+    embeddings = (vocabulary + length) * d + 2 * d
+    heads = d * d + d + 2 * d + vocabulary
+    assert cost.parameters == layers * (attention + feed_forward + omega + norms) + embeddings + heads

@@ -12,8 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from mhsh.models.build import build_model, forward
-from mhsh.planning.hlo import read_program
-from mhsh.planning.hlo_text import parse_module
+from mhsh.planning.hlo import parse_module, read_collectives
 from mhsh.training import shards
 from mhsh.training.optimizer import parameter_path
 from mhsh.training.sharding import shardings_of
@@ -36,7 +35,7 @@ MATRICES = 9  # six of a layer, the token table, the heads' two
 def test_a_step_of_a_deep_model_has_few_collectives(make_config, shape, most):
     found: Counter[str] = Counter()
     module = parse_module(train_step_of(make_config("bert", "16l1h"), shape).as_text() or "")
-    for each in read_program(module, 8).collectives:
+    for each in read_collectives(module, 8)[0]:
         found[each.kind] += each.count
     assert found.keys() == most.keys()
     assert all(found[kind] <= count for kind, count in most.items()), found
@@ -94,7 +93,7 @@ def test_small_sums_share_a_collective_and_are_alike_everywhere(make_config):
         compiled = jax.jit(sharded).lower(*arguments).compile()
         found = compiled(*arguments)
     assert float(found["a"]) == 36 and found["b"].tolist() == [72.0]
-    assert [each.kind for each in read_program(parse_module(compiled.as_text() or ""), 8).collectives] == ["all-reduce"]
+    assert [each.kind for each in read_collectives(parse_module(compiled.as_text() or ""), 8)[0]] == ["all-reduce"]
 
 
 @pytest.mark.parametrize(("task", "variant"), [("bert", "2l8h"), ("translation", "tiny")])

@@ -1,6 +1,6 @@
 """What can be found out about a run on TPU slices before a slice is asked for.
 
-    python -m mhsh.planning.preflight --accelerator-type=v5litepod-16 -- train --config=... ...
+    python -m launch.preflight --accelerator-type=v5litepod-16 -- train --config=... ...
 
 is how launch/tpu_vm asks. It prints all problems, a line each, and ends with status 2.
 """
@@ -17,7 +17,7 @@ from typing import NoReturn
 from mhsh.config.schema import Config
 from mhsh.configs import SHIPPED, take_config
 from mhsh.errors import UserError
-from mhsh.planning.chips import CHIPS, Chip
+from mhsh.planning.roofline import CHIPS, Chip
 from mhsh.training.remat import CANDIDATES, choose_remat
 from mhsh.training.sharding import check_divisibility, mesh_shape
 

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from benchmarks import tpu_matrix
-from mhsh.planning.aot import measure, parse_topology
+from mhsh.planning.compiled import measure, parse_topology
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 STEPS = list(tpu_matrix.steps()) if LIBTPU else []

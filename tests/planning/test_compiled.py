@@ -18,13 +18,14 @@ from mhsh.cli.main import main
 from mhsh.errors import UserError
 from mhsh.models.build import boxed_parameters
 from mhsh.models.costs import parameter_counts, step_flops
-from mhsh.planning import aot
-from mhsh.planning.aot import GIB, Topology, compile_report, measure, overflow, parse_topology
+from mhsh.planning import compiled
+from mhsh.planning.compiled import Topology, compile_report, measure, overflow, parse_topology
 from mhsh.training.footprint import footprint
 from mhsh.training.sharding import matrices
 from mhsh.training.state import example_batch
 from tests.conftest import ROOT
 
+GIB = 2**30
 LOCAL = Topology("local:8")
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 2, 4)}
 NO_LIBTPU = importlib.util.find_spec("libtpu") is None
@@ -45,7 +46,7 @@ def reports(config_of):
 
 
 def payload(report, kind):
-    return sum(each["bytes"] for each in report["collectives"] if each["kind"] == kind)
+    return sum(one["bytes"] for one in report["collectives"] if one["kind"] == kind)
 
 
 def test_data_parallelism_exchanges_the_gradients_and_no_more(config_of, reports):
@@ -53,7 +54,7 @@ def test_data_parallelism_exchanges_the_gradients_and_no_more(config_of, reports
     report = reports["data"]
     gradients = 4 * parameter_counts(config_of("data").model)["total"]
     assert gradients <= payload(report, "all-reduce") <= 1.01 * gradients
-    assert {each["kind"] for each in report["collectives"]} == {"all-reduce"}
+    assert {one["kind"] for one in report["collectives"]} == {"all-reduce"}
 
 
 def test_fsdp_gathers_the_weights_once_and_reduces_their_gradients_once(config_of, reports):
@@ -63,13 +64,13 @@ def test_fsdp_gathers_the_weights_once_and_reduces_their_gradients_once(config_o
     weights = sum(4 * leaf.size for leaf, is_matrix in leaves if is_matrix)
     assert payload(report, "all-gather") == payload(report, "reduce-scatter") == weights
     assert payload(report, "all-reduce") == pytest.approx(4 * parameter_counts(model)["total"] - weights, rel=0.01)
-    assert all(each["count"] == 1 for each in report["collectives"])
+    assert all(one["count"] == 1 for one in report["collectives"])
 
 
 def test_tensor_parallelism_sums_activations(config_of, reports):
-    sums = [each for each in reports["tensor"]["collectives"] if each["kind"] == "all-reduce" and each["group"] == 4]
+    sums = [one for one in reports["tensor"]["collectives"] if one["kind"] == "all-reduce" and one["group"] == 4]
     rows = 16 // 2 * 64 * 64 * 4  # B T D on one row of the mesh, fp32
-    assert [each["payload"] for each in sums if "BTF,FD->BTD" in each["source"]].count(rows) >= 1
+    assert [one["payload"] for one in sums if "BTF,FD->BTD" in one["source"]].count(rows) >= 1
 
 
 def test_memory_falls_where_the_state_is_divided(config_of, reports):
@@ -96,23 +97,9 @@ def test_flops_are_the_ledgers_and_one_more_forward_pass_of_the_layers(config_of
     assert plain["matrix_products"] == pytest.approx(plain["ledger"], rel=0.01)
 
 
-def test_the_update_moves_its_arrays(config_of, reports):
-    """AdamW reads parameter, gradient and two moments and writes three of them: 28 bytes a
-    parameter at least. Norms are more. Under fsdp each device has its share.
-    """
-    parameters = parameter_counts(config_of("data").model)["total"]
-    moved = {mesh: reports[mesh]["traffic"]["by_phase"]["optimizer"]["moved"] for mesh in ("data", "fsdp")}
-    assert 28 * parameters < moved["data"] < 2 * 28 * parameters
-    assert moved["fsdp"] < moved["data"] / 4
-    for report in reports.values():
-        traffic = report["traffic"]
-        assert sum(part["moved"] for part in traffic["by_phase"].values()) == traffic["read"] + traffic["written"]
-        assert len(traffic["buffers"]) == 10
-
-
 def test_a_given_limit_decides_what_fits(config_of, reports):
     needed = reports["data"]["needed_bytes"]
-    assert not compile_report(config_of("data"), LOCAL, hbm_bytes=needed - 1)["fits"]  # `needed` itself: the slow search below
+    assert not compile_report(config_of("data"), LOCAL, hbm_bytes=needed - 1)["fits"]
 
 
 def test_running_out_of_memory_is_a_result():
@@ -152,8 +139,8 @@ def test_devices_of_a_slice():
 
 def test_the_tested_compilers_are_what_the_extra_installs():
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["tpu"]
-    pinned = {each.split("==")[1].split(".*")[0] for each in extra if each.startswith("libtpu")}
-    assert pinned == {".".join(version.split(".")[:3]) for version in aot.TESTED_LIBTPU.values()}
+    pinned = {one.split("==")[1].split(".*")[0] for one in extra if one.startswith("libtpu")}
+    assert pinned == {".".join(version.split(".")[:3]) for version in compiled.TESTED_LIBTPU.values()}
 
 
 @pytest.mark.parametrize(
@@ -167,11 +154,11 @@ def test_the_tested_compilers_are_what_the_extra_installs():
 )
 def test_another_compiler_is_named(monkeypatch, jax_version, libtpu, said):
     monkeypatch.setattr(jax, "__version__", jax_version)
-    monkeypatch.setattr(aot, "_version", lambda name: libtpu)
-    assert aot.untested_libtpu() == said
+    monkeypatch.setattr(compiled, "_version", lambda name: libtpu)
+    assert compiled.untested_libtpu() == said
 
 
-TINY = ["aot", f"--config={ROOT}/mhsh/configs/bert.py:2l8h"]
+TINY = ["plan", f"--config={ROOT}/mhsh/configs/bert.py:2l8h"]
 
 
 def refused(capsys, *arguments):
@@ -196,7 +183,7 @@ def test_a_compiler_that_dies_is_named(config_of, monkeypatch):
         returncode = -signal.SIGSEGV
         stderr = "noise\n*** SIGSEGV STACK OVERFLOW received by PID 1\n@ 0x7f\n"
 
-    monkeypatch.setattr(aot.subprocess, "run", lambda *_, **__: Dead)
+    monkeypatch.setattr(compiled.subprocess, "run", lambda *_, **__: Dead)
     with pytest.raises(UserError, match=r"ended by SIGSEGV \(\*\*\* SIGSEGV STACK OVERFLOW.*another release of libtpu"):
         measure(config_of("data"), LOCAL)
     Dead.returncode, Dead.stderr = 1, "Traceback\nValueError: odd"
@@ -218,21 +205,19 @@ def test_a_process_of_its_own_gives_the_same_report(config_of, reports):
 
 def test_text_and_json(capsys, monkeypatch, reports):
     report = reports["fsdp"] | {"warnings": ["spmd_partitioner: Involuntary full rematerialization"]}
-    monkeypatch.setattr(aot, "measure", lambda *_: dict(report))
+    monkeypatch.setattr(compiled, "measure", lambda *_: json.loads(json.dumps(report)))
     assert main([*TINY, "--topology=local:8"]) == 0
     text = capsys.readouterr().out
     for part in (
         "local:8: 8 x cpu; data 1 x fsdp 8 x tensor 1; batch 16",
         "MEMORY PER DEVICE",
         "all-gather",
-        "ledger: three forward passes",
-        "MAIN MEMORY PER STEP AND DEVICE",
-        "BUFFERS THAT MOVE MOST",
+        "three forward passes",
         "warning: spmd_partitioner: Involuntary",
     ):
         assert part in text
     assert main([*TINY, "--topology=local:8", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == report
+    assert list(json.loads(capsys.readouterr().out)["compiled"].values()) == [report]
 
 
 @pytest.mark.tpu_compile
@@ -247,8 +232,8 @@ class TestLibtpu:
         assert report["fits"]
         assert report["device_kind"] == "TPU v5 lite"
         assert report["unknown_loops"] == []
-        assert report["flops"]["matrix_products"] == pytest.approx(report["flops"]["ledger"], rel=0.02)
-        assert report["traffic"]["cycles"] > 0
+        assert report["remat_policy"] == "projections"
+        assert 1 < report["flops"]["matrix_products"] / report["flops"]["ledger"] < 4 / 3
         assert report["collectives"]
 
     def test_two_slices(self, make_config):
@@ -265,7 +250,7 @@ class TestLibtpu:
             measure(make_config("bert", "2l8h", **{"train.batch_size": 9}), Topology("v5e:3x3"))
 
     def test_a_step_that_does_not_fit(self, make_config):
-        overrides = {"model.num_layers": 48, "train.batch_size": 16384, "mesh.data": 4}
+        overrides = {"model.num_layers": 48, "train.batch_size": 16384, "mesh.data": 4, "model.remat_policy": "none"}
         report = measure(make_config("bert", "2l8h", **overrides), Topology("v5e:2x2"))
         assert report["fits"] is False
         assert report["needed_bytes"] > report["hbm_bytes"]

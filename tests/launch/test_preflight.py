@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from launch.preflight import check, chips_of
 from mhsh.errors import UserError
-from mhsh.planning.preflight import check, chips_of
 
 TINY = ("train", "--config=bert:2l8h", "--workdir=gs://b/run", "--config.data.source=stdlib")
 

@@ -1,14 +1,28 @@
-"""What a compiled step moves to and from a device's main memory, read out of its HLO."""
+"""What a compiled step moves to and from a device's main memory, read out of its HLO.
+
+  python -m benchmarks.hlo.traffic --config=bert:384l1h --topology=v5e:1x1
+
+compiles the step, without the device, and prints the bytes by part of the step and the buffers
+that move most.
+"""
 
 from __future__ import annotations
 
+import argparse
+import math
 import re
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
-from mhsh.planning.hlo_execution import Step, execution
-from mhsh.planning.hlo_text import Array, Computation, Instruction, Module, arrays
+from rich.console import Console
+from rich.table import Table
+
+from mhsh.configs import take_config
+from mhsh.planning.compiled import measure, parse_topology
+from mhsh.planning.hlo import Computation, Instruction, Module, Step, execution, item_bytes, parse_module
 
 # The parts of a step, by what jax writes into an operation's name. `head` is what follows the last
 # layer, forward and backward; `other` has no name or is none of these.
@@ -20,6 +34,42 @@ _MOVES_NOTHING = frozenset(("parameter", "constant", "tuple", "get-tuple-element
 _CALLS_THAT_MOVE_NOTHING = ("AllocateBuffer", "ConcatBitcast")
 _SLICES = ("dynamic-slice", "slice", "gather")  # of their first operand they read what they give
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in place: of the first operand they write what this operand holds
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+
+
+class Array(NamedTuple):
+    """An array as a shape writes it: bf16[16,128,64]{2,1,0:T(8,128)(2,1)S(1)}."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    minor_to_major: tuple[int, ...]  # the axes from the innermost out; empty: as they stand
+    tile: tuple[int, ...]  # of the innermost axes, which are padded to a multiple of it; empty: none
+    memory_space: int  # 0: the device's main memory; on TPUs 1 is VMEM
+
+    @property
+    def padded_bytes(self) -> int:
+        """With the innermost axes padded to whole tiles."""
+        order = self.minor_to_major or tuple(reversed(range(len(self.sizes))))
+        sizes = [self.sizes[axis] for axis in reversed(order)]
+        for back, tile in enumerate(reversed(self.tile), 1):
+            if back <= len(sizes):
+                sizes[-back] = -(-sizes[-back] // tile) * tile
+        return math.prod(sizes) * item_bytes(self.dtype)
+
+
+def arrays(shape: str) -> list[Array]:
+    """The array of a shape, or all those of a tuple."""
+    return [_array(*match) for match in _ARRAY.findall(shape)]
+
+
+def _array(dtype: str, sizes: str, layout: str) -> Array:
+    order, _, rest = layout.partition(":")
+    tile, space = re.search(r"T\(([\d,]*)\)", rest), re.search(r"S\((\d+)\)", rest)
+    return Array(dtype, _numbers(sizes), _numbers(order), _numbers(tile[1]) if tile else (), int(space[1]) if space else 0)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
 
 
 class Buffer(NamedTuple):
@@ -31,20 +81,12 @@ class Buffer(NamedTuple):
     written: int
 
 
-class Part(NamedTuple):
-    """Of a step."""
-
-    moved: int  # bytes both ways
-    cycles: int  # the compiler's estimate
-
-
 class Traffic(NamedTuple):
     """One step on one device. Bytes are of main memory, padding to whole tiles included."""
 
     read: int
     written: int
-    cycles: int  # the compiler's estimate, summed over what it gives one for: fusions, not custom calls
-    by_phase: dict[str, Part]  # all of PHASES
+    by_phase: dict[str, int]  # bytes both ways; all of PHASES
     buffers: tuple[Buffer, ...]  # those that move most, the first the most
 
 
@@ -72,25 +114,23 @@ def count_traffic(module: Module, worst: int = 10) -> Traffic:
     moved: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
     shapes: dict[tuple[str, str, int], Array] = {}
     names: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
-    by_phase: dict[str, list[int]] = {phase: [0, 0] for phase in PHASES}
+    by_phase = dict.fromkeys(PHASES, 0)
     for step in execution(module, []):
         phase = _phase(step.instruction.operation) or phases.get(step.frame.rpartition("/")[2], "other")
-        by_phase[phase][1] += step.times * _cycles(step.instruction)
         for move in _moves(module, step):
             key = origins.of(step.computation.name, move.name, move.element)
             moved[key][0] += step.times * move.read
             moved[key][1] += step.times * move.written
-            by_phase[phase][0] += step.times * (move.read + move.written)
-            shapes[key] = max(shapes.get(key, move.array), move.array, key=lambda array: array.bytes)
+            by_phase[phase] += step.times * (move.read + move.written)
+            shapes[key] = max(shapes.get(key, move.array), move.array, key=lambda array: array.padded_bytes)
             if move.written:
                 names[key][_source(module, step, move.element)] += step.times * move.written
     largest = sorted(moved, key=lambda key: -sum(moved[key]))[:worst]
     buffers = tuple(
         Buffer(_label(module.computations[key[0]], key[1], names[key]), _written_shape(shapes[key]), *moved[key]) for key in largest
     )
-    read, written = (sum(both[place] for both in moved.values()) for place in (0, 1))
-    cycles = sum(both[1] for both in by_phase.values())
-    return Traffic(read, written, cycles, {phase: Part(*both) for phase, both in by_phase.items()}, buffers)
+    read, written = (sum(both[way] for both in moved.values()) for way in (0, 1))
+    return Traffic(read, written, by_phase, buffers)
 
 
 def _phase(operation_name: str) -> str | None:
@@ -106,13 +146,8 @@ def _phase(operation_name: str) -> str | None:
 
 
 def _loop_phases(module: Module) -> dict[str, str]:
-    loops = (each for one in module.computations.values() for each in one.instructions.values() if each.opcode == "while")
-    return {loop.name: _phase(loop.operation) or "other" for loop in loops}
-
-
-def _cycles(instruction: Instruction) -> int:
-    found = re.search(r'"estimated_cycles":"(\d+)"', instruction.attributes)
-    return int(found[1]) if found else 0
+    instructions = (one for computation in module.computations.values() for one in computation.instructions.values())
+    return {loop.name: _phase(loop.operation) or "other" for loop in instructions if loop.opcode == "while"}
 
 
 def _moves(module: Module, step: Step) -> Iterator[_Move]:
@@ -144,11 +179,11 @@ def _results(instruction: Instruction) -> list[Array]:
     """The arrays that an instruction writes. A `-start` also lists its operands and what its
     `-done` waits for.
     """
-    found = arrays(instruction.shape)
+    written = arrays(instruction.shape)
     if instruction.opcode == "copy-start":
-        return found[:1]  # target, source, what is waited for
+        return written[:1]  # target, source, what is waited for
     count = len(instruction.operands)
-    return found[count : 2 * count] if instruction.opcode.endswith("-start") and len(found) > count else found
+    return written[count : 2 * count] if instruction.opcode.endswith("-start") and len(written) > count else written
 
 
 def _plain(computation: Computation, instruction: Instruction) -> tuple[list[int | None], list[int | None]]:
@@ -176,8 +211,8 @@ def _update(computation: Computation, instruction: Instruction) -> int:
 
 
 def _parameters(computation: Computation) -> list[str]:
-    found = [each for each in computation.instructions.values() if each.opcode == "parameter"]
-    return [each.name for each in sorted(found, key=lambda each: int(each.arguments))]
+    parameters = [one for one in computation.instructions.values() if one.opcode == "parameter"]
+    return [one.name for one in sorted(parameters, key=lambda one: int(one.arguments))]
 
 
 def _read_of(module: Module, computation: Computation, name: str) -> int | None:
@@ -233,15 +268,15 @@ def _is_result(computation: Computation, name: str) -> bool:
 
 def _writes_of(module: Module, computation: Computation) -> list[int | None]:
     """Bytes that a fusion writes of each of its results, None for all of them."""
-    found: list[int | None] = []
+    written: list[int | None] = []
     for root in _roots(computation):
         if root.opcode in _UPDATES:
-            found.append(_update(computation, root))
+            written.append(_update(computation, root))
         elif root.opcode == "fusion":
-            found += _writes_of(module, module.computations[root.called()[0]])
+            written += _writes_of(module, module.computations[root.called()[0]])
         else:
-            found.append(None)
-    return found
+            written.append(None)
+    return written
 
 
 def _updated_operand(module: Module, instruction: Instruction, element: int) -> str | None:
@@ -283,7 +318,7 @@ class _Origins:
 
     def __init__(self, module: Module):
         self._module = module
-        self._found: dict[tuple[str, str, int], tuple[str, str, int]] = {}
+        self._first: dict[tuple[str, str, int], tuple[str, str, int]] = {}
         self._loops = {
             loop.attribute("body"): (computation.name, loop)
             for computation in module.computations.values()
@@ -303,10 +338,10 @@ class _Origins:
     def of(self, computation: str, name: str, element: int) -> tuple[str, str, int]:
         """The instruction that first gives the array, and the array's place in its result."""
         key = (computation, name, element)
-        if key not in self._found:
+        if key not in self._first:
             before = self._before(computation, name, element)
-            self._found[key] = key if before is None else self.of(*before)
-        return self._found[key]
+            self._first[key] = key if before is None else self.of(*before)
+        return self._first[key]
 
     def _before(self, computation: str, name: str, element: int) -> tuple[str, str, int] | None:
         instruction = self._module.computations[computation].instructions[name]
@@ -332,9 +367,9 @@ class _Origins:
 def _label(computation: Computation, name: str, written: Counter[str]) -> str:
     """What a buffer is called: by the operation that writes most of it, or that it is made by."""
     instruction = computation.instructions[name]
-    found = (written.most_common(1)[0][0] if written else "") or instruction.operation
-    if found or not instruction.operands:
-        return _short(found or name)
+    operation = (written.most_common(1)[0][0] if written else "") or instruction.operation
+    if operation or not instruction.operands:
+        return _short(operation or name)
     return f"{instruction.opcode} of {_label(computation, instruction.operands[0], Counter())}"
 
 
@@ -346,3 +381,31 @@ def _short(path: str) -> str:
 
 def _written_shape(array: Array) -> str:
     return f"{array.dtype}[{','.join(map(str, array.sizes))}]"
+
+
+def main() -> None:
+    """Prints the traffic of the step that the arguments name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--topology", required=True)
+    options, rest = parser.parse_known_args()
+    config, unknown = take_config("config", options.config, rest)
+    if config is None or unknown:
+        parser.error(f"unknown arguments: {unknown}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.hlo"
+        measure(config, parse_topology(options.topology), hlo_path=path)
+        traffic = count_traffic(parse_module(path.read_text(encoding="utf-8")))
+    table = Table("MAIN MEMORY PER STEP AND DEVICE", "GB", box=None, pad_edge=False)
+    for phase, moved in traffic.by_phase.items():
+        table.add_row(phase, f"{moved / 1e9:.2f}")
+    table.add_row("all", f"{(traffic.read + traffic.written) / 1e9:.2f}")
+    Console().print(table)
+    worst = Table("BUFFERS THAT MOVE MOST", "GB read", "GB written", "", box=None, pad_edge=False)
+    for buffer in traffic.buffers:
+        worst.add_row(buffer.shape, f"{buffer.read / 1e9:.2f}", f"{buffer.written / 1e9:.2f}", buffer.source)
+    Console().print(worst)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Commands that train nothing: configs, and what a run will cost."""

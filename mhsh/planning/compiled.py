@@ -1,0 +1,318 @@
+"""The training step compiled for a TPU slice without access to it: the compiler's memory and
+collectives.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+import mhsh
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config, to_dict
+from mhsh.errors import UserError, install_command
+from mhsh.models.build import build_model
+from mhsh.models.costs import step_flops
+from mhsh.planning.hlo import parse_module, read_collectives
+from mhsh.planning.roofline import CHIPS, product_flops
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.remat import CANDIDATES, choose_remat, with_policy
+from mhsh.training.sharding import make_mesh
+from mhsh.training.state import abstract_state
+from mhsh.training.step import compile_train_step
+
+# The TPUs that can be compiled for: dimensions of a slice, and the compiler's options. A device is
+# a whole chip: both cores of a v4 or v5p.
+_TPUS: dict[str, tuple[int, dict[str, Any]]] = {
+    "v4": (3, {"chip_config_name": "megacore"}),
+    "v5e": (2, {}),
+    "v5p": (3, {"chip_config_name": "megacore"}),
+    "v6e": (2, {}),
+}
+
+# What docs/plan.md was compiled with, by jax's minor version.
+TESTED_LIBTPU = {"0.10": "0.0.45", "0.12": "0.0.50.1"}
+
+
+class Topology(NamedTuple):
+    """The devices of a compilation: `v5e:4x4`, several slices of it, or `local:8` (simulated on the
+    CPU).
+    """
+
+    name: str
+    num_slices: int = 1
+
+    @property
+    def kind(self) -> str:
+        """v4, v5e, v5p, v6e or local."""
+        return self.name.split(":")[0]
+
+    @property
+    def hbm_bytes(self) -> int | None:
+        """Memory of one device; None for simulated ones."""
+        return CHIPS[self.kind].hbm_bytes if self.kind in CHIPS else None
+
+    @property
+    def num_devices(self) -> int:
+        """Over all slices."""
+        return self.num_slices * math.prod(map(int, self.name.split(":")[1].split("x")))
+
+
+def parse_topology(name: str, num_slices: int = 1) -> Topology:
+    """The topology of that name, checked as far as possible without the compiler.
+
+    Raises:
+      UserError: an unknown kind or layout, or slices where there are none.
+    """
+    kind, _, layout = name.partition(":")
+    dimensions = 1 if kind == "local" else _TPUS[kind][0] if kind in _TPUS else 0
+    if not dimensions or not re.fullmatch("x".join([r"[1-9]\d*"] * dimensions), layout):
+        raise UserError(
+            f"--topology={name} is not a slice; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), local:8"
+        )
+    if num_slices < 1 or (kind == "local" and num_slices > 1):
+        raise UserError(f"--num-slices={num_slices}: allowed: 1 or more, and only 1 with --topology=local:N")
+    return Topology(name, num_slices)
+
+
+def untested_libtpu() -> str | None:
+    """One line where another libtpu is installed than the one tested with this jax."""
+    installed, minor = _version("libtpu"), ".".join(jax.__version__.split(".")[:2])
+    wanted = TESTED_LIBTPU.get(minor)
+    if installed is None or installed == wanted:
+        return None
+    if wanted is None:
+        return f"libtpu {installed} with jax {jax.__version__}: no libtpu was tested with this jax"
+    return f"libtpu {installed} with jax {jax.__version__}: tested was libtpu {wanted} (pip install libtpu=={wanted})"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hlo_path: Path | None = None) -> dict[str, Any]:
+    """`compile_report` in a process of its own: jax starts with the right devices, and a crash of
+    the compiler becomes an error.
+
+    Adds `warnings`: of a libtpu that was not tested, and the partitioner's of involuntary
+    rematerialisation (arrays gathered whole to change their layout).
+
+    Raises:
+      UserError: as `compile_report`, and where the compiler crashed.
+    """
+    if topology.kind != "local":
+        _require_libtpu()
+    request = {
+        "config": to_dict(config),
+        "topology": list(topology),
+        "hbm_bytes": hbm_bytes,
+        "hlo_path": None if hlo_path is None else str(hlo_path.absolute()),
+    }
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    if topology.kind != "local":
+        flags = [flag for flag in flags if not flag.startswith("--xla_cpu_")]  # libtpu ends a process that has one
+    environment = os.environ | {
+        "XLA_FLAGS": " ".join(flags),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # compile_seconds are of a compilation
+        "TF_CPP_MIN_LOG_LEVEL": "1",  # the partitioner's warnings, here and in the TPU compiler
+        "TPU_STDERR_LOG_LEVEL": "0",
+        "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server outside of Google's machines
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # no TPU is held; two compilations may run at once
+        "PYTHONPATH": os.pathsep.join([str(Path(mhsh.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "mhsh.planning.compiled"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode:
+        raise UserError(_death(done.returncode, done.stderr))
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if "error" in answer:
+        raise UserError(answer["error"])
+    untested = untested_libtpu() if topology.kind != "local" else None
+    complaints = re.findall(r"[^\n]*[Ii]nvoluntary full rematerialization[^\n]*", done.stderr)
+    return answer | {"warnings": [*filter(None, [untested]), *(line.strip()[:400] for line in complaints)]}
+
+
+def _death(status: int, stderr: str) -> str:
+    versions = f"libtpu {_version('libtpu')}, jaxlib {_version('jaxlib')}"
+    if status > 0:
+        last = " ".join(stderr.splitlines()[-1:])[:300]
+        return f"the compiling process failed ({versions}; if the two are incompatible, try another libtpu): {last}"
+    known = [line.strip()[:160] for line in stderr.splitlines() if "STACK OVERFLOW" in line or "Check failed" in line]
+    return (
+        f"the compiler ({versions}) was ended by {signal.Signals(-status).name} ({(known + ['it said nothing'])[0]}); "
+        "try another release of libtpu, another batch, or more memory on this machine"
+    )
+
+
+def _answer() -> None:
+    """One compilation for `measure`: a request on standard input, a report (or an error) as the
+    last line of standard output.
+    """
+    request = json.load(sys.stdin)
+    try:
+        topology = Topology(*request["topology"])
+        if topology.kind == "local":
+            jax.config.update("jax_num_cpu_devices", topology.num_devices)
+        path = request["hlo_path"] and Path(request["hlo_path"])
+        answer = compile_report(from_dict(request["config"]), topology, request["hbm_bytes"], path)
+    except UserError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+
+
+def compile_report(
+    config: Config, topology: Topology, hbm_bytes: int | None = None, hlo_path: Path | None = None
+) -> dict[str, Any]:
+    """Compiles the training step of `config` for `topology` in this process, without making any
+    array, and reads the figures from the compiled program.
+
+    Args:
+      config: with the batch, mesh and dtypes to compile.
+      topology: the devices to compile for.
+      hbm_bytes: memory of one device, instead of the public figure.
+      hlo_path: a file for the program's text.
+
+    Returns:
+      A dictionary for JSON. Bytes are per device, counts per step. `fits` is None where the memory
+      of a device is not known. Where the compiler ran out of memory, `needed_bytes` is what it
+      asked for, and figures of a compiled program are absent. `compile_seconds` includes tracing
+      and lowering.
+
+    Raises:
+      UserError: the mesh does not make the devices, the model or the batch does not divide, or
+        there is no compiler.
+    """
+    devices = _devices_of(topology)
+    mesh = make_mesh(config, devices)
+    hbm_bytes = hbm_bytes or topology.hbm_bytes
+    config = with_policy(config, remat_policy(config, dict(mesh.shape), devices[0].platform, hbm_bytes))
+    report: dict[str, Any] = {
+        "topology": topology.name,
+        "num_slices": topology.num_slices,
+        "device_kind": devices[0].device_kind,
+        "num_devices": len(devices),
+        "mesh": dict(mesh.shape),
+        "batch_size": config.train.batch_size,
+        "remat_policy": config.model.remat_policy,
+        "hbm_bytes": hbm_bytes,
+        "versions": {name: _version(name) for name in ("jax", "jaxlib", "libtpu")},
+        "flops": {"ledger": step_flops(config) / len(devices), "matrix_products": product_flops(config, mesh.shape)},
+    }
+    begin, optimizer = time.monotonic(), build_optimizer(config)
+    try:
+        compiled = compile_train_step(config, build_model(config.model), optimizer, mesh, abstract_state(config, optimizer, mesh))
+    except jax.errors.JaxRuntimeError as error:
+        too_large = overflow(str(error))
+        if too_large:
+            return report | too_large | {"compile_seconds": time.monotonic() - begin}
+        raise UserError(f"the compiler refused the training step: {str(error)[:500]}") from error
+    report["compile_seconds"] = time.monotonic() - begin
+    text = compiled.as_text() or ""
+    if hlo_path is not None:
+        hlo_path.write_text(text, encoding="utf-8")
+    collectives, unknown = read_collectives(parse_module(text), len(devices))
+    memory = _memory(compiled)
+    return report | {
+        "needed_bytes": memory["total"],
+        "fits": None if hbm_bytes is None else memory["total"] <= hbm_bytes,
+        "memory": memory,
+        "collectives": [
+            one._asdict() | {"dtypes": list(one.dtypes), "bytes": one.bytes, "sent_bytes": one.sent_bytes} for one in collectives
+        ],
+        "unknown_loops": unknown,
+    }
+
+
+def remat_policy(config: Config, shape: dict[str, int], platform: str, hbm_bytes: int | None) -> str:
+    """The policy of a config on devices of that memory (None: not known; `auto` is then the policy
+    that needs least).
+    """
+    if config.model.remat_policy != "auto":
+        return config.model.remat_policy
+    candidates = CANDIDATES[platform]
+    return choose_remat(config, shape, hbm_bytes, candidates).policy if hbm_bytes else candidates[-1]
+
+
+def _devices_of(topology: Topology) -> Sequence[Any]:
+    """The devices to compile for. `local:N` needs a process with N simulated devices, as `measure`
+    starts.
+
+    Raises:
+      UserError: libtpu is missing, or does not know the slice.
+    """
+    if topology.kind == "local":
+        devices = jax.devices("cpu")
+        if len(devices) < topology.num_devices:
+            raise UserError(f"--topology={topology.name}: this process has {len(devices)} simulated devices")
+        return devices[: topology.num_devices]
+    _require_libtpu()
+    from jax.experimental import topologies
+
+    options = dict(_TPUS[topology.kind][1])
+    if topology.num_devices == topology.num_slices:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    if topology.num_slices > 1:
+        options["num_slices"] = topology.num_slices
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"--topology={topology.name}: {str(error).split(chr(10))[0]}") from error
+
+
+def _require_libtpu() -> None:
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f"compiling for a TPU needs its compiler: {install_command('tpu')}, in an environment of its own "
+            "(with libtpu installed jax looks for a TPU; set JAX_PLATFORMS=cpu where you train on something else)"
+        )
+
+
+def overflow(message: str) -> dict[str, Any] | None:
+    """The compiler's message when a step does not fit a device's memory; None where it failed for
+    another reason. `needed_bytes` is a lower bound: what it had counted by then.
+    """
+    match = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm|\(([\d.]+)([KMGT]?)\) exceeds available HBM", message)
+    # On-chip memory (VMEM) is not the device's.
+    if not match and ("RESOURCE_EXHAUSTED" not in message or "vmem" in message.lower()):
+        return None
+    needed = None if match is None else round(float(match[1] or match[3]) * 1024 ** " KMGT".index(match[2] or match[4] or " "))
+    return {"fits": False, "needed_bytes": needed, "compiler": message.split("\n")[0][:300]}
+
+
+def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Bytes on one device by use. `total` is what is needed at once: arguments, outputs that do not
+    reuse an argument, temporaries and the program.
+    """
+    stats: Any = compiled.memory_analysis()
+    names = ("argument", "output", "alias", "temp", "generated_code")
+    memory = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in names}
+    memory["peak"] = int(getattr(stats, "peak_memory_in_bytes", 0))
+    memory["total"] = memory["argument"] + memory["output"] - memory["alias"] + memory["temp"] + memory["generated_code"]
+    return memory
+
+
+if __name__ == "__main__":
+    _answer()

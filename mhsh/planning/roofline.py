@@ -1,0 +1,245 @@
+"""The time of a training step on many chips, as a range: FLOPs, bytes of memory and bytes on the
+network over public figures of the chips. Nothing here is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from msgspec.structs import replace
+
+from mhsh.config.schema import Config, MeshConfig, rows_in_batch
+from mhsh.errors import UserError
+from mhsh.models.build import build_model
+from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
+from mhsh.training.footprint import footprint, saved_activations
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.remat import CANDIDATES, choose_remat, with_policy
+from mhsh.training.sharding import axis_rules, check_divisibility, make_mesh, mesh_shape, shapes_of
+from mhsh.training.state import abstract_state, example_batch
+from mhsh.training.step import train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device as jax sees it (both cores of a v4 or v5p chip taken together). Bytes per second
+    are of one direction.
+
+    A domain is a group of devices on one fast network: a TPU slice, or the GPUs at one NVLink
+    switch. A slower network connects several domains.
+    """
+
+    device_kind: str  # jax's name for it, the key of PEAK_FLOPS
+    hbm_bytes: int
+    hbm_bandwidth: float
+    domain: int  # the most devices of one domain
+    link_bandwidth: float  # of all links of one device within the domain
+    network_bandwidth: float  # of one device's share of the network between domains
+
+    @property
+    def peak_flops(self) -> float:
+        """Dense bf16, FLOP/s."""
+        return PEAK_FLOPS[self.device_kind]
+
+    @property
+    def platform(self) -> str:
+        """tpu or gpu."""
+        return "tpu" if self.device_kind.startswith("TPU") else "gpu"
+
+
+CHIPS = {
+    # docs.cloud.google.com/tpu/docs/v4: HBM 32 GiB at 1,200 GB/s, pods of 4,096. Six links of 45
+    # GB/s one way, a network of 25 GB/s a host of four chips: jax-ml.github.io/scaling-book/tpus.
+    "v4": Chip("TPU v4", 32 * 2**30, 1200e9, 4096, 270e9, 6.25e9),
+    # docs.cloud.google.com/tpu/docs/v5e: HBM 16 GB at 800 GB/s; 400 GB/s both ways over 4 ports;
+    # 6.4 Tbit/s a pod of 256.
+    "v5e": Chip("TPU v5 lite", 16 * 2**30, 800e9, 256, 200e9, 3.125e9),
+    # docs.cloud.google.com/tpu/docs/v5p: HBM 95 GiB at 2,765 GB/s; 1,200 GB/s both ways over 6
+    # links; 50 Gbit/s a chip; slices of at most 6,144 of a pod's 8,960.
+    "v5p": Chip("TPU v5p", 95 * 2**30, 2765e9, 6144, 600e9, 6.25e9),
+    # docs.cloud.google.com/tpu/docs/v6e: HBM 32 GB at 1,600 GB/s; 800 GB/s both ways over 4 ports;
+    # 25.6 Tbit/s a pod of 256.
+    "v6e": Chip("TPU v6 lite", 32 * 2**30, 1600e9, 256, 400e9, 12.5e9),
+    # NVIDIA's data sheets of the A100 80GB SXM and the H100 SXM: NVLink 600 and 900 GB/s both ways.
+    # Eight GPUs and eight InfiniBand ports of 200 and 400 Gbit/s: user guides of DGX A100 and H100.
+    "a100": Chip("NVIDIA A100-SXM4-80GB", 80 * 10**9, 2039e9, 8, 300e9, 25e9),
+    "h100": Chip("NVIDIA H100 80GB HBM3", 80 * 10**9, 3350e9, 8, 450e9, 50e9),
+    # HBM 141 GB, NVLink 900 GB/s both ways: NVIDIA's own description of its machine in
+    # github.com/mlcommons/inference_results_v4.1. 4.8 TB/s: its announcement of November 2023.
+    "h200": Chip("NVIDIA H200", 141 * 10**9, 4800e9, 8, 450e9, 50e9),
+}
+
+# The share of their peak that matrix products reach. Assumed.
+PRODUCT_EFFICIENCY = 0.75
+# Times that an array of the plain backward pass goes through main memory, at most: 4.5 in the
+# programs that the compiler makes for a v5p, 0.5 to 3 in those for the other TPUs (docs/plan.md).
+PASSES = 4.5
+# How much longer a device sends, at most, than over all its links at once: the axes of a small TPU
+# slice do not close to rings, and a collective may take one of them after the other.
+SLOWEST_NETWORK = {"tpu": 4, "gpu": 2}
+# A GPU starts one operation after the other. Programs compiled for an H100 have 120 to 160 a layer;
+# 1.5 to 2.5 us for each is assumed.
+OPERATIONS_A_LAYER = 140
+OPERATION_SECONDS = (1.5e-6, 2.5e-6)
+
+ASSUMPTIONS = (
+    f"products reach {PRODUCT_EFFICIENCY:.0%} of the chip's dense bf16 peak; memory and network reach their public bandwidth",
+    f"memory: at least the update, the weights and what is saved; at most {PASSES:g} passes more over what a backward pass reads",
+    "network: weights and gradients are sent once a step; over all links at best, over a quarter (GPUs: half) at worst",
+    f"GPUs: {OPERATIONS_A_LAYER} operations a layer at {OPERATION_SECONDS[0] * 1e6:g} to {OPERATION_SECONDS[1] * 1e6:g} us",
+    "a step takes at least the longest of these parts and at most their sum",
+)
+
+
+class Range(NamedTuple):
+    """Two bounds of a figure."""
+
+    low: float
+    high: float
+
+
+class StepTime(NamedTuple):
+    """A step of a config on so many chips; seconds, on one device."""
+
+    devices: int
+    rows: int  # of one device
+    remat_policy: str
+    needed_bytes: int
+    fits: bool
+    compute: float
+    memory: Range
+    network: Range
+    launches: Range
+    step: Range
+    mfu: Range  # by three forward passes, without recomputation
+    run_hours: Range
+    chip_hours: Range
+
+
+def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
+    """The time of a step, and of `train.num_steps` steps, on `num_devices` chips.
+
+    Raises:
+      UserError: the mesh or the batch does not divide over the chips, or `mesh.tensor` is above 1,
+        whose sums of activations are not estimated.
+    """
+    shape = mesh_shape(config.mesh, num_devices)
+    check_divisibility(config, shape)
+    if shape["tensor"] > 1:
+        raise UserError(f"mesh.tensor = {shape['tensor']} has no estimate of time; set it to 1, or compile with --topology")
+    policy = config.model.remat_policy
+    choice = choose_remat(config, shape, chip.hbm_bytes, CANDIDATES[chip.platform] if policy == "auto" else (policy,))
+    config = with_policy(config, choice.policy)
+    compute = product_flops(config, shape) / (chip.peak_flops * PRODUCT_EFFICIENCY)
+    memory = Range(*(size / chip.hbm_bandwidth for size in memory_bytes(config, shape)))
+    sent = network_seconds(config, shape, chip)
+    network = Range(sent, sent * SLOWEST_NETWORK[chip.platform])
+    launches = launch_seconds(config, chip)
+    step = Range(
+        max(compute, memory.low, network.low, launches.low),
+        compute + memory.high + network.high + launches.high,
+    )
+    useful = step_flops(config) / num_devices / chip.peak_flops
+    hours = [seconds * config.train.num_steps / 3600 for seconds in step]
+    return StepTime(
+        devices=num_devices,
+        rows=rows_in_batch(config) // num_devices,
+        remat_policy=choice.policy,
+        needed_bytes=choice.needed_bytes,
+        fits=choice.needed_bytes <= chip.hbm_bytes,
+        compute=compute,
+        memory=memory,
+        network=network,
+        launches=launches,
+        step=step,
+        mfu=Range(useful / step.high, useful / step.low),
+        run_hours=Range(*hours),
+        chip_hours=Range(*(num_devices * time for time in hours)),
+    )
+
+
+@functools.cache
+def _product_flops(config: Config) -> int:
+    mesh, optimizer = make_mesh(config, jax.devices()[:1]), build_optimizer(config)
+    step = functools.partial(train_step, config=config, model=build_model(config.model), optimizer=optimizer)
+    state, batch = abstract_state(config, optimizer, mesh), example_batch(config, rows_in_batch(config))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
+        return _flops_of(jax.make_jaxpr(step)(shapes_of(state), shapes_of(batch)).jaxpr)
+
+
+def product_flops(config: Config, shape: Mapping[str, int]) -> float:
+    """FLOPs of the matrix products of one step on one device of a mesh of that shape, recomputation
+    included, a multiply and an add counted as two.
+
+    They are counted in the step as it is traced. The compiler's program has as many, to 1 %. A
+    `tensor` axis is taken to divide all of them, though a single head is computed on every device.
+    """
+    train = replace(config.train, batch_size=config.train.batch_size // (shape["data"] * shape["fsdp"]))
+    return _product_flops(replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1))) / shape["tensor"]
+
+
+def _flops_of(jaxpr: Jaxpr) -> int:
+    flops = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive is jax.lax.dot_general_p:
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, product = (cast(jax.core.ShapedArray, one.aval).shape for one in (equation.invars[0], equation.outvars[0]))
+            flops += 2 * math.prod(product) * math.prod(left[axis] for axis in contracted)
+        times = equation.params["length"] if equation.primitive is jax.lax.scan_p else 1
+        flops += times * sum(map(_flops_of, _inner(equation.params)))
+    return flops
+
+
+def _inner(params: Mapping[str, Any]) -> list[Jaxpr]:
+    leaves = jax.tree.leaves(dict(params), is_leaf=lambda leaf: isinstance(leaf, Jaxpr | ClosedJaxpr))
+    return [leaf.jaxpr if isinstance(leaf, ClosedJaxpr) else leaf for leaf in leaves if isinstance(leaf, Jaxpr | ClosedJaxpr)]
+
+
+def memory_bytes(config: Config, shape: dict[str, int]) -> Range:
+    """Bytes that one device moves to and from its memory in a step, at least and at most.
+
+    At least: the update reads and writes parameters and moments and reads gradients; forward pass,
+    recomputation and backward pass read the weights; what is saved is written and read. At most:
+    every array that a plain backward pass reads goes through memory PASSES times more.
+    """
+    needed = footprint(config, shape)
+    rows = config.train.batch_size // config.train.accumulation_steps // (shape["data"] * shape["fsdp"])
+    weights = parameter_counts(config.model)["total"] * jnp.dtype(config.model.compute_dtype).itemsize
+    passes = config.train.accumulation_steps * (3 * weights + 2 * needed.activations)
+    update = 2 * (needed.parameters + needed.optimizer) + needed.parameters
+    plain = config.train.accumulation_steps * saved_activations(with_policy(config, "none"), rows)
+    return Range(update + passes, update + passes + PASSES * plain)
+
+
+def network_seconds(config: Config, shape: Mapping[str, int], chip: Chip) -> float:
+    """Seconds that one device sends in a step, over all its links.
+
+    Weights are gathered once and gradients scattered once. Within a domain of m devices each sends
+    (m-1)/m of both. Between k domains, the devices of a domain share (k-1)/k of both.
+    """
+    devices = math.prod(shape.values())
+    weight = jnp.dtype(config.model.compute_dtype).itemsize
+    gradient = weight if config.train.gradient_dtype == "compute" else 4
+    gathered = weight if shape["fsdp"] > 1 else gradient
+    payload = parameter_counts(config.model)["total"] * (gathered + gradient)
+    inside, domains = min(devices, chip.domain), math.ceil(devices / chip.domain)
+    within = payload * (inside - 1) / inside / chip.link_bandwidth
+    return within + payload * (domains - 1) / domains / inside / chip.network_bandwidth
+
+
+def launch_seconds(config: Config, chip: Chip) -> Range:
+    """Seconds that a GPU takes to start the operations of a step; none on a TPU, which runs a whole
+    program.
+    """
+    if chip.platform == "tpu":
+        return Range(0.0, 0.0)
+    layers = config.model.num_layers + config.model.num_decoder_layers
+    return Range(*(config.train.accumulation_steps * layers * OPERATIONS_A_LAYER * seconds for seconds in OPERATION_SECONDS))

@@ -1,0 +1,72 @@
+"""mhsh plan: configs side by side, the time on many chips, and JSON with the same figures."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+
+import pytest
+
+from mhsh.cli.main import main
+
+TWINS = ("--config=bert:24l16h", "--config=bert:384l1h", "--config.train.batch_size=16")
+
+
+@pytest.fixture(scope="module")
+def twins():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["plan", *TWINS, "--config.mesh.data=16", "--hbm=16", "--json"]) == 0
+    return json.loads(out.getvalue())["configs"]
+
+
+def test_twins_have_the_papers_figures(twins):
+    shallow, deep = twins["bert:24l16h"], twins["bert:384l1h"]
+    assert (shallow["parameters"]["encoder"], deep["parameters"]["encoder"]) == (302_309_376, 304_521_216)
+    assert (shallow["parameters"]["omega"], deep["parameters"]["omega"]) == (24 * 2 * 1024, 384 * 2 * 1024)
+    assert shallow["total_heads"] == deep["total_heads"] == 384
+    assert shallow["flops_step"] == deep["flops_step"]
+    assert shallow["rows_per_step"] == 16, "an override changes both"
+
+
+def test_memory_is_told_for_every_remat_policy(twins):
+    for one in twins.values():
+        assert one["device_bytes"] == 16 * 2**30
+        assert one["mesh"] == {"data": 16, "fsdp": 1, "tensor": 1}
+        totals = one["total_by_remat_policy"]
+        assert totals[one["remat_policy"]] == one["bytes_per_device"]["total"]
+        assert list(totals.values()) == sorted(totals.values(), reverse=True)
+
+
+def test_in_words(capsys):
+    assert main(["plan", *TWINS]) == 0
+    out = capsys.readouterr().out
+    assert "302.31M" in out and "304.52M" in out and "+0.73%" in out
+
+
+def test_an_encoder_beside_a_translation_model(capsys):
+    assert main(["plan", "--config=bert:2l8h", "--config=translation:tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "decoder without omega" in out and "decoder output change O(1)" in out
+
+
+def test_a_narrow_terminal_costs_no_figure(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["plan", "--config=bert:2l8h", "--config.model.remat_policy=none"]) == 0
+    assert "…" not in capsys.readouterr().out
+
+
+def test_time_in_words_and_as_json(capsys):
+    arguments = ["plan", "--config=bert:2l8h", "--config=bert:16l1h", "--chips=v5p:1,8", "--chips=h100:8"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "TIME, ESTIMATED" in out and "8 h100" in out and "Nothing here is measured" in out
+    assert main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(time["config"], time["chip"], time["devices"]) for time in told["times"]] == [
+        (config, chip, devices) for chip, devices in (("v5p", 1), ("v5p", 8), ("h100", 8)) for config in ("bert:2l8h", "bert:16l1h")
+    ]
+    for time in told["times"]:
+        assert 0 < time["step"]["low"] < time["step"]["high"]
+        assert time["chip_hours"]["high"] == pytest.approx(time["devices"] * time["run_hours"]["high"])
+    assert told["assumptions"]

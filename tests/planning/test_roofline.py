@@ -1,0 +1,133 @@
+"""Estimated steps: parts worked out by hand, bounds against compiled programs, and every mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import pytest
+from msgspec.structs import replace
+
+from benchmarks.hlo import products
+from mhsh.errors import UserError
+from mhsh.models.build import build_model
+from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
+from mhsh.planning.hlo import parse_module
+from mhsh.planning.roofline import CHIPS, launch_seconds, memory_bytes, network_seconds, product_flops, step_time
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import make_mesh
+from mhsh.training.state import abstract_state
+from mhsh.training.step import compile_train_step
+from tests.conftest import ROOT
+
+ONE = {"data": 1, "fsdp": 1, "tensor": 1}
+POLICIES = ("none", "dots", "projections", "full")
+
+
+@pytest.fixture(scope="module")
+def config_of(make_config):
+    return functools.partial(make_config, "bert", "2l8h")
+
+
+def test_every_chip_has_a_peak():
+    assert {chip.device_kind for chip in CHIPS.values()} <= PEAK_FLOPS.keys()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_compiled_program_has_as_many_flops_as_the_traced_step(config_of, policy):
+    config = config_of(**{"model.remat_policy": policy, "mesh.data": 1})
+    mesh, optimizer = make_mesh(config, jax.devices()[:1]), build_optimizer(config)
+    step = compile_train_step(config, build_model(config.model), optimizer, mesh, abstract_state(config, optimizer, mesh))
+    assert product_flops(config, ONE) == pytest.approx(products.product_flops(parse_module(step.as_text() or "")), rel=0.01)
+
+
+def test_flops_are_divided_over_the_mesh(config_of):
+    config = config_of(**{"model.remat_policy": "none", "train.batch_size": 16, "train.accumulation_steps": 2})
+    whole = product_flops(config, ONE)
+    assert whole == pytest.approx(step_flops(config), rel=0.01)
+    assert product_flops(config, {"data": 2, "fsdp": 2, "tensor": 2}) == pytest.approx(whole / 8, rel=0.01)
+
+
+def test_memory_by_hand(config_of):
+    """AdamW reads and writes a parameter and two moments, and reads a gradient: 28 bytes. Weights
+    are read three times.
+    """
+    config = config_of(**{"model.remat_policy": "none", "train.batch_size": 8})
+    parameters = parameter_counts(config.model)["total"]
+    weights = 3 * parameters * {"float32": 4, "bfloat16": 2}[config.model.compute_dtype]
+    bounds = memory_bytes(config, ONE)
+    saved = (bounds.low - 28 * parameters - weights) / 2
+    assert bounds.high - bounds.low == pytest.approx(4.5 * saved, rel=1e-3), "without remat, what is saved is what is read"
+    half = memory_bytes(replace(config, train=replace(config.train, batch_size=4)), ONE)
+    assert half.high - half.low == pytest.approx(2.25 * saved, rel=0.02), "activations grow with the rows, weights do not"
+
+
+@pytest.mark.parametrize("step", ["24l16h 128", "48l8h 128", "96l4h 128", "192l2h 128", "384l1h 128", "384l1h 512", "144l1h 128"])
+def test_counted_traffic_lies_between_the_bounds(make_config, step):
+    """The programs that the compiler made for four kinds of TPU (docs/tpu_matrix.jsonl)."""
+    shape, length = step.split()
+    lines = map(json.loads, (ROOT / "docs/tpu_matrix.jsonl").read_text().splitlines())
+    counted = [line for line in lines if line["step"].startswith(f"bert:{step} one chip ")]
+    fields = {"train.batch_size": 2048 // int(length), "train.accumulation_steps": 1, "data.sequence_length": int(length)}
+    config = make_config("bert", shape, **fields, **{"model.remat_policy": counted[0]["remat_policy"], "mesh.data": 1})
+    bounds = memory_bytes(config, ONE)
+    assert len(counted) == 4
+    for line in counted:
+        assert bounds.low < line["moved_bytes"] < bounds.high
+
+
+def test_a_ring_within_a_domain_by_hand(config_of):
+    """16 chips send 15/16 of the weights and of the gradients, with data as with fsdp."""
+    config = config_of(**{"train.gradient_dtype": "float32", "model.compute_dtype": "float32"})
+    payload = 4 * parameter_counts(config.model)["total"]
+    for data, fsdp in ((16, 1), (1, 16), (4, 4)):
+        shape = {"data": data, "fsdp": fsdp, "tensor": 1}
+        assert network_seconds(config, shape, CHIPS["v5e"]) == pytest.approx(2 * 15 / 16 * payload / 200e9)
+    assert network_seconds(config, ONE, CHIPS["v5e"]) == 0
+
+
+def test_nodes_share_the_network_by_hand(config_of):
+    """32 GPUs in four nodes: an eighth of everything goes over each port."""
+    config = config_of(**{"train.gradient_dtype": "float32"})
+    payload = 4 * parameter_counts(config.model)["total"]
+    expected = 2 * (7 / 8 * payload / 450e9 + 3 / 4 * payload / 8 / 50e9)
+    assert network_seconds(config, {"data": 32, "fsdp": 1, "tensor": 1}, CHIPS["h200"]) == pytest.approx(expected)
+
+
+def test_only_a_gpu_launches_operations(config_of):
+    config = config_of()
+    assert launch_seconds(config, CHIPS["v5p"]) == (0, 0)
+    assert launch_seconds(config, CHIPS["h100"]) == pytest.approx((2 * 140 * 1.5e-6, 2 * 140 * 2.5e-6))
+
+
+@pytest.mark.parametrize("mesh", [(-1, 1), (2, 2), (1, 4), (1, -1)])
+@pytest.mark.parametrize("kind", ["v5e", "h100"])
+def test_the_bounds_hold_the_parts(config_of, kind, mesh):
+    config = config_of(**{"mesh.data": mesh[0], "mesh.fsdp": mesh[1]})
+    time = step_time(config, CHIPS[kind], 4)
+    lows = time.compute, time.memory.low, time.network.low, time.launches.low
+    highs = time.compute, time.memory.high, time.network.high, time.launches.high
+    assert time.step == (max(lows), pytest.approx(sum(highs)))
+    assert time.rows == config.train.batch_size // 4 and time.fits
+    assert time.mfu.high == pytest.approx(step_flops(config) / 4 / CHIPS[kind].peak_flops / time.step.low)
+    assert time.chip_hours.low == pytest.approx(4 * config.train.num_steps * time.step.low / 3600)
+
+
+def test_one_chip_sends_nothing(config_of):
+    time = step_time(config_of(), CHIPS["v5e"], 1)
+    assert time.network == (0, 0) and time.step.low > 0
+
+
+def test_a_model_that_does_not_fit_is_told(config_of):
+    small = dataclasses.replace(CHIPS["v5e"], hbm_bytes=2**20)
+    time = step_time(config_of(), small, 1)
+    assert not time.fits and time.remat_policy == "groups"
+
+
+def test_meshes_without_an_estimate(config_of):
+    with pytest.raises(UserError, match=r"mesh.tensor = 2 has no estimate of time"):
+        step_time(config_of(**{"mesh.tensor": 2}), CHIPS["v5e"], 4)
+    with pytest.raises(UserError, match="make it a multiple of 16"):
+        step_time(config_of(), CHIPS["v5e"], 16)
