@@ -25,7 +25,7 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.planning.aot import GIB, measure, parse_topology
-from mhsh.training.remat import CANDIDATES
+from mhsh.training.memory import CANDIDATES
 
 SHAPES = (
     *(f"bert:{name}" for name in ("24l16h", "48l8h", "96l4h", "192l2h", "384l1h", "12l12h", "144l1h")),

@@ -315,6 +315,16 @@ class RunFolder:
         path = self.path / vocab_file(config)
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
+    def check_vocabulary(self, config: Config) -> None:
+        """Raises UserError if the vocabulary is not the one that run.json records. An imported
+        checkpoint has no record.
+        """
+        if self.has_run_record() and self.read_run().get("vocabulary") != self.vocabulary_hash(config):
+            raise UserError(
+                f"{self.path / vocab_file(config)} is missing, or is not the vocabulary that the run began with; put it back from "
+                "a copy, or train again in another --workdir"
+            )
+
     def write_run(self, record: Mapping[str, Any]) -> None:
         """Replaces run.json."""
         write_atomically(self.path / "run.json", _dump(record))

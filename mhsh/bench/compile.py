@@ -13,8 +13,8 @@ from mhsh.bench.harness import Candidate, Measured, Schedule, bench_results, tak
 from mhsh.bench.results import BenchResults
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model
+from mhsh.training.memory import resolve_remat
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.remat import resolve_remat
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step

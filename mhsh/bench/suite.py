@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from mhsh.errors import UserError
 from mhsh.files import read_object, write_new
+from mhsh.training.compiling import RECOMMENDED
 from mhsh.training.signals import StopSignals
-from mhsh.training.xla_flags import RECOMMENDED
 
 _POLL_SECONDS = 0.1
 RUN_STEPS, PROFILED = 200, "100:102"

@@ -30,8 +30,8 @@ from mhsh.planning.chips import CHIPS
 from mhsh.planning.hlo import read_program
 from mhsh.planning.hlo_text import parse_module
 from mhsh.planning.traffic import count_traffic
+from mhsh.training.memory import CANDIDATES, choose_remat, with_policy
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.remat import CANDIDATES, choose_remat, with_policy
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step

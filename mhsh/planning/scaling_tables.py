@@ -11,8 +11,7 @@ from mhsh.config.schema import Config
 from mhsh.models.costs import step_flops
 from mhsh.planning.chips import Chip
 from mhsh.planning.scaling import Family, Prediction
-from mhsh.training.footprint import footprint
-from mhsh.training.remat import with_policy
+from mhsh.training.memory import footprint, with_policy
 
 
 def scaling_tables(

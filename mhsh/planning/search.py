@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.planning.chips import CHIPS
-from mhsh.training.remat import CANDIDATES, with_policy
+from mhsh.training.memory import CANDIDATES, with_policy
 
 
 def plans(config: Config, kind: str) -> Iterator[Config]:

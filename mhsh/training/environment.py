@@ -16,7 +16,7 @@ import jax
 
 from mhsh import __version__
 from mhsh.config.schema import Config
-from mhsh.training.xla_flags import numeric_flags
+from mhsh.training.compiling import numeric_flags
 
 RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "tokenizers")
 

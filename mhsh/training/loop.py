@@ -16,9 +16,9 @@ from mhsh.errors import UserError
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.checkpoint import DamagedCheckpoint
-from mhsh.training.checkpoints.init_from import check_same_vocabulary, init_from_run
+from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run
 from mhsh.training.cluster import StopAgreement
-from mhsh.training.compile_cache import keep_compiled
+from mhsh.training.compiling import keep_compiled
 from mhsh.training.metrics import Log
 from mhsh.training.record import RunRecord, outcome_of
 from mhsh.training.setup import Setup, prepare

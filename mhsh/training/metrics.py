@@ -15,7 +15,7 @@ import jax
 from mhsh.config.schema import Config
 from mhsh.models.costs import PEAK_FLOPS, step_flops
 from mhsh.run_folder import Counters, RunFolder
-from mhsh.training.checkpoints.checksum import as_hex
+from mhsh.training.checkpoints.verify import as_hex
 from mhsh.training.step import StepMetrics
 from mhsh.training.tracking.progress import ProgressDisplay
 from mhsh.training.tracking.tensorboard import TensorBoard

@@ -13,12 +13,12 @@ from mhsh.models.admin import read_omega
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import in_stack_order
 from mhsh.outcome import plateau_outcome, smoothed_final
+from mhsh.training.compiling import flags_in_force
 from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.optimizer import decayed_count
 from mhsh.training.setup import Setup
 from mhsh.training.state import TrainState
 from mhsh.training.tracking.wall_time import WallTime
-from mhsh.training.xla_flags import flags_in_force
 
 
 class RunRecord:

@@ -25,13 +25,12 @@ from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model
-from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.cluster import preflight, wait_for_all
 from mhsh.training.environment import code_hash, environment, numerics
-from mhsh.training.footprint import check_state_fits
+from mhsh.training.memory import RematChoice, check_state_fits, device_bytes, resolve_remat
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.remat import RematChoice, device_bytes, resolve_remat
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state
 from mhsh.training.step import CompiledByLength, compile_train_step
@@ -87,7 +86,7 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
     optimizer = build_optimizer(config)
     abstract = abstract_state(config, optimizer, mesh)
     check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
-    _check_same_vocabulary(config, folder)
+    folder.check_vocabulary(config)
     corpus = load_corpus(config, folder.path if folder.has_vocabulary() else None)
     corpus.check_batch(config.train.batch_size)
     _check_same_batches(config, folder, corpus)
@@ -118,15 +117,6 @@ def prepare(config: Config, folder: RunFolder) -> Setup:
         train_step,
         validator,
     )
-
-
-def _check_same_vocabulary(config: Config, folder: RunFolder) -> None:
-    """Raises UserError if the vocabulary of a run to be resumed has changed."""
-    if folder.has_run_record() and folder.read_run().get("vocabulary") != folder.vocabulary_hash(config):
-        raise UserError(
-            f"{folder.path / vocab_file(config)} is missing, or is not the vocabulary that the run began with; put it back from a "
-            "copy, or start again in another --workdir"
-        )
 
 
 def _check_same_batches(config: Config, folder: RunFolder, corpus: Corpus) -> None:

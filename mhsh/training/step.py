@@ -22,12 +22,12 @@ from mhsh.models.build import Model, forward
 from mhsh.models.devices import shard_index
 from mhsh.models.losses import WeightedSum, WeightedSums, compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Batch
-from mhsh.training.checkpoints.checksum import checksum
+from mhsh.training.checkpoints.verify import checksum
+from mhsh.training.compiling import compiler_options
 from mhsh.training.optimizer import global_norm, learning_rate
 from mhsh.training.sharding import axis_rules, batch_sharding, replicated, shapes_of, shardings_of
 from mhsh.training.shards import over_shards, shard_specs, summed, summed_gradients
 from mhsh.training.state import TrainState, example_batch
-from mhsh.training.xla_flags import compiler_options
 
 
 class StepMetrics(NamedTuple):

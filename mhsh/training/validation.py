@@ -21,7 +21,7 @@ from mhsh.data.translation.corpus import TranslationCorpus
 from mhsh.evaluation.validation import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq
-from mhsh.training.checkpoints.checksum import as_hex, checksums
+from mhsh.training.checkpoints.verify import as_hex, checksums
 from mhsh.training.sharding import ROWS, put_batch, whole
 from mhsh.training.step import CompiledByLength, compile_eval_step, eval_step, predict_step
 

@@ -12,7 +12,7 @@ from mhsh.planning import aot
 from mhsh.planning.aot import GIB, Topology, compile_report
 from mhsh.planning.chips import CHIPS
 from mhsh.planning.search import best_plan, largest_batch, least_seconds, plans
-from mhsh.training.remat import CANDIDATES
+from mhsh.training.memory import CANDIDATES
 
 LOCAL = Topology("local:8")
 SIZES = {"mesh.data": 8, "mesh.fsdp": 1, "mesh.tensor": 1, "train.batch_size": 16}

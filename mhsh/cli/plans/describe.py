@@ -45,8 +45,7 @@ def ledger(config: Config) -> dict[str, Any]:
     from mhsh.models.costs import forward_flops, parameter_counts, row_flops, step_flops
     from mhsh.models.residual import closed_form_omega
     from mhsh.models.types import decoder_stack, encoder_stack
-    from mhsh.training.footprint import footprint
-    from mhsh.training.remat import with_policy
+    from mhsh.training.memory import footprint, with_policy
     from mhsh.training.sharding import check_divisibility, mesh_shape
 
     model, data, train = config.model, config.data, config.train

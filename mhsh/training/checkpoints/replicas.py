@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int
 
-from mhsh.training.checkpoints.checksum import words
+from mhsh.training.checkpoints.verify import words
 
 REPLICA = "replica"  # the first axis of the mesh that `split_replicas` makes
 
