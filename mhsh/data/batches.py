@@ -13,12 +13,6 @@ from jaxtyping import Float32, Int64
 
 from mhsh.data.random_numbers import shuffled
 
-# The rule that decides which examples are in the batch of a step. run.json records it, and a run
-# that began under another rule cannot be resumed.
-# 1: grain's shuffle for translation and fine-tuning. 2: `random_numbers.shuffled` for every task.
-# The batches of pre-training are the same under both.
-BATCH_ORDER_VERSION = 2
-
 # Batches made ahead of the step that needs them, and the threads that make them. The work is many
 # short numpy calls under one interpreter lock: a second thread would add waiting, not speed.
 _BATCHES_AHEAD = 4

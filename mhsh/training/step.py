@@ -207,18 +207,14 @@ class CompiledByLength:
         self._compiling = compiling
         self._steps: dict[int, jax.stages.Compiled] = {}
 
-    def is_compiled_for(self, batch: Batch) -> bool:
-        """Whether the step is compiled for batches of this length."""
-        return batch["inputs"].shape[1] in self._steps
-
-    def prepare(self, batch: Batch) -> None:
-        """Compiles the step for batches of this length, if it is not."""
-        if not self.is_compiled_for(batch):
-            length = batch["inputs"].shape[1]
+    def prepare(self, batch: Batch) -> jax.stages.Compiled:
+        """The step for batches of this length; compiles it if needed."""
+        length = batch["inputs"].shape[1]
+        if length not in self._steps:
             with self._compiling():
                 self._steps[length] = self._compile(length)
+        return self._steps[length]
 
     def __call__(self, state_or_params: Any, batch: Batch) -> Any:
         """Runs the step; compiles it first if needed."""
-        self.prepare(batch)
-        return self._steps[batch["inputs"].shape[1]](state_or_params, batch)
+        return self.prepare(batch)(state_or_params, batch)

@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from mhsh.run_folder import COUNTERS_FILE, Counters
 
 Manifest = dict[str, dict[str, Any]]
 FILE_MANIFEST = "files.json"
+_BLOCK_BYTES = 1 << 22
 
 # Odd multipliers, as in multiplicative hashing (Knuth, TAOCP 3, section 6.4). Multiplying by an odd
 # number is a bijection modulo 2^32, so one changed word always changes the first sum.
@@ -179,6 +180,9 @@ def _files(folder: epath.Path) -> Iterator[str]:
 
 
 def _size_and_digest(path: epath.Path) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        digest = hashlib.file_digest(cast(BinaryIO, file), "sha256").hexdigest()
-        return {"bytes": file.tell(), "sha256": digest}
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+    return {"bytes": size, "sha256": digest.hexdigest()}
