@@ -64,7 +64,7 @@ DAMAGES = {
 }
 
 
-# Whole runs are slow. Every kind of damage to a file is also in tests/training/test_manifest.py.
+# Whole runs are slow. Every kind of damage to a file is also in tests/training/test_verify.py.
 IN_EVERY_RUN = ("a byte flipped",)
 
 

@@ -19,7 +19,7 @@ from mhsh.training.compiling import keep_compiled
 from mhsh.training.nan_report import format_report, nan_report
 from mhsh.training.record import Log, RunRecord, outcome_of
 from mhsh.training.setup import Run, prepare, start
-from mhsh.training.signals import MaintenanceWatch, StopSignals
+from mhsh.training.signals import StopSignals, maintenance_watch
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import check_wandb, open_trackers, send_rest
 
@@ -99,11 +99,12 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
     """
     train, callbacks, agreement = run.config.train, run.callbacks, StopAgreement()
     batches = contextlib.closing(run.batches(start, train.num_steps))
-    with batches as iterator, MaintenanceWatch(stop), callbacks.phase("training"):
+    with batches as iterator, maintenance_watch(stop), callbacks.phase("training"):
         for step, host_batch in enumerate(callbacks.waiting(iterator), start + 1):
             batch = run.put(host_batch)
+            train_step = run.train_step.prepare(batch)  # compiles for rows of a new length
             callbacks.before_step(step, state)
-            state, metrics = run.train_step(state, batch)
+            state, metrics = train_step(state, batch)
             callbacks.after_step(step, state)
             run.checkpoints.raise_failed_save()
             log.finish_previous()  # while the device computes this step
@@ -123,7 +124,7 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
             if saves:
                 with callbacks.phase("saving"):
                     run.checkpoints.save(step, state, log.counters())
-                record.write("running")
+                    record.write("running")
             callbacks.on_progress()
             if stopped_by is not None and not last:
                 return stopped_by
