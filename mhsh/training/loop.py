@@ -18,7 +18,7 @@ from mhsh.training.cluster import StopAgreement
 from mhsh.training.compiling import keep_compiled
 from mhsh.training.nan_report import format_report, nan_report
 from mhsh.training.record import Log, RunRecord, outcome_of
-from mhsh.training.setup import Run, prepare, start
+from mhsh.training.setup import Run, start
 from mhsh.training.signals import StopSignals, maintenance_watch
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import check_wandb, open_trackers, send_rest
@@ -57,7 +57,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
         if jax.process_index() == 0:
             _finish(folder, config, accept_gap)
         return None  # nothing is left to train
-    run = prepare(config, folder)
+    run = Run(config, folder)
     display, wall = run.display, run.wall
     overlap = format_overlap(run.corpus.summary()["overlap"])
     for line in (note, keep_compiled(folder), overlap, str(run.remat) if verbose and run.remat else ""):
@@ -71,7 +71,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
         cut = folder.cut_metrics(step, used.rows, accept_gap)
         used, lost = used._replace(rows=cut.kept), cut.lost
         wall.add({"repeated": cut.dropped_seconds})
-    run.train_step.prepare(run.batch_after(step))
+    run.train_step(run.batch_after(step))
     compile_seconds = wall.seconds()["compiling"]
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 
@@ -102,7 +102,7 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
     with batches as iterator, maintenance_watch(stop), callbacks.phase("training"):
         for step, host_batch in enumerate(callbacks.waiting(iterator), start + 1):
             batch = run.put(host_batch)
-            train_step = run.train_step.prepare(batch)  # compiles for rows of a new length
+            train_step = run.train_step(batch)  # compiles for rows of a new length
             callbacks.before_step(step, state)
             state, metrics = train_step(state, batch)
             callbacks.after_step(step, state)

@@ -5,7 +5,6 @@ compiled steps, checked on all processes; and the state that it starts from.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -17,52 +16,77 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-import optax
-from jax.sharding import Mesh
 
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
-from mhsh.data.batches import BatchPart, prefetched
+from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
-from mhsh.models.build import Model, build_model
+from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.callbacks import Callbacks, Profiler, ProgressDisplay, WallTime, Watchdog
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run
 from mhsh.training.cluster import preflight, wait_for_all
 from mhsh.training.environment import code_hash, environment, numerics
-from mhsh.training.memory import RematChoice, check_state_fits, device_bytes, resolve_remat
+from mhsh.training.memory import check_state_fits, device_bytes, resolve_remat
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
-from mhsh.training.step import CompiledByLength, compile_train_step
+from mhsh.training.step import compile_train_step, compiled_by_length
 from mhsh.training.validation import Decoding, Validator
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What the loop needs. The steps are compiled when they are first needed."""
+    """All that the loop needs. The steps are compiled when they are first needed."""
 
-    config: Config
-    folder: RunFolder
-    checkpoints: Checkpoints
-    mesh: Mesh
-    corpus: Corpus
-    rows: BatchPart  # global batch size -> the rows of it that this process makes
-    optimizer: optax.GradientTransformationExtraArgs
-    abstract: TrainState  # shapes, dtypes and shardings of the state
-    remat: RematChoice | None  # None: the config names a policy
-    model: Model
-    train_step: CompiledByLength
-    validator: Validator
-    wall: WallTime
-    display: ProgressDisplay
-    callbacks: Callbacks
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        """A run of `config` in `folder`.
+
+        Raises:
+          UserError: the data, the mesh or the folder does not fit the config, or the processes
+            differ.
+        """
+        code_hash()  # kept from here on: the files are still those that were imported
+        self.folder = folder
+        self.wall = WallTime()
+        self.display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
+        self.callbacks = Callbacks(self.wall, Watchdog(config.train.hang_seconds), self.display)
+        self.callbacks.add(Profiler(config.train, folder.path, self.callbacks, self.display))
+
+        self.mesh = mesh = make_mesh(config)
+        sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
+        if sentences and jax.process_count() > 1:
+            raise UserError(
+                f"data.validation_sentences = {sentences} is for a run of one process, this one has {jax.process_count()}; set it "
+                "to 0, and use mhsh eval afterwards"
+            )
+        self.optimizer = optimizer = build_optimizer(config)
+        self.abstract = abstract = abstract_state(config, optimizer, mesh)  # shapes, dtypes and shardings of the state
+        check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
+
+        folder.check_vocabulary(config)
+        self.corpus = load_corpus(config, folder.path if folder.has_vocabulary() else None)
+        self.corpus.check_batch(config.train.batch_size)
+        self._rows = functools.partial(process_rows, mesh)
+        _check_same_data(folder, self.corpus)
+        wait_for_all("the data")  # a host may have copied prepared rows from a bucket
+        preflight(_facts(config, self.corpus))
+
+        self.checkpoints = Checkpoints.of_run(folder, config.train)
+        config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
+        self.config = config
+        self.model = model = build_model(config.model)
+        compiling = _all_compile(self.callbacks)
+        self.train_step = compiled_by_length(
+            lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling
+        )
+        decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
+        self.validator = Validator(config, model, mesh, self.corpus, self._rows, abstract.params, decoding, compiling)
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""
-        return prefetched(self.corpus.train_steps(self.config.train.batch_size, self.rows), start, end)
+        return prefetched(self.corpus.train_steps(self.config.train.batch_size, self._rows), start, end)
 
     def batch_after(self, step: int) -> dict[str, jax.Array]:
         """The global batch of step `step` + 1."""
@@ -72,62 +96,6 @@ class Run:
     def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's rows as its part of the global batch."""
         return put_batch(batch, self.mesh)
-
-
-def prepare(config: Config, folder: RunFolder) -> Run:
-    """The parts of a run of `config` in `folder`.
-
-    Raises:
-      UserError: the data, the mesh or the folder does not fit the config, or the processes differ.
-    """
-    code_hash()  # kept from here on: the files are still those that were imported
-    wall, watchdog = WallTime(), Watchdog(config.train.hang_seconds)
-    display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
-    callbacks = Callbacks(wall, watchdog, display)
-    callbacks.add(Profiler(config.train, folder.path, callbacks, display))
-
-    mesh = make_mesh(config)
-    sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
-    if sentences and jax.process_count() > 1:
-        raise UserError(
-            f"data.validation_sentences = {sentences} is for a run of one process, this one has {jax.process_count()}; set it to "
-            "0, and use mhsh eval afterwards"
-        )
-    optimizer = build_optimizer(config)
-    abstract = abstract_state(config, optimizer, mesh)
-    check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
-
-    folder.check_vocabulary(config)
-    corpus = load_corpus(config, folder.path if folder.has_vocabulary() else None)
-    corpus.check_batch(config.train.batch_size)
-    _check_same_data(folder, corpus)
-    wait_for_all("the data")  # a host may have copied prepared rows from a bucket
-    preflight(_facts(config, corpus))
-
-    checkpoints = Checkpoints.of_run(folder, config.train)
-    config, remat = resolve_remat(config, mesh)
-    model = build_model(config.model)
-    rows = functools.partial(process_rows, mesh)
-    compiling = _all_compile(callbacks)
-    train_step = CompiledByLength(lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling)
-    decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
-    return Run(
-        config=config,
-        folder=folder,
-        checkpoints=checkpoints,
-        mesh=mesh,
-        corpus=corpus,
-        rows=rows,
-        optimizer=optimizer,
-        abstract=abstract,
-        remat=remat,
-        model=model,
-        train_step=train_step,
-        validator=Validator(config, model, mesh, corpus, rows, abstract.params, decoding, compiling),
-        wall=wall,
-        display=display,
-        callbacks=callbacks,
-    )
 
 
 def start(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:

@@ -193,28 +193,17 @@ def compile_eval_step(
         return jitted.lower(shapes_of(params), shapes_of(batch)).compile()
 
 
-class CompiledByLength:
-    """A step that is compiled for each length of rows, when the first batch of that length comes.
-    It compiles inside the context that `compiling()` returns.
+def compiled_by_length(
+    compile_step: Callable[[int], jax.stages.Compiled],
+    compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Callable[[Batch], jax.stages.Compiled]:
+    """The step for a batch. It is compiled, inside the context that `compiling()` returns, when the
+    first batch with rows of that length comes.
     """
 
-    def __init__(
-        self,
-        compile_step: Callable[[int], jax.stages.Compiled],
-        compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
-        self._compile = compile_step
-        self._compiling = compiling
-        self._steps: dict[int, jax.stages.Compiled] = {}
+    @functools.cache
+    def of_length(length: int) -> jax.stages.Compiled:
+        with compiling():
+            return compile_step(length)
 
-    def prepare(self, batch: Batch) -> jax.stages.Compiled:
-        """The step for batches of this length; compiles it if needed."""
-        length = batch["inputs"].shape[1]
-        if length not in self._steps:
-            with self._compiling():
-                self._steps[length] = self._compile(length)
-        return self._steps[length]
-
-    def __call__(self, state_or_params: Any, batch: Batch) -> Any:
-        """Runs the step; compiles it first if needed."""
-        return self.prepare(batch)(state_or_params, batch)
+    return lambda batch: of_length(batch["inputs"].shape[1])
