@@ -97,8 +97,8 @@ def private_cache(folder: Path) -> Path:
     cache = folder / CACHE_FOLDER
     with contextlib.suppress(FileExistsError):
         cache.mkdir(mode=0o700)
-    found = cache.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    status = cache.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(f"{cache} is not a folder of yours alone, and its programs would be executed; remove it")
     return cache / machine()
 

@@ -87,8 +87,8 @@ def code_hash() -> str:
 def stripped(source: str) -> str:
     """Python without comments and blank lines; docstrings are empty."""
 
-    def kept(found: re.Match[str]) -> str:
-        indent, string = found.groups()
+    def kept(match: re.Match[str]) -> str:
+        indent, string = match.groups()
         return string or ("" if indent is None else f'{indent}""')
 
     return _STRING_OR_COMMENT.sub(kept, source)

@@ -103,8 +103,8 @@ class RematChoice(NamedTuple):
     device_bytes: int
 
     def __str__(self) -> str:
-        needed, there = (f"{size / 2**30:.2f} GiB" for size in (self.needed_bytes, self.device_bytes))
-        return f"remat_policy {self.policy}: needs about {needed} of {there} a device"
+        needed, available = (f"{size / 2**30:.2f} GiB" for size in (self.needed_bytes, self.device_bytes))
+        return f"remat_policy {self.policy}: needs about {needed} of {available} a device"
 
 
 def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | None]:

@@ -54,7 +54,7 @@ class Log:
         step, length, metrics = self._pending
         self._pending = None
         sums, is_finite, batch = jax.device_get(tuple(metrics))
-        values = {name: float(each.sum) / float(each.weight) for name, each in sums.items()}
+        values = {name: float(total.sum) / float(total.weight) for name, total in sums.items()}
         self._tokens += int(values.pop("tokens"))
         self._flops += step_flops(self._run.config, length)
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1

@@ -124,9 +124,9 @@ def micro_batches(batch: Batch, count: int) -> Batch:
 def batch_checksum(batch: Batch) -> UInt32[Array, 2]:
     """One checksum of all arrays of a batch; those of its shards add up to it."""
     parts = []
-    for place, key in enumerate(sorted(batch)):
+    for number, key in enumerate(sorted(batch)):
         rows = jnp.asarray(batch[key])
-        parts.append(checksum(rows, shard_index() * jnp.uint32(len(rows))) * jnp.uint32(2 * place + 1))
+        parts.append(checksum(rows, shard_index() * jnp.uint32(len(rows))) * jnp.uint32(2 * number + 1))
     return jnp.sum(jnp.stack(parts), axis=0, dtype=jnp.uint32)
 
 

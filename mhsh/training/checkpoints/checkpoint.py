@@ -143,9 +143,9 @@ class StoredCheckpoints:
 
     def _check_files(self, step: int) -> None:
         where = self._folder / str(step)
-        found = broadcast_from_process_0(find_damage(where) if jax.process_index() == 0 else None)
-        if found is not None:
-            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {found}")
+        damage = broadcast_from_process_0(find_damage(where) if jax.process_index() == 0 else None)
+        if damage is not None:
+            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {damage}")
 
     def _restore_item(self, step: int, item: str, abstract: Any) -> Any:
         where = self._folder / str(step)

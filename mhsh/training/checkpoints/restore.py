@@ -65,12 +65,12 @@ def inference_mesh(config: Config, axes: Mapping[str, int]) -> Mesh:
         if axis not in MESH_AXES or size < 1:
             raise UserError(f"mesh = {dict(axes)}; allowed: how many devices, 1 or more, for any of {', '.join(MESH_AXES)}")
     shape = dict.fromkeys(MESH_AXES, 1) | dict(axes)
-    count, there = math.prod(shape.values()), jax.devices()
-    if count > len(there):
-        raise UserError(f"mesh = {dict(axes)} takes {count} devices, and there are {len(there)}")
+    count, devices = math.prod(shape.values()), jax.devices()
+    if count > len(devices):
+        raise UserError(f"mesh = {dict(axes)} takes {count} devices, and there are {len(devices)}")
     rows = shape["data"] * shape["fsdp"]  # which no row of the data must fit
     train = replace(config.train, batch_size=rows, accumulation_steps=1)
-    return make_mesh(replace(config, mesh=MeshConfig(**shape), train=train), there[:count])
+    return make_mesh(replace(config, mesh=MeshConfig(**shape), train=train), devices[:count])
 
 
 def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
@@ -94,7 +94,7 @@ def newest_steps(checkpoints: StoredCheckpoints, count: int, step: int | None) -
       UserError: fewer are saved, or `step` is not among them.
     """
     newest = checkpoints.existing_step(step)
-    kept = [each for each in checkpoints.steps() if each <= newest]
+    kept = [saved for saved in checkpoints.steps() if saved <= newest]
     if not 1 <= count <= len(kept):
         named = ", ".join(map(str, sorted(kept)))
         raise UserError(
@@ -143,14 +143,14 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
         its moments are another optimiser's.
     """
     folder = RunFolder(config.train.start_from)
-    there = folder.read_config()
+    other = folder.read_config()
     checkpoints = StoredCheckpoints(folder.checkpoints_path)
     step = checkpoints.existing_step(None)
-    abstract = abstract_state(there, build_optimizer(there), mesh)
+    abstract = abstract_state(other, build_optimizer(other), mesh)
     if config.train.keep_moments:
-        if there.optimizer.name != config.optimizer.name:
+        if other.optimizer.name != config.optimizer.name:
             raise UserError(
-                f"train.keep_moments = True, but {config.train.start_from!r} has the moments of {there.optimizer.name}; allowed "
+                f"train.keep_moments = True, but {config.train.start_from!r} has the moments of {other.optimizer.name}; allowed "
                 f"with optimizer.name = {config.optimizer.name!r}: False"
             )
         saved = checkpoints.restore(step, abstract)
@@ -182,14 +182,14 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
 
 def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
     """Raises UserError if the run of train.start_from has not the vocabulary of the data."""
-    there = RunFolder(config.train.start_from).path / vocab_file(config)
+    vocabulary = RunFolder(config.train.start_from).path / vocab_file(config)
     with tempfile.TemporaryDirectory() as folder:
         corpus.save_vocab(epath.Path(folder))
         here = (epath.Path(folder) / vocab_file(config)).read_bytes()
-    if not there.exists() or there.read_bytes() != here:
+    if not vocabulary.exists() or vocabulary.read_bytes() != here:
         raise UserError(
             f"train.start_from = {config.train.start_from!r} was trained with another vocabulary than the data's; prepare the data "
-            f"with --config.data.vocab_path={there}, or start from another run"
+            f"with --config.data.vocab_path={vocabulary}, or start from another run"
         )
 
 
