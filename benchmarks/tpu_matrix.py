@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhsh.config.loading import load_fields, override
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
+from mhsh.configs import load_fields, override
 from mhsh.errors import UserError
 from mhsh.planning.aot import GIB, measure, parse_topology
 from mhsh.training.memory import CANDIDATES
@@ -53,7 +53,7 @@ def steps() -> Iterator[tuple[str, Config, str]]:
                 "mesh.fsdp": 16 if mesh == "fsdp 16" else 1,
                 "mesh.tensor": 1,
             }
-            config = from_dict(override(fields, [(name, str(value)) for name, value in changes.items()], "--config"))
+            config = from_dict(override(fields, changes.items(), "--config."))
             yield f"{shape} {length} {mesh} {kind}", config, f"{kind}:{(ONE_CHIP if chips == 1 else SIXTEEN)[kind]}"
 
 

@@ -1,10 +1,10 @@
-"""A lock in a bucket of Google Cloud Storage: an object that its holder creates, refreshes, and
+"""A lock in a bucket of Google Cloud Storage: an object that its holder creates, refreshes and
 deletes.
 
-A write may name the generation that it replaces (0: there is no such object), and fails where that
-is another one. So of two processes one creates the object. The kernel frees nothing here when a
-process dies: a lock is dead once it has not been refreshed for DEAD_SECONDS. That is judged by
-watching it, so that no two clocks have to agree.
+A write names the generation that it replaces (0: no object exists), and fails if the object has
+another one. So only one of two processes creates it. A lock outlives a process that dies: it is
+dead when it has not been refreshed for DEAD_SECONDS. Processes watch it for that long, so that no
+two clocks have to agree.
 
 Source: https://cloud.google.com/storage/docs/request-preconditions
 """
@@ -29,11 +29,11 @@ _TIMEOUT_SECONDS = 10.0  # of one request
 
 @contextlib.contextmanager
 def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], None]) -> Iterator[None]:
-    """Inside the `with`, the lock object gs://BUCKET/NAME is this process's, and says `holder`.
+    """Holds the lock object gs://BUCKET/NAME inside the `with`; its content is `holder`.
 
-    Where there is a lock, this process waits for up to DEAD_SECONDS to see whether it is dead, and
-    calls `waiting` before. A holder that finds its lock taken (it was frozen for so long) ends at
-    once with status 2, before it can write into the other's run.
+    If the object exists, this process calls `waiting` and waits up to DEAD_SECONDS to see whether
+    the lock is dead. A holder that was frozen and finds its lock taken ends at once with status 2,
+    before it can write into the other's run.
 
     Raises:
       BlockingIOError: another process holds it.
@@ -99,23 +99,23 @@ class _Lock:
             self._bucket.blob(self._name).delete(if_generation_match=self._generation, timeout=_TIMEOUT_SECONDS)
 
     def _refresh(self) -> None:
-        """Writes the object anew; ends the process where another has it."""
+        """Writes the object again; ends this process if another one has taken it."""
         from google.api_core.exceptions import GoogleAPIError
 
         try:
             kept = self._write(self._generation)
         except (GoogleAPIError, OSError):
-            return  # the next turn finds out whether somebody has taken the lock meanwhile
+            return  # the next refresh sees whether another process has taken the lock
         if not kept:
             line = f"mhsh: {self._path} was taken by another process, as this one had not refreshed it for long; stopped\n"
             os.write(2, line.encode())
             os._exit(2)
 
     def _write(self, generation: int) -> bool:
-        """Replaces the object of that generation. False: it has another one, and is not ours."""
+        """Replaces the object of that generation. False if it has another one and is not ours."""
         from google.api_core.exceptions import PreconditionFailed
 
-        blob = self._bucket.blob(self._name)  # anew each time: a Blob stays with the generation that it has read
+        blob = self._bucket.blob(self._name)  # a new one, because a Blob keeps the generation that it has read
         blob.metadata = self._mark
         try:
             blob.upload_from_string(
@@ -129,6 +129,6 @@ class _Lock:
         return True
 
     def _current(self) -> int | None:
-        """The object's generation; None: there is none."""
+        """The object's generation, or None if it does not exist."""
         blob = self._bucket.get_blob(self._name, timeout=_TIMEOUT_SECONDS)
         return None if blob is None else blob.generation

@@ -1,4 +1,4 @@
-"""The one exception for users: an error that they can correct. And what its message may suggest."""
+"""`UserError`, for what a user can correct, and the hints in its messages."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class UserError(Exception):
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """A hint where `name` is none of the `known` names: the one that was meant, or all."""
+    """A hint where `name` is none of the `known` names: the nearest one, or all."""
     known = list(known)
-    meant = closest(name, known)
-    return f"did you mean {prefix}{meant}?" if meant else f"allowed: {', '.join(known)}"
+    near = closest(name, known)
+    return f"did you mean {prefix}{near}?" if near else f"allowed: {', '.join(known)}"
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `name` is a misspelling of, or that one of the two begins with; None
-    where none is near. Only what follows the last dot is compared: an equal section would make
-    fields alike. Of equally named fields, the one in the section of `name` is taken.
+    """The known name that `name` misspells, abbreviates or extends; None where none is near. Only
+    what follows the last dot is compared: an equal section would make fields
+    alike. Of equally named fields, the one in the section of `name` is taken.
     """
     section, _, field = name.rpartition(".")
     paths: dict[str, str] = {}
@@ -40,15 +40,15 @@ def closest(name: str, known: Iterable[str]) -> str | None:
         paths.setdefault(path.rpartition(".")[2], path)
     near = difflib.get_close_matches(field, paths, n=1, cutoff=0.7)
     if not near:
-        near = [each for each in paths if min(len(each), len(field)) > 2 and (each.startswith(field) or field.startswith(each))]
+        near = [last for last in paths if min(len(last), len(field)) > 2 and (last.startswith(field) or field.startswith(last))]
     return paths[near[0]] if near else None
 
 
 def install_command(extra: str) -> str:
-    """The command that installs what `extra` of pyproject.toml asks for. In a checkout it names the
-    extra; an installed copy has no index to take it from, so it names the packages.
+    """The command that installs the packages of an extra in pyproject.toml. In a checkout it names
+    the extra. An installed copy is on no index, so there it names the packages.
     """
-    # Only here: they take a while, and few need them.
+    # Imported here because they are slow and rarely needed.
     from importlib.metadata import requires
 
     from packaging.requirements import Requirement
@@ -57,10 +57,9 @@ def install_command(extra: str) -> str:
     pip = "pip install" if own_pip else f"{shlex.quote(sys.executable)} -m pip install"
     if (_ROOT / "pyproject.toml").exists():
         return f"{pip} -e " + shlex.quote(f"{'.' if _ROOT.samefile('.') else _ROOT}[{extra}]")
-    needed = [Requirement(text) for text in requires("mhsh") or ()]
     packages = [
-        f"{each.name}{each.specifier}"
-        for each in needed
-        if each.marker and not each.marker.evaluate({"extra": ""}) and each.marker.evaluate({"extra": extra})
+        f"{required.name}{required.specifier}"
+        for required in map(Requirement, requires("mhsh") or ())
+        if required.marker and not required.marker.evaluate({"extra": ""}) and required.marker.evaluate({"extra": extra})
     ]
     return f"{pip} {shlex.join(packages)}"

@@ -16,6 +16,7 @@ import re
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +30,7 @@ _unfinished: set[Path] = set()  # folders and files that this process has begun 
 
 
 def remove_unfinished() -> None:
-    """Removes what this process has begun, where it must end without unwinding."""
+    """Removes the unfinished files of this process, when it must end without unwinding."""
     for path in list(_unfinished):
         if path.is_dir():
             _remove(path)
@@ -43,8 +44,8 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def check_bucket(path: epath.PathLike) -> None:
-    """Raises UserError where `path` is in a bucket that cannot be reached. Its client would try for
-    minutes.
+    """Raises UserError where `path` is in a bucket that cannot be reached: the client itself would
+    retry for minutes.
     """
     if not is_remote(path):
         return
@@ -54,7 +55,7 @@ def check_bucket(path: epath.PathLike) -> None:
         raise UserError(f"{path} names no bucket; write gs://BUCKET/NAME")
     if importlib.util.find_spec("gcsfs") is None:
         raise UserError(f"cannot use {path}: gcsfs is not installed; {install_command('gcs')}")
-    # They log what they raise, and for every file that they may not ask what kind its bucket is.
+    # They log what they raise, and repeat it for every file of a bucket whose kind is secret.
     for name in ("gcsfs", "google.auth._default"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from fsspec.config import conf
@@ -68,13 +69,13 @@ def check_bucket(path: epath.PathLike) -> None:
 
 @functools.cache
 def _no_answer(server: str) -> str:
-    """Why the server does not answer; empty where it does, whatever it says."""
-    # Only here: it takes long to import, and most runs are local.
+    """Why the server does not answer; empty for any answer."""
+    # Imported here because it is slow, and most runs are local.
     import urllib.error
     import urllib.request
 
     try:
-        with urllib.request.urlopen(server, timeout=4):  # of each of its addresses
+        with urllib.request.urlopen(server, timeout=4):  # seconds, for every address of the server
             return ""
     except urllib.error.HTTPError:
         return ""
@@ -85,10 +86,10 @@ def _no_answer(server: str) -> str:
 
 @contextlib.contextmanager
 def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
-    """The objects of the bucket that `path` is in: a file system of fsspec, for use in the `with`.
+    """The bucket that `path` is in, as a file system of fsspec, for use inside the `with`.
 
     Raises:
-      OSError: whatever its client raises in the `with`, with `strerror` and the path as given.
+      OSError: the client failed, also inside the `with`; it has `strerror` and the path as given.
       UserError: the bucket cannot be reached.
     """
     check_bucket(path)
@@ -110,11 +111,10 @@ def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
-    """The bytes of a file, local or in a bucket, to be read inside the `with`. Few are in memory at
-    a time.
+    """A file, local or in a bucket, to be read as a stream of bytes inside the `with`.
 
     Raises:
-      OSError: as `open` does, with `strerror`; for a bucket too, and inside the `with`.
+      OSError: it cannot be opened or read; it has `strerror`, for a bucket too.
       UserError: the bucket cannot be reached.
     """
     if not is_remote(path):
@@ -128,13 +128,13 @@ def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
 
 
 def cache_folder() -> Path:
-    """Where copies are kept that can be made again: MHSH_CACHE, or mhsh in the user's cache."""
+    """The folder of copies that can be made again: MHSH_CACHE, or mhsh in the user's cache."""
     named = os.environ.get("MHSH_CACHE")
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mhsh"
 
 
 def expanded(path: epath.PathLike) -> epath.Path:
-    """A path to read, with `~` replaced. Raises UserError as `check_bucket`."""
+    """A path to read, with `~` replaced. Raises UserError for a bucket that cannot be reached."""
     check_bucket(path)
     return epath.Path(path).expanduser()
 
@@ -189,7 +189,7 @@ def make_name_durable(path: epath.PathLike) -> None:
 
 
 def is_half_file(name: str) -> bool:
-    """Whether it is the name of a file that `replacing` writes to."""
+    """Whether `replacing` writes to files of this name."""
     return name.startswith(".") and name.endswith(".tmp")
 
 
@@ -201,7 +201,7 @@ def clear_half_files(folder: Path) -> None:
 
 
 def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
-    """Replaces the file: a reader finds the old content or the new. Text is written as UTF-8."""
+    """Replaces the file: a reader sees the old content or the new. Text is written as UTF-8."""
     data = content.encode() if isinstance(content, str) else content
     if is_remote(path):  # a bucket replaces objects as a whole
         epath.Path(path).write_bytes(data)
@@ -243,8 +243,8 @@ def check_new_file(out: str | None) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Inside the `with`, the folder's lock is this process's. The kernel frees it when the process
-    ends, however it ends.
+    """Holds the folder's lock inside the `with`. The kernel frees it when the process ends, however
+    it ends.
 
     Raises:
       BlockingIOError: another process holds it.
@@ -259,10 +259,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def unlocked_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Why a lock on `path` may not keep other machines away: empty, or the kind of its mount.
+    """The mount of `path` if a lock on it keeps no other machine away; else empty.
 
-    The kernel grants such a lock, to this machine alone: NFS mounted with nolock or local_lock
-    (nfs(5)), and gcsfuse, which has no locks
+    The kernel grants locks to this machine alone on NFS mounted with nolock or local_lock (nfs(5)),
+    and on gcsfuse, which has no locks
     (https://cloud.google.com/storage/docs/cloud-storage-fuse/overview).
     """
     if not mounts.exists():
@@ -301,8 +301,8 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
 
 
 def _whole(path: epath.PathLike) -> bytes:
-    """The content of a file as one process wrote it. Opening an object first asks for its size: if
-    another process replaced it after that, the new content would be cut to the old length.
+    """The content of a file as one process wrote it. Opening an object asks for its size first: if
+    another process replaces it then, the new content is cut to the old length.
     """
     if not is_remote(path):
         return epath.Path(path).read_bytes()
@@ -342,7 +342,7 @@ def check_new_folder(out: str) -> None:
 @contextlib.contextmanager
 def new_folder(out: str) -> Iterator[Path]:
     """A folder beside `out` to fill. At the end of the `with` it is flushed to the disk and renamed
-    to `out`; after an exception it is removed. What a killed process has left of it is used again.
+    to `out`; after an exception it is removed. What a killed process left of it is removed first.
 
     Raises:
       UserError: `out` exists, its folder cannot be written to, or another process is writing it.
@@ -362,7 +362,7 @@ def new_folder(out: str) -> Iterator[Path]:
             raise UserError(f"another process is writing {out}; wait for it, or choose another --out") from None
         _unfinished.add(around)
         try:
-            _empty(around)  # a killed process has left it
+            _empty(around)
             unfinished = around / final.name
             unfinished.mkdir()
             yield unfinished
@@ -381,8 +381,8 @@ def new_folder(out: str) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder until it stays away: the threads of an interrupted save still write to it,
-    and TensorStore makes the folders that it misses.
+    """Removes a folder until it stays removed: threads of an interrupted save still write to it,
+    and TensorStore makes missing folders again.
     """
     deadline, gone = time.monotonic() + _SECONDS_TO_REMOVE, 0
     while gone < _TIMES_GONE and time.monotonic() < deadline:
@@ -410,9 +410,6 @@ def _sync(path: Path) -> None:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"the key {name!r} appears twice in one object")
-            seen.add(name)
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common()
+        raise ValueError(f"the key {name!r} appears twice in one object")
     return value

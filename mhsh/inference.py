@@ -1,4 +1,4 @@
-"""A trained run in hand: its logits, its loss, and what it writes.
+"""A trained model: its logits, its loss, and what it writes.
 
 model = load("runs/24l1h_admin")
 model.generate("Once", max_tokens=50, temperature=0.8, seed=0)
@@ -54,7 +54,7 @@ class Logits(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A token in the place of a mask."""
+    """A token for a mask."""
 
     token: str
     probability: float
@@ -87,10 +87,10 @@ class LoadedModel:
         texts, tokenizer = _listed(texts), self.tokenizer
         if isinstance(tokenizer, SubwordTokenizer):
             ids = tokenizer.encode_batch([clean_text(text) for text in texts])
-            ended = [np.append(each, np.int32(EOS_ID)) for each in ids]
+            ended = [np.append(tokens, np.int32(EOS_ID)) for tokens in ids]
         elif self._objective == "mlm":
             ids = [_with_masks(tokenizer, text) for text in texts]
-            ended = [np.concatenate([[tokenizer.cls_id], each, [tokenizer.sep_id]]).astype(np.int32) for each in ids]
+            ended = [np.concatenate([[tokenizer.cls_id], tokens, [tokenizer.sep_id]]).astype(np.int32) for tokens in ids]
         else:
             ids = ended = tokenizer.encode_batch(texts)
         limit = self.config.model.max_positions
@@ -102,13 +102,14 @@ class LoadedModel:
         return ended
 
     def logits(self, texts: str | Sequence[str], targets: str | Sequence[str] | None = None) -> Logits:
-        """The logits [B,T,V] at each of the T tokens of the longest text, and which are real [B,T].
+        """The logits [B,T,V] at the T tokens of the longest text, and which are real [B,T].
 
-        clm: of the token that follows. mlm: of the token there. translation: of the T tokens of
-        `targets`, one a text, its end mark among them, given the text and the tokens before.
+        clm: of the next token. mlm: of the token itself. translation: of the T tokens of `targets`,
+        which has one target per text, given the text and the tokens before; T counts the end mark.
 
         Raises:
-          UserError: `targets` are given for another model or missing, or as `encode`.
+          UserError: `targets` are missing, or given for another kind of model, or `encode` refuses
+            a text.
         """
         batch, longest = self._batch(texts, targets)
         logits = self._compute(_forward(self.model.config), batch)
@@ -117,15 +118,15 @@ class LoadedModel:
         return Logits(logits[:rows, :longest], real[:rows, :longest])
 
     def loss(self, text: str, target: str | None = None) -> float:
-        """Nats a token.
+        """Nats per token.
 
-        clm and translation: as in validation, of each token of the text but its first, given those
-        before; of each token of `target`, given `text`. mlm: of each token, where it alone is
-        masked, the pseudo log-likelihood of Salazar et al. 2020 (arXiv 1910.14659). Validation
-        masks many tokens at once, and drawn ones, which is harder.
+        clm: of every token but the first, given those before. translation: of the tokens of
+        `target`, given `text`. Both are computed as in validation. mlm: of every token while it
+        alone is masked, the pseudo log-likelihood of Salazar et al. 2020 (arXiv 1910.14659).
+        Validation masks many drawn tokens at once, which is harder.
 
         Raises:
-          UserError: there is no token to predict, or as `logits`.
+          UserError: there is no token to predict, or `logits` refuses the texts.
         """
         if self._objective == "mlm":
             self._check_targets(target)
@@ -149,15 +150,15 @@ class LoadedModel:
     def generate(
         self, prompt: str | Sequence[str], *, max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0
     ) -> str | list[str]:
-        """The prompt and up to `max_tokens` tokens that a causal model writes after it; of several
-        prompts, a list. An empty prompt begins a document.
+        """The prompt and up to `max_tokens` tokens that a causal model writes after it; a list for
+        several prompts. An empty prompt begins a document.
 
-        It ends where the document does, or at model.max_positions. Equal seeds give equal texts,
+        The text ends with the document, or at model.max_positions. Equal seeds give equal texts,
         whatever other prompts follow in the list.
 
         Args:
           temperature: of the softmax that tokens are drawn from; 0 takes the likeliest.
-          top_k: draw from the so many likeliest (0: from all).
+          top_k: draw from the `top_k` likeliest tokens (0: from all).
 
         Raises:
           UserError: the model is not causal, a value is not allowed, or a prompt fills the model's
@@ -188,18 +189,19 @@ class LoadedModel:
         sampling = Sampling(jnp.float32(temperature), jax.random.key(seed), jnp.asarray(allowed))
         write = _generator(self.model.config, padded_length(max_tokens, limit), tokenizer.sep_id, min(top_k, vocabulary))
         written = self._compute(write, batch, sampling)
-        found = []
-        for text, ids, tokens, count in zip(texts, prompts, written.tokens, written.lengths, strict=False):
-            found.append(tokenizer.decode([*(ids.tolist() if text else ()), *tokens[:count].tolist()]))
-        return found[0] if isinstance(prompt, str) else found
+        whole_texts = [
+            tokenizer.decode([*(ids.tolist() if text else ()), *tokens[:count].tolist()])
+            for text, ids, tokens, count in zip(texts, prompts, written.tokens, written.lengths, strict=False)
+        ]
+        return whole_texts[0] if isinstance(prompt, str) else whole_texts
 
     def fill(self, text: str, *, top: int = 5) -> list[list[Candidate]]:
-        """For each [MASK] of the text, the `top` likeliest tokens, the likeliest first.
+        """The `top` likeliest tokens for every [MASK] of the text, the likeliest first.
 
         The probabilities are over the whole vocabulary; special tokens are left out.
 
         Raises:
-          UserError: the model is not masked, the text has no [MASK], or as `encode`.
+          UserError: the model is not masked, the text has no [MASK], or `encode` refuses it.
         """
         check_objective(self.folder, self.config, "fill")
         tokenizer = self.tokenizer
@@ -211,18 +213,15 @@ class LoadedModel:
         logits -= logits.max(-1, keepdims=True)
         probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         ordinary = np.flatnonzero(~tokenizer.is_special)
-        found = []
-        for row in probabilities:
-            best = ordinary[np.argsort(-row[ordinary], kind="stable")[:top]]
-            found.append([Candidate(tokenizer.decode([number]), float(row[number])) for number in best.tolist()])
-        return found
+        best = [(row, ordinary[np.argsort(-row[ordinary], kind="stable")[:top]].tolist()) for row in probabilities]
+        return [[Candidate(tokenizer.decode([number]), float(row[number])) for number in numbers] for row, numbers in best]
 
     @overload
     def translate(self, texts: str, *, beam: int = 4, length_penalty: float = 0.6) -> str: ...
     @overload
     def translate(self, texts: Sequence[str], *, beam: int = 4, length_penalty: float = 0.6) -> list[str]: ...
     def translate(self, texts: str | Sequence[str], *, beam: int = 4, length_penalty: float = 0.6) -> str | list[str]:
-        """The translation of each text, by beam search with `beam` hypotheses, each scored by
+        """The translations of the texts, by beam search with `beam` hypotheses, which are scored by
         log-probability / length ** `length_penalty`.
 
         Raises:
@@ -240,7 +239,9 @@ class LoadedModel:
         batch_tokens: int = 4096,
         cut_overlong: bool = False,
     ) -> Translated:
-        """As `translate`, for files; see `mhsh.evaluation.translation.translate_lines`."""
+        """The translations of many lines, in batches of about `batch_tokens` source tokens; see
+        `mhsh.evaluation.translation.translate_lines`.
+        """
         check_beam(beam, length_penalty, batch_tokens)
         check_objective(self.folder, self.config, "translate")
         assert isinstance(self.model, Seq2Seq) and isinstance(self.tokenizer, SubwordTokenizer)
@@ -306,19 +307,19 @@ class LoadedModel:
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
         (ids,) = self.encode(text)
-        places = np.flatnonzero(~tokenizer.is_special[ids])
-        if not len(places):
+        positions = np.flatnonzero(~tokenizer.is_special[ids])
+        if not len(positions):
             raise UserError("the text has no token that could be masked; give some words of the vocabulary")
         nats = 0.0
-        for start in range(0, len(places), _MASKED_AT_ONCE):
-            masked = places[start : start + _MASKED_AT_ONCE]
+        for start in range(0, len(positions), _MASKED_AT_ONCE):
+            masked = positions[start : start + _MASKED_AT_ONCE]
             rows = np.tile(ids, (len(masked), 1))
             rows[np.arange(len(masked)), masked] = tokenizer.mask_id
             batch, _ = self._rows(list(rows))
             batch["targets_position"] = np.zeros((len(batch["inputs"]), 1), np.int32)
             batch["targets_position"][: len(masked), 0] = masked
             nats += _nats(self._compute(_forward(self.model.config), batch)[: len(masked)], ids[masked][:, None])
-        return nats / len(places)
+        return nats / len(positions)
 
 
 def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh: Mapping[str, int] | None = None) -> LoadedModel:
@@ -380,10 +381,10 @@ def check_beam(beam: int, length_penalty: float, batch_tokens: int) -> None:
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:
-    found = [texts] if isinstance(texts, str) else list(texts)
-    if not found:
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    if not listed:
         raise UserError("there is no text; give one at least")
-    return found
+    return listed
 
 
 def _with_masks(tokenizer: Tokenizer, text: str) -> Tokens:

@@ -23,8 +23,8 @@ import numpy as np
 from etils import epath
 
 from mhsh.bucket_lock import bucket_lock
-from mhsh.config.differences import differences, format_differences
-from mhsh.config.resolve import from_saved
+from mhsh.config.fields import differences, format_differences
+from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
 from mhsh.files import (
@@ -45,7 +45,7 @@ METRICS_FILE = "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
 _COMMIT_MARK = "commit_success.txt"  # Orbax's
 PROFILE_FOLDER = "profile"
-HOLDER_FILE = ".holder.json"  # of the process that trains; there while it does
+HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does
 _BLOCK_BYTES = 1 << 18
 WORDPIECE_FILE = "vocab.txt"  # a token a line
 TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
@@ -53,21 +53,21 @@ TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """The rows of a metrics.jsonl, up to its first damaged line, and what is wrong with it (None:
-    nothing).
+    """The rows of a metrics.jsonl up to its first damaged line, and what is wrong with the file, or
+    None.
     """
 
     rows: list[dict[str, Any]]
     problem: str | None
 
     def series(self, split: str, x: str, y: str) -> tuple[list[float], list[float]]:
-        """x and y of the rows of `split` (train, validation) that have both; null becomes nan."""
-        points = [(row[x], row[y]) for row in self.rows if row["split"] == split and x in row and y in row]
-        return [_number(p[0]) for p in points], [_number(p[1]) for p in points]
+        """x and y of the rows of `split` (train or validation) that have both; null becomes nan."""
+        rows = [row for row in self.rows if row["split"] == split and x in row and y in row]
+        return [_number(row[x]) for row in rows], [_number(row[y]) for row in rows]
 
 
 class Counters(NamedTuple):
-    """What a run has used up to a step. Its checkpoint holds them: no lost row changes them."""
+    """What a run has used up to a step. They are in its checkpoint, so no lost row changes them."""
 
     tokens: int = 0
     flops: int = 0
@@ -76,7 +76,7 @@ class Counters(NamedTuple):
 
 
 class CutRows(NamedTuple):
-    """What `RunFolder.cut_metrics` found."""
+    """The rows that `RunFolder.cut_metrics` kept and those that are missing."""
 
     kept: int
     lost: int  # of those up to the step; 0 unless a gap is accepted
@@ -84,14 +84,15 @@ class CutRows(NamedTuple):
 
 
 class MetricsBlocks:
-    """Iterates over a metrics.jsonl in blocks of whole lines, with their line ends.
+    """A metrics.jsonl in blocks of whole lines, with their line ends; to be iterated once.
 
     Blocks are small enough to stay in the processor's caches while they are parsed: reading 644 MB
     takes a third less time.
     """
 
-    problem: str | None = None  # set when all is read: what is wrong with the file, apart from the content of its lines
-    has_half_line = False  # set with it: the last line has no end
+    # Both are set at the end of the iteration.
+    problem: str | None = None  # what is wrong with the file, apart from the content of its lines
+    has_half_line = False  # whether the last line has no end
 
     def __init__(self, path: epath.Path) -> None:
         self._path = path
@@ -105,7 +106,7 @@ class MetricsBlocks:
                     end = block.rfind(b"\n") + 1
                     if end:
                         lines = b"".join([*rest, block[:end]])
-                        # lines.count takes seven times as long
+                        # bytes.count takes seven times as long.
                         rows += int(np.count_nonzero(np.frombuffer(lines, np.uint8) == ord("\n")))
                         yield lines
                         rest = []
@@ -136,8 +137,7 @@ class RunFolder:
     @classmethod
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
         """Creates the folder for `config`, or opens it if it holds a run of the same config, or of
-        one that `config` extends: with a larger train.num_steps, under a schedule that does not
-        depend on it.
+        one with fewer steps under a schedule that does not depend on their number.
 
         Raises:
           UserError: the folder holds a run of another config or something else, or cannot be
@@ -149,31 +149,25 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
         if folder.has_begun():
-            there = folder.read_config()
-            if not _extends(config, there, path):
-                raise UserError(
-                    f"{path} holds a run of another config ({format_differences(there, config)}); choose another --workdir, or "
-                    "that run's config"
-                )
-            if config != there:
-                with folder.held():
-                    write_atomically(folder._config_path, _dump(to_dict(config)))
+            begun_with = folder.read_config()
+            if begun_with == config:
+                return folder
+            _check_extension(begun_with, config, path)
         elif not folder._config_path.exists() and folder._holds_something_else():
             raise UserError(f"{folder.path} is not empty and holds no run; choose another --workdir")
-        else:
-            with folder.held():
-                write_atomically(folder._config_path, _dump(to_dict(config)))
+        with folder.held():
+            write_atomically(folder._config_path, _dump(to_dict(config)))
         return folder
 
     def _holds_something_else(self) -> bool:
-        """Whether there are files that no start of a run leaves that was killed."""
+        """Whether there are files other than those that a killed start of a run leaves."""
         return self.path.exists() and any(path.name != HOLDER_FILE and not is_half_file(path.name) for path in self.path.iterdir())
 
     @contextlib.contextmanager
     def held(self) -> Iterator[str]:
-        """Inside the `with`, the run is this process's, until its end. The folder must exist.
+        """Keeps other processes from the run inside the `with`. The folder must exist.
 
-        Yields a note for the user: empty, or why nothing keeps others away.
+        Yields a note for the user: empty, or why nothing keeps other processes away.
 
         Raises:
           UserError: another process holds it.
@@ -242,7 +236,7 @@ class RunFolder:
         """The resolved config. Raises UserError if it is missing, unreadable or invalid."""
         fields = self._read_json("config.json")
         try:
-            return from_saved(fields)
+            return from_dict(fields)
         except UserError as error:
             raise UserError(f"{self._config_path}: {error}") from error
 
@@ -254,22 +248,18 @@ class RunFolder:
         """This run up to `step`, then the run that it started from, and so on: what a run that
         starts from it inherits.
 
-        Each is {folder, step, tokens, flops, seconds, fingerprint, code, numerics, config}; None:
-        not recorded, or the folder of a grandparent is gone. `code` and `numerics` are what trained
-        it, by the step after which that began.
+        Each entry is {folder, step, tokens, flops, seconds, fingerprint, code, numerics, config}.
+        `code` and `numerics` are what trained it, by the step after which that began. An imported
+        checkpoint has None for all but folder, step and config.
         """
         record = self.read_run() if self.has_run_record() else {}
         used = self.counters(step)
-        names = ("tokens", "flops", "seconds")
-        costs = dict.fromkeys(names) if used is None else {name: getattr(used, name) for name in names}
-        fingerprint = record.get("data", {}).get("fingerprint")
-        trained_by = {
-            name: record.get(name) and {begin: value for begin, value in record[name].items() if int(begin) < step}
-            for name in ("code", "numerics")
-        }
-        own = {"folder": str(self.path), "step": step, **costs, "fingerprint": fingerprint, **trained_by}
-        own["config"] = to_dict(self.read_config())
-        return [own, *recorded_lineage(record)]
+        own: dict[str, Any] = {"folder": str(self.path), "step": step}
+        own |= {name: getattr(used, name, None) for name in ("tokens", "flops", "seconds")}
+        own["fingerprint"] = record["data"]["fingerprint"] if record else None
+        for name in ("code", "numerics"):
+            own[name] = {begin: value for begin, value in record[name].items() if int(begin) < step} if record else None
+        return [own | {"config": to_dict(self.read_config())}, *recorded_lineage(record)]
 
     def has_begun(self) -> bool:
         """Whether the folder holds more than a config: a run that failed before its first step has
@@ -279,14 +269,14 @@ class RunFolder:
         return self._config_path.exists() and any(trace.exists() for trace in traces)
 
     def newest_checkpoint(self) -> int | None:
-        """The newest committed step (None: none). On a disk a checkpoint gets its name when it is
-        committed, in a bucket a mark.
+        """The newest committed step, or None. A commit gives a checkpoint its name on a disk, and a
+        mark in a bucket.
         """
         named = [path for path in self.checkpoints_path.glob("*") if path.name.isdecimal() and path.is_dir()]
         return max((int(path.name) for path in named if not self.is_remote or (path / _COMMIT_MARK).exists()), default=None)
 
     def counters(self, step: int) -> Counters | None:
-        """What had been used when the checkpoint of `step` was saved; None: it was imported.
+        """What had been used when the checkpoint of `step` was saved; None for an imported one.
 
         Raises:
           UserError: the file is damaged.
@@ -305,13 +295,13 @@ class RunFolder:
         return (self.path / "run.json").exists()
 
     def has_vocabulary(self) -> bool:
-        """Whether the folder's vocabulary is the run's: it was recorded, or imported. What a start
-        that failed has left is not.
+        """Whether the folder's vocabulary is the run's, recorded or imported, and not what a failed
+        start left.
         """
         return self.has_run_record() or self.newest_checkpoint() is not None
 
     def vocabulary_hash(self, config: Config) -> str | None:
-        """The SHA-256, in hex, of the vocabulary's file; None where there is none."""
+        """The SHA-256, in hex, of the vocabulary's file; None if it does not exist."""
         path = self.path / vocab_file(config)
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
@@ -330,7 +320,7 @@ class RunFolder:
         write_atomically(self.path / "run.json", _dump(record))
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Appends rows. Each needs `step` and `split`. Numbers that are not finite become null."""
+        """Appends rows, which need `step` and `split`. Numbers that are not finite become null."""
         finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
         path = self.path / METRICS_FILE
@@ -341,20 +331,16 @@ class RunFolder:
                 file.write(lines)
 
     def read_metrics(self) -> Metrics:
-        """All rows up to the first damaged line. `problem` names it, or says that the file is
-        missing.
-        """
+        """All rows up to the first damaged line. `problem` names that line, or a missing file."""
         blocks = self.metrics_blocks()
-        lines = b"".join(blocks)
-        problem = blocks.problem
         rows: list[dict[str, Any]] = []
-        for number, line in enumerate(lines.split(b"\n")[:-1], 1):
+        for number, line in enumerate(_lines(blocks), 1):
             row = _parse_row(line)
             if row is None:
-                problem = f"{self.path / METRICS_FILE} line {number} is damaged; only the {len(rows)} rows before it are read"
-                break
+                damage = f"{self.path / METRICS_FILE} line {number} is damaged; only the {len(rows)} rows before it are read"
+                return Metrics(rows, damage)
             rows.append(row)
-        return Metrics(rows, problem)
+        return Metrics(rows, blocks.problem)
 
     def sync_metrics(self) -> None:
         """Flushes metrics.jsonl to the disk."""
@@ -362,22 +348,21 @@ class RunFolder:
             make_durable(self.path / METRICS_FILE)
 
     def metrics_blocks(self) -> MetricsBlocks:
-        """The blocks of metrics.jsonl, to be read once."""
+        """The blocks of metrics.jsonl."""
         return MetricsBlocks(self.path / METRICS_FILE)
 
     def cut_metrics(self, step: int, expected: int, accept_gap: bool) -> CutRows:
-        """Drops the rows after `step`, and a half line at the end: a resumed run logs them again.
-
-        The file is read as a stream, never whole. Its rows are parsed once.
+        """Drops the rows after `step` and a half line at the end: a resumed run logs them again.
+        The file is read as a stream, and its rows are parsed once.
 
         Args:
           expected: how many rows there were up to `step` when its checkpoint was saved.
           accept_gap: whether to go on without rows that are lost.
 
         Raises:
-          UserError: rows up to `step` are lost. The file is not changed then.
+          UserError: rows up to `step` are lost; the file is unchanged.
         """
-        blocks, found, last, damaged, offset = self.metrics_blocks(), 0, 0, 0, 0
+        blocks, count, last, damaged, offset = self.metrics_blocks(), 0, 0, 0, 0
         kept: list[tuple[int, int]] = []  # begin and end, in bytes, of the rows to keep
         kept_seconds = all_seconds = 0.0
         for number, line in enumerate(_lines(blocks), 1):
@@ -390,17 +375,17 @@ class RunFolder:
                 all_seconds = row["seconds"]
                 kept_seconds = all_seconds if keeps else kept_seconds
             if row is not None and keeps:
-                found, last = found + 1, row["step"]
+                count, last = count + 1, row["step"]
                 kept.append((kept.pop()[0] if kept and kept[-1][1] == begin else begin, offset))
-        if found != expected and not accept_gap:
+        if count != expected and not accept_gap:
             where = f" (line {damaged} is damaged)" if damaged else ""
             raise UserError(
-                f"{self.path / METRICS_FILE} has {found} of {expected} rows up to step {step}, the last of step {last}{where}: "
+                f"{self.path / METRICS_FILE} has {count} of {expected} rows up to step {step}, the last of step {last}{where}: "
                 "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
             )
         if blocks.has_half_line or sum(end - begin for begin, end in kept) < offset:
             self._keep_bytes(kept)
-        return CutRows(found, expected - found, all_seconds - kept_seconds)
+        return CutRows(count, expected - count, all_seconds - kept_seconds)
 
     def _keep_bytes(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Replaces metrics.jsonl by these parts of it: begin and end, in bytes."""
@@ -410,8 +395,8 @@ class RunFolder:
             with path.open("rb") as file:
                 for begin, end in ranges:
                     file.seek(begin)
-                    while file.tell() < end:
-                        yield file.read(min(_BLOCK_BYTES, end - file.tell()))
+                    while block := file.read(min(_BLOCK_BYTES, end - file.tell())):
+                        yield block
 
         if self.is_remote:
             write_atomically(path, b"".join(parts()))
@@ -427,7 +412,7 @@ class RunFolder:
 
 
 def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs that a run started from, nearest first, by its run.json; as `RunFolder.lineage`.
+    """The runs that a run started from, nearest first, by its run.json; see `RunFolder.lineage`.
 
     Raises:
       UserError: it is no list of runs.
@@ -436,26 +421,26 @@ def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not start:
         return []
     lineage = start.get("lineage") if isinstance(start, dict) else None
-    if not isinstance(lineage, list) or not all(isinstance(each, dict) and isinstance(each.get("step"), int) for each in lineage):
+    if not isinstance(lineage, list) or not all(isinstance(run, dict) and isinstance(run.get("step"), int) for run in lineage):
         raise UserError(f"run.json is damaged: started_from is {start!r:.80}; put it back from a copy")
     return lineage
 
 
-def _extends(config: Config, there: Config, path: epath.PathLike) -> bool:
-    """Whether the run in `path` can go on with `config`: it is the same, or has more steps.
-
-    Raises:
-      UserError: it has more steps, and the schedule depends on their number.
+def _check_extension(begun_with: Config, config: Config, path: epath.PathLike) -> None:
+    """Raises UserError unless `config` only adds steps to the config that the run in `path` began
+    with, under a schedule that does not depend on their number.
     """
-    changed = differences(there, config)
-    if set(changed) != {"train.num_steps"} or config.train.num_steps < there.train.num_steps:
-        return not changed
+    steps, more = begun_with.train.num_steps, config.train.num_steps
+    if set(differences(begun_with, config)) != {"train.num_steps"} or more < steps:
+        raise UserError(
+            f"{path} holds a run of another config ({format_differences(begun_with, config)}); choose another --workdir, or "
+            "that run's config"
+        )
     if config.optimizer.schedule == "linear":
         raise UserError(
-            f"{path} cannot be extended from {there.train.num_steps} to {config.train.num_steps} steps: its learning rate "
-            f"(optimizer.schedule = 'linear') ends with them; start another run from it with --config.train.start_from={path}"
+            f"{path} cannot be extended from {steps} to {more} steps: its learning rate (optimizer.schedule = 'linear') ends "
+            f"with them; start another run from it with --config.train.start_from={path}"
         )
-    return True
 
 
 def vocab_file(config: Config) -> str:

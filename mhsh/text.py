@@ -1,11 +1,16 @@
-"""Numbers as text, in three digits; and text from files, made safe to show."""
+"""Numbers, losses and lists as text; and text from files, made safe to show."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 NOT_RECORDED = "not recorded"
+_HASH = re.compile(r"[0-9a-f]{16,}")
 _SUFFIXES = ((3, "k"), (6, "M"), (9, "G"), (12, "T"), (15, "P"), (18, "E"), (21, "Z"), (24, "Y"))
 
 
@@ -42,37 +47,8 @@ def count(value: int | float | None) -> str:
     for power, suffix in _SUFFIXES:
         scaled = value / 10**power
         if abs(scaled) < 999.5 or power == 24:
-            return f"{_three_digits(scaled)}{suffix}"
+            return f"{_digits(scaled)}{suffix}"
     raise AssertionError("the last suffix takes every number")
-
-
-def counts_alike(values: Iterable[int | float | None]) -> Callable[[int | float | None], str]:
-    """A format for all of these counts, in the suffix of the largest, which has three digits."""
-    return _alike(values, 1e5, [(10.0**power, suffix) for power, suffix in _SUFFIXES], whole=True)
-
-
-def durations_alike(values: Iterable[int | float | None]) -> Callable[[int | float | None], str]:
-    """A format for all of these seconds, in the unit of the longest: `48.2 s`, `3.1 min` or
-    `2.1 h`.
-    """
-    return _alike(values, 120.0, [(60.0, " min"), (3600.0, " h")], whole=False)
-
-
-def _alike(
-    values: Iterable[int | float | None], plain_below: float, units: list[tuple[float, str]], whole: bool
-) -> Callable[[int | float | None], str]:
-    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
-    size, unit, decimals = 1.0, "" if whole else " s", 0 if whole else 1
-    if largest >= plain_below:
-        size, unit = max((each for each in units if 0.9995 * each[0] <= largest), key=lambda each: each[0])
-        decimals = max(0, 2 - math.floor(math.log10(largest / size * 1.0005)))
-
-    def words(value: int | float | None) -> str:
-        if value is None or not math.isfinite(value):
-            return NOT_RECORDED
-        return f"{value / size:,.{decimals}f}{unit}"
-
-    return words
 
 
 def quantity(number: int | float | None, unit: str) -> str:
@@ -86,16 +62,8 @@ def quantity(number: int | float | None, unit: str) -> str:
 
 
 def _digits(number: float) -> str:
-    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def _three_digits(value: float) -> str:
-    text = f"{value:.3g}"
-    if "e" in text:
-        return text
-    # Of the rounded value: 0.9996 has the digits of 1.00.
-    decimals = max(0, 2 - math.floor(math.log10(abs(float(text)))))
-    return f"{value:.{decimals}f}"
+    """Three digits, of the rounded number: 99.96 is 100."""
+    return f"{number:.{0 if abs(number) >= 99.95 else 1 if abs(number) >= 9.995 else 2}f}"
 
 
 def sanitize(text: str) -> str:
@@ -103,3 +71,87 @@ def sanitize(text: str) -> str:
     overrides and undecodable bytes.
     """
     return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """The names; of equal ones the second gets ` (2)` and so on, so that all are different."""
+    unique: list[str] = []
+    for name in names:
+        candidates = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
+        unique.append(next(each for each in candidates if each not in unique))
+    return unique
+
+
+def format_list(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`; empty for no words."""
+    return "".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def format_names(names: Sequence[str]) -> str:
+    """As `format_list`; of more than four names the first three and how many others."""
+    return format_list(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} others"
+
+
+def shorten(text: str, most: int) -> str:
+    """`text` in at most `most` characters: what differs in names stands at their ends, so the
+    middle is left out.
+    """
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}\u2026{text[len(text) - end :]}"
+
+
+def format_loss(value: float | None) -> str:
+    """A loss in nats per token, three decimals."""
+    if value is None:
+        return NOT_RECORDED
+    return f"{value:.3f}" if math.isfinite(value) else "not finite"
+
+
+def format_signed(value: float, words: Callable[[float], str] = format_loss) -> str:
+    """The value in words, after its sign."""
+    return ("\u2212" if value < 0 else "+") + words(abs(value))
+
+
+def format_range(low: float, high: float, words: Callable[[float], str]) -> str:
+    """`LOW to HIGH`, each in these words; `any` for an end that is not finite."""
+    return " to ".join(words(end) if math.isfinite(end) else "any" for end in (low, high))
+
+
+def format_interval(low: float, high: float) -> str:
+    """`+0.120 to +0.340`, of a difference of losses; `any to +0.340` if it has no lower bound. A
+    small end keeps a digit instead of becoming 0.000.
+    """
+
+    def words(end: float) -> str:
+        return f"{end:.3f}" if end >= 0.0005 or end == 0 else f"{end:.1g}"
+
+    return format_range(low, high, lambda end: format_signed(end, words))
+
+
+def format_recorded(values: Sequence[Any]) -> list[str]:
+    """Values of a JSON file, each on one line and short: of a hash the first eight digits, of a
+    float six, a count with its thousands set apart. In full where that would make two of them the
+    same. None is `not recorded`.
+    """
+    full, short = [_full(value) for value in values], [_short(value) for value in values]
+    return short if len(set(short)) == len(set(full)) else full
+
+
+def _full(value: Any) -> str:
+    if value is None:
+        return NOT_RECORDED
+    return sanitize(value) or '""' if isinstance(value, str) else sanitize(json.dumps(value, sort_keys=True, ensure_ascii=False))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, str) and _HASH.fullmatch(value):
+        return value[:8]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if isinstance(value, Mapping) and all(isinstance(each, str | int | float) for each in value.values()):
+        return sanitize(", ".join(f"{key} {_short(each)}" for key, each in sorted(value.items())))
+    return _full(value)

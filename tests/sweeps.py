@@ -17,7 +17,7 @@ from mhsh.sweep.folder import Plan, PlannedCell, SweepFolder
 ENTROPY = 3.0  # nats, of every run here
 FAILED = "failed"
 # Of the run.json and of every validation row of runs that were trained and validated alike.
-TRAINED_ALIKE = {"code": {"0": "c0de"}, "numerics": {"0": {"jax_enable_x64": False}}}
+TRAINED_ALIKE = {"remat_policy": "none", "code": {"0": "c0de"}, "numerics": {"0": {"jax_enable_x64": False}}}
 VALIDATED_ALIKE = {"batch": "ba7c4e5"}
 
 

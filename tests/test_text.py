@@ -1,10 +1,23 @@
-"""Numbers as text."""
+"""Numbers, losses and names as text, and text made safe to show."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from mhsh.text import count, counts_alike, duration, durations_alike, quantity, timing
+from mhsh.text import (
+    count,
+    duration,
+    format_interval,
+    format_loss,
+    format_names,
+    format_recorded,
+    numbered,
+    quantity,
+    sanitize,
+    timing,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,6 +29,7 @@ from mhsh.text import count, counts_alike, duration, durations_alike, quantity, 
         (512_000, "512k"),
         (999_960, "1.00M"),
         (30_720_000, "30.7M"),
+        (99_960_000, "100M"),
         (2.1e15, "2.10P"),
     ],
 )
@@ -57,9 +71,34 @@ def test_timing_and_quantity():
     ]
 
 
-def test_the_numbers_of_a_column_have_one_format() -> None:
-    assert list(map(counts_alike([9, 99_999]), (9, 99_999, None))) == ["9", "99,999", "not recorded"]
-    assert list(map(counts_alike([47e9, 763e9]), (47e9, 763e9))) == ["47G", "763G"]
-    assert list(map(counts_alike([999_960, None]), (999_960, 8_000))) == ["1.00M", "0.01M"]
-    assert list(map(durations_alike([43.4, 66.0]), (43.4, 66.0))) == ["43.4 s", "66.0 s"]
-    assert list(map(durations_alike([43.4, 600.0]), (43.4, 600.0))) == ["0.7 min", "10.0 min"]
+def test_loss() -> None:
+    assert [format_loss(value) for value in (None, 2.60349, math.nan)] == ["not recorded", "2.603", "not finite"]
+    assert format_interval(-0.02, 0.00004) == "\u22120.020 to +4e-05"
+    assert format_interval(-math.inf, 0.0) == "any to +0.000"
+
+
+def test_values_are_short_where_that_keeps_them_apart() -> None:
+    one, other = "8d09aff3f1beff85" * 4, "8d09aff3f1beff85" * 3 + "0" * 16
+    assert format_recorded([one, None, 351944, True, 3.2877502355752775]) == [
+        "8d09aff3",
+        "not recorded",
+        "351,944",
+        "true",
+        "3.28775",
+    ]
+    assert format_recorded([one, other]) == [one, other]
+    assert format_recorded([0.1, 0.10000000001]) == ["0.1", "0.10000000001"]
+    assert format_recorded([{"kind": "cpu", "count": 1}, [1, 2]]) == ["count 1, kind cpu", "[1, 2]"]
+
+
+def test_many_names_are_counted() -> None:
+    assert format_names(["a", "b", "c", "d"]) == "a, b, c and d"
+    assert format_names(list("abcdef")) == "a, b, c and 3 others"
+
+
+def test_equal_names_are_numbered() -> None:
+    assert numbered(["a", "b", "a", "a (2)", "a"]) == ["a", "b", "a (2)", "a (2) (2)", "a (3)"]
+
+
+def test_sanitize_disarms_terminals_and_direction_overrides() -> None:
+    assert sanitize("a\x1b[2J\u202eb\udc80\nc") == "a\ufffd[2J\ufffdb\ufffd c"

@@ -71,7 +71,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
 
 
-@pytest.mark.slow  # tests/test_old_runs.py holds the figures of `mhsh eval` to those of an older commit
+@pytest.mark.slow
 def test_eval_gives_the_loss_that_training_logged(run):
     _, workdir = run
     done = mhsh("eval", str(workdir))

@@ -24,7 +24,7 @@ PAGES: Mapping[str, Page] = {
     "config": Page(
         "Configs",
         "A config as frozen Structs, its checks, and how two of them differ.",
-        ("config.schema", "config.resolve", "config.differences"),
+        ("config.schema", "config.fields", "config.resolve"),
     ),
     "models": Page(
         "Models",
@@ -63,12 +63,11 @@ PAGES: Mapping[str, Page] = {
         "report. None of it imports jax.",
         (
             "verdict.runs",
-            "verdict.curves",
             "verdict.experiment",
-            "verdict.measures",
-            "verdict.conditions",
+            "verdict.outcomes",
             "verdict.estimate",
             "verdict.tuning",
+            "verdict.fairness",
             "verdict.findings",
             "report.report",
             "report.build",

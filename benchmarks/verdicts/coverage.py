@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from mhsh.verdict.estimate import WIDENING, Estimate, Key, difference, fisher, holm
-from mhsh.verdict.optimum import find_optimum, rates_to_add
+from mhsh.verdict.estimate import WIDENING, Estimate, Replicate, difference, fisher, holm
+from mhsh.verdict.tuning import find_optimum, rates_to_add
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 Interval = tuple[np.ndarray, np.ndarray]  # low and high, [simulations]
@@ -50,7 +50,7 @@ def draw(rng: np.random.Generator, noise: str, shape: tuple[int, ...]) -> tuple[
     return NOISES[noise](rng, shape) + FAR * stuck, ~stuck
 
 
-def keyed(losses: np.ndarray, first: int = 0) -> dict[Key, float]:
+def keyed(losses: np.ndarray, first: int = 0) -> dict[Replicate, float]:
     """Losses by the seeds first, first + 1, ..."""
     return {(seed, seed): loss for seed, loss in enumerate(losses.tolist(), first)}
 
@@ -216,7 +216,7 @@ class Shape:
         self.optimum, self.rise = rng.uniform(-(rates - 3) / 2, (rates - 3) / 2), rng.uniform(0.03, 0.3)
         self.sides = (1.0, uneven) if rng.random() < 0.5 else (uneven, 1.0)
 
-    def runs(self, rate: float, first: int, last: int) -> dict[Key, float]:
+    def runs(self, rate: float, first: int, last: int) -> dict[Replicate, float]:
         """Final losses of the seeds from `first` to before `last`."""
         apart = math.log2(rate) - self.optimum
         loss = self.rise * apart**2 * self.sides[apart > 0]

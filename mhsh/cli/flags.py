@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from mhsh.config.loading import CONFIG, take_config, take_fields
+from mhsh.configs import CONFIG, take_config, take_fields
 
 _HELP = {
     "config": "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT",

@@ -1,4 +1,6 @@
-"""What the schema says of each field, for those who check, list or compare configs."""
+"""The fields of a config by path, as in model.num_layers: what the schema says of each one, and how
+two configs differ.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from typing import Any
 
 import msgspec.inspect as inspect
 
-from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config, Section
+from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config, Section, to_dict
 from mhsh.errors import UserError
 
 # Also fields of every config file, and not of a config: they change the shape (shapes.regroup and
-# at_equal_size).
+# at_equal_size) where they are not 0.
 HEADS_PER_LAYER = "model.heads_per_layer"
 LAYERS_AT_EQUAL_SIZE = "model.layers_at_equal_size"
 SHAPING = (HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE)
@@ -38,12 +40,12 @@ class Field:
     path: str  # section.name
     kind: type  # int, float, bool or str
     annotation: Any  # the type with its bounds, as msgspec checks it
+    default: int | float | bool | str
     allowed: str  # values beyond the type, for people; empty: any
     doc: str
     role: str
     row: str | None  # of the fairness ledger
     step: str
-    added: Mapping[str, Any]  # {"before": value} where older config.json files lack the field, else empty
 
     @property
     def name(self) -> str:
@@ -68,7 +70,7 @@ def fields_of(section: str, cls: type[Section]) -> Mapping[str, Field]:
     annotations = typing.get_type_hints(cls, include_extras=True)
     info = inspect.type_info(cls)
     assert isinstance(info, inspect.StructType)
-    return {each.name: _field(f"{section}.{each.name}", each.type, annotations[each.name]) for each in info.fields}
+    return {entry.name: _field(f"{section}.{entry.name}", entry, annotations[entry.name]) for entry in info.fields}
 
 
 def all_fields(objective: str) -> Iterator[Field]:
@@ -78,7 +80,7 @@ def all_fields(objective: str) -> Iterator[Field]:
 
 
 def kind_of(path: str) -> type | None:
-    """The type of the field `section.name`, which every data section gives the same; None where
+    """The type of the field `section.name`, which is the same in every data section; None where
     there is no such field.
     """
     if path in SHAPING:
@@ -87,8 +89,8 @@ def kind_of(path: str) -> type | None:
 
 
 def parse_value(path: str, text: str) -> int | float | bool | str:
-    """The text as a value of the type of the field `section.name`; `resolve.from_dict` says whether
-    it is allowed there. A field of no section is taken as text.
+    """The text as a value of the type of the field `section.name`; `resolve.from_dict` checks
+    whether it is allowed. A field of no section is taken as text.
 
     Raises:
       UserError: it is of another type.
@@ -100,7 +102,32 @@ def parse_value(path: str, text: str) -> int | float | bool | str:
         raise UserError(f"{path} = {text!r}; allowed: {_WRITTEN[kind]}") from None
 
 
-def _field(path: str, info: inspect.Type, annotation: Any) -> Field:
+def flatten(config: Config | Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config, or of the plain dictionary that a file holds, by path."""
+    sections = to_dict(config) if isinstance(config, Config) else config
+    return {
+        f"{section}.{name}": value
+        for section, values in sections.items()
+        if isinstance(values, Mapping)
+        for name, value in values.items()
+    }
+
+
+def differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """By path, the two values of every field in which two configs differ; None for one that a
+    config does not have.
+    """
+    one, other = flatten(old), flatten(new)
+    return {path: (one.get(path), other.get(path)) for path in one | other if one.get(path) != other.get(path)}
+
+
+def format_differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any]) -> str:
+    """`model.num_layers is 2 there, 4 here; ...`, where `new` is here; empty for equal configs."""
+    return "; ".join(f"{path} is {one!r} there, {other!r} here" for path, (one, other) in differences(old, new).items())
+
+
+def _field(path: str, entry: inspect.Field, annotation: Any) -> Field:
+    info: inspect.Type = entry.type
     schema: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     if isinstance(info, inspect.Metadata):
@@ -109,12 +136,12 @@ def _field(path: str, info: inspect.Type, annotation: Any) -> Field:
         path=path,
         kind=_KINDS[type(info)],
         annotation=annotation,
+        default=entry.default,
         allowed=extra.get("allowed") or _allowed(info, annotation),
         doc=schema.get("description", ""),
         role=extra.get("role", ""),
         row=extra.get("row"),
         step=extra.get("step", "same"),
-        added={name: value for name, value in extra.items() if name == "before"},
     )
 
 

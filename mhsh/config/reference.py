@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mhsh.config.fields import HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE, Field, fields_of, section_class, section_names
-from mhsh.config.roles import ROLES
-from mhsh.config.schema import OBJECTIVES
+from mhsh.config.schema import OBJECTIVES, ROLES
 
 _INTRODUCTION = f"""# The fields of a config
 
 *`mhsh configs --markdown > docs/config.md` writes this page from `mhsh/config/schema.py`.*
 
-`mhsh configs` lists the configs that come with mhsh, `mhsh configs NAME:VARIANT` prints one of
-them. Every field can be set on the command line (`--config.train.batch_size=64`).
-`mhsh/configs/base.py` gives each field a value, and the other config files change what differs. A
-run's `config.json` holds all fields.
+Set any field on the command line: `--config.train.batch_size=64`. `mhsh configs` lists the configs
+that come with mhsh, and `mhsh configs NAME:VARIANT` prints one. A run's `config.json` holds every
+field.
 
-A config file has two fields more, which do nothing where they are 0:
+Two fields of a config file change the shape of its model where they are not 0:
 
 - `{HEADS_PER_LAYER}` = n groups the same heads otherwise: L' = L N / n, N' = n, F' = F n / N.
 - `{LAYERS_AT_EQUAL_SIZE}` = L' puts as many parameters into L' layers of as many heads:
@@ -32,9 +30,10 @@ def markdown() -> str:
     """The page docs/config.md."""
     parts = [_INTRODUCTION, *(f"- `{role}`: {meaning}\n" for role, meaning in ROLES.items())]
     for heading, doc, fields in sections():
-        rows = (f"| `{field.path}` | {value_text(field)} | {field.role} | {field.doc} |".replace("*", r"\*") for field in fields)
-        parts += [f"\n## {heading}\n", f"{doc}\n\n", "| field | value | role | meaning |\n|---|---|---|---|\n"]
-        parts += [f"{row}\n" for row in rows]
+        parts += [f"\n## {heading}\n", f"{doc}\n\n", "| field | value | default | role | meaning |\n|---|---|---|---|---|\n"]
+        for field in fields:
+            cells = (f"`{field.path}`", value_text(field), str(field.default), field.role, field.doc)
+            parts.append(f"| {' | '.join(cells)} |\n".replace("*", r"\*"))
     return "".join(parts)
 
 

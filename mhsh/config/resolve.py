@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from mhsh.config.fields import (
-    HEADS_PER_LAYER,
-    LAYERS_AT_EQUAL_SIZE,
-    SHAPING,
-    Field,
-    all_fields,
-    fields_of,
-    section_class,
-    section_names,
-)
+from mhsh.config.fields import HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE, SHAPING, Field, fields_of, section_class, section_names
 from mhsh.config.schema import (
     OBJECTIVES,
     AnyDataConfig,
-    ClassificationDataConfig,
     Config,
     DataConfig,
     MeshConfig,
@@ -41,31 +31,12 @@ from mhsh.errors import UserError, nearest
 _LARGEST, _LARGEST_SEED = 2**31 - 1, 2**32 - 1
 
 
-def from_saved(fields: Mapping[str, Any]) -> Config:
-    """As `from_dict`, of a config.json that an older version may have written."""
-    return from_dict(with_added_fields(fields))
-
-
-def with_added_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain fields of a config; those that were added since it was written have the value
-    that runs had before.
-    """
-    complete = dict(fields)
-    model = complete.get("model")
-    objective = model.get("objective") if isinstance(model, Mapping) else None
-    for field in all_fields(objective if objective in OBJECTIVES else OBJECTIVES[0]):
-        section = field.path.split(".")[0]
-        if field.added and isinstance(complete.get(section), Mapping):
-            complete[section] = {field.name: field.added["before"]} | dict(complete[section])
-    return complete
-
-
 def from_dict(fields: Mapping[str, Any]) -> Config:
-    """Builds and validates a Config; `model.heads_per_layer`, where given and not 0, regroups the
-    model on the way.
+    """The Config of plain fields, of which none may be missing. `model.heads_per_layer` and
+    `model.layers_at_equal_size`, where given and not 0, change the shape of the model.
 
     Raises:
-      UserError: naming the field, its value and what is allowed.
+      UserError: names the first wrong field, its value and what is allowed.
     """
     _check_names("", fields, section_names())
     sections: dict[str, Any] = {}
@@ -86,8 +57,45 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
     for path, change in ((HEADS_PER_LAYER, regroup), (LAYERS_AT_EQUAL_SIZE, at_equal_size)):
         if shaping[path]:
             config = replace(config, model=change(config.model, shaping[path]))
-    _check_together(config)
+    problem = next(_problems(config), None)
+    if problem:
+        raise UserError(problem)
+    profiled_steps(config.train.profile_steps, config.train.num_steps)
+    named_flags(config.train.xla_flags)
     return config
+
+
+def profiled_steps(steps: str, num_steps: int) -> tuple[int, int] | None:
+    """The first and the last step of train.profile_steps; None: it is empty.
+
+    Raises:
+      UserError: it names no steps of the run.
+    """
+    if not steps:
+        return None
+    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", steps)
+    if not match or not 1 <= int(match[1]) <= int(match[2]) <= num_steps:
+        raise UserError(
+            f"train.profile_steps = {steps!r}; give FIRST:LAST, two steps from 1 to train.num_steps = {num_steps}, such as 10:13"
+        )
+    return int(match[1]), int(match[2])
+
+
+def named_flags(flags: str) -> dict[str, str | bool]:
+    """The flags that train.xla_flags names; none where it is `none` or `recommended`.
+
+    Raises:
+      UserError: it is something else.
+    """
+    allowed = "give none, recommended, or flags such as '--xla_a=true --xla_b=2'"
+    options: dict[str, str | bool] = {}
+    for flag in () if flags in ("none", "recommended") else flags.split() or [flags]:
+        match = re.fullmatch(r"--(\w+)=(\S+)", flag)
+        if not match:
+            raise UserError(f"train.xla_flags: {flag!r} is no flag; {allowed}")
+        # An option of XLA takes a bool, not its name.
+        options[match[1]] = {"true": True, "false": False}.get(match[2], match[2])
+    return options
 
 
 def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -98,7 +106,7 @@ def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str],
             raise UserError(f"{prefix}{name} = {given[name]!r} is not a field of the config; {hint}")
     for name in required:
         if name not in given:
-            raise UserError(f"{prefix}{name} is missing from the config; it has no default")
+            raise UserError(f"{prefix}{name} is missing from the config; give every field")
 
 
 def _checked(field: Field, value: Any) -> Any:
@@ -124,191 +132,99 @@ def _checked_type(path: str, value: Any, kind: type) -> Any:
     return value
 
 
-def _check_together(config: Config) -> None:
-    """Refuses combinations of fields that could not train."""
+def _problems(config: Config) -> Iterator[str]:
+    """What is wrong with combinations of fields, each of which is allowed by itself."""
     model, data = config.model, config.data
-    too_long = (
-        data.sequence_length > model.max_positions,
-        f"data.sequence_length = {data.sequence_length} is longer than model.max_positions = {model.max_positions}; "
-        f"shorten the sequence, or add --config.model.max_positions={data.sequence_length}",
-    )
-    problems = (
-        too_long,
-        *_optimizer_problems(config.optimizer, config.train),
-        (
-            # RAdam's first updates are as large as the gradients, which CompleteP scales.
-            model.residual == "completep" and config.optimizer.name == "radam",
-            "optimizer.name = 'radam'; allowed with model.residual = 'completep': adamw, lamb",
-        ),
-        *_objective_problems(model, config.train),
-        *_mesh_problems(config.mesh),
-        *_data_problems(model, data),
-    )
-    for wrong, message in problems:
-        if wrong:
-            raise UserError(message)
-    profiled_steps(config.train.profile_steps, config.train.num_steps)
-    named_flags(config.train.xla_flags)
-
-
-def profiled_steps(steps: str, num_steps: int) -> tuple[int, int] | None:
-    """The first and the last step of train.profile_steps; None: it is empty.
-
-    Raises:
-      UserError: it names no steps of the run.
-    """
-    if not steps:
-        return None
-    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", steps)
-    if not found or not 1 <= int(found[1]) <= int(found[2]) <= num_steps:
-        raise UserError(
-            f"train.profile_steps = {steps!r}; give FIRST:LAST, two steps from 1 to train.num_steps = {num_steps}, such as 10:13"
+    if data.sequence_length > model.max_positions:
+        yield (
+            f"data.sequence_length = {data.sequence_length} is longer than model.max_positions = {model.max_positions}; "
+            f"shorten the sequence, or add --config.model.max_positions={data.sequence_length}"
         )
-    return int(found[1]), int(found[2])
+    yield from _update_problems(model, config.optimizer, config.train)
+    yield from _objective_problems(model, config.train)
+    yield from _mesh_problems(config.mesh)
+    yield from _data_problems(model, data)
 
 
-def named_flags(flags: str) -> dict[str, str | bool]:
-    """The flags that train.xla_flags names; none where it is `none` or `recommended`.
-
-    Raises:
-      UserError: it is something else.
-    """
-    allowed = "give none, recommended, or flags such as '--xla_a=true --xla_b=2'"
-    options: dict[str, str | bool] = {}
-    for flag in () if flags in ("none", "recommended") else flags.split() or [flags]:
-        found = re.fullmatch(r"--(\w+)=(\S+)", flag)
-        if not found:
-            raise UserError(f"train.xla_flags: {flag!r} is no flag; {allowed}")
-        # As an option, XLA takes no such words.
-        options[found[1]] = {"true": True, "false": False}.get(found[2], found[2])
-    return options
-
-
-def _optimizer_problems(optimizer: OptimizerConfig, train: TrainConfig) -> tuple[tuple[object, str], ...]:
-    return (
-        (
-            train.batch_size % train.accumulation_steps,
+def _update_problems(model: ModelConfig, optimizer: OptimizerConfig, train: TrainConfig) -> Iterator[str]:
+    if train.batch_size % train.accumulation_steps:
+        yield (
             f"train.batch_size = {train.batch_size} is not divisible by train.accumulation_steps = {train.accumulation_steps}; "
-            f"add --config.train.accumulation_steps={math.gcd(train.batch_size, train.accumulation_steps)}",
-        ),
-        (
-            optimizer.warmup_steps > train.num_steps,
+            f"add --config.train.accumulation_steps={math.gcd(train.batch_size, train.accumulation_steps)}"
+        )
+    if optimizer.warmup_steps > train.num_steps:
+        yield (
             f"optimizer.warmup_steps = {optimizer.warmup_steps} is more than train.num_steps = {train.num_steps}; "
-            f"add --config.optimizer.warmup_steps={train.num_steps}",
-        ),
-        (
-            optimizer.schedule == "inverse_sqrt" and not optimizer.warmup_steps,
-            "optimizer.schedule = 'inverse_sqrt' falls from the end of the warm-up; optimizer.warmup_steps must be 1 or more",
-        ),
-        (
-            optimizer.end_learning_rate and optimizer.schedule != "linear",
-            f"optimizer.end_learning_rate = {optimizer.end_learning_rate}; allowed with optimizer.schedule = "
-            f"{optimizer.schedule!r}: 0",
-        ),
-        (
-            train.keep_moments and not train.start_from,
-            "train.keep_moments = True needs the run whose moments are kept: give --config.train.start_from=DIR",
-        ),
-    )
+            f"add --config.optimizer.warmup_steps={train.num_steps}"
+        )
+    if optimizer.schedule == "inverse_sqrt" and not optimizer.warmup_steps:
+        yield "optimizer.schedule = 'inverse_sqrt' falls from the end of the warm-up; optimizer.warmup_steps must be 1 or more"
+    if optimizer.end_learning_rate and optimizer.schedule != "linear":
+        yield f"optimizer.end_learning_rate = {optimizer.end_learning_rate}; {_with('optimizer.schedule', optimizer.schedule)}: 0"
+    if train.keep_moments and not train.start_from:
+        yield "train.keep_moments = True needs the run whose moments are kept: give --config.train.start_from=DIR"
+    # RAdam's first updates are as large as the gradients, which CompleteP scales.
+    if model.residual == "completep" and optimizer.name == "radam":
+        yield "optimizer.name = 'radam'; allowed with model.residual = 'completep': adamw, lamb"
 
 
-def _objective_problems(model: ModelConfig, train: TrainConfig) -> tuple[tuple[object, str], ...]:
-    """Fields that need an objective, or refuse one."""
-    return (
-        (
-            model.next_sentence and model.objective != "mlm",
-            f"model.next_sentence = True needs model.objective = 'mlm'; {model.objective!r} sees no sentence pairs: "
-            "add --config.model.next_sentence=False",
-        ),
-        (
-            model.next_sentence and model.num_token_types < 2,
-            f"model.next_sentence = True needs model.num_token_types of 2 or more, not {model.num_token_types}",
-        ),
-        (
-            (model.num_decoder_layers > 0) != (model.objective == "translation"),
-            f"model.num_decoder_layers = {model.num_decoder_layers}; allowed with model.objective = {model.objective!r}: "
-            + ("1 or more" if model.objective == "translation" else "0"),
-        ),
-        (
-            (model.num_classes > 0) != (model.objective == "classification"),
-            f"model.num_classes = {model.num_classes}; allowed with model.objective = {model.objective!r}: "
-            + ("1 or more" if model.objective == "classification" else "0"),
-        ),
-        (
-            train.eval_batches and model.objective in ("classification", "span"),
-            f"train.eval_batches = {train.eval_batches}; allowed with model.objective = {model.objective!r}: 0, all of them",
-        ),
-        (
-            train.label_smoothing and model.objective == "span",
-            f"train.label_smoothing = {train.label_smoothing}; allowed with model.objective = 'span': 0",
-        ),
-        (
-            model.num_token_types and model.objective == "translation",
-            f"model.num_token_types = {model.num_token_types}; allowed with model.objective = 'translation': 0",
-        ),
-    )
+def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    objective, allowed = model.objective, _with("model.objective", model.objective)
+    if model.next_sentence and objective != "mlm":
+        yield (
+            f"model.next_sentence = True needs model.objective = 'mlm'; {objective!r} sees no sentence pairs: "
+            "add --config.model.next_sentence=False"
+        )
+    if model.next_sentence and model.num_token_types < 2:
+        yield f"model.next_sentence = True needs model.num_token_types of 2 or more, not {model.num_token_types}"
+    for name, needed_by in (("num_decoder_layers", "translation"), ("num_classes", "classification")):
+        value = getattr(model, name)
+        if (value > 0) != (objective == needed_by):
+            yield f"model.{name} = {value}; {allowed}: {'1 or more' if objective == needed_by else 0}"
+    if train.eval_batches and objective in ("classification", "span"):
+        yield f"train.eval_batches = {train.eval_batches}; {allowed}: 0, all of them"
+    if train.label_smoothing and objective == "span":
+        yield f"train.label_smoothing = {train.label_smoothing}; {allowed}: 0"
+    if model.num_token_types and objective == "translation":
+        yield f"model.num_token_types = {model.num_token_types}; {allowed}: 0"
 
 
-def _mesh_problems(mesh: MeshConfig) -> tuple[tuple[bool, str], ...]:
+def _mesh_problems(mesh: MeshConfig) -> Iterator[str]:
     devices = to_dict(mesh)
-    zero = [field for field in fields_of("mesh", MeshConfig).values() if devices[field.name] == 0]
-    return (
-        *((True, f"{field.path} = 0; allowed: {field.allowed}") for field in zero),
-        (
-            list(devices.values()).count(-1) > 1,
-            f"mesh = {devices}: only one axis can be -1 (the devices that the others leave)",
-        ),
-    )
+    for field in fields_of("mesh", MeshConfig).values():
+        if devices[field.name] == 0:
+            yield f"{field.path} = 0; allowed: {field.allowed}"
+    if list(devices.values()).count(-1) > 1:
+        yield f"mesh = {devices}: only one axis can be -1 (the devices that the others leave)"
 
 
-def _data_problems(model: ModelConfig, data: AnyDataConfig) -> tuple[tuple[bool, str], ...]:
-    match data:
-        case DataConfig():
-            return _masking_problems(model, data)
-        case TranslationDataConfig():
-            return _translation_problems(data)
-        case SpanDataConfig():
-            return _span_problems(data)
-        case ClassificationDataConfig():
-            return ()
+def _data_problems(model: ModelConfig, data: AnyDataConfig) -> Iterator[str]:
+    if isinstance(data, DataConfig) and model.objective == "mlm":
+        if data.tokenizer == "bytes" and data.whole_word_masking:
+            yield (
+                "data.whole_word_masking = True needs data.tokenizer = 'wordpiece'; bytes have no words: add "
+                "--config.data.whole_word_masking=False"
+            )
+        if not 1 <= data.max_predictions <= data.sequence_length:
+            yield (
+                f"data.max_predictions = {data.max_predictions}; allowed with model.objective = 'mlm': 1 to "
+                f"data.sequence_length = {data.sequence_length}"
+            )
+        if data.mask_fraction <= 0:
+            yield f"data.mask_fraction = {data.mask_fraction}; allowed with model.objective = 'mlm': more than 0"
+    if isinstance(data, TranslationDataConfig) and data.layout == "bucketed" and data.sequence_length % 8:
+        yield (
+            f"data.sequence_length = {data.sequence_length} with data.layout = 'bucketed' must be divisible by 8: the buckets "
+            "hold rows of an eighth, a quarter, a half and the whole of it"
+        )
+    if isinstance(data, SpanDataConfig):
+        room = data.sequence_length - data.max_question_length - 3
+        if room < data.stride:
+            yield (
+                f"data.stride = {data.stride}; allowed with data.sequence_length = {data.sequence_length} and "
+                f"data.max_question_length = {data.max_question_length}: up to {room}, or some of the context would never be read"
+            )
 
 
-def _masking_problems(model: ModelConfig, data: DataConfig) -> tuple[tuple[bool, str], ...]:
-    masked = model.objective == "mlm"
-    return (
-        (
-            masked and data.tokenizer == "bytes" and data.whole_word_masking,
-            "data.whole_word_masking = True needs data.tokenizer = 'wordpiece'; bytes have no words: add "
-            "--config.data.whole_word_masking=False",
-        ),
-        (
-            masked and not 1 <= data.max_predictions <= data.sequence_length,
-            f"data.max_predictions = {data.max_predictions}; allowed with model.objective = 'mlm': 1 to "
-            f"data.sequence_length = {data.sequence_length}",
-        ),
-        (
-            masked and data.mask_fraction <= 0,
-            f"data.mask_fraction = {data.mask_fraction}; allowed with model.objective = 'mlm': more than 0",
-        ),
-    )
-
-
-def _translation_problems(data: TranslationDataConfig) -> tuple[tuple[bool, str], ...]:
-    return (
-        (
-            data.layout == "bucketed" and data.sequence_length % 8 != 0,
-            f"data.sequence_length = {data.sequence_length} with data.layout = 'bucketed' must be divisible by 8: the buckets hold "
-            "rows of an eighth, a quarter, a half and the whole of it",
-        ),
-    )
-
-
-def _span_problems(data: SpanDataConfig) -> tuple[tuple[bool, str], ...]:
-    room = data.sequence_length - data.max_question_length - 3
-    return (
-        (
-            room < data.stride,
-            f"data.stride = {data.stride}; allowed with data.sequence_length = {data.sequence_length} and "
-            f"data.max_question_length = {data.max_question_length}: up to {room}, or some of the context would never be read",
-        ),
-    )
+def _with(path: str, value: str) -> str:
+    return f"allowed with {path} = {value!r}"

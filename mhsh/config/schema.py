@@ -1,14 +1,78 @@
-"""What a run is: every field of a config once, with its type, bounds, meaning and role."""
+"""What a run is: every field of a config once, with its type, default, bounds, meaning and role.
+
+    num_layers: Annotated[Count, shape("L, layers of the encoder")] = 6
+
+Everything else reads it here: the config files (`mhsh.configs.base`), the checks of
+`mhsh.config.resolve`, docs/config.md, the axes of a sweep and the fairness ledger of a comparison.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
-from mhsh.config import roles
+# What a difference in a field does to a comparison of two runs.
+Role = Literal["shape", "loss", "clock", "bookkeeping"]
+ROLES: Mapping[Role, str] = {
+    "shape": "it is what is compared",
+    "loss": "the losses are not at equal conditions",
+    "clock": "device seconds are not comparable",
+    "bookkeeping": "nothing; what lies at a path is compared by its fingerprint",
+}
+
+# Where the fairness ledger shows a field, in the ledger's order.
+Row = Literal[
+    "data seed (split, order, masking)",
+    "rows of data",
+    "task",
+    "initialisation",
+    "activation and LayerNorm",
+    "learning-rate schedule",
+    "update rule",
+    "steps and batch",
+    "dropout",
+    "precision",
+    "validation batches",
+    "attention and rematerialisation",
+    "micro-batches",
+    "start",
+    "training seed",
+    "mesh",
+]
+
+# What a difference does to the time of a step. changes: it is another step; named: it is worth
+# knowing; same: nothing.
+Step = Literal["changes", "named", "same"]
+
+
+def described(role: Role, doc: str, row: Row | None = None, step: Step = "same") -> Meta:
+    """What is known of a field besides its type, bounds and default."""
+    return Meta(description=doc, extra={"role": role, "row": row, "step": step})
+
+
+shape = functools.partial(described, "shape", step="changes")
+scheme = functools.partial(described, "shape")  # of a residual scheme, without effect on a step's time
+loss = functools.partial(described, "loss")
+clock = functools.partial(described, "clock")
+bookkeeping = functools.partial(described, "bookkeeping")
+
+# The fields of one row of the ledger.
+definition = functools.partial(loss, row="task", step="changes")
+initialisation = functools.partial(loss, row="initialisation")
+dropout = functools.partial(loss, row="dropout", step="named")
+precision = functools.partial(loss, row="precision", step="named")
+data_rows = functools.partial(loss, row="rows of data")
+data_seed = functools.partial(loss, row="data seed (split, order, masking)")
+rate_schedule = functools.partial(loss, row="learning-rate schedule")
+update_rule = functools.partial(loss, row="update rule")
+updates = functools.partial(loss, row="steps and batch")
+start = functools.partial(loss, row="start")
+execution = functools.partial(clock, row="attention and rematerialisation", step="named")
+mesh_axis = functools.partial(clock, row="mesh")
 
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -41,85 +105,69 @@ class ModelConfig(Section, frozen=True):
 
     objective: Annotated[
         Objective,
-        roles.task(
+        definition(
             "mlm: predict masked tokens; clm: predict the next token; translation: an encoder and a decoder; "
             "classification: a class or a number for a row; span: where in a row the answer starts and ends"
         ),
-    ]
-    vocab_size: Annotated[Count, roles.task("V, rows of the embedding table; at least the tokenizer's vocabulary")]
-    max_positions: Annotated[Count, roles.shape("rows of the position table")]
-    positions: Annotated[Literal["learned", "sinusoidal"], roles.shape("learned, or the fixed sines of Vaswani et al. 2017")]
-    num_token_types: Annotated[NonNegative, roles.shape("rows of the token-type table; 0 leaves it out")]
-    next_sentence: Annotated[bool, roles.task("whether the pooler and the next-sentence head exist (mlm only)")]
+    ] = "clm"
+    # 256 bytes and 5 special tokens, rounded up to a multiple of 8.
+    vocab_size: Annotated[Count, definition("V, rows of the embedding table; at least the tokenizer's vocabulary")] = 264
+    max_positions: Annotated[Count, shape("rows of the position table")] = 128
+    positions: Annotated[Literal["learned", "sinusoidal"], shape("learned, or the fixed sines of Vaswani et al. 2017")] = "learned"
+    num_token_types: Annotated[NonNegative, shape("rows of the token-type table; 0 leaves it out")] = 0
+    next_sentence: Annotated[bool, definition("whether the pooler and the next-sentence head exist (mlm only)")] = False
     num_classes: Annotated[
-        NonNegative, roles.task("classes of a classification; 1: a regression; 0 with every other objective", before=0)
-    ]
-    num_layers: Annotated[Count, roles.shape("L, layers of the encoder")]
-    num_decoder_layers: Annotated[NonNegative, roles.shape("layers of the decoder; 0 where there is none (all but translation)")]
-    num_heads: Annotated[Count, roles.shape("N, heads in one layer")]
-    head_dim: Annotated[Count, roles.shape("H, width of one head; N * H need not equal D")]
-    embed_dim: Annotated[Count, roles.shape("D, width of the residual stream")]
-    mlp_dim: Annotated[Count, roles.shape("F, width of the feed-forward sublayer")]
+        NonNegative, definition("classes of a classification; 1: a regression; 0 with every other objective")
+    ] = 0
+    num_layers: Annotated[Count, shape("L, layers of the encoder")] = 6
+    num_decoder_layers: Annotated[NonNegative, shape("layers of the decoder; 0 where there is none (all but translation)")] = 0
+    num_heads: Annotated[Count, shape("N, heads in one layer")] = 4
+    head_dim: Annotated[Count, shape("H, width of one head; N * H need not equal D")] = 32
+    embed_dim: Annotated[Count, shape("D, width of the residual stream")] = 128
+    mlp_dim: Annotated[Count, shape("F, width of the feed-forward sublayer")] = 512
     activation: Annotated[
         Literal["gelu", "gelu_tanh", "relu"],
-        roles.loss("between the two products of the feed-forward sublayer", "activation and LayerNorm", "changes"),
-    ]
-    residual: Annotated[Residual, roles.shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")]
-    admin_omega: Annotated[
-        AdminOmega, roles.shape("how Admin's omega starts; read only where model.residual is admin", step="same")
-    ]
-    depth_exponent: Annotated[
-        NonNegativeFloat, roles.shape("a in (L0 / L)^a; read only where model.residual is completep", step="same", before=1.0)
-    ]
+        loss("between the two products of the feed-forward sublayer", "activation and LayerNorm", "changes"),
+    ] = "gelu_tanh"
+    residual: Annotated[Residual, shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")] = "admin"
+    admin_omega: Annotated[AdminOmega, scheme("how Admin's omega starts; read only where model.residual is admin")] = "profiled"
+    depth_exponent: Annotated[NonNegativeFloat, scheme("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
     base_layers: Annotated[
-        NonNegative,
-        roles.shape("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with", step="same", before=0),
-    ]
-    qk_norm: Annotated[bool, roles.shape("whether each head's queries and keys have a LayerNorm", before=False)]
+        NonNegative, scheme("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with")
+    ] = 0
+    qk_norm: Annotated[bool, shape("whether each head's queries and keys have a LayerNorm")] = False
     init: Annotated[
         Init,
-        roles.start_values(
+        initialisation(
             "of kernels and embeddings: bert, deviation 0.02 everywhere; xavier, by fan-in and fan-out; fairseq, so with the "
             "queries, keys and values of a layer as one matrix"
         ),
-    ]
+    ] = "xavier"
     fans: Annotated[
         Fans,
-        roles.start_values(
-            "of xavier and fairseq: ungrouped, those before regrouping, so that all groupings start alike; own, each layer's",
-            before="own",
+        initialisation(
+            "of xavier and fairseq: ungrouped, those before regrouping, so that all groupings start alike; own, each layer's"
         ),
-    ]
+    ] = "ungrouped"
     layers_per_group: Annotated[
-        Positive, roles.shape("by what the fans of `ungrouped` are multiplied: the layers that regrouping made of one", before=1)
-    ]
-    hidden_dropout: Annotated[Fraction, roles.loss("after each sublayer", "dropout", "named")]
-    attention_dropout: Annotated[Fraction, roles.loss("of the attention weights", "dropout", "named")]
-    mlp_dropout: Annotated[Fraction, roles.loss("after the activation of the feed-forward sublayer", "dropout", "named")]
-    embedding_dropout: Annotated[Fraction, roles.loss("of the embeddings", "dropout", "named")]
-    layer_norm_epsilon: Annotated[Positive, roles.loss("added to the variance in every LayerNorm", "activation and LayerNorm")]
-    compute_dtype: Annotated[Dtype, roles.loss("of matrix products and activations; parameters are float32", "precision", "named")]
-    residual_dtype: Annotated[Dtype, roles.loss("of the residual stream", "precision", "named")]
+        Positive, shape("by what the fans of `ungrouped` are multiplied: the layers that regrouping made of one")
+    ] = 1.0
+    hidden_dropout: Annotated[Fraction, dropout("after each sublayer")] = 0.0
+    attention_dropout: Annotated[Fraction, dropout("of the attention weights")] = 0.0
+    mlp_dropout: Annotated[Fraction, dropout("after the activation of the feed-forward sublayer")] = 0.0
+    embedding_dropout: Annotated[Fraction, dropout("of the embeddings")] = 0.0
+    layer_norm_epsilon: Annotated[Positive, loss("added to the variance in every LayerNorm", "activation and LayerNorm")] = 1e-5
+    compute_dtype: Annotated[Dtype, precision("of matrix products and activations; parameters are float32")] = "float32"
+    residual_dtype: Annotated[Dtype, precision("of the residual stream")] = "float32"
     attention_implementation: Annotated[
         Literal["xla", "cudnn"],
-        roles.clock(
-            "of training: xla; cudnn, on NVIDIA GPUs with compute_dtype bfloat16 and no attention_dropout",
-            "attention and rematerialisation",
-            "named",
-            before="xla",
-        ),
-    ]
+        execution("of training: xla; cudnn, on NVIDIA GPUs with compute_dtype bfloat16 and no attention_dropout"),
+    ] = "xla"
     remat_policy: Annotated[
         Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups"],
-        roles.clock(
-            "what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device",
-            "attention and rematerialisation",
-            "named",
-        ),
-    ]
-    scan_unroll: Annotated[
-        Count, roles.clock("layers in one iteration of the layer scan", "attention and rematerialisation", "named")
-    ]
+        execution("what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device"),
+    ] = "none"
+    scan_unroll: Annotated[Count, execution("layers in one iteration of the layer scan")] = 1
 
 
 class DataConfig(Section, frozen=True):
@@ -127,47 +175,48 @@ class DataConfig(Section, frozen=True):
 
     source: Annotated[
         str,
-        roles.bookkeeping(
+        bookkeeping(
             "stdlib, text:GLOB (plain, .gz, .xz), parquet:GLOB[:COLUMN], tfds:NAME, or arrayrecord:DIR; globs and folders may be "
             "in a bucket (gs://)"
         ),
-    ]
-    tokenizer: Annotated[Literal["wordpiece", "bytes"], roles.rows("how text becomes tokens")]
-    vocab_path: Annotated[str, roles.bookkeeping("a vocab.txt to load; empty: trained on the source's training documents")]
-    lowercase: Annotated[bool, roles.rows("whether the tokenizer lowers case and strips accents")]
-    sequence_length: Annotated[Count, roles.rows("T, tokens in a row", step="changes")]
-    max_predictions: Annotated[NonNegative, roles.rows("P, the fixed number of predicted positions a row (mlm)", step="changes")]
-    mask_fraction: Annotated[Fraction, roles.rows("share of a row's tokens that are predicted (mlm)")]
-    whole_word_masking: Annotated[bool, roles.rows("whether the pieces of a word are masked together (mlm)")]
-    validation_fraction: Annotated[Fraction, roles.rows("share of the documents held out")]
-    seed: Annotated[NonNegative, roles.data_seed("of document split, row order and masking")]
+    ] = "stdlib"
+    tokenizer: Annotated[Literal["wordpiece", "bytes"], data_rows("how text becomes tokens")] = "bytes"
+    vocab_path: Annotated[str, bookkeeping("a vocab.txt to load; empty: trained on the source's training documents")] = ""
+    lowercase: Annotated[bool, data_rows("whether the tokenizer lowers case and strips accents")] = False
+    sequence_length: Annotated[Count, data_rows("T, tokens in a row", step="changes")] = 128
+    max_predictions: Annotated[NonNegative, data_rows("P, the fixed number of predicted positions a row (mlm)", step="changes")] = 0
+    mask_fraction: Annotated[Fraction, data_rows("share of a row's tokens that are predicted (mlm)")] = 0.0
+    whole_word_masking: Annotated[bool, data_rows("whether the pieces of a word are masked together (mlm)")] = False
+    validation_fraction: Annotated[Fraction, data_rows("share of the documents held out")] = 0.05
+    seed: Annotated[NonNegative, data_seed("of document split, row order and masking")] = 0
 
 
 class TranslationDataConfig(Section, frozen=True):
     """Which sentence pairs, how they become tokens, and how tokens become rows."""
 
-    source: Annotated[str, roles.bookkeeping("numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR; gs:// too")]
+    source: Annotated[str, bookkeeping("numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR; gs:// too")] = (
+        "tfds:wmt14_translate/de-en"
+    )
     validation_source: Annotated[
-        str, roles.bookkeeping("as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part")
-    ]
-    tokenizer: Annotated[TranslationTokenizer, roles.rows("how sentences become tokens; one vocabulary for both sides")]
+        str, bookkeeping("as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part")
+    ] = "tfds:wmt14_translate/de-en:validation"
+    tokenizer: Annotated[TranslationTokenizer, data_rows("how sentences become tokens; one vocabulary for both sides")] = "bpe"
     vocab_path: Annotated[
-        str, roles.bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
-    ]
+        str, bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
+    ] = ""
     sequence_length: Annotated[
-        Count,
-        roles.rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included", step="changes"),
-    ]
+        Count, data_rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included", step="changes")
+    ] = 256
     layout: Annotated[
         Literal["packed", "bucketed"],
-        roles.rows("packed: several pairs in a row; bucketed: one pair a row, rows of like length together"),
-    ]
-    max_length_ratio: Annotated[float, Meta(ge=1), roles.rows("pairs whose sides differ more in tokens are left out")]
-    validation_fraction: Annotated[Fraction, roles.rows("share of the pairs held out where validation_source is empty")]
+        data_rows("packed: several pairs in a row; bucketed: one pair a row, rows of like length together"),
+    ] = "packed"
+    max_length_ratio: Annotated[float, Meta(ge=1), data_rows("pairs whose sides differ more in tokens are left out")] = 1.5
+    validation_fraction: Annotated[Fraction, data_rows("share of the pairs held out where validation_source is empty")] = 0.01
     validation_sentences: Annotated[
-        NonNegative, roles.rows("of the validation pairs, translated and scored at every evaluation; 0: none")
-    ]
-    seed: Annotated[NonNegative, roles.data_seed("of held-out pairs and row order")]
+        NonNegative, data_rows("of the validation pairs, translated and scored at every evaluation; 0: none")
+    ] = 0
+    seed: Annotated[NonNegative, data_seed("of held-out pairs and row order")] = 0
 
 
 class ClassificationDataConfig(Section, frozen=True):
@@ -175,17 +224,17 @@ class ClassificationDataConfig(Section, frozen=True):
 
     tokenizer: ClassVar[str] = "wordpiece"  # no choice, and no field
 
-    task: Annotated[str, roles.rows("cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")]
+    task: Annotated[str, data_rows("cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")] = "cola"
     source: Annotated[
         str,
-        roles.bookkeeping(
+        bookkeeping(
             "tsv:DIR (gs:// too), with the original files in a folder a task, or tfds:glue[:VERSION], as TFDS has prepared them"
         ),
-    ]
-    vocab_path: Annotated[str, roles.bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")]
-    lowercase: Annotated[bool, roles.rows("whether the tokenizer lowers case and strips accents")]
-    sequence_length: Annotated[Count, roles.rows("T; where the texts do not fit, the longer one is cut", step="changes")]
-    seed: Annotated[NonNegative, roles.data_seed("of row order")]
+    ] = "tsv:GLUE"
+    vocab_path: Annotated[str, bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")] = "vocab.txt"
+    lowercase: Annotated[bool, data_rows("whether the tokenizer lowers case and strips accents")] = True
+    sequence_length: Annotated[Count, data_rows("T; where the texts do not fit, the longer one is cut", step="changes")] = 128
+    seed: Annotated[NonNegative, data_seed("of row order")] = 0
 
 
 class SpanDataConfig(Section, frozen=True):
@@ -195,116 +244,88 @@ class SpanDataConfig(Section, frozen=True):
 
     source: Annotated[
         str,
-        roles.bookkeeping(
-            "json:FILE (gs:// too), in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]"
-        ),
-    ]
-    validation_source: Annotated[str, roles.bookkeeping("as source; empty: articles of `source` held out by validation_fraction")]
-    validation_fraction: Annotated[Fraction, roles.rows("share of the articles held out where validation_source is empty")]
-    vocab_path: Annotated[str, roles.bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")]
-    lowercase: Annotated[bool, roles.rows("whether the tokenizer lowers case and strips accents")]
-    sequence_length: Annotated[Count, roles.rows("T, tokens in a row", step="changes")]
-    stride: Annotated[Count, roles.rows("tokens of context from one window's start to the next one's")]
-    max_question_length: Annotated[Count, roles.rows("tokens; longer questions are cut")]
-    seed: Annotated[NonNegative, roles.data_seed("of held-out articles and row order")]
+        bookkeeping("json:FILE (gs:// too), in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]"),
+    ] = "json:train.json"
+    validation_source: Annotated[str, bookkeeping("as source; empty: articles of `source` held out by validation_fraction")] = (
+        "json:dev.json"
+    )
+    validation_fraction: Annotated[Fraction, data_rows("share of the articles held out where validation_source is empty")] = 0.1
+    vocab_path: Annotated[str, bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")] = "vocab.txt"
+    lowercase: Annotated[bool, data_rows("whether the tokenizer lowers case and strips accents")] = True
+    sequence_length: Annotated[Count, data_rows("T, tokens in a row", step="changes")] = 384
+    stride: Annotated[Count, data_rows("tokens of context from one window's start to the next one's")] = 128
+    max_question_length: Annotated[Count, data_rows("tokens; longer questions are cut")] = 64
+    seed: Annotated[NonNegative, data_seed("of held-out articles and row order")] = 0
 
 
 class OptimizerConfig(Section, frozen=True):
     """The update rule and its schedule."""
 
     name: Annotated[
-        Literal["adamw", "lamb", "radam"],
-        roles.loss("the update rule, with decoupled weight decay", "update rule", "named"),
-    ]
+        Literal["adamw", "lamb", "radam"], update_rule("the update rule, with decoupled weight decay", step="named")
+    ] = "adamw"
     schedule: Annotated[
         Literal["linear", "constant", "inverse_sqrt"],
-        roles.loss(
-            "after the warm-up: linear to end_learning_rate after the last step, constant, or falling as step ** -0.5",
-            "learning-rate schedule",
-        ),
-    ]
-    learning_rate: Annotated[Positive, roles.loss("the highest, at the end of the warm-up", "learning-rate schedule")]
-    end_learning_rate: Annotated[
-        NonNegativeFloat, roles.loss("of the linear schedule, 0 for the others", "learning-rate schedule", before=0.0)
-    ]
-    warmup_steps: Annotated[NonNegative, roles.loss("steps in which the rate rises from 0", "learning-rate schedule")]
-    beta1: Annotated[Fraction, roles.loss("decay of the first moment", "update rule")]
-    beta2: Annotated[Fraction, roles.loss("decay of the second moment", "update rule")]
-    epsilon: Annotated[Positive, roles.loss("added to the root of the second moment", "update rule")]
-    weight_decay: Annotated[
-        NonNegativeFloat, roles.loss("decoupled, of weights; not of biases, LayerNorms and omega", "update rule")
-    ]
-    clip_norm: Annotated[NonNegativeFloat, roles.loss("of the global gradient norm; 0: no clipping", "update rule")]
+        rate_schedule("after the warm-up: linear to end_learning_rate after the last step, constant, or falling as step ** -0.5"),
+    ] = "constant"
+    learning_rate: Annotated[Positive, rate_schedule("the highest, at the end of the warm-up")] = 2e-3
+    end_learning_rate: Annotated[NonNegativeFloat, rate_schedule("of the linear schedule, 0 for the others")] = 0.0
+    warmup_steps: Annotated[NonNegative, rate_schedule("steps in which the rate rises from 0")] = 100
+    beta1: Annotated[Fraction, update_rule("decay of the first moment")] = 0.9
+    beta2: Annotated[Fraction, update_rule("decay of the second moment")] = 0.98
+    epsilon: Annotated[Positive, update_rule("added to the root of the second moment")] = 1e-8
+    weight_decay: Annotated[NonNegativeFloat, update_rule("decoupled, of weights; not of biases, LayerNorms and omega")] = 0.01
+    clip_norm: Annotated[NonNegativeFloat, update_rule("of the global gradient norm; 0: no clipping")] = 1.0
 
 
 class TrainConfig(Section, frozen=True):
     """How long, how much at once, and what is written when."""
 
-    seed: Annotated[NonNegative, roles.bookkeeping("of initialisation and dropout; may differ from run to run", "training seed")]
+    seed: Annotated[NonNegative, bookkeeping("of initialisation and dropout; may differ from run to run", "training seed")] = 0
     start_from: Annotated[
-        str,
-        roles.loss(
-            "a run folder whose parameters training starts from, but for heads that it lacks; empty: fresh ones", "start", before=""
-        ),
-    ]
-    keep_moments: Annotated[
-        bool,
-        roles.loss("of that run also the optimiser's moments, and how many updates they have seen", "start", before=False),
-    ]
-    num_steps: Annotated[Count, roles.loss("updates of the parameters", "steps and batch")]
+        str, start("a run folder whose parameters training starts from, but for heads that it lacks; empty: fresh ones")
+    ] = ""
+    keep_moments: Annotated[bool, start("of that run also the optimiser's moments, and how many updates they have seen")] = False
+    num_steps: Annotated[Count, updates("updates of the parameters")] = 300
     batch_size: Annotated[
         Count,
-        roles.loss(
-            "B, rows of data.sequence_length of one step over all devices; of shorter rows a batch has more",
-            "steps and batch",
-            "changes",
-        ),
-    ]
-    label_smoothing: Annotated[Fraction, roles.loss("share of the target spread evenly over the vocabulary", "steps and batch")]
+        updates("B, rows of data.sequence_length of one step over all devices; of shorter rows a batch has more", step="changes"),
+    ] = 8
+    label_smoothing: Annotated[Fraction, updates("share of the target spread evenly over the vocabulary")] = 0.0
     gradient_dtype: Annotated[
-        Literal["compute", "float32"],
-        roles.loss(
-            "of kernels' gradients where devices add them up; compute: model.compute_dtype", "precision", "named", before="compute"
-        ),
-    ]
-    xla_flags: Annotated[
-        str, roles.clock("none, recommended, or --xla_a=1", "attention and rematerialisation", "named", before="none")
-    ]
-    accumulation_steps: Annotated[Count, roles.clock("micro-batches that one step is cut into", "micro-batches", "named")]
-    log_interval: Annotated[Count, roles.bookkeeping("steps from one row of metrics.jsonl to the next")]
+        Literal["compute", "float32"], precision("of kernels' gradients where devices add them up; compute: model.compute_dtype")
+    ] = "compute"
+    xla_flags: Annotated[str, execution("none, recommended, or --xla_a=1")] = "none"
+    accumulation_steps: Annotated[Count, clock("micro-batches that one step is cut into", "micro-batches", "named")] = 1
+    log_interval: Annotated[Count, bookkeeping("steps from one row of metrics.jsonl to the next")] = 5
     tracker: Annotated[
         Literal["tensorboard", "wandb"],
-        roles.bookkeeping(
-            "what shows those rows too: tensorboard, by event files in the run folder; wandb, Weights & Biases",
-            before="tensorboard",
-        ),
-    ]
-    eval_interval: Annotated[NonNegative, roles.bookkeeping("steps from one evaluation to the next; 0: only after the last step")]
-    eval_batches: Annotated[NonNegative, roles.loss("validation batches per evaluation; 0: all of them", "validation batches")]
+        bookkeeping("what shows those rows too: tensorboard, by event files in the run folder; wandb, Weights & Biases"),
+    ] = "tensorboard"
+    eval_interval: Annotated[NonNegative, bookkeeping("steps from one evaluation to the next; 0: only after the last step")] = 50
+    eval_batches: Annotated[NonNegative, loss("validation batches per evaluation; 0: all of them", "validation batches")] = 16
     checkpoint_interval: Annotated[
-        NonNegative, roles.bookkeeping("steps from one checkpoint to the next; 0: only after the last step")
-    ]
-    keep_checkpoints: Annotated[Count, roles.bookkeeping("so many of the newest checkpoints are kept")]
-    keep_every: Annotated[NonNegative, roles.bookkeeping("checkpoints at multiples of this step are kept for good; 0: none")]
-    max_skipped_steps: Annotated[Count, roles.bookkeeping("so many steps in a row with a non-finite loss or gradient end the run")]
-    profile_steps: Annotated[str, roles.bookkeeping("FIRST:LAST, the steps that jax.profiler traces; empty: none", before="")]
+        NonNegative, bookkeeping("steps from one checkpoint to the next; 0: only after the last step")
+    ] = 150
+    keep_checkpoints: Annotated[Count, bookkeeping("so many of the newest checkpoints are kept")] = 2
+    keep_every: Annotated[NonNegative, bookkeeping("checkpoints at multiples of this step are kept for good; 0: none")] = 0
+    max_skipped_steps: Annotated[Count, bookkeeping("so many steps in a row with a non-finite loss or gradient end the run")] = 10
+    profile_steps: Annotated[str, bookkeeping("FIRST:LAST, the steps that jax.profiler traces; empty: none")] = ""
     hang_seconds: Annotated[
         NonNegative,
-        roles.bookkeeping(
+        bookkeeping(
             "a step or evaluation batch that takes longer ends the process with status 75; 0: 20 times the longest so far, and "
             "at least 300"
         ),
-    ]
+    ] = 0
 
 
 class MeshConfig(Section, frozen=True):
     """Devices along each mesh axis; -1 on one axis: the devices that the others leave."""
 
-    data: Annotated[MeshAxis, roles.clock("parts that a batch is cut into", "mesh")]
-    fsdp: Annotated[MeshAxis, roles.clock("parts that batch, parameters and optimiser state are cut into", "mesh")]
-    tensor: Annotated[
-        MeshAxis, roles.clock("parts that heads, feed-forward width and vocabulary are cut into; one head is not", "mesh")
-    ]
+    data: Annotated[MeshAxis, mesh_axis("parts that a batch is cut into")] = -1
+    fsdp: Annotated[MeshAxis, mesh_axis("parts that batch, parameters and optimiser state are cut into")] = 1
+    tensor: Annotated[MeshAxis, mesh_axis("parts that heads, feed-forward width and vocabulary are cut into; one head is not")] = 1
 
 
 AnyDataConfig = DataConfig | TranslationDataConfig | ClassificationDataConfig | SpanDataConfig

@@ -1,18 +1,29 @@
-"""Other shapes of the same model: its heads grouped otherwise, or its parameters in more or fewer
-layers.
+"""Other shapes of the same model (its heads grouped otherwise, or its parameters in more or fewer
+layers), and its residual schemes by name.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from mhsh.config.schema import ModelConfig
+from mhsh.config.schema import ADMIN_OMEGAS, RESIDUALS, ModelConfig
 from mhsh.errors import UserError
 
 # By how much the parameters of the layers may differ (at_equal_size).
 EQUAL_SIZE = 0.01
+
+# The fields of `model` that a residual scheme sets. For Admin, how omega starts is a part of the
+# name: admin, admin_closed_log, admin_closed_one.
+SCHEMES: Mapping[str, Mapping[str, str]] = {
+    **{residual: {"residual": residual} for residual in RESIDUALS},
+    **{
+        ("admin" if omega == "profiled" else f"admin_{omega}"): {"residual": "admin", "admin_omega": omega}
+        for omega in ADMIN_OMEGAS
+    },
+}
 
 
 def shape_name(model: ModelConfig) -> str:
@@ -79,13 +90,13 @@ def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
         base_layers=_base_layers(model),
     )
     aim, units = layer_parameters(model), (narrow.num_layers + narrow.num_decoder_layers) * (2 * width + 1)
-    found = replace(narrow, mlp_dim=round((aim - layer_parameters(narrow)) / units)) if width and narrow.head_dim else narrow
-    if found.mlp_dim < 1 or abs(layer_parameters(found) / aim - 1) > EQUAL_SIZE:
+    sized = replace(narrow, mlp_dim=round((aim - layer_parameters(narrow)) / units)) if width and narrow.head_dim else narrow
+    if sized.mlp_dim < 1 or abs(layer_parameters(sized) / aim - 1) > EQUAL_SIZE:
         raise UserError(
             f"model.layers_at_equal_size = {num_layers}: no width has the {aim:,} parameters of {model.num_layers} layers "
             f"of {model.embed_dim} within {EQUAL_SIZE:.0%}; choose a depth nearer to {model.num_layers}"
         )
-    return found
+    return sized
 
 
 def _base_layers(model: ModelConfig) -> int:

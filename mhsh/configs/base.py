@@ -1,12 +1,12 @@
-"""Every field of a config once, with a value; the other config files say in what they differ.
+"""Configs from the defaults of mhsh/config/schema.py and what differs from them.
 
     from mhsh.configs.base import make_config
 
     def get_config(variant: str) -> ConfigDict:
         return make_config(dict(model=dict(num_layers=2), train=dict(num_steps=100)))
 
-docs/config.md says what each field means. The values are those of a small causal language model
-over bytes of English.
+docs/config.md says what each field means. The defaults are a small causal language model over bytes
+of English.
 """
 
 from __future__ import annotations
@@ -17,128 +17,12 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
+from mhsh.config.fields import SHAPING, section_class, section_names
+from mhsh.config.schema import OBJECTIVES, ModelConfig, to_dict
 from mhsh.errors import UserError
 
 T = TypeVar("T")
 Fields = Mapping[str, Mapping[str, Any]]  # section: {field: value}
-
-MODEL = dict(
-    objective="clm",
-    vocab_size=264,  # 256 bytes and 5 special tokens, rounded up to a multiple of 8
-    max_positions=128,
-    positions="learned",
-    num_token_types=0,
-    next_sentence=False,
-    num_classes=0,
-    heads_per_layer=0,  # not regrouped
-    layers_at_equal_size=0,  # not widened
-    num_layers=6,
-    num_decoder_layers=0,
-    num_heads=4,
-    head_dim=32,
-    embed_dim=128,
-    mlp_dim=512,
-    activation="gelu_tanh",
-    residual="admin",
-    admin_omega="profiled",
-    depth_exponent=1.0,
-    base_layers=0,
-    qk_norm=False,
-    init="xavier",
-    fans="ungrouped",
-    layers_per_group=1.0,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
-    mlp_dropout=0.0,
-    embedding_dropout=0.0,
-    layer_norm_epsilon=1e-5,
-    compute_dtype="float32",
-    residual_dtype="float32",
-    attention_implementation="xla",
-    remat_policy="none",
-    scan_unroll=1,
-)
-PRETRAINING_DATA = dict(
-    source="stdlib",
-    tokenizer="bytes",
-    vocab_path="",
-    lowercase=False,
-    sequence_length=128,
-    max_predictions=0,
-    mask_fraction=0.0,
-    whole_word_masking=False,
-    validation_fraction=0.05,
-    seed=0,
-)
-DATA: Mapping[str, Mapping[str, Any]] = {
-    "mlm": PRETRAINING_DATA,
-    "clm": PRETRAINING_DATA,
-    "translation": dict(
-        source="tfds:wmt14_translate/de-en",
-        validation_source="tfds:wmt14_translate/de-en:validation",
-        tokenizer="bpe",
-        vocab_path="",
-        sequence_length=256,
-        layout="packed",
-        max_length_ratio=1.5,
-        validation_fraction=0.01,
-        validation_sentences=0,
-        seed=0,
-    ),
-    "classification": dict(
-        task="cola",
-        source="tsv:GLUE",
-        vocab_path="vocab.txt",
-        lowercase=True,
-        sequence_length=128,
-        seed=0,
-    ),
-    "span": dict(
-        source="json:train.json",
-        validation_source="json:dev.json",
-        validation_fraction=0.1,
-        vocab_path="vocab.txt",
-        lowercase=True,
-        sequence_length=384,
-        stride=128,
-        max_question_length=64,
-        seed=0,
-    ),
-}
-OPTIMIZER = dict(
-    name="adamw",
-    schedule="constant",
-    learning_rate=2e-3,
-    end_learning_rate=0.0,
-    warmup_steps=100,
-    beta1=0.9,
-    beta2=0.98,
-    epsilon=1e-8,
-    weight_decay=0.01,
-    clip_norm=1.0,
-)
-TRAIN = dict(
-    seed=0,
-    start_from="",
-    keep_moments=False,
-    num_steps=300,
-    batch_size=8,
-    label_smoothing=0.0,
-    gradient_dtype="compute",
-    xla_flags="none",
-    accumulation_steps=1,
-    log_interval=5,
-    tracker="tensorboard",
-    eval_interval=50,
-    eval_batches=16,
-    checkpoint_interval=150,
-    keep_checkpoints=2,
-    keep_every=0,
-    max_skipped_steps=10,
-    profile_steps="",
-    hang_seconds=0,
-)
-MESH = dict(data=-1, fsdp=1, tensor=1)
 
 # What `mhsh finetune` takes from the pre-trained run, besides the fields of the model.
 FROM_THE_RUN = {"data": ("vocab_path", "lowercase"), "train": ("seed", "start_from", "keep_moments")}
@@ -152,15 +36,23 @@ FINE_TUNING = dict(
 WARMUP_SHARE = 0.1  # of the steps of a fine-tuning
 
 
+def defaults(objective: str) -> dict[str, dict[str, Any]]:
+    """Every field of a config file by section, with the schema's default."""
+    known = objective if objective in OBJECTIVES else OBJECTIVES[0]  # resolve.py refuses another
+    fields = {section: to_dict(section_class(section, known)()) for section in section_names()}
+    fields["model"] |= {"objective": objective} | {path.split(".")[1]: 0 for path in SHAPING}
+    return fields
+
+
 def make_config(*changes: Fields) -> ConfigDict:
-    """The base with the changes applied one after the other; data is that of the objective."""
+    """The defaults with the changes applied one after the other; data is that of the objective."""
     config = ConfigDict(_changed(changes))
     config.lock()
     return config
 
 
 def make_fine_tuning_config(num_examples: int, epochs: int, batch_size: int, *changes: Fields) -> ConfigDict:
-    """The base for fine-tuning, without what the pre-trained run decides."""
+    """The defaults for fine-tuning, without what the pre-trained run decides."""
     num_steps = -(-epochs * num_examples // batch_size)
     steps = dict(
         optimizer=dict(warmup_steps=round(WARMUP_SHARE * num_steps)),
@@ -184,17 +76,16 @@ def find_variant(file: str, variants: Mapping[str, T], variant: str) -> T:
 
 def no_variant(file: str, variants: Iterable[str], variant: str, more: str = "") -> UserError:
     """The error of a config file that lacks a variant; `more` follows the names there are."""
-    there = f"there are {', '.join(variants)}{more}"
-    return UserError(f"{Path(file).stem} has no variant {variant!r}; {there}; mhsh configs lists all")
+    names = f"there are {', '.join(variants)}{more}"
+    return UserError(f"{Path(file).stem} has no variant {variant!r}; {names}; mhsh configs lists all")
 
 
 def _changed(changes: Iterable[Fields]) -> dict[str, dict[str, Any]]:
+    """The defaults with the changes; where none has an objective, of the default one."""
     changes = list(changes)
     objectives = [change["model"]["objective"] for change in changes if "objective" in change.get("model", {})]
-    data = DATA[objectives[-1]] if objectives else PRETRAINING_DATA
-    base: Fields = dict(model=MODEL, data=data, optimizer=OPTIMIZER, train=TRAIN, mesh=MESH)
-    fields = {section: dict(values) for section, values in base.items()}
+    fields = defaults(objectives[-1] if objectives else ModelConfig().objective)
     for change in changes:
         for section, values in change.items():
-            fields[section] |= values
+            fields[section] = fields.get(section, {}) | dict(values)  # resolve.py refuses unknown sections
     return fields

@@ -21,6 +21,6 @@ VARIANTS = {
 
 
 def get_config(variant: str) -> ConfigDict:
-    """The config of one row of VARIANTS; all else is mhsh/configs/base.py's."""
+    """The config of one row of VARIANTS; all else is the schema's default."""
     heads_per_layer, residual = find_variant(__file__, VARIANTS, variant)
     return make_config(dict(model=dict(heads_per_layer=heads_per_layer, residual=residual)))

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from mhsh.config.loading import SHIPPED, take_config
 from mhsh.config.schema import Config
+from mhsh.configs import SHIPPED, take_config
 from mhsh.errors import UserError
 from mhsh.planning.chips import CHIPS, Chip
 from mhsh.training.memory import CANDIDATES, choose_remat

@@ -32,8 +32,8 @@ class Theory(NamedTuple):
     source: str
 
 
-# By the names in mhsh/config/schemes.py. The output changes by about sum_i beta_i^2 C (Liu et al.
-# 2020, arXiv 2004.08249, theorem 2): C is the change of one sublayer's output f_i alone, and
+# By the names of mhsh.config.shapes.SCHEMES. The output changes by about sum_i beta_i^2 C (Liu et
+# al. 2020, arXiv 2004.08249, theorem 2): C is the change of one sublayer's output f_i alone, and
 # beta_i^2 the share of f_i in the stream where it is added.
 THEORY = {
     "post_ln": Theory("O(n)", "arXiv 2004.08249, section 4.1"),

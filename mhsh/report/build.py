@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mhsh import text
-from mhsh.config.differences import flatten
-from mhsh.report.downsample import gap_starts, most_points
-from mhsh.report.lines import describe_metrics, drawn_curve
+from mhsh.config.fields import flatten
+from mhsh.report.curves import describe_metrics, drawn_curve, gap_starts, most_points
 from mhsh.report.report import (
     GROUPS,
     RUNS,
@@ -27,16 +26,15 @@ from mhsh.report.report import (
     Series,
     Table,
 )
-from mhsh.verdict import conditions, experiment, findings, measures, trend, tuning
-from mhsh.verdict.conditions import Effect, find_conditions
-from mhsh.verdict.curves import AXES
+from mhsh.report.sentences import change_words, sentences, title
+from mhsh.text import format_list, format_loss, format_range, format_recorded, format_signed, numbered
+from mhsh.verdict import experiment, fairness, findings, outcomes, tuning
 from mhsh.verdict.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate, estimate, half_interval, known_estimate
 from mhsh.verdict.experiment import TRAINED, Group, Member
-from mhsh.verdict.findings import HIGHER, LOWER, Comparison
-from mhsh.verdict.optimum import OPTIMUM_RULE
-from mhsh.verdict.runs import Run
-from mhsh.verdict.sentences import sentences, title
-from mhsh.verdict.words import format_distinct, format_list, format_loss, format_range, format_signed
+from mhsh.verdict.fairness import Effect, find_conditions
+from mhsh.verdict.findings import HIGHER, LOWER, Change, Comparison
+from mhsh.verdict.outcomes import Values
+from mhsh.verdict.runs import AXES, Run
 
 AXIS_TITLES = {
     "step": "training steps",
@@ -49,7 +47,7 @@ _MARKS = {LOWER: "\u25bc", HIGHER: "\u25b2"}
 _MARK_NOTE = "\u25bc lower and \u25b2 higher than the baseline by the test; behind a number stands its 95 % interval"
 
 
-def build_report(comparisons: Sequence[Comparison], changes: Sequence[trend.Change] = (), pretraining: bool = False) -> Report:
+def build_report(comparisons: Sequence[Comparison], changes: Sequence[Change] = (), pretraining: bool = False) -> Report:
     """The report of the comparisons of one page, of which there is at least one."""
     sections = _sections(comparisons)
     titles = [f"{section.prefix}{title(section.comparison)}" for section in sections]
@@ -57,11 +55,11 @@ def build_report(comparisons: Sequence[Comparison], changes: Sequence[trend.Chan
     builders = (_groups_table, _measures_table, _runs_table)
     return Report(
         title=titles[0],
-        summary=(*(f"{line}." for line in titles[1:]), *(change.sentence for change in changes), *said),
+        summary=(*(f"{line}." for line in titles[1:]), *map(change_words, changes), *said),
         tables=tuple(build(section) for build in builders for section in sections),
         curves=_curves(sections, pretraining),
         points=tuple(figure for section in sections for figure in _points(section)),
-        conditions=_conditions_table(comparisons[0]),
+        conditions=tuple(table for section in sections if (table := _conditions_table(section)) is not None),
         problems=tuple(dict.fromkeys(line for each in comparisons for line in each.experiment.problems)),
         rules=_rules(comparisons, bool(changes)),
     )
@@ -90,18 +88,18 @@ def _sections(comparisons: Sequence[Comparison]) -> list[_Section]:
 
 
 def _rules(comparisons: Sequence[Comparison], has_changes: bool) -> tuple[str, ...]:
-    tuned = [tuning.TUNING_RULE, OPTIMUM_RULE] if any(each.choices for each in comparisons) else []
+    tuned = [tuning.TUNING_RULE, tuning.OPTIMUM_RULE] if any(each.choices for each in comparisons) else []
     return (
         experiment.GROUP_RULE,
         experiment.OUTCOME_RULE,
         findings.FINDING_RULE,
-        measures.MEASURE_RULE,
-        measures.TARGET_RULE,
+        outcomes.MEASURE_RULE,
+        outcomes.TARGET_RULE,
         INTERVAL_RULE,
         DIFFERENCE_RULE,
-        conditions.CONDITION_RULE,
+        fairness.CONDITION_RULE,
         *tuned,
-        *([trend.TREND_RULE] if has_changes else []),
+        *([findings.TREND_RULE] if has_changes else []),
     )
 
 
@@ -119,13 +117,13 @@ def _groups_table(section: _Section) -> Table:
     )
     rows = []
     for place, group in enumerate(section.groups):
-        finding, costs = comparison.findings[place], measured.values[place].costs
+        finding = comparison.findings[place]
         difference = Cell("baseline")
         if finding is not None:
-            difference = dataclasses.replace(_number(finding.difference, _signed), mark=_MARKS.get(finding.verdict, ""))
+            difference = dataclasses.replace(_number(finding.difference, format_signed), mark=_MARKS.get(finding.verdict, ""))
         best = [f"{choice.optimum.rate:g}" if choice.optimum else "none" for choice in comparison.choices[place : place + 1]]
         cells = [group.name, *best, _number(comparison.estimates[place], format_loss), difference, _trained(group)]
-        cells += [_cost(costs[axis].values(), axis) for axis in ("step", "seconds")]
+        cells += [_cost(measured.values[place], axis) for axis in ("step", "seconds")]
         rows.append(Row(tuple(cells), group=section.first_group + place))
     return Table(f"{section.prefix}Results by group", columns, tuple(rows), f"{_MARK_NOTE}.")
 
@@ -144,16 +142,14 @@ def _number(of: Estimate | None, words: Callable[[float], str]) -> Cell:
     )
 
 
-def _signed(value: float) -> str:
-    return format_signed(value, format_loss)
-
-
-def _cost(values: Collection[float], axis: str) -> Cell:
-    known = [value for value in values if math.isfinite(value)]
-    if not known or len(known) < len(values):
-        return Cell("not reached", note=f"{len(known)} of {len(values)}" if known else "")
+def _cost(values: Values, axis: str) -> Cell:
+    costs = values.costs[axis].values()
+    known = [value for value in costs if math.isfinite(value)]
+    if not known or len(known) < len(costs):
+        return Cell("not reached", note=f"{len(known)} of {len(costs)}" if known else "")
     mean = math.fsum(known) / len(known)
-    return Cell(text.duration(mean) if axis == "seconds" else text.count(round(mean)), value=mean)
+    words = text.duration(mean) if axis == "seconds" else text.count(round(mean))
+    return Cell(f"{'at most ' * bool(values.at_most)}{words}", value=mean)
 
 
 def _measures_table(section: _Section) -> Table:
@@ -167,7 +163,7 @@ def _measures_table(section: _Section) -> Table:
     for place, values in enumerate(measured.values):
         shown = [values.metrics.get(name, {}) for name in names]
         cells = [_number(known_estimate(each.values()), _short) for each in (*shown, values.lowest, values.mean)]
-        cells += [_cost(values.costs[axis].values(), axis) for axis in ("tokens", "flops")]
+        cells += [_cost(values, axis) for axis in ("tokens", "flops")]
         rows.append(Row((section.groups[place].name, *cells), group=section.first_group + place))
     return Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows))
 
@@ -197,26 +193,26 @@ def _places(section: _Section) -> dict[int, int]:
 def _run_cells(group: Group, member: Member) -> list[str | Cell]:
     seeds = " and ".join(map(str, dict.fromkeys(member.replicate)))
     state = member.state if member.named or member.state != TRAINED else f"{member.state}, not named"
-    summary = member.summary
-    if summary is None:
+    run = member.run
+    if run is None or not run.has_logged:
         return [f"seed {seeds}", group.name, seeds, state, *[""] * 6]
-    validation = summary.final_validation.loss if summary.final_validation else None
+    losses = [Cell(format_loss(loss), value=loss) for loss in (run.final_validation, run.final_train)]
+    steps = run.spent("step")
     return [
-        summary.name,
+        run.name,
         group.name,
         seeds,
         state,
-        Cell(format_loss(validation), value=validation),
-        Cell(format_loss(summary.final_train), value=summary.final_train),
-        "" if summary.last_step is None else f"{summary.last_step:,}",
-        text.count(summary.tokens),
-        text.duration(summary.seconds),
-        "" if summary.goodput is None else f"{100 * summary.goodput:.0f} %",
+        *losses,
+        "" if steps is None else f"{steps:,.0f}",
+        text.count(run.spent("tokens")),
+        text.duration(run.spent("seconds")),
+        "" if run.goodput is None else f"{100 * run.goodput:.0f} %",
     ]
 
 
-def _conditions_table(comparison: Comparison) -> Table | None:
-    groups = [group for group in comparison.experiment.groups if group.runs]
+def _conditions_table(section: _Section) -> Table | None:
+    groups = [group for group in section.groups if group.runs]
     if len(groups) < 2:
         return None
     words = {
@@ -225,12 +221,11 @@ def _conditions_table(comparison: Comparison) -> Table | None:
         Effect.CLOCK: "device seconds",
         Effect.NONE: "nothing",
     }
-    rows = find_conditions([group.runs for group in groups], comparison.treatment)
-    differing = [row for row in rows if not row.equal]
-    states = {False: "different", None: "not recorded"}
-    shown = [[row.name, states[row.equal], words[row.effect], _values(row.values, groups)] for row in differing]
+    rows = find_conditions([group.runs for group in groups], section.comparison.treatment)
+    differing = [[row.name, words[row.effect], _values(row.values, groups)] for row in rows if not row.equal]
     note = f"{len(rows) - len(differing)} other conditions are equal."
-    return Table.of_text("Conditions", ["condition", "is", "makes incomparable", "values"], shown, note)
+    headings = ["what differs", "makes incomparable", "values"]
+    return Table.of_text(f"{section.prefix}Conditions", headings, differing, note)
 
 
 def _values(values: Sequence[str], groups: Sequence[Group]) -> str:
@@ -255,7 +250,7 @@ def _curves(sections: Sequence[_Section], pretraining: bool) -> Curves | None:
     if not any(len(run.curves["validation"]) for run in runs):
         splits = dict(reversed(splits.items()))
     return Curves(
-        runs=tuple(CurveRun(name, _drawn(run, most)) for name, run in zip(_run_names(runs), runs, strict=True)),
+        runs=tuple(CurveRun(name, _drawn(run, most)) for name, run in zip(numbered(run.name for run in runs), runs, strict=True)),
         groups=tuple(groups),
         baseline=sections[0].comparison.baseline,
         axes={axis: AXIS_TITLES[axis] + suffix for axis in AXES},
@@ -263,7 +258,7 @@ def _curves(sections: Sequence[_Section], pretraining: bool) -> Curves | None:
         splits=splits,
         half_intervals=tuple(half_interval(count) for count in range(len(runs) + 1)),
         references=_entropies(runs),
-        fields={field: tuple(format_distinct(each)) for field, each in values.items() if len(set(map(str, each))) > 1},
+        fields={field: tuple(format_recorded(each)) for field, each in values.items() if len(set(map(str, each))) > 1},
         view=GROUPS if any(len(group.runs) > 1 for group in groups) else RUNS,
         notes=_notes(runs, most),
     )
@@ -286,12 +281,6 @@ def _curve_groups(section: _Section) -> list[CurveGroup]:
             )
         )
     return groups
-
-
-def _run_names(runs: Sequence[Run]) -> list[str]:
-    """Unique, also where several sweeps have cells of one name."""
-    names = [run.name for run in runs]
-    return [name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})" for place, name in enumerate(names)]
 
 
 def _drawn(run: Run, most: int) -> dict[str, Curve]:

@@ -12,11 +12,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mhsh.report.figure_files import COLUMN, PAGE, PAPER, add_legend, caption_characters, figure_bytes, figure_style
-from mhsh.report.lines import Line, difference_lines, group_lines, spread
+from mhsh.report.curves import Line, difference_lines, group_lines, spread
+from mhsh.report.figure_files import (
+    COLUMN,
+    PAGE,
+    PAPER,
+    CurveStyle,
+    add_legend,
+    caption_characters,
+    curve_style,
+    figure_bytes,
+    figure_style,
+)
 from mhsh.report.report import MARK, Curves, Points
-from mhsh.report.styles import CurveStyle, curve_style
-from mhsh.verdict.words import format_loss, format_signed, shorten
+from mhsh.text import format_loss, format_signed, shorten
 
 _MOST_NAMED = 14  # groups; of more, the first ones have a colour and the others are grey
 _GREY = "#8A8A8A"
@@ -123,7 +132,7 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], is_difference: 
     ends = [(place, float(line.y[-1])) for place, line in each if place < _MOST_NAMED and low <= line.y[-1] <= high]
     heights = spread([(value - low) / (high - low) for _, value in ends], _ROW, 0.0, 1.0)
     for (place, value), height in zip(ends, heights, strict=True):
-        text = format_signed(value, format_loss) if is_difference else format_loss(value)
+        text = format_signed(value) if is_difference else format_loss(value)
         axes.annotate(text, (1.02, height), xycoords="axes fraction", va="center", fontsize=6, color=curve_style(place).color)
 
 

@@ -1,22 +1,27 @@
-"""The report's files: the page, JSON, CSV, Markdown and figures, written beside each other."""
+"""The report's files: the page, JSON, CSV, Markdown and figures, written beside each other. Former
+reports are replaced as a whole; anything else is refused.
+"""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from mhsh.errors import UserError
+from mhsh.files import write_atomically
+from mhsh.report.curves import places_of
 from mhsh.report.figures import curves_figure, points_figure
 from mhsh.report.html import to_html
-from mhsh.report.lines import places_of
 from mhsh.report.markdown import report_to_markdown
-from mhsh.report.outputs import check_replaceable, write
 from mhsh.report.report import MARK, Curves, Report, Table
 
+_START = 4096  # bytes searched for the mark
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -65,6 +70,38 @@ def prepare_files(page: Path, with_png: bool = False) -> Callable[[Report], list
         return list(contents)
 
     return write_files
+
+
+def check_replaceable(path: Path, mark: str) -> None:
+    """Checks that `path` is free or a former report, which holds the mark near its start.
+
+    Raises:
+      UserError: it is something else, or cannot be read.
+    """
+    if not os.path.lexists(path):
+        return
+    if not path.is_file():
+        raise UserError(f"{path} exists and is not a file; choose another --out")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(_START)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; choose another --out") from error
+    if start and mark.encode() not in start:
+        raise UserError(f"{path} exists and was not {mark}; move it away or choose another --out")
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replaces `path` as a whole. Makes its folder if that is missing.
+
+    Raises:
+      UserError: it cannot be written. The old content stays.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from error
 
 
 def to_json(report: Report) -> bytes:

@@ -21,8 +21,8 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from mhsh.report.figure_files import CurveStyle, curve_style
 from mhsh.report.report import DIFFERENCE, GROUPS, MARK, RUNS, Report, Row
-from mhsh.report.styles import CurveStyle, curve_style
 from mhsh.text import sanitize
 
 _SCRIPTS = ("lines.js", "plot.js", "export.js", "page.js")

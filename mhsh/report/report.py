@@ -200,6 +200,6 @@ class Report:
     tables: tuple[Table, ...] = ()  # that of the groups first
     curves: Curves | None = None
     points: tuple[Points, ...] = ()
-    conditions: Table | None = None  # what differs between the groups, and what it means for the verdict
+    conditions: tuple[Table, ...] = ()  # what differs between the groups, and what it means for the verdict
     problems: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()  # how each number is made

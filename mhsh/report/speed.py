@@ -13,15 +13,12 @@ from typing import Any
 
 from mhsh.bench.intervals import Interval
 from mhsh.bench.results import BenchResults, CandidateResult, SettingResults, read_grid
-from mhsh.config.differences import differences
-from mhsh.config.fields import all_fields
-from mhsh.config.resolve import with_added_fields
-from mhsh.config.roles import Step
+from mhsh.config.fields import all_fields, differences
+from mhsh.config.schema import Step
 from mhsh.report.report import Cell, Column, Point, Points, Reference, Report, Row, Series, Table
-from mhsh.text import quantity, sanitize, timing
+from mhsh.text import format_list, format_loss, format_names, numbered, quantity, sanitize, timing
 from mhsh.verdict.findings import Comparison
 from mhsh.verdict.runs import Run
-from mhsh.verdict.words import format_list, format_loss, format_names
 
 Setting = tuple[int, int]  # batch, length
 _SIZES = ("batch", "length")
@@ -225,14 +222,9 @@ def _identity(results: BenchResults, candidate: CandidateResult) -> tuple[str, s
 
 def _shape_names(files: Iterable[BenchResults]) -> dict[tuple[str, str, str], str]:
     """A name for every model: its label, with a number where two models have the same label."""
-    names: dict[tuple[str, str, str], str] = {}
-    for file in files:
-        for candidate in (each for cell in file.cells for each in cell.candidates):
-            label = sanitize(candidate.label.removeprefix("mhsh ")) or candidate.name
-            if _identity(file, candidate) not in names:
-                numbered = (label if number == 1 else f"{label} ({number})" for number in itertools.count(1))
-                names[_identity(file, candidate)] = next(name for name in numbered if name not in names.values())
-    return names
+    candidates = [(file, candidate) for file in files for cell in file.cells for candidate in cell.candidates]
+    labels = {_identity(file, each): sanitize(each.label.removeprefix("mhsh ")) or each.name for file, each in candidates}
+    return dict(zip(labels, numbered(labels.values()), strict=True))
 
 
 def _rows(path: str, results: BenchResults, cell: SettingResults, names: Mapping[tuple[str, str, str], str]) -> list[Measurement]:
@@ -345,7 +337,7 @@ def _costs_table(comparison: Comparison, rows: Sequence[Measurement]) -> Table |
     measured = comparison.measured
     benches = [row for row in rows if row.kind == "train" and row.result.implementation == "mhsh"]
     shown = [
-        _cost_row(member.run, values.costs["step"][member.replicate], row, measured.measure.split, reason)
+        _cost_row(member.run, values.costs["step"][member.replicate], member.replicate in values.at_most, row, reason)
         for group, values in zip(comparison.experiment.groups, measured.values, strict=True)
         for member in group.trained
         if member.run is not None
@@ -377,13 +369,10 @@ def _benches_of(run: Run, benches: Sequence[Measurement]) -> list[tuple[Measurem
     return [(None, f"no bench has its shape and batch; the nearest, {row.shape} in {row.file}, differs: {shown}")]
 
 
-def _cost_row(run: Run, steps: float, row: Measurement | None, split: str, remark: str) -> Row:
+def _cost_row(run: Run, steps: float, at_most: bool, row: Measurement | None, remark: str) -> Row:
     if math.isnan(steps):
         return Row((run.name, *[""] * 5, "did not reach the target"))
-    curve = run.curves[split]
-    before = curve.loss[curve.x["step"] < steps]
-    at_most = "at most " * (not len(before) or not math.isfinite(before[-1]))
-    cells = (Cell(""), Cell(f"{at_most}{steps:,.1f}", value=steps), *[""] * 3)
+    cells = (Cell(""), Cell(f"{'at most ' * at_most}{steps:,.1f}", value=steps), *[""] * 3)
     if row is not None:
         hours = _cell(
             row.result.seconds.scaled(steps * row.result.devices / 3600),
@@ -395,6 +384,6 @@ def _cost_row(run: Run, steps: float, row: Measurement | None, split: str, remar
 
 def _differences(run: Run, row: Measurement, step: Step) -> list[str]:
     """The fields in which a run and a bench differ, of those that do this to the time of a step."""
-    found = differences(run.config, with_added_fields(row.config))
+    found = differences(run.config, row.config)
     fields = [field for field in all_fields(run.config.model.objective) if field.step == step and field.path in found]
     return ["{} is {!r} in the run and {!r} in the bench".format(field.path, *found[field.path]) for field in fields]

@@ -12,8 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mhsh.report.report import Cell, Report, Table
-from mhsh.text import sanitize
-from mhsh.verdict.words import shorten
+from mhsh.text import sanitize, shorten
 
 _LINES = 36  # of a report at most, where its sentences are short: a screen holds 40 with the names of its files
 _LEAST_ROWS = 10

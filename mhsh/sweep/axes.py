@@ -13,7 +13,7 @@ from typing import Any
 from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
-from mhsh.config.schemes import SCHEMES
+from mhsh.config.shapes import SCHEMES
 from mhsh.errors import UserError, closest
 
 DEPTH = "model.num_layers"

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from mhsh.config.differences import format_differences
-from mhsh.config.resolve import from_saved
+from mhsh.config.fields import format_differences
+from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, is_remote, read_object, write_atomically
@@ -108,7 +108,7 @@ class SweepFolder:
             fields = read_object(self.path / "plan.json")
             axes = tuple(Axis(axis["path"], tuple(axis["values"])) for axis in fields["axes"])
             cells = tuple(
-                PlannedCell(cell["name"], cell["settings"], from_saved(cell["config"]), cell["cost"]) for cell in fields["cells"]
+                PlannedCell(cell["name"], cell["settings"], from_dict(cell["config"]), cell["cost"]) for cell in fields["cells"]
             )
         except MissingFile:
             raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None

@@ -7,7 +7,7 @@ import contextlib
 import jax
 from etils import epath
 
-from mhsh.config.differences import format_differences
+from mhsh.config.fields import format_differences
 from mhsh.config.schema import Config
 from mhsh.data.splits import format_overlap
 from mhsh.errors import UserError
@@ -76,7 +76,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 
     if folder.has_run_record():
-        wall.add(folder.read_run().get("wall_seconds", {}))
+        wall.add(folder.read_run()["wall_seconds"])
     record = RunRecord(run, state, compile_seconds, started_from, step, lost)
     record.write("running")
     with StopSignals() as stop:  # until all is written

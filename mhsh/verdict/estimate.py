@@ -37,7 +37,7 @@ DIFFERENCE_RULE = (
 )
 TOO_FEW = f"Fewer than {MIN_SEEDS} seeds cannot tell a difference from chance."
 
-Key = tuple[int, int]  # train seed, data seed
+Replicate = tuple[int, int]  # train.seed and data.seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +60,6 @@ class Estimate:
     def excludes_zero(self) -> bool:
         """Whether there is an interval and zero lies outside."""
         return self.has_interval and not self.low <= 0 <= self.high
-
-    @property
-    def can_tell(self) -> bool:
-        """Whether there were enough seeds, with a spread, for a verdict (else: TOO_FEW)."""
-        return not math.isnan(self.p_value)
 
     @property
     def is_significant(self) -> bool:
@@ -92,7 +87,11 @@ def half_interval(seeds: int) -> float | None:
 
 
 def difference(
-    values: Mapping[Key, float], baseline: Mapping[Key, float], *, resolution: float = 0.0, hidden: tuple[float, float] = (0.0, 0.0)
+    values: Mapping[Replicate, float],
+    baseline: Mapping[Replicate, float],
+    *,
+    resolution: float = 0.0,
+    hidden: tuple[float, float] = (0.0, 0.0),
 ) -> Estimate:
     """How much larger the mean of `values` is than that of `baseline`, by DIFFERENCE_RULE.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,18 +14,16 @@ from etils import epath
 from msgspec.structs import replace
 
 from mhsh import outcome
-from mhsh.config.differences import flatten, format_differences
+from mhsh.config.fields import flatten, format_differences
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
 from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
-from mhsh.text import sanitize
-from mhsh.verdict.runs import Run, distinct_names, load_runs, with_pretraining
-from mhsh.verdict.seed_groups import seed_groups, without_seeds
-from mhsh.verdict.summary import Summary, summarize
-from mhsh.verdict.words import format_list
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
+from mhsh.text import format_list, numbered, sanitize
+from mhsh.verdict.estimate import Replicate
+from mhsh.verdict.runs import Run, distinct_names, load_runs, real_path, with_pretraining
 
 TRAINED = "trained"
 STUCK = "on the unigram plateau"
@@ -41,35 +41,77 @@ OUTCOME_RULE = (
     "its config; it is counted as missing. "
 )
 
-Replicate = tuple[int, int]  # train.seed and data.seed
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One cell of a sweep's plan."""
+
+    sweep: str  # the path of the sweep
+    config: Config
+    settings: Mapping[str, Value]  # without seeds
+    state: CellState
+    is_named: bool  # whether the whole sweep was named
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One planned run of a group."""
+    """One run of a group, which a sweep may have planned."""
 
-    replicate: Replicate
     name: str  # of its run folder
-    state: str  # TRAINED, STUCK or DIVERGED; else FAILED, RUNNING, STOPPED or `not run`
-    run: Run | None  # None if nothing was logged
-    summary: Summary | None
+    config: Config
+    run: Run | None
     named: bool  # False: its sweep planned it, and it was not named
+    cell: Cell | None = None  # None outside a sweep
+
+    @property
+    def replicate(self) -> Replicate:
+        """Its two seeds."""
+        return self.config.train.seed, self.config.data.seed
+
+    @functools.cached_property
+    def state(self) -> str:
+        """TRAINED, STUCK or DIVERGED; else FAILED, RUNNING, STOPPED or WAITING."""
+        kind, run = self.cell.state.kind if self.cell else FINISHED, self.run
+        if kind == GAVE_UP or (run is not None and run.recorded("outcome") == outcome.DIVERGED):
+            return DIVERGED
+        if kind != FINISHED:
+            return kind
+        if run is None or not run.has_logged:
+            return WAITING
+        status = run.recorded("status")
+        if status != "finished" and run.spent("step") != self.config.train.num_steps:
+            return RUNNING if status == "running" else STOPPED
+        return {outcome.ON_PLATEAU: STUCK, outcome.DIVERGED: DIVERGED}.get(run.outcome, TRAINED)
 
     @property
     def trained(self) -> bool:
         """Whether its loss counts."""
         return self.named and self.state == TRAINED
 
+    @property
+    def untrained(self) -> bool:
+        """Whether it stayed on the plateau or diverged, named or not."""
+        return self.state in (STUCK, DIVERGED)
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The planned runs of one config, one a replicate."""
+    """The runs of one config, one a replicate."""
 
     name: str  # printable and unique, as in `24x1 admin`
-    config: Config  # of its first member
+    config: Config  # of one of its runs
     members: tuple[Member, ...]  # in the order of their replicates
-    settings: Mapping[str, Value]  # its values on the axes of its sweep, without seeds; empty outside a sweep
-    sweep: str  # the path of its sweep; empty outside a sweep
+    cell: Cell | None = None  # of that run; None outside a sweep
+
+    @property
+    def settings(self) -> Mapping[str, Value]:
+        """Its values on the axes of its sweep, without seeds; empty outside a sweep."""
+        return self.cell.settings if self.cell else {}
+
+    @property
+    def sweep(self) -> str:
+        """The path of its sweep; empty outside a sweep."""
+        return self.cell.sweep if self.cell else ""
 
     @property
     def runs(self) -> list[Run]:
@@ -78,8 +120,9 @@ class Group:
 
     @property
     def by_replicate(self) -> dict[Replicate, Run]:
-        """The runs that were named and have logged something."""
-        return {member.replicate: member.run for member in self.members if member.named and member.run is not None}
+        """The runs that were named and have logged something, by their seeds."""
+        named = {member.replicate: member.run for member in self.members if member.named}
+        return {replicate: run for replicate, run in named.items() if run is not None and run.has_logged}
 
     @property
     def trained(self) -> list[Member]:
@@ -89,12 +132,12 @@ class Group:
     @property
     def untrained(self) -> list[Member]:
         """The members that stayed on the plateau or diverged, whether they were named or not."""
-        return [member for member in self.members if member.state in (STUCK, DIVERGED)]
+        return [member for member in self.members if member.untrained]
 
     @property
     def missing(self) -> list[Member]:
         """The members that say nothing about their config, or were not named."""
-        return [member for member in self.members if not member.trained and member.state not in (STUCK, DIVERGED)]
+        return [member for member in self.members if not (member.trained or member.untrained)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,49 +194,47 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
     setting are members that were not named. `pretraining`: whether every x-axis counts what the
     runs started from.
     """
-    read = (lambda folders: with_pretraining(load_runs(folders))) if pretraining else load_runs
-    named = read(paths)
-    runs = {_real(run.path): run for run in named.runs}
-    cells, axes, problems = _planned(paths, list(runs))
-    beside = [path for path in cells if path not in runs and epath.Path(path).joinpath("config.json").exists()]
-    others = read(beside)
-    everything = runs | {_real(run.path): run for run in others.runs}
+    named = load_runs(paths)
+    cells, axes, problems = _planned(paths, [real_path(run.path) for run in named.runs])
+    runs = {real_path(run.path): run for run in named.runs}
+    beside = load_runs([path for path in cells if path not in runs and epath.Path(path, "config.json").exists()])
+    every = runs | {real_path(run.path): run for run in beside.runs}
+    if pretraining:
+        every = {path: with_pretraining(run) for path, run in every.items()}
     # A sweep that has only its plan holds no run yet.
     empty = {cell.sweep for cell in cells.values()}
     refused = [line for line in named.refused if not any(line.startswith(f"{sweep} holds no run") for sweep in empty)]
-    problems = [*refused, *others.refused, *problems]
-    entries = []
+    problems = [*dict.fromkeys((*refused, *beside.refused)), *problems]
     # The cells of a sweep come in the order of its plan, where its first run was named.
     order = dict.fromkeys(path for first in runs for path in (_of_one_sweep(first, cells) or [first]))
+    members = []
     for path in [*order, *(path for path in cells if path not in order)]:
-        run, cell = everything.get(path), cells.get(path)
+        run, cell = every.get(path), cells.get(path)
         if run is not None and cell is not None and run.config != cell.config:
             differing = format_differences(cell.config, run.config)
             problems.append(f"{run.path} is not the run that its sweep planned ({differing}); it is left out")
             run = None
-        if run is None and cell is None:
-            continue
-        if path in runs and run is not None:
+        if run is not None and path in runs:
             problems += run.problems
         if cell is not None and cell.state.kind == FAILED:
             problems.append(f"{path} failed: {cell.state.reason}")
-        entries.append(_Entry(Path(path).name, run, cell, path in runs or (cell is not None and cell.is_named)))
-    groups, equal = _groups(entries)
-    return Experiment(groups, axes, tuple(sanitize(line) for line in (*problems, *equal)))
+        planned = run or cell
+        if planned is not None:
+            is_named = path in runs or (cell is not None and cell.is_named)
+            members.append(Member(Path(path).name, planned.config, run, is_named, cell))
+    groups, equal = _groups(members)
+    return Experiment(groups, axes, tuple(map(sanitize, (*problems, *equal))))
 
 
 def planned_experiment(plan: Plan) -> Experiment:
     """The experiment of a sweep of which nothing has run."""
-    entries = []
-    for cell in plan.cells:
-        entries.append(_Entry(cell.name, None, _Cell("", cell.config, _settings(cell), CellState(WAITING), True), True))
-    groups, _ = _groups(entries)
+    cells = {cell.name: Cell("", cell.config, _without_seeds(cell.settings), CellState(WAITING), True) for cell in plan.cells}
+    groups, _ = _groups([Member(name, cell.config, None, True, cell) for name, cell in cells.items()])
     return Experiment(groups, tuple(axis for axis in plan.axes if axis.path not in SEEDS), ())
 
 
-def _settings(cell: PlannedCell) -> dict[str, Value]:
-    """The settings of a cell without its seeds."""
-    return {path: value for path, value in cell.settings.items() if path not in SEEDS}
+def _without_seeds(settings: Mapping[str, Value]) -> dict[str, Value]:
+    return {path: value for path, value in settings.items() if path not in SEEDS}
 
 
 def replicate_words(members: Iterable[Member]) -> str:
@@ -204,41 +245,13 @@ def replicate_words(members: Iterable[Member]) -> str:
     return format_list([f"seed {one} with data seed {other}" for one, other in pairs])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Cell:
-    """One cell of a sweep's plan."""
-
-    sweep: str
-    config: Config
-    settings: Mapping[str, Value]  # without seeds
-    state: CellState
-    is_named: bool  # whether the whole sweep was named
-
-
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """A run, a planned cell, or both."""
-
-    name: str  # of the run folder
-    run: Run | None
-    cell: _Cell | None
-    named: bool
-
-    @property
-    def config(self) -> Config:
-        if self.run is not None:
-            return self.run.config
-        assert self.cell is not None
-        return self.cell.config
-
-
-def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tuple[dict[str, _Cell], tuple[Axis, ...], list[str]]:
+def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tuple[dict[str, Cell], tuple[Axis, ...], list[str]]:
     """The planned cells by the path of their run folder: all cells of the sweeps in `paths`, and of
     the sweeps that `runs` belong to the cells with the settings of these runs.
     """
-    whole = {_real(absolute(path)) for path in paths}
+    whole = {real_path(absolute(path)) for path in paths}
     owners = [str(Path(run).parent.parent) for run in runs if Path(run).parent.name == "runs"]
-    cells: dict[str, _Cell] = {}
+    cells: dict[str, Cell] = {}
     axes: dict[str, Axis] = {}
     problems: list[str] = []
     for sweep in dict.fromkeys([*whole, *owners]):
@@ -251,94 +264,82 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
             problems.append(str(error))
             continue
         axes |= {axis.path: axis for axis in plan.axes if axis.path not in SEEDS}
-        of_sweep = {_real(folder.run_folder(cell.name).path): cell for cell in plan.cells}
-        named = [_settings(cell) for path, cell in of_sweep.items() if path in runs]
+        of_sweep = {real_path(folder.run_folder(cell.name).path): cell for cell in plan.cells}
+        named = [_without_seeds(cell.settings) for path, cell in of_sweep.items() if path in runs]
         for path, cell in of_sweep.items():
-            settings = _settings(cell)
+            settings = _without_seeds(cell.settings)
             if sweep in whole or settings in named:
-                cells[path] = _Cell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
+                cells[path] = Cell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
     return cells, tuple(axes.values()), problems
 
 
-def _of_one_sweep(path: str, cells: Mapping[str, _Cell]) -> list[str]:
+def _of_one_sweep(path: str, cells: Mapping[str, Cell]) -> list[str]:
     """The cells of the sweep that a run belongs to, in its order; empty for another run."""
     return [other for other, cell in cells.items() if path in cells and cell.sweep == cells[path].sweep]
 
 
-def _real(path: str | os.PathLike[str]) -> str:
-    return str(path) if is_remote(path) else os.path.realpath(path)
-
-
-def _groups(entries: Sequence[_Entry]) -> tuple[tuple[Group, ...], list[str]]:
+def _groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
     """The groups by GROUP_RULE, and a line for each run that another one equals."""
-    keyed = [(_key(entry), entry) for entry in entries]
-    places = seed_groups([key for key, _ in keyed], [entry.config for entry in entries])
     lines: list[str] = []
-    kept: list[list[_Entry]] = []
-    for indices in places:
+    kept: list[tuple[Member, ...]] = []
+    for indices in seed_groups([_key(member) for member in members], [member.config for member in members]):
         seen: dict[bytes, Run] = {}
-        members = []
-        for entry in (entries[index] for index in indices):
-            curve = _curve_bytes(entry.run)
-            if entry.run is not None and curve is not None:
-                first = seen.setdefault(curve, entry.run)
-                if first is not entry.run:
-                    lines.append(f"{entry.run.path}: every digit of its curves equals {first.path}; they count as one run")
-                    continue
-            members.append(entry)
-        kept.append(members)
-    names = names_of([members[0].config for members in kept])
-    return tuple(_group(name, members) for name, members in zip(names, kept, strict=True)), lines
+        different = []
+        for member in (members[index] for index in indices):
+            curve = _curve_bytes(member.run)
+            first = seen.setdefault(curve, member.run) if member.run is not None and curve is not None else member.run
+            if first is member.run:
+                different.append(member)
+            elif member.run is not None and first is not None:
+                lines.append(f"{member.run.path}: every digit of its curves equals {first.path}; they count as one run")
+        kept.append(tuple(sorted(different, key=lambda member: member.replicate)))
+    configs = [members[0].config for members in kept]
+    groups = zip(names_of(configs), configs, kept, (members[0].cell for members in kept), strict=True)
+    return tuple(Group(*group) for group in groups), lines
 
 
-def _group(name: str, entries: Sequence[_Entry]) -> Group:
-    members = sorted((_member(entry) for entry in entries), key=lambda member: member.replicate)
-    cell = entries[0].cell
-    return Group(name, entries[0].config, tuple(members), cell.settings if cell else {}, cell.sweep if cell else "")
-
-
-def _member(entry: _Entry) -> Member:
-    config, run = entry.config, entry.run
-    replicate = (config.train.seed, config.data.seed)
-    drawn = run if run is not None and run.drawable else None
-    summary = summarize(drawn) if drawn else None
-    return Member(replicate, entry.name, _state(entry, summary), drawn, summary, entry.named)
-
-
-def _state(entry: _Entry, summary: Summary | None) -> str:
-    kind = entry.cell.state.kind if entry.cell else None
-    if kind == GAVE_UP or (entry.run is not None and entry.run.recorded("outcome") == outcome.DIVERGED):
-        return DIVERGED
-    if kind is not None and kind != FINISHED:
-        return kind
-    if summary is None:
-        return WAITING
-    ended = summary.status == "finished" or summary.last_step == entry.config.train.num_steps
-    if not ended:
-        return RUNNING if summary.status == "running" else STOPPED
-    return {outcome.ON_PLATEAU: STUCK, outcome.DIVERGED: DIVERGED}.get(summary.outcome, TRAINED)
-
-
-def _key(entry: _Entry) -> Hashable:
+def _key(member: Member) -> Hashable:
     """What is equal in a group: the configs of the run and of those that it started from, without
-    seeds. Where those are known, the folder that it started from does not matter: every seed may
-    have its own.
+    seeds. Outside a sweep, the folder that it started from does not matter: every seed may have its
+    own.
     """
-    config = without_seeds(entry.config)
-    parents = entry.run.lineage if entry.run else ()
-    recorded = [parent.config for parent in parents if parent.config is not None]
-    sweep = entry.cell.sweep if entry.cell else ""
-    if entry.cell is not None or not parents or len(recorded) < len(parents):
-        return (sweep, config)
-    configs = [config, *map(without_seeds, recorded)]
-    steps = [entry.config.train.num_steps, *(parent.step for parent in parents)]
-    return (
-        sweep,
-        *(
-            replace(each, train=replace(each.train, start_from="", num_steps=step))
-            for each, step in zip(configs, steps, strict=True)
-        ),
+    parents = member.run.lineage if member.run and member.cell is None else ()
+    if not parents:
+        return (member.cell.sweep if member.cell else "", without_seeds(member.config))
+    phases = [(member.config, member.config.train.num_steps), *((parent.config, parent.step) for parent in parents)]
+    return tuple(
+        replace(each, train=replace(each.train, start_from="", num_steps=steps))
+        for each, steps in ((without_seeds(config), steps) for config, steps in phases)
     )
+
+
+def seed_groups(alike: Sequence[Hashable], configs: Sequence[Config]) -> list[list[int]]:
+    """The indices of the runs by GROUP_RULE, in the order of each group's first run.
+
+    Args:
+      alike: of each run, what is equal in a group, without seeds.
+      configs: of each run, for its seeds.
+    """
+    # The first runs of each config and seed apart from the second ones.
+    rounds: dict[Hashable, list[int]] = {}
+    seen: Counter[Hashable] = Counter()
+    for index, (key, config) in enumerate(zip(alike, configs, strict=True)):
+        seeds = (key, config.train.seed, config.data.seed)
+        rounds.setdefault((key, seen[seeds]), []).append(index)
+        seen[seeds] += 1
+    groups: list[list[int]] = []
+    for indices in rounds.values():
+        by_data_seed: dict[int, list[int]] = {}
+        for index in indices:
+            by_data_seed.setdefault(configs[index].data.seed, []).append(index)
+        train_seeds = {configs[index].train.seed for index in indices}
+        groups += [indices] if len(by_data_seed) == len(train_seeds) == len(indices) else by_data_seed.values()
+    return sorted(groups)
+
+
+def without_seeds(config: Config) -> Config:
+    """The config with both seeds 0."""
+    return replace(config, train=replace(config.train, seed=0), data=replace(config.data, seed=0))
 
 
 def _curve_bytes(run: Run | None) -> bytes | None:
@@ -356,15 +357,13 @@ def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str
     name differ, but for those of `without`; else with a number.
     """
     bases, flat = [group_name(config) for config in configs], [flatten(config) for config in configs]
-    names: list[str] = []
+    names = []
     for base, own in zip(bases, flat, strict=True):
         alike = [each for name, each in zip(bases, flat, strict=True) if name == base]
         fields = [field for field in own if field not in (*without, *SEEDS)]
         differing = [field for field in fields if any(each.get(field) != own[field] for each in alike)]
-        name = sanitize(", ".join([base, *(f"{field.split('.')[1]} {own[field]}" for field in differing)]))
-        number = next(n for n in range(1, len(configs) + 1) if (name if n == 1 else f"{name} ({n})") not in names)
-        names.append(name if number == 1 else f"{name} ({number})")
-    return names
+        names.append(sanitize(", ".join([base, *(f"{field.split('.')[1]} {own[field]}" for field in differing)])))
+    return numbered(names)
 
 
 def group_name(config: Config) -> str:

@@ -1,20 +1,20 @@
-"""What a comparison found: one test a group, and no other."""
+"""What a comparison finds: one test a group, one of each change between sweeps, and no other."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
 from mhsh.errors import UserError
 from mhsh.files import absolute
-from mhsh.text import sanitize
-from mhsh.verdict.conditions import DEFAULT_TREATMENT, Fairness, different_tasks, fairness
-from mhsh.verdict.estimate import MIN_SEEDS, Estimate, difference, fisher, holm, known_estimate
+from mhsh.text import format_list, sanitize
+from mhsh.verdict.estimate import MIN_SEEDS, Estimate, Replicate, difference, fisher, holm, known_estimate
 from mhsh.verdict.experiment import Experiment, Group
-from mhsh.verdict.measures import LOSS, Measured, measure_all
+from mhsh.verdict.fairness import DEFAULT_TREATMENT, Fairness, fairness, other_unit
+from mhsh.verdict.outcomes import LOSS, Measured, measure_all
 from mhsh.verdict.tuning import Choice
-from mhsh.verdict.words import format_list
 
 # The verdicts on a group against the baseline.
 LOWER, HIGHER = "lower", "higher"
@@ -30,6 +30,11 @@ FINDING_RULE = (
     "many trained, with Wilson's interval and Fisher's exact test, and the losses of those that did are shown without a verdict. "
     "All else is shown with intervals and not tested. Planned runs that are missing are counted."
 )
+TREND_RULE = (
+    "Where several sweeps are named, each is compared with its own baseline. A change between sweeps is that of the difference to "
+    "the baseline, seed by seed over the seeds in common, from the first sweep to another, of groups that stand to their baselines "
+    "alike: as many heads a layer, or all heads in as many layers. It is tested with the findings of the page."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +45,12 @@ class Finding:
     verdict: str
     difference: Estimate | None  # group minus baseline; None if there is none
     fairness: Fairness
-    trained: float | None  # UNTRAINED: the p-value of Fisher's exact test of equal shares
+    trained: float | None = None  # UNTRAINED: the p-value of Fisher's exact test of equal shares
+
+    @property
+    def tested(self) -> Estimate | None:
+        """Its difference, if that has a test."""
+        return None if self.verdict == UNTRAINED else self.difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +66,21 @@ class Comparison:
     findings: tuple[Finding | None, ...]  # one a group; None for the baseline
     estimates: tuple[Estimate | None, ...]  # the primary measure of those that trained; None: none did
 
+    def hidden(self, place: int) -> tuple[float, float]:
+        """How much lower a group and the baseline may be where they are tuned on a finer grid."""
+        return (self.choices[place].hidden, self.choices[self.baseline].hidden) if self.choices else (0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """How much larger a group's difference to its baseline is in one sweep than in the first."""
+
+    relation: str  # what the two groups have in common, as in `1 head a layer`
+    first: str  # names of the sweeps
+    other: str
+    groups: tuple[str, str]
+    estimate: Estimate
+
 
 def compare(
     experiment: Experiment,
@@ -68,48 +93,40 @@ def compare(
 ) -> Comparison:
     """Compares every group with the baseline: the group or run called so, or the first group.
 
-    Its p-values are not corrected: `corrected` does that for all comparisons of a page.
+    Its p-values are not corrected: `judge_page` does that for all comparisons of a page.
 
     Raises:
       UserError: there is no such baseline, measure or target.
     """
     measured = measure_all(experiment, measure, target)
-    place = baseline_place(experiment.groups, baseline)
-    unit = different_tasks(experiment.runs)
     estimates = tuple(known_estimate(values.final.values()) for values in measured.values)
-    findings = tuple(
-        None if index == place else _finding(experiment.groups, measured, index, place, treatment, choices, unit is None)
-        for index in range(len(experiment.groups))
-    )
-    return Comparison(name, experiment, measured, tuple(choices), tuple(treatment), place, findings, estimates)
+    place = baseline_place(experiment.groups, baseline)
+    comparison = Comparison(name, experiment, measured, tuple(choices), tuple(treatment), place, (), estimates)
+    one_unit = not other_unit(experiment.runs)
+    places = range(len(experiment.groups))
+    findings = tuple(None if each == place else _finding(comparison, each, one_unit) for each in places)
+    return dataclasses.replace(comparison, findings=findings)
 
 
-def corrected(comparisons: Sequence[Comparison], others: Sequence[float] = ()) -> tuple[list[Comparison], list[float]]:
-    """The comparisons of one page, with p-values corrected for all of its tests, and verdicts by
-    them. `others` are the p-values of the page's other tests, which are corrected with them.
+def judge_page(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[Change]]:
+    """The comparisons of one page, of which there is at least one, and the changes from the first
+    to each other one; with p-values corrected for all of these tests, and verdicts by them.
     """
-    tested = [
-        (place, index, finding.difference)
-        for place, each in enumerate(comparisons)
-        for index, finding in enumerate(each.findings)
-        if finding is not None and finding.difference is not None and finding.verdict != UNTRAINED
-    ]
-    adjusted = holm([*(apart.p_value for _, _, apart in tested), *others])
-    changed: dict[tuple[int, int], Estimate] = {
-        (place, index): dataclasses.replace(apart, p_value=p_value)
-        for (place, index, apart), p_value in zip(tested, adjusted[: len(tested)], strict=True)
-    }
-    judged = [
-        dataclasses.replace(
-            each,
-            findings=tuple(
-                _judged(finding, changed[place, index]) if finding is not None and (place, index) in changed else finding
-                for index, finding in enumerate(each.findings)
-            ),
-        )
-        for place, each in enumerate(comparisons)
-    ]
-    return judged, adjusted[len(tested) :]
+    changes = _changes(comparisons)
+    tested = [finding.tested for each in comparisons for finding in each.findings if finding is not None and finding.tested]
+    p_values = iter(holm([estimate.p_value for estimate in (*tested, *(change.estimate for change in changes))]))
+
+    def corrected(apart: Estimate) -> Estimate:
+        return dataclasses.replace(apart, p_value=next(p_values))
+
+    def judged(finding: Finding | None) -> Finding | None:
+        if finding is None or finding.tested is None:
+            return finding
+        apart = corrected(finding.tested)
+        return dataclasses.replace(finding, verdict=_verdict(apart), difference=apart)
+
+    pages = [dataclasses.replace(each, findings=tuple(map(judged, each.findings))) for each in comparisons]
+    return pages, [dataclasses.replace(each, estimate=corrected(each.estimate)) for each in changes]
 
 
 def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
@@ -129,41 +146,67 @@ def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
     raise UserError(f"--baseline {sanitize(baseline)} is no group or run of this comparison; allowed: {known}")
 
 
-def _finding(
-    groups: Sequence[Group],
-    measured: Measured,
-    index: int,
-    baseline: int,
-    treatment: Sequence[str],
-    choices: Sequence[Choice],
-    one_unit: bool,
-) -> Finding:
-    group, other = groups[index], groups[baseline]
-    fair = fairness(group, other, treatment, choices[index].over if choices else "")
+def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
+    measured, choices = comparison.measured, comparison.choices
+    group, other = (comparison.experiment.groups[each] for each in (place, comparison.baseline))
+    fair = fairness(group, other, comparison.treatment, choices[place].over if choices else "")
     ours, theirs = (
-        {key: value for key, value in measured.values[place].final.items() if math.isfinite(value)} for place in (index, baseline)
+        {key: value for key, value in measured.values[each].final.items() if math.isfinite(value)}
+        for each in (place, comparison.baseline)
     )
     apart = None
     if ours and theirs and one_unit:
-        hidden = (choices[index].hidden, choices[baseline].hidden) if choices else (0.0, 0.0)
-        apart = difference(ours, theirs, resolution=measured.measure.resolution, hidden=hidden)
+        apart = difference(ours, theirs, resolution=measured.measure.resolution, hidden=comparison.hidden(place))
     if group.untrained or other.untrained:
         counts = [(len(each.trained), len(each.trained) + len(each.untrained)) for each in (group, other)]
         p_value = fisher(*counts[0], *counts[1]) if all(total for _, total in counts) else None
         return Finding(group, UNTRAINED, apart, fair, p_value)
-    if not one_unit:
-        return Finding(group, OTHER_UNIT, None, fair, None)
     if apart is None:
-        return Finding(group, UNMEASURED, None, fair, None)
-    return _judged(Finding(group, LEVEL, apart, fair, None), apart)
+        return Finding(group, UNMEASURED if one_unit else OTHER_UNIT, None, fair)
+    return Finding(group, _verdict(apart), apart, fair)
 
 
-def _judged(finding: Finding, apart: Estimate) -> Finding:
-    if not apart.can_tell:
-        verdict = TOO_FEW_SEEDS if apart.seeds < MIN_SEEDS else LEVEL
-    else:
-        verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
-    return dataclasses.replace(finding, verdict=verdict, difference=apart)
+def _verdict(apart: Estimate) -> str:
+    if apart.seeds < MIN_SEEDS:
+        return TOO_FEW_SEEDS
+    return LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
+
+
+def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
+    first, *others = comparisons
+    changes = []
+    for (place, group), other in itertools.product(enumerate(first.experiment.groups), others):
+        for counterplace, counterpart in enumerate(other.experiment.groups):
+            ours, theirs = _differences(first, place), _differences(other, counterplace)
+            relation = _relation(group, first)
+            if relation == _relation(counterpart, other) and ours.keys() & theirs.keys():
+                # A difference is too high by what the grid of its group hides, and too low by what
+                # that of its baseline hides.
+                high, low = other.hidden(counterplace)
+                first_high, first_low = first.hidden(place)
+                apart = difference(theirs, ours, hidden=(high + first_low, low + first_high))
+                changes.append(Change(relation, first.name, other.name, (group.name, counterpart.name), apart))
+    return changes
+
+
+def _differences(comparison: Comparison, place: int) -> dict[Replicate, float]:
+    """By replicate; empty for the baseline, and where not all runs trained."""
+    finding = comparison.findings[place]
+    if finding is None or finding.verdict == UNTRAINED:
+        return {}
+    ours, theirs = (comparison.measured.values[each].final for each in (place, comparison.baseline))
+    return {replicate: ours[replicate] - theirs[replicate] for replicate in ours if replicate in theirs}
+
+
+def _relation(group: Group, comparison: Comparison) -> str:
+    """All heads in one layer are 12 heads a layer in one size and 24 in the next; one head a layer
+    is one head a layer in each.
+    """
+    model, base = group.config.model, comparison.experiment.groups[comparison.baseline].config.model
+    schemes = [] if model.residual == base.residual else [model.residual]
+    if model.num_layers < base.num_layers:
+        return format_list([f"{model.num_layers} layer{'s' * (model.num_layers > 1)}", *schemes])
+    return format_list([f"{model.num_heads} head{'s' * (model.num_heads > 1)} a layer", *schemes])
 
 
 def lower_is_better(measure: str) -> bool:

@@ -1,43 +1,57 @@
-"""Run folders loaded for a report: names, configs, records, loss curves and problems."""
+"""Runs as their folders hold them: config, record and loss curves."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from etils import epath
 
-from mhsh.config.resolve import from_saved
+from mhsh import outcome
+from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, check_bucket, is_remote
-from mhsh.run_folder import RunFolder, recorded_lineage, vocab_file
-from mhsh.text import sanitize
-from mhsh.verdict.curves import AXES, Curve, LoggedCurves, finite, reading
+from mhsh.run_folder import METRICS_FILE, Metrics, RunFolder, recorded_lineage, vocab_file
+from mhsh.text import numbered, sanitize
 
+AXES = ("step", "tokens", "flops", "seconds")
+SPLITS = ("train", "validation")
 OWN_STEP = "own step"  # beside AXES where these count what a run started from: the step of the run itself
+RECORDS = ("status", "data", "parameters", "remat_policy", "code", "numerics")  # of run.json, without which no run is compared
+_SKIPPED = "skipped"  # true in the rows whose update was not applied, absent from all others
+_LONGEST_CHECKSUM = 64  # characters; longer strings are no checksums
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The logged numbers of one split on every x-axis. nan is a null in the file."""
+
+    x: Mapping[str, np.ndarray]  # axis of AXES: cumulative steps, training tokens, training FLOPs, device seconds; all ascending
+    loss: np.ndarray  # nats per predicted token
+    metrics: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # every other number that these rows hold
+
+    def __len__(self) -> int:
+        return len(self.loss)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ancestor:
-    """A run that another started from, up to the step that was taken. None: not recorded."""
+    """A run that another started from, up to the step that was taken."""
 
     step: int
-    tokens: int | float | None
-    flops: int | float | None
-    seconds: int | float | None
+    spent: Mapping[str, float]  # by axis of AXES; nan: an imported checkpoint, which has none
     fingerprint: str | None  # of its data
     trained_by: Mapping[str, Any]  # the `code` and the `numerics` of its run.json
-    config: Config | None  # None also where this version cannot read it
-    problem: str  # why it cannot; empty where it can
+    config: Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,36 +61,65 @@ class Run:
     name: str  # sanitized and unique in the report
     path: epath.Path
     config: Config
-    record: Mapping[str, Any]  # run.json; empty if it is missing or damaged
+    record: Mapping[str, Any]  # run.json; empty if the run has logged nothing yet
+    lineage: tuple[Ancestor, ...]  # the runs that it started from, nearest first
     curves: Mapping[str, Curve]  # by split; a split without rows is an empty curve
-    batches: Mapping[str, np.ndarray]  # `step` and `checksum` of the training rows that name their batch
-    validated: tuple[str, ...]  # the checksums of validation's batches, each once; empty where a validation row has none
-    vocabulary: str | None  # SHA-256 of the folder's vocab.txt; None if there is none
+    batches: Mapping[str, np.ndarray]  # `step` and `checksum` of the training rows, which name their batch
+    validated: tuple[str, ...]  # the checksums of validation's batches, each once
+    vocabulary: str | None  # SHA-256 of the folder's vocabulary; None if there is none
     problems: tuple[str, ...]  # one line each, naming the file
-
-    @property
-    def drawable(self) -> bool:
-        """Whether any loss was logged, finite or not."""
-        return any(len(curve) for curve in self.curves.values())
-
-    @functools.cached_property
-    def lineage(self) -> tuple[Ancestor, ...]:
-        """The runs that it started from, nearest first (mhsh.run_folder.recorded_lineage)."""
-        return tuple(map(_ancestor, recorded_lineage(self.record)))
 
     def recorded(self, *keys: str) -> Any:
         """The value in run.json under nested keys; None if it is missing."""
         value: Any = self.record
         for key in keys:
-            if not isinstance(value, Mapping):
-                return None
-            value = value.get(key)
+            value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def recorded_number(self, *keys: str) -> float | None:
         """Like `recorded`, but None unless it is a finite number."""
         value = self.recorded(*keys)
-        return finite(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return _finite(value) if _is_number(value) else None
+
+    @property
+    def has_logged(self) -> bool:
+        """Whether any loss was logged, finite or not."""
+        return any(map(len, self.curves.values()))
+
+    def spent(self, axis: str) -> float | None:
+        """The largest value of a cumulative axis; None if there is none."""
+        values = np.concatenate([curve.x[axis] for curve in self.curves.values()])
+        values = values[np.isfinite(values)]
+        return float(values.max()) if len(values) else None
+
+    @property
+    def final_validation(self) -> float | None:
+        """The last validation loss; nan: not finite."""
+        losses = self.curves["validation"].loss
+        return float(losses[-1]) if len(losses) else None
+
+    @functools.cached_property
+    def final_train(self) -> float | None:
+        """The final training loss by SMOOTHING_RULE; nan: not finite."""
+        return outcome.smoothed_final(self.curves["train"].loss)
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of the wall time that trained."""
+        kinds = self.recorded("wall_seconds") or {}
+        wall = sum(self.recorded_number("wall_seconds", kind) or 0.0 for kind in kinds)
+        training = self.recorded_number("wall_seconds", "training")
+        return None if training is None or not wall else training / wall
+
+    @functools.cached_property
+    def outcome(self) -> str:
+        """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS of mhsh.outcome, by PLATEAU_RULE."""
+        validation, final = self.curves["validation"], self.final_validation
+        gave_up = self.recorded("outcome") == outcome.DIVERGED or (final is not None and not math.isfinite(final))
+        ends_validated = len(validation) and validation.x["step"][-1] == self.spent("step")
+        return outcome.plateau_outcome(
+            self.final_train, final if ends_validated else None, self.recorded_number("data", "unigram_entropy"), gave_up
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,68 +134,51 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
     """Opens the runs that `find_runs` finds. A bad folder raises nothing: it gets a line in
     `refused`.
     """
-    with loading(folders) as loaded:
-        return loaded()
+    paths, refused = find_runs(folders)
+    runs = []
+    for name, path in zip(distinct_names(paths), paths, strict=True):
+        try:
+            runs.append(_load(name, path))
+        except UserError as error:
+            refused.append(str(error))
+    return Loaded(tuple(runs), tuple(map(sanitize, refused)))
 
 
-def with_pretraining(loaded: Loaded) -> Loaded:
-    """The runs with all that they started from counted on every x-axis: steps, tokens, FLOPs and
-    device seconds. Where a run before did not record one of these, that axis is nan.
+def with_pretraining(run: Run) -> Run:
+    """The run with all that it started from counted on every x-axis: steps, tokens, FLOPs and
+    device seconds. An axis is nan after an imported checkpoint.
     """
-    return dataclasses.replace(loaded, runs=tuple(map(_after_its_parents, loaded.runs)))
-
-
-def _after_its_parents(run: Run) -> Run:
-    spent = {axis: math.fsum(_known(getattr(each, axis)) for each in run.lineage) for axis in AXES}
+    spent = {axis: math.fsum(parent.spent[axis] for parent in run.lineage) for axis in AXES}
     curves = {
         split: dataclasses.replace(curve, x={**{axis: curve.x[axis] + spent[axis] for axis in AXES}, OWN_STEP: curve.x["step"]})
         for split, curve in run.curves.items()
     }
     lost = [axis for axis in AXES if math.isnan(spent[axis])]
-    lines = [f"{run.path}: the runs that it started from did not record {', '.join(lost)}; these axes leave it out"] if lost else []
-    return dataclasses.replace(run, curves=curves, problems=(*run.problems, *map(sanitize, lines)))
-
-
-def _known(value: int | float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-@contextlib.contextmanager
-def loading(folders: Sequence[str | os.PathLike[str]]) -> Iterator[Callable[[], Loaded]]:
-    """Starts to load the runs, as load_runs does. Calling the result waits for them."""
-    paths, refused = find_runs(folders)
-    opened: list[tuple[epath.Path, Config]] = []
-    for path in paths:
-        try:
-            opened.append((path, RunFolder(path).read_config()))
-        except UserError as error:
-            refused.append(str(error))
-    names = distinct_names([path for path, _ in opened])
-    with reading([RunFolder(path) for path, _ in opened]) as curves:
-
-        def loaded() -> Loaded:
-            runs = (_load(name, path, config, read) for name, (path, config), read in zip(names, opened, curves(), strict=True))
-            return Loaded(tuple(runs), tuple(sanitize(line) for line in refused))
-
-        yield loaded
+    line = f"{run.path}: the runs that it started from did not record {', '.join(lost)}; these axes leave it out"
+    return dataclasses.replace(run, curves=curves, problems=(*run.problems, *[sanitize(line)] * bool(lost)))
 
 
 def find_runs(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[epath.Path], list[str]]:
     """Every run once, in the order of `folders`: each is a run, or holds runs one or two levels
     below, which come in the order of their names. And a line for each that is neither.
     """
-    found: dict[str, epath.Path] = {}
+    paths: dict[str, epath.Path] = {}
     refused: list[str] = []
     for folder in map(absolute, folders):
         try:
             for path in _runs_in(folder):
                 # The name is not resolved: a link has the name that its user gave it.
-                found.setdefault(str(path) if is_remote(path) else os.path.realpath(path), path)
+                paths.setdefault(real_path(path), path)
         except UserError as error:
             refused.append(str(error))
         except OSError as error:
             refused.append(f"cannot read {error.filename}: {error.strerror}; give folders that can be read")
-    return list(found.values()), refused
+    return list(paths.values()), refused
+
+
+def real_path(path: str | os.PathLike[str]) -> str:
+    """The path without links, which names a run once; a bucket has no links."""
+    return str(path) if is_remote(path) else os.path.realpath(path)
 
 
 def _runs_in(folder: epath.Path) -> list[epath.Path]:
@@ -180,46 +206,142 @@ def _natural_order(path: epath.Path) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split("([0-9]+)", str(path))]
 
 
-def _load(name: str, path: epath.Path, config: Config, curves: LoggedCurves) -> Run:
+def _load(name: str, path: epath.Path) -> Run:
+    """The run in a folder.
+
+    Raises:
+      UserError: its config is missing or damaged, or it has logged something and its record is
+        missing, damaged or incomplete.
+    """
     folder = RunFolder(path)
-    problems: list[str] = []
-    record: Mapping[str, Any] = {}
-    if folder.has_run_record():
-        try:
-            record = folder.read_run()
-            recorded_lineage(record)
-        except UserError as error:
-            problems.append(str(error))
-            record = {name: value for name, value in record.items() if name != "started_from"}
-    problems += curves.problems
-    for step, rows in record.get("lost_rows", {}).items():
-        problems.append(f"{path}: {rows} rows of metrics.jsonl up to step {step} are lost; the curve has a gap there")
+    config = folder.read_config()
+    rows, problem = read_rows(folder)
+    by_split = {split: [row for row in rows if row["split"] == split and "loss" in row] for split in SPLITS}
+    if rows and not folder.has_run_record():
+        raise UserError(f"{path} has rows in {METRICS_FILE} and no run.json; put it back from a copy, or leave the run out")
+    record = folder.read_run() if folder.has_run_record() else {}
+    validated = {_checksum(row) for row in rows if row["split"] == "validation"}
+    lacking = [name for name in RECORDS if record and not record.get(name)]
+    lacking += ["the checksum of validation's batches"] if None in validated else []
+    if lacking:
+        raise UserError(f"{path} did not record {', '.join(lacking)}: this version of mhsh did not train it; leave it out")
+    try:
+        lineage = tuple(map(_ancestor, recorded_lineage(record)))
+    except UserError as error:
+        raise UserError(f"{path}, of the runs that it started from: {error}") from error
+    problems = [problem] if problem else []
+    if rows and not any(by_split.values()):
+        problems.append(f"{path / METRICS_FILE} holds no loss of the training or the validation split")
+    for step, lost in record.get("lost_rows", {}).items():
+        problems.append(f"{path}: {lost} rows of metrics.jsonl up to step {step} are lost; the curve has a gap there")
     vocabulary = None
     try:
         vocabulary = folder.vocabulary_hash(config)
     except OSError as error:
         problems.append(f"cannot read {path / vocab_file(config)}: {error.strerror}")
-    run = Run(name, path, config, record, curves.by_split, curves.batches, curves.validated, vocabulary, ())
-    problems += [f"{path / 'run.json'}: a run that it started from: {each.problem}" for each in run.lineage if each.problem]
-    return dataclasses.replace(run, problems=tuple(map(sanitize, problems)))
+    return Run(
+        name,
+        path,
+        config,
+        record,
+        lineage,
+        {split: curve_of(of_split) for split, of_split in by_split.items()},
+        _batches(rows),
+        tuple(sorted(filter(None, validated))),
+        vocabulary,
+        tuple(map(sanitize, problems)),
+    )
 
 
 def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
-    config, problem = None, ""
-    try:
-        config = from_saved(fields["config"]) if fields.get("config") else None
-    except UserError as error:
-        problem = f"{error}; it counts as not recorded"
     return Ancestor(
         step=fields["step"],
-        tokens=fields.get("tokens"),
-        flops=fields.get("flops"),
-        seconds=fields.get("seconds"),
+        spent={axis: math.nan if fields.get(axis) is None else float(fields[axis]) for axis in AXES},
         fingerprint=fields.get("fingerprint"),
         trained_by={name: fields.get(name) for name in ("code", "numerics")},
-        config=config,
-        problem=problem,
+        config=from_dict(fields.get("config") or {}),
     )
+
+
+def read_rows(folder: RunFolder) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+    """The rows of metrics.jsonl before the first that is damaged or would draw a wrong curve, and
+    what is wrong with that.
+    """
+    metrics = _decoded(folder) or folder.read_metrics()
+    rows = metrics.rows
+    unsound = _first_unsound(rows)
+    if unsound is None:
+        return rows, metrics.problem
+    index, reason = unsound
+    return rows[:index], f"{folder.path / METRICS_FILE} line {index + 1}: {reason}; only the {index} rows before it are read"
+
+
+def _decoded(folder: RunFolder) -> Metrics | None:
+    """All rows, read faster than by json; None if json has to say which line is damaged."""
+    blocks, decode = folder.metrics_blocks(), msgspec.json.Decoder().decode_lines
+    try:
+        decoded = [(lines.count(b"\n"), decode(lines)) for lines in blocks]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # also for NaN and Infinity, which json knows
+        return None
+    rows = [row for _, of_block in decoded for row in of_block]
+    is_sound = all(type(row) is dict and type(row.get("step")) is int and type(row.get("split")) is str for row in rows)
+    return Metrics(rows, blocks.problem) if is_sound and len(rows) == sum(lines for lines, _ in decoded) else None
+
+
+def _first_unsound(rows: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """The first row that would draw a wrong curve, and what is wrong with it."""
+    unsound: list[tuple[int, str]] = []
+    for name in ("loss", *AXES):
+        bad = (index for index, row in enumerate(rows) if row.get(name) is not None and not _is_number(row[name]))
+        unsound += [(index, f"{name} is no number") for index in itertools.islice(bad, 1)]
+    sound = rows[: min(unsound)[0]] if unsound else rows
+    for split, name in itertools.product(SPLITS, AXES):
+        places = [index for index, row in enumerate(sound) if row["split"] == split and _finite(row.get(name)) is not None]
+        steps = np.diff([float(sound[index][name]) for index in places])
+        for place in np.flatnonzero((steps < 0) | ((steps == 0) & (name == "step")))[:1]:
+            before, after = (sound[places[each]][name] for each in (place, place + 1))
+            back = f"{name if name != 'step' else 'steps'} go back from {before} to {after}"
+            unsound.append((places[place + 1], back if before != after else f"step {after} is there twice"))
+    return min(unsound, default=None)
+
+
+def curve_of(rows: Sequence[Mapping[str, Any]]) -> Curve:
+    """The curve of the rows of one split."""
+    known = {"step", "split", "loss", "batch", _SKIPPED, *AXES}
+    names = dict.fromkeys(key for row in (*rows[:1], *rows[-1:]) for key in row if key not in known and _is_number(row[key]))
+    columns = {name: np.array([_float(row.get(name)) for row in rows], np.float64) for name in (*AXES, "loss", *names)}
+    columns[_SKIPPED] = np.array([1.0 if row.get(_SKIPPED) is True else math.nan for row in rows], np.float64)
+    metrics = {name: columns[name] for name in (*names, _SKIPPED) if np.isfinite(columns[name]).any()}
+    return Curve({axis: columns[axis] for axis in AXES}, columns["loss"], metrics)
+
+
+def _batches(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, np.ndarray]:
+    named = {row["step"]: checksum for row in rows if row["split"] == "train" and (checksum := _checksum(row)) is not None}
+    return {"step": np.array(list(named), np.float64), "checksum": np.array(list(named.values()), np.bytes_)}
+
+
+def _checksum(row: Mapping[str, Any]) -> str | None:
+    value = row.get("batch")
+    return value if isinstance(value, str) and value.isascii() and len(value) <= _LONGEST_CHECKSUM else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _float(value: Any) -> float:
+    """The number; nan for null, infinity, integers beyond 1e308, and what is no number."""
+    if type(value) is float:
+        return value if math.isfinite(value) else math.nan
+    number = _finite(value) if _is_number(value) else None
+    return math.nan if number is None else number
+
+
+def _finite(value: int | float | None) -> float | None:
+    """The number as a float; None if it is None or does not fit in one."""
+    if value is None or (isinstance(value, int) and value.bit_length() > 1023):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 def distinct_names(paths: Sequence[epath.Path]) -> list[str]:
@@ -235,12 +357,6 @@ def distinct_names(paths: Sequence[epath.Path]) -> list[str]:
         names = [name(index) for index in range(len(paths))]
         clashing = [i for i in range(len(paths)) if names.count(names[i]) > 1 and depths[i] < len(paths[i].parts)]
         if not clashing:
-            break
+            return numbered(map(sanitize, names))
         for index in clashing:
             depths[index] += 1
-    shown: list[str] = []
-    for text in map(sanitize, names):
-        # Names that differ only in characters that cannot be shown get a number.
-        number = next(n for n in range(1, len(paths) + 1) if (text if n == 1 else f"{text} ({n})") not in shown)
-        shown.append(text if number == 1 else f"{text} ({number})")
-    return shown

@@ -1,25 +1,148 @@
-"""Each shape at its own best value of one field: chosen on some seeds, reported on the others."""
+"""Each shape at its own best value of one field, chosen on some seeds and reported on the others,
+and how much lower its loss may be between the values tried.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhsh.config.differences import flatten
-from mhsh.config.fields import kind_of
+import numpy as np
+from jaxtyping import Bool, Float
+
+from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
-from mhsh.verdict.experiment import Experiment, Group, Member, Replicate, names_of
-from mhsh.verdict.measures import LOSS, final_value
-from mhsh.verdict.optimum import Optimum, find_optimum, rates_to_add
+from mhsh.verdict.estimate import Replicate
+from mhsh.verdict.experiment import Experiment, Group, Member, names_of
 
+# In octaves of the rate.
+FIT_REACH = 1.0  # a parabola fits near the optimum alone
+FINEST_STEP = 0.5
+_SAME = 0.05  # what rounded rates are apart
+
+OPTIMUM_RULE = (
+    "The best rate is that with the lowest mean loss over the choosing seeds, of the rates at which all of them trained. A "
+    "parabola over the logarithm of the rate, fitted to the rates up to an octave away (to at least three), says how much lower "
+    "the loss may be between the best rate and its neighbours. That, with its standard error added, widens the interval of a "
+    "difference on the side that is in favour of the shape. So do the parabolas through the best rate and two rates on one side, "
+    "if one of them says more: losses may rise faster on one side. There is no bound where the best rate is the lowest or the "
+    "highest that was tried, where its neighbours are more than an octave away, where fewer than three rates trained, or where "
+    "nothing tells the noise of one choosing seed."
+)
 TUNING_RULE = (
     "With --over, each shape has the value with the lowest mean final validation loss over the choosing seeds, the first half of "
     "the seeds unless --choosing-seeds says otherwise. A value at which one of these runs did not train is not chosen. The losses "
     "compared are those of the other seeds at that value: the choosing seeds' own are too good, as the luckiest value was taken."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimum:
+    """The best rate of a grid. Losses are in the unit of the losses given."""
+
+    rate: float
+    loss: float  # mean over the choosing seeds
+    fitted_rate: float  # where the parabola is lowest, between the neighbours of `rate`
+    hidden: float  # how much lower the parabola is at `fitted_rate` than at `rate`
+    hidden_upper: float  # its upper bound by OPTIMUM_RULE; inf if there is none
+    at_edge: bool  # no lower or no higher rate was tried
+
+
+def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: Sequence[float] = ()) -> Optimum | None:
+    """The optimum by OPTIMUM_RULE; None if there is no rate at which all choosing seeds trained.
+
+    Args:
+      losses: by rate and choosing seed; not finite, or absent, where a run did not train.
+      reporting: losses of several seeds at one rate: the noise, where a single seed chooses.
+    """
+    keys, rates = sorted(set().union(*losses.values())), sorted(losses)
+    trained = [rate for rate in rates if all(math.isfinite(losses[rate].get(key, math.nan)) for key in keys)]
+    if not trained or not keys:
+        return None
+    table = np.array([[losses[rate][key] for key in keys] for rate in trained])
+    means = table.mean(axis=1)
+    best = int(means.argmin())
+    octaves = np.log2(np.array(trained) / trained[best])
+    away = abs(np.arange(len(trained)) - best)
+    near = (away <= 1) | (abs(octaves) <= FIT_REACH + _SAME)
+    if near.sum() < 3:  # the best is the first or last that trained
+        near = away <= 2
+    error = _noise(table[near], reporting) / math.sqrt(len(keys))
+    if near.sum() < 3 or math.isnan(error):
+        at_edge = trained[best] in (rates[0], rates[-1])
+        return Optimum(trained[best], float(means[best]), trained[best], 0.0, math.inf, at_edge)
+    return _fitted(octaves, means, near, error, trained[best], rates)
+
+
+def _fitted(
+    octaves: Float[np.ndarray, " rates"],
+    means: Float[np.ndarray, " rates"],
+    near: Bool[np.ndarray, " rates"],
+    error: float,
+    rate: float,
+    rates: Sequence[float],
+) -> Optimum:
+    """The optimum near `rate`, which is 0 octaves; `error` is the standard error of a mean loss."""
+    place, best = rates.index(rate), int(means.argmin())
+    lower, higher = rates[max(place - 1, 0)], rates[min(place + 1, len(rates) - 1)]
+    between = np.linspace(math.log2(lower / rate), math.log2(higher / rate), 129)
+    # The parabola above its value at `rate`, as a weighted sum of the mean losses.
+    weights = np.stack([between**2, between], axis=1) @ np.linalg.pinv(np.vander(octaves[near], 3))[:2]
+    above = weights @ means[near]
+    lowest = int(above.argmin())
+    hidden = max(0.0, -float(above[lowest]))
+    hidden_upper = hidden + error * float(np.linalg.norm(weights[lowest]))
+    nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to `rate` than to its neighbours
+    for side in (slice(max(0, best - 2), best + 1), slice(best, best + 3)):
+        if len(means[side]) == 3:
+            one_sided = np.polyval(np.polyfit(octaves[side], means[side], 2), nearer)
+            hidden_upper = max(hidden_upper, float(means[best] - one_sided.min()))
+    at_edge = place in (0, len(rates) - 1)
+    too_far = max(-between[0], between[-1]) > FIT_REACH + _SAME
+    return Optimum(
+        rate,
+        float(means[best]),
+        rate * 2.0 ** float(between[lowest]),
+        hidden,
+        math.inf if at_edge or too_far else hidden_upper,
+        at_edge,
+    )
+
+
+def rates_to_add(losses: Mapping[float, Mapping[Replicate, float]], optimum: Optimum, half_width: float) -> tuple[float, ...]:
+    """The rates to try next, until what the grid may hide is at most half of `half_width`, which is
+    that of the difference's interval without `hidden`.
+
+    They are the middles (of the logarithm) between the best rate and its neighbours, and an octave
+    beyond an edge. There are none where it is small enough, or where the rates are half an octave
+    apart: more choosing seeds would then help.
+    """
+    if optimum.hidden_upper <= half_width / 2:
+        return ()
+    rates = sorted(losses)
+    place = rates.index(optimum.rate)
+    beyond = [rate for rate, edge in ((rates[0] / 2, place == 0), (rates[-1] * 2, place == len(rates) - 1)) if edge]
+    gaps = [
+        pair for pair in itertools.pairwise(rates) if optimum.rate in pair and math.log2(pair[1] / pair[0]) > FINEST_STEP + _SAME
+    ]
+    return tuple(sorted(float(f"{rate:.3g}") for rate in (*beyond, *(math.sqrt(low * high) for low, high in gaps))))
+
+
+def _noise(table: Float[np.ndarray, "rates seeds"], reporting: Sequence[float]) -> float:
+    """The deviation of one run's loss, without what a seed adds at all rates; nan if not known."""
+    if table.shape[1] > 1:
+        left = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+        freedom = (len(table) - 1) * (table.shape[1] - 1)
+    else:
+        left = np.array(reporting) - np.mean(reporting) if len(reporting) > 1 else np.zeros(0)
+        freedom = len(left) - 1
+    if freedom < 1:
+        return math.nan
+    return math.sqrt(np.square(left).sum() / freedom)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +168,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """An experiment of which each group has its best value."""
+    """An experiment in which each group has its best value."""
 
     experiment: Experiment
     choices: tuple[Choice, ...]  # one a group
@@ -103,20 +226,21 @@ def _tuned(
     groups: Sequence[Group], path: str, choosing: Sequence[Replicate], reporting: Sequence[Replicate]
 ) -> tuple[Group, Choice]:
     by_value = {float(flatten(group.config)[path]): group for group in groups}
-    members = {value: [each for each in group.members if each.replicate in choosing] for value, group in by_value.items()}
-    losses = {value: {each.replicate: _loss(each) for each in tried if each.trained} for value, tried in members.items()}
+    tried = {value: [member for member in group.members if member.replicate in choosing] for value, group in by_value.items()}
+    losses = {value: {each.replicate: _loss(each) for each in members if each.trained} for value, members in tried.items()}
     # A replicate is missing at a value where its run did not train: that value is not chosen.
-    keys = {replicate for found in losses.values() for replicate in found}
-    table = {value: {key: found.get(key, math.nan) for key in keys} for value, found in losses.items()}
+    keys = set().union(*losses.values())
+    table = {value: {key: known.get(key, math.nan) for key in keys} for value, known in losses.items()}
     optimum = find_optimum(table)
     group = by_value[optimum.rate] if optimum else groups[0]
     if optimum and len(choosing) == 1:  # the noise is that of the reporting seeds
         optimum = find_optimum(table, [_loss(each) for each in group.trained if each.replicate in reporting])
-    trials = [each for tried in members.values() for each in tried]
-    ended = sum(each.trained or each in group.untrained for group in groups for each in group.members if each.replicate in choosing)
-    choice = Choice(path, losses, optimum, ended, tuple(each.name for each in trials))
+    trials = [member for members in tried.values() for member in members]
+    ended = sum(member.trained or member.untrained for member in trials)
+    choice = Choice(path, losses, optimum, ended, tuple(member.name for member in trials))
     return dataclasses.replace(group, members=tuple(each for each in group.members if each.replicate in reporting)), choice
 
 
 def _loss(member: Member) -> float:
-    return final_value(member.run, LOSS, "validation") if member.run is not None else math.nan
+    loss = member.run.final_validation if member.run is not None else None
+    return math.nan if loss is None else loss

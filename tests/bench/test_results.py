@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from mhsh.errors import UserError
 from tests.conftest import MakeConfig
 from tests.report.speed_files import two_shapes
 from tests.report.speed_files import write as write_fields
-
-OLD = Path(__file__).parent / "data" / "train_38414e5.json"
 
 
 @pytest.fixture
@@ -32,18 +29,6 @@ def test_what_is_written_is_read(tmp_path: Path, good: dict[str, Any]) -> None:
     assert read_grid(str(out)) == results
     with pytest.raises(UserError, match="exists"):
         write(results, str(out))
-
-
-def test_a_file_of_an_older_version_is_read_and_written_as_it_was(tmp_path: Path) -> None:
-    """Made by `mhsh bench train` at commit 38414e5."""
-    results = read_grid(str(OLD))
-    first, second = results.cells[0].candidates
-    assert (first.name, second.name, second.baseline) == ("config", "against", "config")
-    assert results.cells[0].batch_and_length == (8, 16)
-    assert second.time_ratio is not None and second.time_ratio.low <= second.time_ratio.median <= second.time_ratio.high
-    out = tmp_path / "again.json"
-    write(results, str(out))
-    assert json.loads(out.read_text()) == json.loads(OLD.read_text())
 
 
 def test_memory_is_all_that_has_to_fit_at_once(good: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from mhsh.cli.runs.finetune import fine_tuning_config
 from mhsh.config.resolve import from_dict
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 from tests.conftest import ROOT, load_fields
+from tests.sweeps import TRAINED_ALIKE
 
 CONFIG_FILES = {
     "syntax": "def get_config(variant:\n    return\n",
@@ -91,6 +92,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, task, variant in (
         ("run", "bert", "2l8h"),
         ("begun", "bert", "2l8h"),
+        ("recorded", "bert", "2l8h"),
         ("damaged_metrics", "bert", "2l8h"),
         ("no_folder", "bert", "2l8h"),
         ("set_aside", "bert", "2l8h"),
@@ -101,6 +103,9 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         if name != "begun":
             folder.append_metrics([{"step": 1, "split": "train", "tokens": 512, "flops": 1e9, "seconds": 0.1, "loss": 3.0}])
     (room / "run" / WORDPIECE_FILE).write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]) + "\n")
+    RunFolder(room / "recorded").write_run(
+        {"status": "finished", "data": {"empty": 0}, "parameters": {"total": 1}, **TRAINED_ALIKE}
+    )
     (room / "damaged_metrics" / "metrics.jsonl").write_text("{nonsense\n")
     (room / "no_folder" / "checkpoints").write_text("mine")
     (room / "set_aside" / "damaged_checkpoints" / "4").mkdir(parents=True)

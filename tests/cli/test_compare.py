@@ -25,7 +25,7 @@ from mhsh.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import ROOT, load_fields
 from tests.report.speed_files import two_shapes, write
-from tests.sweeps import write_sweep
+from tests.sweeps import TRAINED_ALIKE, write_sweep
 
 MakeRun = Callable[..., str]
 FILES = ("report.html", "report.json", "report.md", "report.csv", "report_curves.csv", "report.svg")
@@ -33,11 +33,12 @@ FILES = ("report.html", "report.json", "report.md", "report.csv", "report_curves
 
 @pytest.fixture
 def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
-    """Writes a run folder with the training losses given, one a step, and no run.json."""
+    """Writes a run folder with the training losses given, one a step."""
 
     def make(name: str, losses: tuple[float, ...] = (3.0, 2.5, 2.0), **changes: Any) -> str:
         config = make_config("bert", "2l8h", **{"train.num_steps": max(1, len(losses)), "optimizer.warmup_steps": 0, **changes})
         folder = RunFolder.open_for_training(tmp_path / "runs" / name, config)
+        folder.write_run({"status": "finished", "data": {"fingerprint": "f00d"}, "parameters": {"total": 1000}, **TRAINED_ALIKE})
         for step, loss in enumerate(losses, 1):
             cost = {"tokens": 512 * step, "flops": 1e9 * step, "seconds": 0.1 * step}
             folder.append_metrics([{"step": step, "split": "train", **cost, "loss": loss}])

@@ -11,10 +11,10 @@ import pytest
 
 from mhsh import configs
 from mhsh.cli.main import main
-from mhsh.config.loading import shipped_names
 from mhsh.config.reference import markdown
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
+from mhsh.configs import shipped_names
 from tests.conftest import ROOT, load_fields
 
 

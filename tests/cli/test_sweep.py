@@ -156,7 +156,7 @@ def test_only_the_best_value_is_trained_on_all_seeds(learnable, tmp_path, capsys
     assert states(folder) == [FINISHED, WAITING, FINISHED, FINISHED]
 
 
-@pytest.mark.slow  # tests/verdict/test_optimum.py says which values are added
+@pytest.mark.slow  # tests/verdict/test_tuning.py says which values are added
 def test_a_refined_grid_ends_half_an_octave_around_the_best_value(learnable, tmp_path, capsys):
     folder = tmp_path / "s"
     axes = ["--axes", "lr=2e-2,4e-2,8e-2", "seed=0,1", "--over=lr", "--refine"]

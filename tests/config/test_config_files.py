@@ -1,9 +1,11 @@
-"""The files in mhsh/configs/, and getting one from Python."""
+"""The files in mhsh/configs/, and configs by their names."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +13,15 @@ from msgspec.structs import replace
 
 from mhsh import configs
 from mhsh.cli.runs.finetune import fine_tuning_config
-from mhsh.config.loading import shipped_names
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
+from mhsh.configs import shipped_names, take_config, take_fields
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.errors import UserError
 from mhsh.models.costs import step_flops
 from mhsh.run_folder import RunFolder
 from mhsh.training.optimizer import learning_rate
+from tests.conftest import ROOT, load_fields
 
 TASKS = shipped_names()
 
@@ -179,3 +182,86 @@ def test_the_quickstart_varies_the_grouping_and_the_residual_alone():
     assert residuals == {"post_ln", "admin", "pre_ln"}
     for other in others:
         assert other == first
+
+
+OWN = """
+from mhsh.configs.base import make_config
+
+def get_config(variant="x"):
+    return make_config(dict(train=dict(num_steps=777)))
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that is no checkout."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fields(config: str, *overrides: str) -> dict:
+    found, left = take_fields("config", config, overrides)
+    assert found is not None and not left
+    return found
+
+
+@pytest.mark.parametrize("config", ["bert:2l8h", f"{ROOT}/mhsh/configs/bert.py:2l8h"])
+def test_a_shipped_config_from_anywhere(elsewhere: Path, config: str) -> None:
+    assert fields(config) == load_fields("bert", "2l8h")
+    assert fields(config, "--config.model.num_layers=3")["model"]["num_layers"] == 3
+
+
+def test_a_name_that_is_no_shipped_config() -> None:
+    for name in ("brt", "base", "brt:2l8h", "__init__"):
+        with pytest.raises(UserError, match=r"there is no config .*; there are bert, .*, and any FILE.py:VARIANT"):
+            configs.load_fields(name)
+    with pytest.raises(UserError, match=r"there is no config 'base'; there are bert, "):
+        configs.load("base")
+
+
+def test_a_file_of_the_user_imports_what_is_shipped(elsewhere: Path) -> None:
+    (elsewhere / "mine.py").write_text(OWN)
+    assert fields("mine.py")["train"]["num_steps"] == 777
+    assert configs.get("mine.py").train.num_steps == 777
+    (elsewhere / "larger.py").write_text("from mhsh.configs.bert import get_config\n")
+    assert fields("larger.py:2l8h") == load_fields("bert", "2l8h")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("model=dict(objective='mml')", "^model.objective = 'mml'; allowed: mlm, clm, translation, classification, span$"),
+        ("modle=dict(num_layers=1)", "^modle = {'num_layers': 1} is not a field of the config; did you mean model\\?$"),
+        ("model=dict(num_layer=1)", "^model.num_layer = 1 is not a field of the config; did you mean model.num_layers\\?$"),
+    ],
+)
+def test_a_wrong_field_in_a_file_of_the_user_is_one_line(elsewhere: Path, changes: str, message: str) -> None:
+    (elsewhere / "mine.py").write_text(OWN.replace("train=dict(num_steps=777)", changes))
+    with pytest.raises(UserError, match=message):
+        configs.get("mine.py")
+
+
+def test_from_python_as_from_the_command_line() -> None:
+    found = configs.get("bert:2l8h", train={"num_steps": 10}, model={"heads_per_layer": 1, "residual": "pre_ln"})
+    flags = ["--config.train.num_steps=10", "--config.model.heads_per_layer=1", "--config.model.residual=pre_ln"]
+    assert (found, []) == take_config("config", "bert:2l8h", flags)
+    assert (found.model.num_layers, found.model.num_heads) == (16, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "sections", "message"),
+    [
+        ("brt:2l8h", {}, "there is no config 'brt'"),
+        ("bert:2l9h", {}, "bert has no variant '2l9h'"),
+        ("bert", {}, "bert needs a variant"),
+        ("bert:2l8h", {"training": {"num_steps": 1}}, "training.num_steps: the config has no section 'training'"),
+        ("bert:2l8h", {"train": {"num_step": 1}}, "the config has no field 'train.num_step'; did you mean train.num_steps"),
+        ("bert:2l8h", {"train": 3}, "train = 3 is not a section; give its fields, as in train={'FIELD': VALUE}"),
+        ("bert:2l8h", {"train": {"num_steps": "3"}}, "train.num_steps = '3' is of type str; allowed: int"),
+        ("bert:2l8h", {"model": {"heads_per_layer": 3}}, "heads_per_layer"),
+    ],
+)  # fmt: skip
+def test_what_no_config_can_be(name: str, sections: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        configs.get(name, **sections)
+    assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -1,24 +1,35 @@
-"""The schema says everything of a field, and everything reads it there."""
+"""The schema says everything of a field, and everything reads it there; how two configs differ."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mhsh.config import fields as config_fields
 from mhsh.config import reference, resolve
-from mhsh.config.fields import SHAPING, Field, all_fields, fields_of, kind_of, section_class, section_names
-from mhsh.config.roles import ROLES, Role, Row, Step, loss
-from mhsh.config.schema import OBJECTIVES, Config, ModelConfig, Section, to_dict
+from mhsh.config.fields import (
+    SHAPING,
+    Field,
+    all_fields,
+    differences,
+    fields_of,
+    flatten,
+    format_differences,
+    kind_of,
+    section_class,
+    section_names,
+)
+from mhsh.config.schema import OBJECTIVES, ROLES, Config, ModelConfig, Role, Row, Section, Step, loss, to_dict
 from mhsh.configs import base
 from mhsh.errors import UserError
 from mhsh.sweep.axes import parse_axes
-from mhsh.verdict.conditions import _settings
+from mhsh.verdict.fairness import _settings
+from tests.conftest import ROOT
 
+PAGE = ROOT / "docs" / "config.md"
 EVERY_FIELD = list({(objective, field.path): field for objective in OBJECTIVES for field in all_fields(objective)}.values())
 
 
@@ -36,7 +47,7 @@ def test_every_field_has_a_role_and_a_line_of_documentation() -> None:
 
 def test_a_field_without_them_would_be_found() -> None:
     width = Annotated[int, msgspec.Meta(description="the width")]
-    bare = msgspec.defstruct("Bare", [("depth", int), ("width", width)], bases=(Section,), frozen=True, kw_only=True)
+    bare = msgspec.defstruct("Bare", [("depth", int, 1), ("width", width, 1)], bases=(Section,), frozen=True, kw_only=True)
     assert [field.path for field in fields_of("model", bare).values() if unexplained(field)] == ["model.depth", "model.width"]
 
 
@@ -71,14 +82,15 @@ def test_the_roles_of_a_few() -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_base_has_every_field_once(objective: str) -> None:
-    sections = base.make_config(dict(model=dict(objective=objective))).to_dict()
-    paths = {f"{section}.{name}" for section, values in sections.items() for name in values}
-    assert paths == {field.path for field in all_fields(objective)} | {*SHAPING}
-    source = inspect.getsource(base)
-    for name in (*base.MODEL, *base.OPTIMIZER, *base.TRAIN, *base.MESH):
-        inside = [section for section in ("model", "optimizer", "train", "mesh") if name in sections[section]]
-        assert source.count(f"\n    {name}=") == len(set(inside) - {"mesh"}) + (name in base.PRETRAINING_DATA), name
+def test_a_config_file_has_every_field_with_its_default(objective: str) -> None:
+    found = flatten(base.make_config(dict(model=dict(objective=objective))).to_dict())
+    expected = {field.path: field.default for field in all_fields(objective)} | dict.fromkeys(SHAPING, 0)
+    assert found == expected | {"model.objective": objective}
+
+
+def test_every_default_is_allowed() -> None:
+    assert [field for field in EVERY_FIELD if msgspec.convert(field.default, field.annotation) != field.default] == []
+    assert {type(field.default) is field.kind for field in EVERY_FIELD} == {True}
 
 
 def test_kinds() -> None:
@@ -94,36 +106,80 @@ def test_kinds() -> None:
 
 
 @pytest.fixture
-def coloured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """A config's fields where the schema and the base have one field more, model.colour."""
-    colour = Annotated[Literal["red", "blue"], loss("the colour of the model", "dropout", "named", before="red")]
-    extended = msgspec.defstruct("Extended", [("colour", colour)], bases=(ModelConfig,), frozen=True, kw_only=True)
+def coloured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A config's fields where the schema has one more, model.colour."""
+    colour = Annotated[Literal["red", "blue"], loss("the colour of the model", "dropout", "named")]
+    extended = msgspec.defstruct("Extended", [("colour", colour, "blue")], bases=(ModelConfig,), frozen=True, kw_only=True)
 
     def with_colour(section: str, objective: str) -> type:
         return extended if section == "model" else section_class(section, objective)
 
-    for module in (config_fields, resolve, reference):
+    for module in (config_fields, resolve, reference, base):
         monkeypatch.setattr(module, "section_class", with_colour)
-    monkeypatch.setitem(base.MODEL, "colour", "blue")
-    yield base.make_config().to_dict()
+    return base.make_config().to_dict()
 
 
-def test_a_new_field_is_one_line_in_the_schema_and_one_in_the_base(coloured: dict[str, Any]) -> None:
+def test_a_new_field_is_one_line_in_the_schema(coloured: dict[str, Any]) -> None:
     config = resolve.from_dict(coloured)
     assert to_dict(config)["model"]["colour"] == "blue"
     with pytest.raises(UserError, match=r"^model.colour = 'green'; allowed: red, blue$"):
         resolve.from_dict(coloured | {"model": coloured["model"] | {"colour": "green"}})
     with pytest.raises(UserError, match=r"^model.color = 'red' is not a field of the config; did you mean model.colour\?$"):
         resolve.from_dict(coloured | {"model": coloured["model"] | {"color": "red"}})
-    # An older run's config.json lacks it.
-    old = {name: value for name, value in coloured["model"].items() if name != "colour"}
-    assert to_dict(resolve.from_saved(coloured | {"model": old}))["model"]["colour"] == "red"
     assert _settings(config, "dropout").endswith(", colour blue")
     (axis,) = parse_axes(["colour=red,blue"], coloured)
     assert axis.values == ("red", "blue")
-    row = "| `model.colour` | red, blue | loss | the colour of the model |"
+    row = "| `model.colour` | red, blue | blue | loss | the colour of the model |"
     assert row in reference.markdown() and "model.colour (red, blue; loss)" in reference.text()
 
 
 def test_the_sections_are_those_of_the_config() -> None:
     assert section_names() == ("model", "data", "optimizer", "train", "mesh") == Config.__struct_fields__
+
+
+def test_equal_configs_do_not_differ(make_config) -> None:
+    config = make_config("bert", "2l8h")
+    assert differences(config, to_dict(config)) == {}
+    assert format_differences(config, config) == ""
+
+
+def test_every_differing_field_with_both_values(make_config) -> None:
+    there, here = make_config("bert", "2l8h"), make_config("bert", "4l4h", **{"optimizer.beta2": 0.98})
+    assert differences(there, here) == {
+        "model.num_layers": (2, 4),
+        "model.num_heads": (8, 4),
+        "model.mlp_dim": (256, 128),
+        "model.layers_per_group": (1, 2),
+        "optimizer.beta2": (0.999, 0.98),
+    }
+    assert format_differences(there, replace(there, train=replace(there.train, batch_size=16, start_from="run"))) == (
+        "train.start_from is '' there, 'run' here; train.batch_size is 8 there, 16 here"
+    )
+
+
+def test_a_field_that_one_config_does_not_have_is_none(make_config) -> None:
+    found = differences(make_config("bert", "2l8h"), make_config("translation", "tiny"))
+    assert found["data.mask_fraction"] == (0.15, None)
+    assert found["data.layout"] == (None, "packed")
+    assert found["data.tokenizer"] == ("wordpiece", "bpe")
+
+
+def test_values_by_path(make_config) -> None:
+    flat = flatten(make_config("bert", "2l8h"))
+    assert flat["model.num_layers"] == 2 and flat["mesh.data"] == -1
+    assert flatten({"model": {"num_layers": 3}, "version": 2}) == {"model.num_layers": 3}
+
+
+def test_the_page_is_what_the_schema_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference.markdown(), "write it anew: mhsh configs --markdown > docs/config.md"
+
+
+def test_every_field_is_on_the_page_and_in_the_terminal() -> None:
+    for objective in OBJECTIVES:
+        for field in all_fields(objective):
+            assert f"| `{field.path}` |" in reference.markdown()
+            assert f"  {field.path} (" in reference.text()
+
+
+def test_lines_outside_of_tables_are_short() -> None:
+    assert max(len(line) for line in reference.markdown().split("\n") if not line.startswith("|")) <= 100

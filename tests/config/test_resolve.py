@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from mhsh import configs
-from mhsh.config.fields import parse_value
+from mhsh.config.fields import all_fields, parse_value
 from mhsh.config.resolve import from_dict
+from mhsh.config.schema import OBJECTIVES
 from mhsh.config.shapes import regroup
+from mhsh.configs.base import defaults
 from mhsh.errors import UserError
 
 FIELDS = configs.load("bert").get_config("2l8h").to_dict()
@@ -38,48 +40,41 @@ def test_heads_per_layer_regroups_on_the_way_in():
         assert from_dict(overridden({"model.heads_per_layer": keep})) == BERT
 
 
-COUNTS = [
-    *(f"model.{name}" for name in ("vocab_size", "max_positions", "num_layers", "num_heads", "head_dim", "embed_dim", "mlp_dim")),
-    *("model.scan_unroll", "data.sequence_length"),
-    *(f"train.{name}" for name in ("num_steps", "batch_size", "accumulation_steps", "log_interval", "keep_checkpoints")),
-]
-NOT_NEGATIVE = [
-    *("model.num_token_types", "model.num_decoder_layers", "data.max_predictions", "data.seed", "optimizer.warmup_steps"),
-    *(f"train.{name}" for name in ("seed", "eval_interval", "eval_batches", "checkpoint_interval", "keep_every")),
-]
-CHOICES = {
-    "model.objective": "mlm, clm, translation, classification, span",
-    "model.positions": "learned, sinusoidal",
-    "model.activation": "gelu, gelu_tanh, relu",
-    "model.residual": "post_ln, pre_ln, admin, deepnorm, rezero, keel, peri_ln, ln_scaling, completep, hybrid_norm",
-    "model.admin_omega": "profiled, closed_log, closed_one",
-    "model.init": "bert, xavier, fairseq",
-    "model.fans": "ungrouped, own",
-    "model.compute_dtype": "float32, bfloat16",
-    "model.residual_dtype": "float32, bfloat16",
-    "model.remat_policy": "auto, none, projections, dots, dots_no_batch, full, groups",
-    "model.attention_implementation": "xla, cudnn",
-    "data.tokenizer": "wordpiece, bytes",
-    "optimizer.name": "adamw, lamb, radam",
-    "optimizer.schedule": "linear, constant, inverse_sqrt",
+# What no field with these bounds takes.
+BEYOND = {
+    "1 or more": 0,
+    "0 or more": -1,
+    "more than 0": 0,
+    "from 0 to less than 1": 1,
+    "1 or more, or -1 for the rest": 0,
 }
-FRACTIONS = [
-    *("model.hidden_dropout", "model.attention_dropout", "model.mlp_dropout", "model.embedding_dropout"),
-    "train.label_smoothing",
-    *("data.mask_fraction", "data.validation_fraction", "optimizer.beta1", "optimizer.beta2"),
-]
-POSITIVE = ["model.layer_norm_epsilon", "optimizer.learning_rate", "optimizer.epsilon"]
+BOUNDED = {
+    (objective, field.path): field
+    for objective in OBJECTIVES
+    for field in all_fields(objective)
+    if field.allowed and (objective == "clm" or field.path.startswith("data."))
+}
+
+
+@pytest.mark.parametrize(("objective", "path"), BOUNDED)
+def test_every_field_refuses_what_is_beyond_its_bounds(objective, path):
+    field = BOUNDED[objective, path]
+    value = field.kind(BEYOND.get(field.allowed, "other"))
+    said = re.escape(f"{path} = {value!r}; allowed: {field.allowed}")
+    with pytest.raises(UserError, match=f"^{said}$"):
+        from_dict(overridden({path: value}, defaults(objective)))
+
 
 # (overrides, what the message must match)
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    *(({name: 0}, f"^{name} = 0; allowed: 1 or more$") for name in COUNTS),
-    *(({name: -1}, f"^{name} = -1; allowed: 0 or more$") for name in NOT_NEGATIVE),
-    *(({name: -0.5}, f"^{name} = -0.5; allowed: 0 or more$") for name in ("optimizer.weight_decay", "optimizer.clip_norm")),
-    *(({name: 0.0}, f"^{name} = 0.0; allowed: more than 0$") for name in POSITIVE),
-    *(({name: "other"}, f"^{name} = 'other'; allowed: {allowed}$") for name, allowed in CHOICES.items()),
-    *(({name: 1.0}, f"^{name} = 1.0; allowed: from 0 to less than 1$") for name in FRACTIONS),
-    *(({name: -0.1}, f"^{name} = -0.1; allowed: from 0 to less than 1$") for name in FRACTIONS),
-    *(({f"mesh.{axis}": 0}, f"^mesh.{axis} = 0; allowed: 1 or more, or -1 for the rest$") for axis in ("data", "fsdp", "tensor")),
+    ({"model.num_layers": 0}, "^model.num_layers = 0; allowed: 1 or more$"),
+    ({"data.seed": -1}, "^data.seed = -1; allowed: 0 or more$"),
+    ({"optimizer.weight_decay": -0.5}, "^optimizer.weight_decay = -0.5; allowed: 0 or more$"),
+    ({"optimizer.learning_rate": 0.0}, "^optimizer.learning_rate = 0.0; allowed: more than 0$"),
+    ({"model.hidden_dropout": 1.0}, "^model.hidden_dropout = 1.0; allowed: from 0 to less than 1$"),
+    ({"model.hidden_dropout": -0.1}, "^model.hidden_dropout = -0.1; allowed: from 0 to less than 1$"),
+    ({"optimizer.name": "other"}, "^optimizer.name = 'other'; allowed: adamw, lamb, radam$"),
+    ({"mesh.data": 0}, "^mesh.data = 0; allowed: 1 or more, or -1 for the rest$"),
     ({"mesh.tensor": -2}, "^mesh.tensor = -2; allowed: 1 or more, or -1"),
     ({"mesh.fsdp": -1}, "'data': -1, 'fsdp': -1, 'tensor': 1}: only one axis can be -1"),
     ({"data.sequence_length": 65}, "^data.sequence_length = 65 is longer than model.max_positions = 64; "),
@@ -106,8 +101,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.head_per_layer": 3}, "^model.head_per_layer = 3 is not a field .*; did you mean model.heads_per_layer\\?$"),
     ({"train.qqq": 1}, "^train.qqq = 1 is not a field of the config; allowed: seed, start_from, keep_moments, num_steps, "),
     ({"optimiser": {}}, "^optimiser = {} is not a field of the config; did you mean optimizer\\?$"),
-    ({"train.seed": ...}, "^train.seed is missing from the config; it has no default$"),
-    ({"mesh": ...}, "^mesh is missing from the config; it has no default$"),
+    ({"train.seed": ...}, "^train.seed is missing from the config; give every field$"),
+    ({"mesh": ...}, "^mesh is missing from the config; give every field$"),
     ({"mesh": 3}, "^mesh = 3 is not a section; allowed: data, fsdp, tensor$"),
     # Types.
     ({"train.num_steps": True}, "^train.num_steps = True is of type bool; allowed: int$"),
@@ -160,8 +155,8 @@ def test_refusals_name_the_field_the_value_and_what_is_allowed(overrides, messag
     "overrides",
     [
         *({name: 1} for name in ("model.vocab_size", "model.num_layers", "train.batch_size", "model.mlp_dim")),
-        *({name: 0} for name in NOT_NEGATIVE if name not in ("model.num_token_types", "data.max_predictions")),
-        *({name: 0.0} for name in FRACTIONS if name != "data.mask_fraction"),
+        *({name: 0} for name in ("data.seed", "optimizer.warmup_steps", "train.seed", "train.eval_batches", "train.keep_every")),
+        *({name: 0.0} for name in ("model.hidden_dropout", "train.label_smoothing", "optimizer.beta1")),
         {"data.sequence_length": 64, "data.max_predictions": 64},
         {"optimizer.warmup_steps": 40},
         {"model.next_sentence": False, "model.num_token_types": 0},

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.special import stdtrit
 
-from mhsh.report.lines import describe_metrics, drawn_curve
+from mhsh.report.curves import describe_metrics, drawn_curve
 from mhsh.report.report import (
     Cell,
     Column,
@@ -91,7 +91,7 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
         tables=(table, Table("Every run", (Column("run"), Column("outcome")), every_run)),
         curves=curves,
         points=(dataclasses.replace(rates_figure(names), title=f"Loss of {names[0]}"),),
-        conditions=Table.of_text("Conditions", ["condition", "role", "values"], [["dropout", "loss", names[0]]]),
+        conditions=(Table.of_text("Conditions", ["condition", "role", "values"], [["dropout", "loss", names[0]]]),),
         problems=(f"{names[0]}: is cut short",),
         rules=(f"A rule of {names[0]}.",),
     )

@@ -14,7 +14,7 @@ from mhsh.report.build import build_report
 from mhsh.report.files import to_json
 from mhsh.report.report import GROUPS, RUNS, Report, Table
 from mhsh.verdict.experiment import load_experiment
-from mhsh.verdict.findings import compare, corrected
+from mhsh.verdict.findings import compare, judge_page
 from tests.conftest import load_fields
 from tests.planted import MakeRun
 from tests.sweeps import write_sweep
@@ -24,8 +24,7 @@ DEEP = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
 
 def report_of(paths: Sequence[str | Path], **options: Any) -> Report:
     sections = load_experiment(paths).sections()
-    comparisons, _ = corrected([compare(section, name=name, **options) for name, section in sections.items()])
-    return build_report(comparisons)
+    return build_report(*judge_page([compare(section, name=name, **options) for name, section in sections.items()]))
 
 
 def cells(table: Table, row: int) -> dict[str, Any]:
@@ -56,10 +55,10 @@ def test_groups_their_pairs_and_what_is_unequal(two_groups: Report) -> None:
 
 
 def test_the_conditions_are_those_that_differ(two_groups: Report) -> None:
-    assert two_groups.conditions is not None
-    shown = {row.full[0].text: row.full[1].text for row in two_groups.conditions.rows}
-    assert shown["dropout"] == "different" and "tokens seen" not in shown and "equal" not in shown.values()
-    assert two_groups.conditions.note.endswith("other conditions are equal.")
+    (conditions,) = two_groups.conditions
+    shown = {row.full[0].text: row.full[1].text for row in conditions.rows}
+    assert shown["dropout"] == "losses" and "tokens seen" not in shown
+    assert conditions.note.endswith("other conditions are equal.")
 
 
 def test_the_first_table_has_the_measure_the_difference_and_the_costs(two_groups: Report) -> None:
@@ -69,6 +68,12 @@ def test_the_first_table_has_the_measure_the_difference_and_the_costs(two_groups
     assert deep["difference"].text.startswith("\u2212") and deep["difference"].mark == ""
     # The target is the highest final loss, 2.52: of the shallow seed 2, after 30 steps.
     assert shallow["steps to 2.520"].value == pytest.approx((30 + 10 * (0.28 / 0.3 + 0.28 / 0.29) + 40) / 3)
+
+
+def test_a_target_that_the_first_evaluation_meets_was_reached_at_most_there(make_run: MakeRun) -> None:
+    paths = [make_run("a", [4.0] * 20, [2.4, 2.3]), make_run("b", [4.0] * 20, [2.8, 2.3], model=DEEP)]
+    first, second = (cells(report_of(paths, target=2.5).tables[0], row)["steps to 2.500"] for row in range(2))
+    assert (first.text, first.value, second.text) == ("at most 10", 10.0, "16")
 
 
 def test_two_kinds_of_run_are_no_mean(make_run: MakeRun) -> None:
@@ -131,6 +136,7 @@ def test_a_swept_number_is_an_axis_and_sweeps_stand_beside_each_other(tmp_path: 
     assert [group.name.split(":")[0] for group in report.curves.groups] == ["one"] * 3 + ["two"] * 3
     assert [row.group for row in report.tables[1].rows] == [3, 4, 5]
     assert report.title.startswith("one: ") and report.summary[0].startswith("two: ")
+    assert [table.title for table in report.conditions] == ["one: Conditions", "two: Conditions"]
 
 
 def test_no_text_of_a_report_moves_the_cursor_or_turns_the_line(make_run: MakeRun) -> None:

@@ -18,8 +18,8 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from mhsh.errors import UserError
+from mhsh.report.curves import drawn_curve
 from mhsh.report.files import curves_to_csv, from_json, prepare_files, table_to_csv, to_json
-from mhsh.report.lines import drawn_curve
 from mhsh.report.markdown import escape, report_to_markdown
 from mhsh.report.report import MARK, Cell, Column, CurveRun, Report, Row, Table
 from mhsh.report.terminal import print_report, print_table
@@ -155,9 +155,8 @@ def test_a_terminal_is_told_of_groups_that_it_does_not_show() -> None:
 def test_a_terminal_shows_hostile_names_and_does_not_obey_them(width: int) -> None:
     report = planted_report(HOSTILE)
     text = printed(report, width)
-    for table in (*report.tables, report.conditions):
+    for table in (*report.tables, *report.conditions):
         console = Console(width=width, file=io.StringIO(), highlight=False)
-        assert table is not None
         print_table(table, console)
         assert isinstance(console.file, io.StringIO)
         text += console.file.getvalue()

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
 
+from mhsh.report.curves import difference_lines, group_lines, spread
 from mhsh.report.html import pieces, to_html, to_live_html
-from mhsh.report.lines import difference_lines, group_lines, spread
 from mhsh.report.report import MARK, Report
 from mhsh.text import sanitize
 from tests.report.browser import PROGRAM, Browser

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.config.schemes import SCHEMES, scheme_of
+from mhsh.config.shapes import SCHEMES
 from mhsh.errors import UserError
 from mhsh.sweep.axes import cells_of, parse_axes
 from tests.conftest import load_fields
@@ -80,7 +80,6 @@ def test_schemes_are_the_residual_and_how_omega_starts(fields):
     assert got["admin_closed_log"] == ("admin", "closed_log")
     assert got["admin_closed_one"] == ("admin", "closed_one")
     assert got["deepnorm"][0] == "deepnorm" and got["post_ln"][0] == "post_ln"
-    assert all(scheme_of(c.config.model) == c.settings["scheme"] for c in made)
 
 
 @pytest.mark.parametrize(

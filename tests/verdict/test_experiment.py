@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mhsh.errors import UserError
-from mhsh.verdict.conditions import fairness
 from mhsh.verdict.experiment import load_experiment
-from mhsh.verdict.measures import crossing, measure_all
+from mhsh.verdict.fairness import fairness
+from mhsh.verdict.outcomes import crossing, measure_all
+from mhsh.verdict.runs import Curve
 from tests.planted import MakeRun, lineage_of
 
 NAN = math.nan
@@ -90,27 +91,28 @@ def test_with_pretraining_every_axis_counts_all_runs_before(make_run: MakeRun):
 
 
 @pytest.mark.parametrize(
-    ("loss", "target", "place"),
+    ("loss", "target", "step", "at_most"),
     [
-        ([4.0, 3.0, 2.0], 2.5, 25.0),
-        ([4.0, 3.0, 2.0], 3.0, 20.0),  # at a row exactly
-        ([4.0, 3.0, 2.0], 4.5, 10.0),  # there from the first row on
-        ([4.0, 3.0, 2.0], 1.9, NAN),
-        ([4.0, 2.0, 5.0], 3.0, 15.0),  # the first crossing counts, though it rises again
-        ([4.0, NAN, 2.0], 3.0, 30.0),  # no interpolation over a gap
-        ([NAN, NAN, NAN], 3.0, NAN),
-        ([], 3.0, NAN),
+        ([4.0, 3.0, 2.0], 2.5, 25.0, False),
+        ([4.0, 3.0, 2.0], 3.0, 20.0, False),  # at a row exactly
+        ([4.0, 3.0, 2.0], 4.5, 10.0, True),  # there from the first row on
+        ([4.0, 3.0, 2.0], 1.9, NAN, False),
+        ([4.0, 2.0, 5.0], 3.0, 15.0, False),  # the first crossing counts, though it rises again
+        ([4.0, NAN, 2.0], 3.0, 30.0, True),  # no interpolation over a gap
+        ([NAN, NAN, NAN], 3.0, NAN, False),
+        ([], 3.0, NAN, False),
     ],
 )
-def test_the_first_crossing_by_hand(loss: list[float], target: float, place: float):
-    x = np.arange(10.0, 10.0 * len(loss) + 5, 10)
-    np.testing.assert_equal(crossing(x, np.array(loss), target), place)
+def test_the_first_crossing_by_hand(loss: list[float], target: float, step: float, at_most: bool):
+    curve = Curve({"step": np.arange(10.0, 10.0 * len(loss) + 5, 10)}, np.array(loss))
+    np.testing.assert_equal(crossing(curve, target), (step, at_most))
 
 
 @given(losses=st.lists(st.floats(0.5, 8), min_size=2, max_size=20), target=st.floats(0.5, 8))
 def test_the_curve_is_at_the_target_where_it_crosses_and_above_before(losses: Sequence[float], target: float):
     x, loss = np.arange(1.0, len(losses) + 1), np.array(losses)
-    place = crossing(x, loss, target)
+    place, at_most = crossing(Curve({"step": x}, loss), target)
+    assert at_most == (loss[0] <= target)
     if math.isnan(place):
         assert (loss > target).all()
     else:

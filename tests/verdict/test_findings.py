@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from mhsh.errors import UserError
-from mhsh.verdict.conditions import factors, treatment_of
+from mhsh.report.sentences import change_words, sentences, title
 from mhsh.verdict.experiment import load_experiment
+from mhsh.verdict.fairness import factors, treatment_of
 from mhsh.verdict.findings import (
     HIGHER,
     LEVEL,
@@ -23,9 +24,9 @@ from mhsh.verdict.findings import (
     UNTRAINED,
     Comparison,
     compare,
-    corrected,
+    judge_page,
 )
-from mhsh.verdict.sentences import sentences, title
+from mhsh.verdict.outcomes import measure_all
 from mhsh.verdict.tuning import tune
 from tests.conftest import load_fields
 from tests.planted import MakeRun
@@ -43,7 +44,7 @@ def judge(paths: Sequence[str | Path], over: str | None = None, **options: Any) 
     if over is not None:
         tuned = tune(experiment, over)
         experiment, choices = tuned.experiment, tuned.choices
-    return corrected([compare(experiment, treatment=treatment, choices=choices, **options)])[0][0]
+    return judge_page([compare(experiment, treatment=treatment, choices=choices, **options)])[0][0]
 
 
 def verdicts(comparison: Comparison) -> list[str | None]:
@@ -158,7 +159,7 @@ def test_more_groups_need_more_evidence(tmp_path):
     finding = alone.findings[1]
     assert finding is not None
     assert finding.difference is not None
-    many, _ = corrected([alone] * 6)
+    many, _ = judge_page([alone] * 6)
     again = many[0].findings[1]
     assert again is not None
     assert again.difference is not None
@@ -235,8 +236,6 @@ def test_a_larger_model_that_loses_is_comparable_and_one_that_wins_is_not(make_r
 
 def test_how_often_a_curve_was_evaluated_changes_nothing(make_run: MakeRun):
     """The same curve, validated every 10 steps and every 100."""
-    from mhsh.verdict.measures import measure_all
-
     curve = [3.0 - 0.9 * (1 - 0.9**step) + 0.02 * math.sin(step) for step in range(1, 31)]
     often = make_run("often", [4.0, 3.0], curve, training={"seed": 0})
     seldom = make_run("seldom", [4.0, 3.0], training={"seed": 1}, model={"residual": "pre_ln"})
@@ -331,6 +330,22 @@ def test_two_sweeps_whose_folders_have_one_name_are_compared_apart(tmp_path):
     paths = [heads(tmp_path / size / "sweep", SHALLOW, DEEP) for size in ("small", "large")]
     experiment = load_experiment(paths)
     assert {name: len(section.groups) for name, section in experiment.sections().items()} == {"small/sweep": 2, "large/sweep": 2}
+
+
+def test_a_difference_that_changes_from_one_sweep_to_the_next_is_tested(tmp_path):
+    larger = [loss + 0.03 + 0.001 * seed for seed, loss in enumerate(DEEP)]
+    paths = [heads(tmp_path / name, SHALLOW, deep) for name, deep in (("small", DEEP), ("large", larger), ("same", DEEP))]
+    sections = load_experiment(paths).sections()
+    comparisons, changes = judge_page([compare(section, name=name) for name, section in sections.items()])
+    assert [verdicts(comparison) for comparison in comparisons] == [[None, HIGHER]] * 3
+    grown, same = changes
+    assert grown.estimate.mean == pytest.approx(0.032) and grown.estimate.is_significant
+    said = change_words(grown)
+    assert "from small to large the difference changes by +0.032 (+0.029 to +0.035)" in said
+    assert said.startswith("1 head a layer (24x1 admin and ") and said.endswith(", it grows.")
+    # Equal differences have no spread, and no p-value.
+    assert same.estimate.mean == 0 and not same.estimate.is_significant
+    assert change_words(same).endswith("from small to same the difference changes by +0.000, which may be chance.")
 
 
 def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):

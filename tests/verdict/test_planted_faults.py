@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mhsh.verdict.conditions import treatment_of
 from mhsh.verdict.estimate import WIDENING
 from mhsh.verdict.experiment import load_experiment
-from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, TOO_FEW_SEEDS, UNMEASURED, UNTRAINED, Comparison, compare, corrected
+from mhsh.verdict.fairness import treatment_of
+from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, TOO_FEW_SEEDS, UNMEASURED, UNTRAINED, Comparison, compare, judge_page
 from tests.conftest import load_fields
 from tests.sweeps import write_sweep
 
@@ -122,7 +122,7 @@ def by_the_rules(losses: Mapping[Place, float], faults: Mapping[Place, str]) -> 
 
 def judged(paths: list[Path]) -> Comparison:
     experiment = load_experiment(paths)
-    return corrected([compare(experiment, treatment=treatment_of(experiment.axes, None))])[0][0]
+    return judge_page([compare(experiment, treatment=treatment_of(experiment.axes, None))])[0][0]
 
 
 def check(case: tuple[dict[Place, float], dict[Place, str]]) -> None:

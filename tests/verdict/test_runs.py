@@ -1,16 +1,23 @@
-"""Tests of loading run folders: names, damage, and rows that would draw a wrong curve."""
+"""Tests of loading run folders: names, missing records, damage, and rows that would draw a wrong
+curve.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mhsh.run_folder import RunFolder
-from mhsh.verdict.conditions import find_conditions
-from mhsh.verdict.runs import load_runs
+from mhsh import run_folder
+from mhsh.outcome import LEFT, NO_METRICS
+from mhsh.run_folder import METRICS_FILE, RunFolder
+from mhsh.verdict.runs import AXES, SPLITS, curve_of, load_runs, read_rows
+from tests.planted import lineage_of
 
 
 def append(path: Path, **fields: object) -> None:
@@ -99,13 +106,33 @@ def test_numbers_that_no_float_holds_are_gaps(make_run) -> None:
     assert np.isnan(loss).tolist() == [False, True, True]
 
 
-def test_a_damaged_record_is_a_problem_and_the_curves_stay(make_run) -> None:
-    path = make_run("a", [3.0])
-    (path / "run.json").write_text('{"status": ')
-    run = load_runs([path]).runs[0]
-    assert run.drawable
-    assert run.record == {}
-    assert "run.json" in run.problems[0]
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("run.json", "has rows in metrics.jsonl and no run.json"),
+        ("code", "did not record code: this version of mhsh did not train it"),
+        ("batch", "did not record the checksum of validation's batches"),
+    ],
+)
+def test_a_run_that_lacks_a_record_is_refused_by_name(make_run, lost: str, words: str) -> None:
+    path, other = make_run("a", [3.0], [2.0]), make_run("b", [3.0], [2.0])
+    if lost == "run.json":
+        (path / "run.json").unlink()
+    elif lost == "code":
+        record = json.loads((path / "run.json").read_text())
+        del record["code"]
+        (path / "run.json").write_text(json.dumps(record))
+    else:
+        append(path, split="validation", step=20, tokens=10**6, flops=1e12, seconds=9.0)
+    loaded = load_runs([path, other])
+    assert [run.name for run in loaded.runs] == ["b"]
+    (line,) = loaded.refused
+    assert str(path) in line and words in line
+
+
+def test_a_run_that_has_logged_nothing_needs_no_record(make_run) -> None:
+    (run,) = load_runs([make_run("a", with_record=False)]).runs
+    assert not run.has_logged and run.goodput is None and run.outcome == NO_METRICS
 
 
 def test_records_of_another_shape_read_as_not_recorded(make_run) -> None:
@@ -114,15 +141,90 @@ def test_records_of_another_shape_read_as_not_recorded(make_run) -> None:
     assert run.recorded_number("parameters", "total") is None
 
 
-def test_a_parent_that_this_version_cannot_read_is_a_problem_of_that_run_alone(make_run) -> None:
+def test_a_run_whose_parent_this_version_cannot_read_is_refused(make_run) -> None:
     first = make_run("first", [3.0] * 20)
-    (parent,) = RunFolder(first).lineage(20)
+    (parent,) = lineage_of(first, 20)
     unknown = parent | {"config": parent["config"] | {"model": parent["config"]["model"] | {"residual": "from_the_future"}}}
     started = {"folder": str(first), "step": 20, "lineage": [unknown]}
-    second = make_run("second", [2.0] * 20, training={"start_from": str(first)}, record={"started_from": started})
-    a, b = load_runs([first, second]).runs
-    assert not a.problems and [each.config for each in b.lineage] == [None]
-    (problem,) = b.problems
-    assert str(second) in problem and "from_the_future" in problem and problem.endswith("it counts as not recorded")
-    (start,) = [row for row in find_conditions([[b]]) if row.name == "start"]
-    assert start.equal is None
+    make_run("second", [2.0] * 20, training={"start_from": str(first)}, record={"started_from": started})
+    loaded = load_runs([first, first.parent / "second"])
+    assert [run.name for run in loaded.runs] == ["first"]
+    (line,) = loaded.refused
+    assert str(first.parent / "second") in line and "from_the_future" in line
+
+
+def test_the_numbers_of_a_run(make_run) -> None:
+    path = make_run("a", [3.0] * 36 + [2.0, 2.0, 2.5, 2.5], [2.9, 2.1, 2.4, 2.3])
+    (run,) = load_runs([path]).runs
+    assert (run.final_validation, run.final_train, run.outcome, run.goodput) == (2.3, 2.25, LEFT, 0.8)
+    assert (run.spent("step"), run.spent("tokens"), run.spent("seconds")) == (40, 512 * 40, pytest.approx(4.0))
+
+
+def test_every_number_beside_the_loss_is_read(make_run) -> None:
+    path = make_run("a", validation=[])
+    rows: list[dict[str, Any]] = [
+        {"step": step, "split": "train", "loss": 3.0, "grad_norm": step / 7, "a name: \u00b7": step, "batch": f"{step:x}"}
+        for step in range(1, 20)
+    ]
+    rows[5] |= {"loss": None, "grad_norm": None, "skipped": True}
+    rows.append({"step": 19, "split": "validation", "loss": 2.5, "accuracy": 0.25, "batch": "beef"})
+    RunFolder(path).append_metrics(rows)
+    (run,) = load_runs([path]).runs
+    train, validation = (run.curves[split].metrics for split in SPLITS)
+    assert set(train) == {"grad_norm", "a name: \u00b7", "skipped"} and set(validation) == {"accuracy"}
+    np.testing.assert_array_equal(train["grad_norm"], [np.nan if step == 6 else step / 7 for step in range(1, 20)])
+    np.testing.assert_array_equal(np.flatnonzero(train["skipped"] == 1), [5])
+    assert validation["accuracy"].tolist() == [0.25] and run.validated == ("beef",)
+    assert run.batches["checksum"].tolist() == [f"{step:x}".encode() for step in range(1, 20)]
+
+
+_NUMBERS = st.one_of(
+    st.none(), st.integers(), st.floats(), st.just(10**400), st.just(2**63), st.just(2**53 + 1), st.booleans(), st.just("1")
+)
+_ROWS = st.fixed_dictionaries(
+    {"step": st.integers(0, 30), "split": st.sampled_from(["train", "validation", "test"])},
+    optional={
+        **dict.fromkeys((*AXES[1:], "loss"), _NUMBERS),
+        "batch": st.one_of(st.text(max_size=3), st.none(), st.integers()),
+        "note": st.one_of(st.text(max_size=4), st.lists(st.integers(), max_size=2), st.floats()),
+    },
+)
+_ENDS = st.sampled_from(["\n", "\n", "\n", "\n", "\r\n", "\n \n", " ", ""])
+_STRAY = st.sampled_from(['"', "}", "{", "\n", "\\", ",", "0", "-", "e", "\x00", "\xe9", "[", " ", "null", "NaN"])
+
+
+@st.composite
+def _files(draw: st.DrawFn) -> bytes:
+    """Rows as training writes them, more or less: now and then a stray character, another line end,
+    or a cut.
+    """
+    rows = draw(st.lists(_ROWS, max_size=6))
+    if draw(st.booleans()):
+        rows = sorted(rows, key=lambda row: row["step"])
+    ascii_only = draw(st.booleans())
+    text = "".join(json.dumps(row, ensure_ascii=ascii_only) + draw(_ENDS) for row in rows)
+    for stray in draw(st.lists(_STRAY, max_size=2)):
+        place = draw(st.integers(0, len(text)))
+        text = text[:place] + stray + text[place + draw(st.integers(0, 3)) :]
+    content = text.encode("utf-8", "surrogatepass") if draw(st.booleans()) else text.encode("latin-1", "replace")
+    return content[: draw(st.integers(0, len(content)))] if draw(st.booleans()) else content
+
+
+@given(content=_files(), block_bytes=st.sampled_from([1, 30, 1 << 18]))
+def test_what_is_drawn_ascends_and_is_what_json_reads(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, block_bytes: int
+) -> None:
+    folder = RunFolder(tmp_path_factory.getbasetemp())
+    (folder.path / METRICS_FILE).write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_folder, "_BLOCK_BYTES", block_bytes)
+        rows, problem = read_rows(folder)
+    by_json = folder.read_metrics().rows
+    both = min(len(rows), len(by_json))
+    assert repr(list(rows[:both])) == repr(by_json[:both])
+    assert problem or len(rows) >= len(by_json)
+    for split in SPLITS:
+        drawn = curve_of([row for row in rows if row["split"] == split and "loss" in row])
+        assert (np.diff(drawn.x["step"]) > 0).all()
+        for values in drawn.x.values():
+            assert (np.diff(values[np.isfinite(values)]) >= 0).all()

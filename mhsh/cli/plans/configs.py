@@ -9,7 +9,7 @@ from typing import Any
 
 from mhsh import configs
 from mhsh.cli.parser import examples
-from mhsh.config.loading import shipped_names
+from mhsh.configs import shipped_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +43,9 @@ def _resolved(name: str) -> dict[str, Any]:
     """The fields of a config. One for fine-tuning lacks what `mhsh finetune` takes from the
     pre-trained run.
     """
-    from mhsh.config.loading import load_fields
     from mhsh.config.resolve import from_dict
     from mhsh.config.schema import ModelConfig, to_dict
+    from mhsh.configs import load_fields
 
     fields = load_fields(name)
     return to_dict(from_dict(fields)) if set(ModelConfig.__struct_fields__) <= set(fields["model"]) else fields

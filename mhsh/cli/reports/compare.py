@@ -177,10 +177,9 @@ def _is_bench(path: str) -> bool:
 def _make_run_report(question: Question) -> tuple[Report, Sequence[Comparison]]:
     # What measures and draws takes a second to import; `mhsh compare --help` does not need it.
     from mhsh.report.build import build_report
-    from mhsh.verdict.conditions import treatment_of
     from mhsh.verdict.experiment import load_experiment
-    from mhsh.verdict.findings import compare
-    from mhsh.verdict.trend import judge_page
+    from mhsh.verdict.fairness import treatment_of
+    from mhsh.verdict.findings import compare, judge_page
     from mhsh.verdict.tuning import Tuned, tune
 
     experiment = load_experiment(question.paths, question.with_pretraining)

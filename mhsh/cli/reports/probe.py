@@ -16,18 +16,16 @@ from msgspec.structs import replace
 
 from mhsh.cli.flags import CONFIG, add_config_fields, add_step
 from mhsh.cli.parser import add_command, examples
-from mhsh.config.loading import LIST
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, MeshConfig, to_dict
-from mhsh.config.schemes import SCHEMES
-from mhsh.config.shapes import shape_name
+from mhsh.config.shapes import SCHEMES, shape_name
+from mhsh.configs import LIST
 from mhsh.errors import UserError
 from mhsh.files import check_new_file, write_new
 from mhsh.probes.growth import growth, mean_interval
+from mhsh.report.files import write as write_bytes
 from mhsh.report.markdown import to_markdown
-from mhsh.report.outputs import write as write_bytes
-from mhsh.report.probe_plots import picture
-from mhsh.report.probes import print_tables, tables
+from mhsh.report.probes import picture, print_tables, tables
 from mhsh.run_folder import RunFolder
 
 FORMAT = 1  # of the JSON

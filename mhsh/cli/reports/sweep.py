@@ -22,11 +22,10 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.sweep.axes import SEEDS, Axis, Value, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
-from mhsh.text import sanitize
+from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
 from mhsh.verdict.tuning import Tuned, field_of, tune, values_to_add
-from mhsh.verdict.words import format_list
 
 _SHOWN = 10  # rows of a long plan that are printed at its start, and as many at its end
 _SUMS = ("tokens", "flops")

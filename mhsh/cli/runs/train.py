@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from mhsh.cli.exit_status import interrupted
 from mhsh.cli.flags import CONFIG, add_configs
 from mhsh.cli.parser import examples
-from mhsh.config.loading import LIST
 from mhsh.config.schema import Config
+from mhsh.configs import LIST
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 

@@ -1,4 +1,4 @@
-"""The conditions of a comparison: what two groups differ in, and what that does to it."""
+"""What two groups differ in, and what that does to their comparison."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ import enum
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
 
-from mhsh.config.differences import flatten
-from mhsh.config.fields import Field, all_fields
-from mhsh.config.roles import Row as ConfigRow
+from mhsh.config.fields import all_fields, flatten
 from mhsh.config.schema import OBJECTIVES, Config
+from mhsh.config.schema import Row as ConfigRow
 from mhsh.config.shapes import layer_parameters
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import Axis, fields_of
-from mhsh.text import sanitize
-from mhsh.verdict.curves import SPLITS
+from mhsh.text import format_recorded, sanitize
 from mhsh.verdict.experiment import Group
 from mhsh.verdict.runs import Ancestor, Run
-from mhsh.verdict.words import format_distinct, format_list
 
 PARAMETER_MARGIN = 0.02  # by which one count may exceed the other
 
@@ -71,9 +69,9 @@ class Condition:
 
     name: str
     values: tuple[str, ...]  # by group; if the runs of a group differ, each value once
-    equal: bool | None  # None: what is recorded is equal, but it is not recorded for every run
+    equal: bool
     effect: Effect
-    counts: tuple[float | None, ...]  # of SIZE, by group; None: not recorded
+    counts: tuple[float, ...]  # of SIZE, by group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +80,6 @@ class Fairness:
 
     factors: tuple[str, ...]  # of the treatment
     unequal: tuple[str, ...]  # conditions that make losses incomparable
-    unrecorded: tuple[str, ...]  # conditions of which that is not known
     clock: tuple[str, ...]  # conditions that make device seconds incomparable
     excess: float  # by which share the group has more parameters than the baseline, by its largest count; 0 within the margin
 
@@ -92,40 +89,21 @@ class Fairness:
         return not self.unequal and len(self.factors) <= 1
 
     def may_be_size(self, better: bool | None) -> bool:
-        """Whether the larger model ends better, so that its size may be the reason. `better`: as in
-        `sentence`.
+        """Whether the larger model ends better, so that its size may be the reason. `better`:
+        whether the group ends better than the baseline; None if that is not known.
         """
         return bool(self.excess) and (better is None or better == (self.excess > 0))
-
-    def sentence(self, better: bool | None = None) -> str:
-        """Whether the losses are comparable. `better`: whether the group ends better than the
-        baseline; None if that is not known.
-        """
-        reasons = [self._size] * self.may_be_size(better) + [f"different {format_list(self.unequal)}"] * bool(self.unequal)
-        if reasons:
-            return f"Not comparable: {'; '.join(reasons)}."
-        note = f"; {self._size} and ends worse all the same" if self.excess else ""
-        if len(self.factors) > 1:
-            return f"Confounded: {format_list(self.factors)} differ at once{note}."
-        if self.unrecorded:
-            return f"Comparable as far as recorded, but not every run recorded {format_list(self.unrecorded)}{note}."
-        what = f"of what matters only the treatment differs ({self.factors[0]})" if self.factors else "nothing that matters differs"
-        return f"Comparable: {what}{note}."
-
-    @property
-    def _size(self) -> str:
-        larger, share = ("it", self.excess) if self.excess > 0 else ("the baseline", -self.excess / (1 + self.excess))
-        return f"{larger} has {100 * share:.1f} % more parameters"
 
 
 # Rows whose values are more than the config's own fields; of the others a row is all of its fields.
 _OWN_ROWS = ("data seed (split, order, masking)", "start", "training seed", "mesh")
 
+_DATA_SEEDS = "data seeds"
 # What another data seed changes.
 _FOLLOW_THE_SEED = ("data", "order of the data (batches at equal steps)", "validation batches")
 
-# Fields whose `auto` becomes something else when a run starts; run.json says what.
-_ASKED_FOR = ("model.remat_policy",)
+# Asked for: a field whose `auto` becomes something else when a run starts. run.json says what ran.
+_ASKED_FOR = "model.remat_policy"
 
 
 def treatment_of(axes: Sequence[Axis], named: Sequence[str] | None) -> tuple[str, ...]:
@@ -185,49 +163,41 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
     first. The fields of `treatment` are meant to differ.
     """
     runs = [run for group in groups for run in group]
-    ends = np.cumsum([len(group) for group in groups])
-    places = [range(end - len(group), end) for group, end in zip(groups, ends.tolist(), strict=True)]
 
-    def row(what: str, values: Sequence[Any], effect: Effect) -> Condition:
-        return _condition(what, [[values[place] for place in group] for group in places], effect)
+    def row(what: str, effect: Effect, value: Callable[[Run], Any]) -> Condition:
+        return _condition(what, [[value(run) for run in group] for group in groups], effect)
 
-    def record(what: str, *keys: str, effect: Effect = Effect.NONE) -> Condition:
-        return row(what, [run.recorded(*keys) for run in runs], effect)
+    def record(what: str, effect: Effect, *keys: str) -> Condition:
+        return row(what, effect, lambda run: run.recorded(*keys))
 
-    # Where it is recorded what ran, what was asked for does not matter.
-    recorded = all(run.recorded("remat_policy") is not None for run in runs)
-    left_out = (*treatment, *(_ASKED_FOR if recorded else ()))
-    settings = [
-        row(what, [_settings(run.config, what, left_out) for run in runs], _settings_effect(what))
-        for what in get_args(ConfigRow)
-        if what not in _OWN_ROWS
-    ]
-    shape = [] if SHAPE in treatment else [row("shape", [_shape(run.config, treatment) for run in runs], Effect.LOSS)]
+    def settings(what: str) -> Condition:
+        return row(what, _settings_effect(what), lambda run: _settings(run.config, what, (*treatment, _ASKED_FOR)))
+
     rows = [
-        record("data", "data", "fingerprint", effect=Effect.LOSS),
-        row("order of the data (batches at equal steps)", _orders(runs), Effect.LOSS),
-        row("validation batches", [_validated(run) for run in runs], Effect.LOSS),
-        row("data seeds", [run.config.data.seed for run in runs], Effect.LOSS),
-        *shape,
-        row("tokens seen", [_tokens(run) for run in runs], Effect.LOSS),
-        record("unigram entropy of the data, nats per token", "data", "unigram_entropy"),
-        *(record(f"{part} parameters", "parameters", part, effect=_part_effect(part)) for part in _keys_of(runs, "parameters")),
-        record("weight-decayed parameters", "weight_decayed_parameters", effect=Effect.SIZE),
-        record("forward FLOPs a token", "flops_per_token_forward"),
-        *settings,
-        row("start", _starts(runs, treatment), Effect.LOSS),
-        row("training seeds", [run.config.train.seed for run in runs], Effect.NONE),
-        row("code that decides losses", [_by_step(run.recorded("code")) for run in runs], Effect.LOSS),
-        row("numeric settings", [_by_step(run.recorded("numerics")) for run in runs], Effect.LOSS),
-        record("code revision", "git_revision", effect=Effect.CLOCK),
-        record("devices", "devices", effect=Effect.CLOCK),
-        record("mesh", "mesh", effect=Effect.CLOCK),
-        *(record(f"version of {name}", "versions", name, effect=Effect.CLOCK) for name in _keys_of(runs, "versions")),
-        record("rematerialisation that ran", "remat_policy", effect=Effect.CLOCK),
-        record("XLA flags in force", "xla_flags", effect=Effect.CLOCK),
+        record("data", Effect.LOSS, "data", "fingerprint"),
+        row("order of the data (batches at equal steps)", Effect.LOSS, _hash_of_order(runs)),
+        row("validation batches", Effect.LOSS, lambda run: ", ".join(run.validated) or "none"),
+        row(_DATA_SEEDS, Effect.LOSS, lambda run: run.config.data.seed),
+        *([] if SHAPE in treatment else [settings(SHAPE)]),
+        row("tokens seen", Effect.LOSS, lambda run: _whole(run.spent("tokens"))),
+        record("unigram entropy of the data, nats per token", Effect.NONE, "data", "unigram_entropy"),
+        *(record(f"{part} parameters", _part_effect(part), "parameters", part) for part in _keys_of(runs, "parameters")),
+        record("weight-decayed parameters", Effect.SIZE, "weight_decayed_parameters"),
+        record("forward FLOPs a token", Effect.NONE, "flops_per_token_forward"),
+        *(settings(what) for what in get_args(ConfigRow) if what not in _OWN_ROWS),
+        row("start", Effect.LOSS, lambda run: _start(run, treatment)),
+        row("training seeds", Effect.NONE, lambda run: run.config.train.seed),
+        row("code that decides losses", Effect.LOSS, lambda run: _by_step(run.record["code"])),
+        row("numeric settings", Effect.LOSS, lambda run: _by_step(run.record["numerics"])),
+        record("code revision", Effect.CLOCK, "git_revision"),
+        record("devices", Effect.CLOCK, "devices"),
+        record("mesh", Effect.CLOCK, "mesh"),
+        *(record(f"version of {name}", Effect.CLOCK, "versions", name) for name in _keys_of(runs, "versions")),
+        record("rematerialisation that ran", Effect.CLOCK, "remat_policy"),
+        record("XLA flags in force", Effect.CLOCK, "xla_flags"),
     ]
     order = [Effect.LOSS, Effect.SIZE, Effect.CLOCK, Effect.NONE]
-    return tuple(sorted(rows, key=lambda each: order.index(each.effect) if each.equal is False else len(order)))
+    return tuple(sorted(rows, key=lambda each: len(order) if each.equal else order.index(each.effect)))
 
 
 def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_TREATMENT, tuned: str = "") -> Fairness:
@@ -237,24 +207,21 @@ def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_T
     ours, theirs = group.by_replicate, baseline.by_replicate
     common = [replicate for replicate in ours if replicate in theirs]
     pair = [[runs[each] for each in common] if common else [*runs.values()] for runs in (ours, theirs)]
-    rows = find_conditions(pair, treatment)
-    # Different data seeds make different data: one difference, not two.
-    seeds = next(row for row in rows if row.name == "data seeds")
-    unequal = [row.name for row in rows if row.equal is False and row.effect is Effect.LOSS]
-    if seeds.equal is False:
+    rows = find_conditions(pair, treatment) if all(pair) else ()
+    differing = {effect: [row for row in rows if not row.equal and row.effect is effect] for effect in Effect}
+    unequal = [row.name for row in differing[Effect.LOSS]]
+    if _DATA_SEEDS in unequal:  # they make the data different too: one difference, not two
         unequal = [name for name in unequal if name not in _FOLLOW_THE_SEED]
-    excesses = [_excess(row.counts) for row in rows if row.equal is False and row.effect is Effect.SIZE]
     return Fairness(
         tuple(name for name in factors(group.config, baseline.config, treatment) if name != tuned.split(".")[-1]),
         tuple(unequal),
-        tuple(row.name for row in rows if row.equal is None and row.effect in (Effect.LOSS, Effect.SIZE)),
-        tuple(row.name for row in rows if row.equal is False and row.effect is Effect.CLOCK),
-        max(excesses, key=abs, default=0.0),
+        tuple(row.name for row in differing[Effect.CLOCK]),
+        max((_excess(*row.counts) for row in differing[Effect.SIZE]), key=abs, default=0.0),
     )
 
 
-def different_tasks(runs: Sequence[Run]) -> str | None:
-    """Why the losses of these runs are not in one unit, or None if they are.
+def other_unit(runs: Sequence[Run]) -> str:
+    """Why the losses of these runs are not in one unit; empty if they are.
 
     Objective, tokenizer and vocabulary must be equal. Vocabularies are compared by content if every
     run kept its own, else by path and size in the config.
@@ -269,29 +236,23 @@ def different_tasks(runs: Sequence[Run]) -> str | None:
         ("the tokenizer", {run.config.data.tokenizer for run in runs}),
         ("the vocabulary", vocabularies),
     )
-    return next((f"{what} differs" for what, values in tasks if len(values) > 1), None)
+    return next((f"{what} differs" for what, values in tasks if len(values) > 1), "")
 
 
-def _excess(counts: Sequence[float | None]) -> float:
+def _excess(ours: float, theirs: float) -> float:
     """By which share the first of two counts exceeds the second; 0 within the margin."""
-    ours, theirs = counts
-    if ours is None or theirs is None or min(ours, theirs) <= 0 or max(ours, theirs) / min(ours, theirs) <= 1 + PARAMETER_MARGIN:
+    if min(ours, theirs) <= 0 or max(ours, theirs) / min(ours, theirs) <= 1 + PARAMETER_MARGIN:
         return 0.0
     return ours / theirs - 1
 
 
 def _condition(what: str, by_group: Sequence[Sequence[Any]], effect: Effect) -> Condition:
-    """`by_group` has a value for each run of each group; None: not recorded."""
+    """`by_group` has a value for each run of each group."""
     distinct = [_distinct(values) for values in by_group]
-    shown = iter(format_distinct([value for values in distinct for value in values]))
+    shown = iter(format_recorded([value for values in distinct for value in values]))
     texts = tuple("; ".join(next(shown) for _ in values) for values in distinct)
-    counts = tuple(_count(values) for values in distinct) if effect is Effect.SIZE else ()
-    return Condition(sanitize(what), texts, _equal(distinct), effect, counts)
-
-
-def _count(values: Sequence[Any]) -> float | None:
-    numbers = [value for value in values if isinstance(value, int | float)]
-    return float(max(numbers)) if numbers else None
+    counts = tuple(max(float(value or 0) for value in values) for values in distinct) if effect is Effect.SIZE else ()
+    return Condition(sanitize(what), texts, all(values == distinct[0] for values in distinct), effect, counts)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
@@ -299,102 +260,68 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     return [value for _, value in sorted({json.dumps(value, sort_keys=True): value for value in values}.items())]
 
 
-def _equal(by_group: Sequence[Sequence[Any]]) -> bool | None:
-    known = {json.dumps(each, sort_keys=True) for each in by_group if None not in each}
-    if len(known) > 1:
-        return False
-    return True if all(None not in each for each in by_group) else None
-
-
 def _part_effect(part: str) -> Effect:
     return Effect.SIZE if part in ("total", "encoder", "decoder") else Effect.NONE
 
 
-def _settings(config: Config, row: str, treatment: Sequence[str] = ()) -> str:
-    """`name value, name value` of the config's fields that the schema puts into this row, without
-    those of the treatment.
+def _settings(config: Config, row: str, without: Sequence[str] = ()) -> str:
+    """`name value, name value` of the config's fields that the schema puts into this row, or for
+    SHAPE of those whose role it is; but for those of `without`.
     """
-    return _format_fields(config, [field for field in all_fields(config.model.objective) if field.row == row], treatment)
-
-
-def _shape(config: Config, treatment: Sequence[str]) -> str:
-    """As `_settings`, of the fields whose role is `shape`."""
-    return _format_fields(config, [field for field in all_fields(config.model.objective) if field.role == "shape"], treatment)
-
-
-def _format_fields(config: Config, fields: Sequence[Field], treatment: Sequence[str]) -> str:
     values = flatten(config)
-    return ", ".join(f"{field.name} {values[field.path]}" for field in fields if field.path not in treatment)
+    fields = [field for field in all_fields(config.model.objective) if (field.role if row == SHAPE else field.row) == row]
+    return ", ".join(f"{field.name} {values[field.path]}" for field in fields if field.path not in without)
 
 
 def _settings_effect(row: str) -> Effect:
     roles = {field.role for field in all_fields("mlm") if field.row == row}
-    return Effect.LOSS if "loss" in roles else Effect.CLOCK
+    return Effect.LOSS if row == SHAPE or "loss" in roles else Effect.CLOCK
 
 
-def _starts(runs: Sequence[Run], treatment: Sequence[str]) -> list[str | None]:
-    """What each run started from; None: not recorded. Beside a fresh start that is no doubt."""
-    starts = [_start(run, treatment) for run in runs]
-    if all(start is None or run.config.train.start_from for start, run in zip(starts, runs, strict=True)):
-        return starts
-    return [start or "another run, of which nothing is recorded" for start in starts]
-
-
-def _start(run: Run, treatment: Sequence[str]) -> str | None:
+def _start(run: Run, treatment: Sequence[str]) -> str:
     """`fresh`, or what the run started from: parents with equal text have equal settings (but for
-    the treatment), data and training. None: a parent's folder is gone, and it was not recorded.
+    the treatment), data and training.
     """
-    train = run.config.train
-    if not train.start_from:
+    if not run.config.train.start_from:
         return "fresh"
-    recorded = [_parent(parent, parent.config, treatment) for parent in run.lineage if parent.config is not None]
-    if not recorded or len(recorded) < len(run.lineage):
-        return None
-    return f"parameters{' and moments' if train.keep_moments else ''} of {', before it '.join(recorded)}"
+    parents = ", before it ".join(_parent(parent, treatment) for parent in run.lineage)
+    return f"parameters{' and moments' if run.config.train.keep_moments else ''} of {parents}"
 
 
-def _parent(parent: Ancestor, config: Config, treatment: Sequence[str]) -> str:
+def _parent(parent: Ancestor, treatment: Sequence[str]) -> str:
     # What it started from itself is the next one's text.
     rows = [row for row in get_args(ConfigRow) if row != "start" and _settings_effect(row) is Effect.LOSS]
-    settings = {row: _settings(config, row, treatment) for row in rows}
-    if SHAPE not in treatment:
-        settings[SHAPE] = _shape(config, treatment)
+    rows += [] if SHAPE in treatment else [SHAPE]
+    settings = {row: _settings(parent.config, row, treatment) for row in rows}
     settings["trained by"] = json.dumps(parent.trained_by)
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-    data = str(parent.fingerprint)[:8]
-    return f"a run of settings {digest} on data {data} at step {parent.step}, after {parent.tokens} tokens"
+    data, tokens = str(parent.fingerprint)[:8], _whole(parent.spent["tokens"])
+    return f"a run of settings {digest} on data {data} at step {parent.step}, after {tokens} tokens"
 
 
-def _tokens(run: Run) -> int | None:
-    values = np.concatenate([run.curves[split].x["tokens"] for split in SPLITS])
-    values = values[np.isfinite(values)]
-    return int(values.max()) if len(values) else None
+def _whole(number: float | None) -> int | None:
+    return None if number is None or math.isnan(number) else int(number)
 
 
-def _orders(runs: Sequence[Run]) -> list[str | None]:
-    """For each run, a hash of its batches' checksums at the steps for which all runs logged one."""
-    logged = [run.batches["step"] for run in runs if len(run.batches["step"])]
-    steps = functools.reduce(_common, logged) if logged else np.array([])
-    width = max((run.batches["checksum"].itemsize for run in runs), default=1)
+def _hash_of_order(runs: Sequence[Run]) -> Callable[[Run], str | None]:
+    """What hashes the checksums of a run's batches at the steps for which all of these runs logged
+    one. It gives None if there are no such steps.
+    """
+    steps = functools.reduce(_common, [run.batches["step"] for run in runs])
+    width = max(run.batches["checksum"].itemsize for run in runs)
 
-    def digest(batches: Mapping[str, np.ndarray]) -> str:
-        checksums = batches["checksum"]
+    def digest(run: Run) -> str | None:
+        checksums = run.batches["checksum"]
         if len(steps) < len(checksums):
-            checksums = checksums[np.isin(batches["step"], steps, assume_unique=True)]
+            checksums = checksums[np.isin(run.batches["step"], steps, assume_unique=True)]
         # Of one width in all runs, so that equal checksums are equal bytes.
-        return hashlib.sha256(checksums.astype(f"S{width}").tobytes()).hexdigest()[:16]
+        return hashlib.sha256(checksums.astype(f"S{width}").tobytes()).hexdigest()[:16] if len(steps) else None
 
-    return [digest(run.batches) if len(steps) and len(run.batches["step"]) else None for run in runs]
-
-
-def _validated(run: Run) -> str | None:
-    return ", ".join(run.validated) or (None if len(run.curves["validation"]) else "none")
+    return digest
 
 
-def _by_step(values: Mapping[str, Any] | None) -> str | None:
+def _by_step(values: Mapping[str, Any]) -> str:
     """What trained a run, where it is another from some step on with that step."""
-    if not values:
-        return None
     first, *others = [(step, value if isinstance(value, str) else json.dumps(value)) for step, value in values.items()]
     return ", ".join([first[1], *(f"after step {step} {value}" for step, value in others)])
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mhsh.verdict.conditions import different_tasks
+from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
 from mhsh.verdict.estimate import TOO_FEW, Estimate, wilson
 from mhsh.verdict.experiment import DIVERGED, STUCK, Group, replicate_words
+from mhsh.verdict.fairness import Fairness, other_unit
 from mhsh.verdict.findings import (
     HIGHER,
     LEVEL,
@@ -15,12 +16,12 @@ from mhsh.verdict.findings import (
     TOO_FEW_SEEDS,
     UNMEASURED,
     UNTRAINED,
+    Change,
     Comparison,
     Finding,
     lower_is_better,
 )
 from mhsh.verdict.tuning import Choice
-from mhsh.verdict.words import format_interval, format_list, format_loss, format_names, format_signed
 
 
 def title(comparison: Comparison) -> str:
@@ -38,6 +39,8 @@ def title(comparison: Comparison) -> str:
         own = comparison.estimates[0]
         measured = f"{comparison.measured.measure.name} {_of(own)}" if own else "no run has trained yet"
         return f"{base.name}: {measured}; there is no other group to compare it with{_missing(groups)}"
+    if any(finding.verdict == OTHER_UNIT for finding in findings):
+        return f"No verdict: {other_unit(comparison.experiment.runs)}, so the losses are not in one unit"
     if len(findings) == 1:
         return _single_title(comparison, findings[0], base) + _missing(groups)
     return _title_of_many(comparison, findings, base) + _missing(groups)
@@ -48,8 +51,6 @@ def _single_title(comparison: Comparison, finding: Finding, base: Group) -> str:
     own, theirs = (comparison.estimates[comparison.experiment.groups.index(each)] for each in (group, base))
     if finding.verdict == UNTRAINED:
         return f"{_trained_words(group)} and {_trained_words(base)}{_fisher_words(finding)}: their losses are not compared"
-    if finding.verdict == OTHER_UNIT:
-        return f"No verdict: {different_tasks(comparison.experiment.runs)}, so the losses are not in one unit"
     if apart is None or own is None or theirs is None:
         waiting = [each.name for each in (group, base) if not each.trained]
         return f"No verdict yet: no run of {format_list(waiting)} has ended"
@@ -74,7 +75,7 @@ def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Gr
 
     for verdict in (LOWER, HIGHER):
         apart = {each.group.name: each.difference for each in findings if each.verdict == verdict}
-        words = [f"{name} ({format_signed(each.mean, format_loss)})" for name, each in apart.items() if each is not None]
+        words = [f"{name} ({format_signed(each.mean)})" for name, each in apart.items() if each is not None]
         tell(words, f"ends {verdict}", f"end {verdict}")
     for verdict, words in (
         (LEVEL, "not told apart from it"),
@@ -84,8 +85,6 @@ def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Gr
         tell([finding.group.name for finding in findings if finding.verdict == verdict], f"is {words}", f"are {words}")
     stuck = [group for group in (base, *(finding.group for finding in findings)) if group.untrained]
     parts += [format_names([_trained_words(group) for group in stuck])] if stuck else []
-    if any(finding.verdict == OTHER_UNIT for finding in findings):
-        return f"No verdict: {different_tasks(comparison.experiment.runs)}, so the losses are not in one unit"
     unfair = [finding for finding in findings if finding.difference is not None and not _fair(comparison, finding)]
     doubts = _together((each.group.name, _doubt(comparison, each)) for each in unfair)
     doubt = "".join(f"; but {each}" for each in doubts)
@@ -105,7 +104,8 @@ def sentences(comparison: Comparison) -> Iterable[str]:
             counts = [f"{choice.trials} for {group.name}" for choice, group in zip(comparison.choices, groups, strict=True)]
             yield f"Not an equal tuning budget: trials that have ended: {format_list(counts)}."
     findings = [finding for finding in comparison.findings if finding is not None]
-    yield from _together((finding.group.name, finding.fairness.sentence(_better(comparison, finding))) for finding in findings)
+    begun = [finding for finding in findings if finding.group.runs]
+    yield from _together((each.group.name, fairness_words(each.fairness, _better(comparison, each))) for each in begun)
     clocks = [(finding.group.name, format_list(finding.fairness.clock)) for finding in findings if finding.fairness.clock]
     yield from _together((name, f"device seconds are not comparable: different {clock}.") for name, clock in clocks)
     for finding in findings:
@@ -119,6 +119,35 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         for members, what in ((stuck, "stayed on the unigram plateau"), (diverged, "diverged")):
             if members:
                 yield f"{group.name}: {replicate_words(members)} {what}."
+
+
+def change_words(change: Change) -> str:
+    """`1 head a layer (24x1 admin): from small to large the difference changes by ...`"""
+    apart, words = change.estimate, "which may be chance"
+    if apart.is_significant:
+        words = "it grows" if apart.mean > 0 else "it falls"
+    interval = f" ({format_interval(apart.low, apart.high)})" if apart.has_interval else ""
+    names = " and ".join(dict.fromkeys(change.groups))
+    move = f"from {change.first} to {change.other} the difference changes by {format_signed(apart.mean)}{interval}"
+    return f"{change.relation} ({names}): {move}, {words}."
+
+
+def fairness_words(fairness: Fairness, better: bool | None = None) -> str:
+    """Whether the losses are comparable. `better`: whether the group ends better than the baseline;
+    None if that is not known.
+    """
+    larger, share = ("it", fairness.excess) if fairness.excess > 0 else ("the baseline", -fairness.excess / (1 + fairness.excess))
+    size = f"{larger} has {100 * share:.1f} % more parameters"
+    reasons = [size] * fairness.may_be_size(better) + [f"different {format_list(fairness.unequal)}"] * bool(fairness.unequal)
+    if reasons:
+        return f"Not comparable: {'; '.join(reasons)}."
+    note = f"; {size} and ends worse all the same" if fairness.excess else ""
+    if len(fairness.factors) > 1:
+        return f"Confounded: {format_list(fairness.factors)} differ at once{note}."
+    what = "nothing that matters differs"
+    if fairness.factors:
+        what = f"of what matters only the treatment differs ({fairness.factors[0]})"
+    return f"Comparable: {what}{note}."
 
 
 def _overlaps(groups: Sequence[Group]) -> Iterable[str]:
@@ -193,7 +222,7 @@ def _fair(comparison: Comparison, finding: Finding) -> bool:
 
 
 def _doubt(comparison: Comparison, finding: Finding) -> str:
-    sentence = finding.fairness.sentence(_better(comparison, finding)).rstrip(".")
+    sentence = fairness_words(finding.fairness, _better(comparison, finding)).rstrip(".")
     return sentence[0].lower() + sentence[1:]
 
 

@@ -1,4 +1,4 @@
-"""What is measured of a run: its final loss, and what stands beside it."""
+"""What is measured of the runs that trained: final losses, and what it took to reach a target."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from mhsh.errors import UserError, closest
 from mhsh.outcome import smoothed_final
-from mhsh.verdict.curves import AXES, Curve
-from mhsh.verdict.experiment import Experiment, Group, Replicate
-from mhsh.verdict.runs import OWN_STEP, Run
+from mhsh.verdict.estimate import Replicate
+from mhsh.verdict.experiment import Experiment, Group
+from mhsh.verdict.runs import AXES, OWN_STEP, Curve, Run
 
 LOSS = "loss"
 
@@ -25,7 +25,8 @@ MEASURE_RULE = (
 )
 TARGET_RULE = (
     "A run reaches the target between the last common evaluation above it and the first one at or below it; the place between them "
-    "is interpolated linearly. Unless --target is given, the target is the highest final loss of the runs that trained."
+    "is interpolated linearly. Where no evaluation above it comes before, the run took at most that long. Unless --target is "
+    "given, the target is the highest final loss of the runs that trained."
 )
 
 
@@ -53,6 +54,7 @@ class Values:
     lowest: Mapping[Replicate, float]
     mean: Mapping[Replicate, float]  # over the common evaluations, by step
     costs: Mapping[str, Mapping[Replicate, float]]  # by axis, to reach the target; nan: not reached
+    at_most: frozenset[Replicate]  # whose costs are upper bounds: no evaluation above the target came before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,15 +85,10 @@ def measure_all(experiment: Experiment, key: str = LOSS, target: float | None = 
     losses = [final_value(run, LOSS, split) for run in runs]
     if target is None and any(map(math.isfinite, losses)):
         target = max(loss for loss in losses if math.isfinite(loss))
-    steps = common_steps(runs, split)
+    evaluated = [_own_steps(run.curves[split]) for run in runs]
+    steps = functools.reduce(np.intersect1d, evaluated) if evaluated else np.array([])
     values = tuple(_values(group, measure, target, steps, known) for group in experiment.groups)
     return Measured(measure, target, values)
-
-
-def common_steps(runs: Sequence[Run], split: str) -> np.ndarray:
-    """The steps of the evaluations that all of these runs have."""
-    steps = [_own_steps(run.curves[split]) for run in runs]
-    return functools.reduce(np.intersect1d, steps) if steps else np.array([])
 
 
 def final_value(run: Run, key: str, split: str) -> float:
@@ -106,34 +103,33 @@ def final_value(run: Run, key: str, split: str) -> float:
     return math.nan if final is None else final
 
 
-def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> float:
-    """Where a curve first reaches `target`, by TARGET_RULE; nan if it never does."""
+def crossing(curve: Curve, target: float, axis: str = "step") -> tuple[float, bool]:
+    """Where a curve first reaches `target`, by TARGET_RULE, and whether that is only an upper
+    bound; nan if it never does.
+    """
+    x, loss = curve.x[axis], curve.loss
     below = np.flatnonzero(loss <= target)
     if not len(below):
-        return math.nan
+        return math.nan, False
     row = int(below[0])
     if row == 0 or not math.isfinite(loss[row - 1]):
-        return float(x[row])
+        return float(x[row]), True
     share = (loss[row - 1] - target) / (loss[row - 1] - loss[row])
-    return float(x[row - 1] + share * (x[row] - x[row - 1]))
+    return float(x[row - 1] + share * (x[row] - x[row - 1])), False
 
 
 def _values(group: Group, measure: Measure, target: float | None, steps: np.ndarray, metrics: Sequence[str]) -> Values:
     runs = {member.replicate: member.run for member in group.trained if member.run is not None}
     common = {replicate: _at(run.curves[measure.split], steps) for replicate, run in runs.items()}
+    level = -math.inf if target is None else target
     others = [name for name in (LOSS, *metrics) if name != measure.key]
     return Values(
         {replicate: final_value(run, measure.key, measure.split) for replicate, run in runs.items()},
         {name: {replicate: final_value(run, name, measure.split) for replicate, run in runs.items()} for name in others},
         {replicate: _lowest(curve.loss) for replicate, curve in common.items()},
         {replicate: _mean(curve) for replicate, curve in common.items()},
-        {
-            axis: {
-                replicate: math.nan if target is None else crossing(curve.x[axis], curve.loss, target)
-                for replicate, curve in common.items()
-            }
-            for axis in AXES
-        },
+        {axis: {replicate: crossing(curve, level, axis)[0] for replicate, curve in common.items()} for axis in AXES},
+        frozenset(replicate for replicate, curve in common.items() if crossing(curve, level)[1]),
     )
 
 

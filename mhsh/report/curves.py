@@ -1,4 +1,6 @@
-"""Logged curves made ready to draw: thinned, averaged over runs, and as differences of pairs."""
+"""Logged curves made ready to draw: thinned so that every spike and gap stays, smoothed, averaged
+over runs, and as differences of pairs.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mhsh.report import downsample
 from mhsh.report.report import Columns, Curve, Curves, Metric, Numbers
 
+MOST_POINTS = 5000  # drawn of one curve
+_MOST_TOGETHER = 40_000  # of all curves of a figure, so that a page of many long runs still opens at once
+_LEAST_POINTS = 600  # of one curve, even so
+SMOOTHING_SHARE = 0.02  # of a curve's rows, averaged for each smoothed row
+SMOOTHING_MOST = 100  # rows; more would blur the steep start of a long curve
 GRID_POINTS = 500  # of a mean
 AS_LOGGED = ("learning_rate", "skipped")  # metrics that smoothing would only blur
 _X_DIGITS, _Y_DIGITS = 7, 6  # more than a screen can show
@@ -67,15 +73,15 @@ def drawn_curve(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], 
     if "skipped" in metrics:
         metrics = {**metrics, "skipped": np.cumsum(np.nan_to_num(metrics["skipped"]))}
     rows = np.arange(count)
-    window = downsample.smoothing_rows(count)
+    window = smoothing_rows(count)
     if count <= most:
         return Curve(_columns(x, metrics, rows), window)
     others = [values for key, values in metrics.items() if key != "loss"]
-    kept = [downsample.thin(metrics["loss"], most // 2)]
-    kept += [downsample.thin(values, most // (2 * len(others))) for values in others]
+    kept = [thin(metrics["loss"], most // 2)]
+    kept += [thin(values, most // (2 * len(others))) for values in others]
     spacing = math.ceil(2 * count / most)
     even = np.unique(np.concatenate([[0], rows[::-1][::spacing]]))  # ends with the last row
-    smoothed = {key: values if key in AS_LOGGED else downsample.smooth(values) for key, values in metrics.items()}
+    smoothed = {key: values if key in AS_LOGGED else smooth(values) for key, values in metrics.items()}
     return Curve(_columns(x, metrics, np.unique(np.concatenate(kept))), window, _columns(x, smoothed, even), spacing)
 
 
@@ -125,7 +131,7 @@ def run_line(curves: Curves, run: int, split: str, axis: str = "step") -> tuple[
     if split == "train" and curve.even is not None:
         return places_of(curve.even, axis), _array(curve.even.y["loss"])
     loss = _array(curve.rows.y["loss"])
-    return places_of(curve.rows, axis), downsample.smooth(loss) if split == "train" else loss
+    return places_of(curve.rows, axis), smooth(loss) if split == "train" else loss
 
 
 def group_lines(curves: Curves, group: int, split: str) -> list[Line]:
@@ -181,3 +187,60 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
         moved[place] = max(low, min(moved[place], limit))
         limit = moved[place] - gap
     return moved
+
+
+def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
+    """The indices of the rows to draw, ascending, at most `most` of them (5 or more).
+
+    All of them if they are at most `most`. Else the curve is cut into (most - 2) // 3 equal
+    buckets, and each keeps its first lowest, its first highest and its first non-finite row. The
+    first and the last row always stay.
+    """
+    if len(loss) <= most:
+        return np.arange(len(loss))
+    edges = np.linspace(0, len(loss), max(1, (most - 2) // 3) + 1).astype(int)
+    buckets = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    finite = np.isfinite(loss)
+    low, high = np.where(finite, loss, np.inf), np.where(finite, loss, -np.inf)
+    kept = (
+        finite & (low == np.minimum.reduceat(low, edges[:-1])[buckets]),
+        finite & (high == np.maximum.reduceat(high, edges[:-1])[buckets]),
+        ~finite,
+    )
+    firsts = []
+    for rows in map(np.flatnonzero, kept):
+        # The first such row of each bucket that has one.
+        firsts.append(rows[np.unique(buckets[rows], return_index=True)[1]])
+    return np.unique(np.concatenate([[0, len(loss) - 1], *firsts]))
+
+
+def most_points(curves: int) -> int:
+    """The points drawn of each curve in a figure with that many curves."""
+    return max(_LEAST_POINTS, min(MOST_POINTS, _MOST_TOGETHER // max(1, curves)))
+
+
+def smoothing_rows(rows: int) -> int:
+    """How many rows are averaged in the smoothed curve of a run with `rows` rows."""
+    return min(SMOOTHING_MOST, max(1, round(rows * SMOOTHING_SHARE)))
+
+
+def smooth(loss: np.ndarray) -> np.ndarray:
+    """The mean of each row and the `smoothing_rows` - 1 rows before it (fewer at the start). nan if
+    one of them is not finite.
+    """
+    width = smoothing_rows(len(loss))
+    if width == 1:
+        return loss.copy()
+    starts = np.maximum(np.arange(len(loss)) - width + 1, 0)
+    ends = np.arange(len(loss)) + 1
+    finite = np.isfinite(loss)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, loss, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    means = (sums[ends] - sums[starts]) / (ends - starts)
+    return np.where(counts[ends] - counts[starts] == ends - starts, means, np.nan)
+
+
+def gap_starts(loss: np.ndarray) -> np.ndarray:
+    """The indices of the first rows of each stretch without a finite loss."""
+    bad = ~np.isfinite(loss)
+    return np.flatnonzero(bad & ~np.concatenate([[False], bad[:-1]]))
