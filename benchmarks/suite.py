@@ -27,8 +27,8 @@ from mhsh.bench.table import show
 from mhsh.errors import UserError
 from mhsh.files import read_object, write_new
 from mhsh.text import timing
+from mhsh.training.compiling import RECOMMENDED
 from mhsh.training.signals import StopSignals
-from mhsh.training.xla_flags import RECOMMENDED
 
 ROOT = Path(__file__).resolve().parents[1]
 # What `mhsh compare` puts together of the stages: every shape once.

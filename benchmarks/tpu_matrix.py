@@ -28,7 +28,7 @@ from mhsh.configs import load_fields, override
 from mhsh.errors import UserError
 from mhsh.planning.compiled import measure, parse_topology
 from mhsh.planning.hlo import parse_module
-from mhsh.training.remat import CANDIDATES
+from mhsh.training.memory import CANDIDATES
 
 SHAPES = (
     *(f"bert:{name}" for name in ("24l16h", "48l8h", "96l4h", "192l2h", "384l1h", "12l12h", "144l1h")),

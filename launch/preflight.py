@@ -18,7 +18,7 @@ from mhsh.config.schema import Config
 from mhsh.configs import SHIPPED, take_config
 from mhsh.errors import UserError
 from mhsh.planning.roofline import CHIPS, Chip
-from mhsh.training.remat import CANDIDATES, choose_remat
+from mhsh.training.memory import CANDIDATES, choose_remat
 from mhsh.training.sharding import check_divisibility, mesh_shape
 
 # An accelerator type's first part: the chip, and how many of the number's units a chip has. The

@@ -179,7 +179,13 @@ def make_durable(path: epath.PathLike) -> None:
         _sync(Path(folder))
     if not local.is_dir():
         _sync(local)
-    _sync(local.absolute().parent)
+    make_name_durable(path)
+
+
+def make_name_durable(path: epath.PathLike) -> None:
+    """Returns when the name of a file or folder is on the disk. Its content may not be."""
+    if not is_remote(path):
+        _sync(Path(path).absolute().parent)
 
 
 def is_half_file(name: str) -> bool:

@@ -305,6 +305,16 @@ class RunFolder:
         path = self.path / vocab_file(config)
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
+    def check_vocabulary(self, config: Config) -> None:
+        """Raises UserError if the vocabulary is not the one that run.json records. An imported
+        checkpoint has no record.
+        """
+        if self.has_run_record() and self.read_run().get("vocabulary") != self.vocabulary_hash(config):
+            raise UserError(
+                f"{self.path / vocab_file(config)} is missing, or is not the vocabulary that the run began with; put it back from "
+                "a copy, or train again in another --workdir"
+            )
+
     def write_run(self, record: Mapping[str, Any]) -> None:
         """Replaces run.json."""
         write_atomically(self.path / "run.json", _dump(record))
@@ -343,7 +353,7 @@ class RunFolder:
 
     def cut_metrics(self, step: int, expected: int, accept_gap: bool) -> CutRows:
         """Drops the rows after `step` and a half line at the end: a resumed run logs them again.
-        The file is read as a stream.
+        The file is read as a stream, and its rows are parsed once.
 
         Args:
           expected: how many rows there were up to `step` when its checkpoint was saved.
@@ -352,42 +362,47 @@ class RunFolder:
         Raises:
           UserError: rows up to `step` are lost; the file is unchanged.
         """
-        blocks, kept, last, damaged, complete = self.metrics_blocks(), 0, 0, 0, True
+        blocks, count, last, damaged, offset = self.metrics_blocks(), 0, 0, 0, 0
+        kept: list[tuple[int, int]] = []  # begin and end, in bytes, of the rows to keep
         kept_seconds = all_seconds = 0.0
         for number, line in enumerate(_lines(blocks), 1):
-            row = _parse_row(line)
-            if row is None or row["step"] > step:
-                damaged = damaged or (number if row is None else 0)
-                complete = False
-            else:
-                kept, last = kept + 1, row["step"]
-            if row is not None and isinstance(row.get("seconds"), (int, float)):
+            row, begin = _parse_row(line), offset
+            offset += len(line) + 1
+            keeps = row is not None and row["step"] <= step
+            if row is None:
+                damaged = damaged or number
+            elif isinstance(row.get("seconds"), (int, float)):
                 all_seconds = row["seconds"]
-                kept_seconds = all_seconds if row["step"] <= step else kept_seconds
-        if kept != expected and not accept_gap:
+                kept_seconds = all_seconds if keeps else kept_seconds
+            if row is not None and keeps:
+                count, last = count + 1, row["step"]
+                kept.append((kept.pop()[0] if kept and kept[-1][1] == begin else begin, offset))
+        if count != expected and not accept_gap:
             where = f" (line {damaged} is damaged)" if damaged else ""
             raise UserError(
-                f"{self.path / METRICS_FILE} has {kept} of {expected} rows up to step {step}, the last of step {last}{where}: "
+                f"{self.path / METRICS_FILE} has {count} of {expected} rows up to step {step}, the last of step {last}{where}: "
                 "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
             )
-        if not complete or blocks.has_half_line:
-            self._keep_rows(step)
-        return CutRows(kept, expected - kept, all_seconds - kept_seconds)
+        if blocks.has_half_line or sum(end - begin for begin, end in kept) < offset:
+            self._keep_bytes(kept)
+        return CutRows(count, expected - count, all_seconds - kept_seconds)
 
-    def _keep_rows(self, step: int) -> None:
-        """Replaces metrics.jsonl by its good rows up to `step`."""
+    def _keep_bytes(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Replaces metrics.jsonl by these parts of it: begin and end, in bytes."""
+        path = self.path / METRICS_FILE
 
-        def lines() -> Iterator[bytes]:
-            for line in _lines(self.metrics_blocks()):
-                row = _parse_row(line)
-                if row is not None and row["step"] <= step:
-                    yield line + b"\n"
+        def parts() -> Iterator[bytes]:
+            with path.open("rb") as file:
+                for begin, end in ranges:
+                    file.seek(begin)
+                    while block := file.read(min(_BLOCK_BYTES, end - file.tell())):
+                        yield block
 
         if self.is_remote:
-            write_atomically(self.path / METRICS_FILE, b"".join(lines()))
+            write_atomically(path, b"".join(parts()))
             return
-        with replacing(Path(self.path / METRICS_FILE)) as temporary, open(temporary, "wb") as file:
-            file.writelines(lines())
+        with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
+            file.writelines(parts())
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:

@@ -34,7 +34,7 @@ _HOOK = install_import_hook("mhsh", "beartype.beartype")
 import hypothesis
 import pytest
 
-from mhsh.training.compile_cache import private_cache
+from mhsh.training.compiling import private_cache
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mhsh-tests"

@@ -108,7 +108,7 @@ def saved_run(path: Path, config: Config, tokenizer: Any, *params: Any) -> str:
     """
     folder = RunFolder.open_for_training(path, config)
     tokenizer.save(folder.path / vocab_file(config))
-    folder.write_run({"status": "finished", "data": {"vocab_fingerprint": tokenizer.fingerprint}})
+    folder.write_run({"status": "finished", "vocabulary": folder.vocabulary_hash(config)})
     checkpoints = Checkpoints(folder.checkpoints_path, keep=5, keep_every=0)
     for step, each in enumerate(params, 1):
         checkpoints.save(step, jax.device_put(TrainState(each, {}, np.int32(step))))

@@ -14,7 +14,7 @@ import pytest
 from etils import epath
 
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoints.manifest import find_damage, write_file_manifest
+from mhsh.training.checkpoints.verify import find_damage, write_file_manifest
 from tests.runs import CONFIG, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start
 
 
@@ -64,7 +64,7 @@ DAMAGES = {
 }
 
 
-# Whole runs are slow. Every kind of damage to a file is also in tests/training/test_manifest.py.
+# Whole runs are slow. Every kind of damage to a file is also in tests/training/test_verify.py.
 IN_EVERY_RUN = ("a byte flipped",)
 
 

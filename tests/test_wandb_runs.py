@@ -12,7 +12,7 @@ from tests.runs import CONFIG, mhsh, start, wait_for_step
 from tests.training.wandb_server import client_variables, expected_lines, lines_of, only_run, wandb_server
 
 
-@pytest.mark.slow  # by default: tests/training/test_wandb_run.py, its processes without the training
+@pytest.mark.slow  # by default: tests/training/test_wandb.py, its processes without the training
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_stopped_and_killed_run_is_one_run(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int

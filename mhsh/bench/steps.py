@@ -22,8 +22,8 @@ from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, forward
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import Batch, Outputs
+from mhsh.training.memory import resolve_remat
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.remat import resolve_remat
 from mhsh.training.sharding import ROWS, make_mesh, put_batch
 from mhsh.training.state import TrainState, create_state, example_batch
 from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step

@@ -64,7 +64,7 @@ def _take_all(flag: str, names: Sequence[str], arguments: list[str]) -> tuple[li
 
 # Several of them, as a list of names and Configs.
 ConfigsFlag = Annotated[
-    list[str] | list[tuple[str, Config]],
+    list[Any],
     Parameter(
         name="--config",
         metavar=CONFIG,

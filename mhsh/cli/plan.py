@@ -57,7 +57,7 @@ def run(
     from mhsh.planning.compiled import measure, parse_topology
     from mhsh.planning.roofline import ASSUMPTIONS, CHIPS, step_time
 
-    configs = dict(config)
+    configs: dict[str, Config] = dict(config)
     if hbm is not None and not 0 < hbm < math.inf:
         raise UserError(f"--hbm={hbm:g}: give the GiB of a device, above 0")
     hbm_bytes = round(hbm * GIB) if hbm else None
@@ -110,8 +110,7 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     from mhsh.models.residual import closed_form_omega
     from mhsh.models.types import decoder_stack, encoder_stack
     from mhsh.planning.compiled import remat_policy
-    from mhsh.training.footprint import footprint
-    from mhsh.training.remat import CANDIDATES, device_bytes, with_policy
+    from mhsh.training.memory import CANDIDATES, device_bytes, footprint, with_policy
     from mhsh.training.sharding import check_divisibility, mesh_shape
 
     model = config.model

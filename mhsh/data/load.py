@@ -51,17 +51,12 @@ def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordToke
     path = folder.path / vocab_file(config)
     match config.data:
         case DataConfig():
+            folder.check_vocabulary(config)
             return PretrainingTask(config.model, config.data).read_tokenizer(path)
         case TranslationDataConfig():
-            tokenizer = load_subword(path)
+            folder.check_vocabulary(config)
+            return load_subword(path)
         case _:
             raise UserError(
                 f"{folder.path} is a run of model.objective = {config.model.objective!r}, for a task's examples: see mhsh predict"
             )
-    recorded = folder.read_run()["data"]["vocab_fingerprint"]
-    if tokenizer.fingerprint != recorded:
-        raise UserError(
-            f"{path} is not the vocabulary of this run (fingerprint {tokenizer.fingerprint[:12]}, in run.json {recorded[:12]}); "
-            "put the run's own back"
-        )
-    return tokenizer

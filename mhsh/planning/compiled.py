@@ -28,8 +28,8 @@ from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
 from mhsh.planning.hlo import parse_module, read_collectives
 from mhsh.planning.roofline import CHIPS, product_flops
+from mhsh.training.memory import CANDIDATES, choose_remat, with_policy
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.remat import CANDIDATES, choose_remat, with_policy
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step

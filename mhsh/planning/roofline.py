@@ -20,9 +20,8 @@ from mhsh.config.schema import Config, MeshConfig, rows_in_batch
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
-from mhsh.training.footprint import footprint, saved_activations
+from mhsh.training.memory import CANDIDATES, choose_remat, footprint, saved_activations, with_policy
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.remat import CANDIDATES, choose_remat, with_policy
 from mhsh.training.sharding import axis_rules, check_divisibility, make_mesh, mesh_shape, shapes_of
 from mhsh.training.state import abstract_state, example_batch
 from mhsh.training.step import train_step

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.folder import CellState, PlannedCell, SweepFolder
-from mhsh.training.compile_cache import private_cache
+from mhsh.training.compiling import private_cache
 from mhsh.training.signals import StopSignals
 
 _POLL_SECONDS = 0.1

@@ -16,13 +16,14 @@ import jax
 
 from mhsh import __version__
 from mhsh.config.schema import Config
-from mhsh.training.xla_flags import numeric_flags
+from mhsh.training.compiling import numeric_flags
 
 RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "tokenizers")
 
 # The packages whose code decides losses. What mhsh.config decides is in config.json; what watches a
-# run (training/tracking) changes no number.
-CODE_THAT_DECIDES, _WATCHING = ("data", "evaluation", "models", "training"), "training/tracking/"
+# run changes no number.
+CODE_THAT_DECIDES = ("data", "evaluation", "models", "training")
+_WATCHING = ("training/callbacks.py", "training/nan_report.py", "training/trackers.py")
 
 # A docstring, another string (a # in it begins no comment), a comment with what is before it, or a
 # blank line. A regular expression, as tokens and syntax trees differ between versions of Python.
@@ -78,7 +79,7 @@ def code_hash() -> str:
     root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted(path for package in CODE_THAT_DECIDES for path in (root / package).rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        if not name.startswith(_WATCHING):
+        if name not in _WATCHING:
             digest.update(f"{name}\n{stripped(path.read_text(encoding='utf-8'))}\n".encode())
     return digest.hexdigest()[:16]
 
@@ -86,8 +87,8 @@ def code_hash() -> str:
 def stripped(source: str) -> str:
     """Python without comments and blank lines; docstrings are empty."""
 
-    def kept(found: re.Match[str]) -> str:
-        indent, string = found.groups()
+    def kept(match: re.Match[str]) -> str:
+        indent, string = match.groups()
         return string or ("" if indent is None else f'{indent}""')
 
     return _STRING_OR_COMMENT.sub(kept, source)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from typing import Any
 
 import jax
 from etils import epath
@@ -15,20 +13,15 @@ from mhsh.data.splits import format_overlap
 from mhsh.errors import UserError
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import Counters, RunFolder
-from mhsh.training.checkpoints.checkpoint import DamagedCheckpoint
-from mhsh.training.checkpoints.init_from import check_same_vocabulary, init_from_run
+from mhsh.training.callbacks import format_wall_time
 from mhsh.training.cluster import StopAgreement
-from mhsh.training.compile_cache import keep_compiled
-from mhsh.training.metrics import Log
-from mhsh.training.record import RunRecord, outcome_of
-from mhsh.training.setup import Setup, prepare
-from mhsh.training.signals import MaintenanceWatch, StopSignals
-from mhsh.training.state import TrainState, create_state
-from mhsh.training.tracking import wandb_run
-from mhsh.training.tracking.nan_report import format_report, nan_report
-from mhsh.training.tracking.profiling import Profiler
-from mhsh.training.tracking.progress import ProgressDisplay
-from mhsh.training.tracking.wall_time import WallTime, format_wall_time
+from mhsh.training.compiling import keep_compiled
+from mhsh.training.nan_report import format_report, nan_report
+from mhsh.training.record import Log, RunRecord, outcome_of
+from mhsh.training.setup import Run, start
+from mhsh.training.signals import StopSignals, maintenance_watch
+from mhsh.training.state import TrainState
+from mhsh.training.trackers import check_wandb, open_trackers, send_rest
 
 
 def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept_gap: bool = False) -> int | None:
@@ -51,7 +44,7 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept
         return _train(config, RunFolder(workdir), "", verbose, accept_gap)
     folder = RunFolder.open_for_training(workdir, config)
     if config.train.tracker == "wandb":
-        wandb_run.check()
+        check_wandb()
     with folder.held() as note:
         differing = format_differences(folder.read_config(), config)
         if differing:
@@ -62,87 +55,59 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept
 def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_gap: bool) -> int | None:
     if folder.newest_checkpoint() == config.train.num_steps:
         if jax.process_index() == 0:
-            _check_finished(folder, config.train.num_steps, accept_gap)
-        if config.train.tracker == "wandb" and jax.process_index() == 0:
-            wandb_run.send_rest(folder, print)
+            _finish(folder, config, accept_gap)
         return None  # nothing is left to train
-    wall = WallTime()
-    setup = prepare(config, folder)
-    display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
-    said = format_overlap(setup.corpus.summary()["overlap"])
-    for line in (note, keep_compiled(folder), said, str(setup.remat) if verbose and setup.remat else ""):
+    run = Run(config, folder)
+    display, wall = run.display, run.wall
+    overlap = format_overlap(run.corpus.summary()["overlap"])
+    for line in (note, keep_compiled(folder), overlap, str(run.remat) if verbose and run.remat else ""):
         if line:
             display.note(line)
-    state, start, started_from = _restore_or_create(setup, display, wall)
-    used = folder.counters(start) or Counters()  # of an imported checkpoint, or a fresh state
+
+    state, step, started_from = start(run)
+    used = folder.counters(step) or Counters()  # none: of an imported checkpoint, or a fresh state
     lost = 0
     if jax.process_index() == 0:
-        cut = folder.cut_metrics(start, used.rows, accept_gap)
+        cut = folder.cut_metrics(step, used.rows, accept_gap)
         used, lost = used._replace(rows=cut.kept), cut.lost
         wall.add({"repeated": cut.dropped_seconds})
-
-    begin = time.monotonic()
-    batch = setup.batch_after(start)
-    with wall.spent("compiling"):
-        setup.train_step.prepare(batch)
-    compile_seconds = time.monotonic() - begin
+    run.train_step(run.batch_after(step))
+    compile_seconds = wall.seconds()["compiling"]
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 
     if folder.has_run_record():
         wall.add(folder.read_run()["wall_seconds"])
-    record = RunRecord(setup, state, compile_seconds, started_from, wall, start, lost)
+    record = RunRecord(run, state, compile_seconds, started_from, step, lost)
     record.write("running")
-    display.begin(start)
     with StopSignals() as stop:  # until all is written
-        with display, Log(setup.config, folder, start, used, display) as log:
-            with wall.spent("training"):
-                stopped_by = _loop(setup, log, record, wall, state, start, stop)
-            with wall.spent("saving"):
-                setup.checkpoints.close()
-        record.write("stopped" if stopped_by else "finished", outcome=outcome_of(setup))
+        with run.callbacks:
+            if jax.process_index() == 0:
+                run.callbacks.add(*open_trackers(config.train.tracker, folder, step, display.note))
+            display.begin(step)
+            stopped_by = _steps(run, Log(run, used), record, state, step, stop)
+            with run.callbacks.phase("saving"):
+                run.checkpoints.close()
+        record.write("stopped" if stopped_by else "finished", outcome=outcome_of(run))
     if verbose:
         display.note(format_wall_time(wall.seconds()))
     return stopped_by
 
 
-def _check_finished(folder: RunFolder, step: int, accept_gap: bool) -> None:
-    """Raises UserError where a finished run has lost what `mhsh compare` reads."""
-    if not folder.has_run_record():
-        raise UserError(
-            f"{folder.path} is finished, but run.json is missing; put it back from a copy, or train again in another --workdir"
-        )
-    used = folder.counters(step)
-    assert used is not None, "it was trained"
-    cut = folder.cut_metrics(step, used.rows, accept_gap)
-    record = folder.read_run()
-    if cut.lost and str(step) not in record["lost_rows"]:
-        folder.write_run(record | {"lost_rows": record["lost_rows"] | {str(step): cut.lost}})
-
-
-def _loop(
-    setup: Setup, log: Log, record: RunRecord, wall: WallTime, state: TrainState, start: int, stop: StopSignals
-) -> int | None:
+def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int, stop: StopSignals) -> int | None:
     """Runs steps `start` + 1 to train.num_steps. Returns the number of the signal that ended it
     early, or None.
     """
-    train, train_step, watchdog = setup.config.train, setup.train_step, setup.watchdog
-    agreement = StopAgreement()
-    profiler = Profiler(train, setup.folder.path)
-    batches = contextlib.closing(setup.batches(start, train.num_steps))
-    with batches as iterator, MaintenanceWatch(stop), watchdog.watching():
-        for step, host_batch in enumerate(wall.waiting(iterator), start + 1):
-            batch = setup.put(host_batch)
-            if not train_step.is_compiled_for(batch):
-                with log.clock.paused(), wall.spent("compiling"):
-                    train_step.prepare(batch)
-            if step == profiler.first:
-                profiler.start(state)
+    train, callbacks, agreement = run.config.train, run.callbacks, StopAgreement()
+    batches = contextlib.closing(run.batches(start, train.num_steps))
+    with batches as iterator, maintenance_watch(stop), callbacks.phase("training"):
+        for step, host_batch in enumerate(callbacks.waiting(iterator), start + 1):
+            batch = run.put(host_batch)
+            train_step = run.train_step(batch)  # compiles for rows of a new length
+            callbacks.before_step(step, state)
             state, metrics = train_step(state, batch)
-            if step == profiler.last:
-                with log.clock.paused(), wall.spent("saving"):
-                    log.note(profiler.finish(state))
-            setup.checkpoints.raise_failed_save()
-            log.finish_previous()
+            callbacks.after_step(step, state)
+            run.checkpoints.raise_failed_save()
+            log.finish_previous()  # while the device computes this step
             log.begin(step, batch["inputs"].shape[1], metrics)
 
             last = step == train.num_steps
@@ -152,64 +117,51 @@ def _loop(
             if saves or validates:
                 log.finish_previous(always=True)
             if log.skipped_in_a_row >= train.max_skipped_steps:
-                _give_up(setup, record, state, batch, step)
-            with log.clock.paused():
-                if validates:
-                    with wall.spent("evaluating"):
-                        log.validation(step, *setup.validator(state.params, train.eval_batches, watchdog.heartbeat))
-                if saves:
-                    # A save may wait for slow storage.
-                    with wall.spent("saving"), watchdog.paused():
-                        setup.checkpoints.save(step, state, log.counters())
+                _give_up(run, record, state, batch, step)
+            if validates:
+                with callbacks.phase("evaluating"):
+                    log.validation(step, run.validator(state.params, train.eval_batches, callbacks.on_progress))
+            if saves:
+                with callbacks.phase("saving"):
+                    run.checkpoints.save(step, state, log.counters())
                     record.write("running")
-            watchdog.heartbeat()
+            callbacks.on_progress()
             if stopped_by is not None and not last:
                 return stopped_by
     return None
 
 
-def _restore_or_create(setup: Setup, display: ProgressDisplay, wall: WallTime) -> tuple[TrainState, int, dict[str, Any] | None]:
-    """The state to go on from, its step, and from which other run it started (None: none).
-
-    It is the newest good checkpoint; damaged ones are set aside. If none was ever saved, it is a
-    fresh state, or one with the parameters of train.start_from.
-    """
-    config, checkpoints = setup.config, setup.checkpoints
-    steps = checkpoints.steps()
-    for step in steps:
-        try:
-            with wall.spent("restoring"):
-                state = checkpoints.restore(step, setup.abstract)
-        except DamagedCheckpoint as error:
-            display.note(f"{error}; it is set aside as {checkpoints.set_aside(step)}")
-        else:
-            display.note(f"resuming from the checkpoint of step {step}")
-            # An imported checkpoint has no record yet.
-            return state, step, setup.folder.read_run().get("started_from") if setup.folder.has_run_record() else None
-    if checkpoints.damaged():
-        raise checkpoints.none_left()
-    state = create_state(config, setup.model, setup.optimizer, setup.mesh, setup.put(setup.batch_after(0)))
-    if not config.train.start_from:
-        return state, 0, None
-    check_same_vocabulary(config, setup.corpus)
-    state, report = init_from_run(config, state, setup.mesh)
-    display.note(
-        f"starts from step {report['step']} of {report['folder']}: {', '.join(report['taken'])}"
-        + "".join(f"; {name}: {', '.join(report[name])}" for name in ("fresh", "left") if report[name])
-    )
-    return state, 0, report
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
 
 
-def _give_up(setup: Setup, record: RunRecord, state: TrainState, batch: dict[str, jax.Array], step: int) -> None:
+def _give_up(run: Run, record: RunRecord, state: TrainState, batch: dict[str, jax.Array], step: int) -> None:
     """Writes the NaN report to run.json and ends the run. The checkpoints stay."""
-    report = nan_report(setup.config, setup.model, setup.mesh, state.params, batch)
-    setup.checkpoints.close()
+    report = nan_report(run.config, run.model, run.mesh, state.params, batch)
+    run.checkpoints.close()
     record.write("stopped", outcome=DIVERGED, diagnosis={"step": step, **report})
     raise UserError(
-        f"{setup.folder.path} diverged: {setup.config.train.max_skipped_steps} updates in a row were not finite, to step {step}; "
+        f"{run.folder.path} diverged: {run.config.train.max_skipped_steps} updates in a row were not finite, to step {step}; "
         f"{format_report(report)} (run.json has all); lower optimizer.learning_rate, or try another model.residual"
     )
 
 
-def _due(step: int, interval: int) -> bool:
-    return interval > 0 and step % interval == 0
+def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
+    """Sends what the tracker lacks of a finished run.
+
+    Raises:
+      UserError: the run has lost what `mhsh compare` reads.
+    """
+    if not folder.has_run_record():
+        raise UserError(
+            f"{folder.path} is finished, but run.json is missing; put it back from a copy, or train again in another --workdir"
+        )
+    step = config.train.num_steps
+    used = folder.counters(step)
+    assert used is not None, "it was trained"
+    cut = folder.cut_metrics(step, used.rows, accept_gap)
+    record = folder.read_run()
+    if cut.lost and str(step) not in record["lost_rows"]:
+        folder.write_run(record | {"lost_rows": record["lost_rows"] | {str(step): cut.lost}})
+    if config.train.tracker == "wandb":
+        send_rest(folder, print)

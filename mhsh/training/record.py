@@ -1,7 +1,8 @@
-"""run.json: everything about a run that is not a curve."""
+"""What a run writes down: the rows of its metrics, and run.json."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,51 +10,129 @@ import jax
 import numpy as np
 
 from mhsh.models.admin import read_omega
-from mhsh.models.costs import parameter_counts, row_flops, step_flops
+from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
 from mhsh.models.types import in_stack_order
 from mhsh.outcome import plateau_outcome, smoothed_final
+from mhsh.run_folder import Counters
+from mhsh.training.checkpoints.verify import as_hex
+from mhsh.training.compiling import flags_in_force
 from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.optimizer import decayed_count
-from mhsh.training.setup import Setup
+from mhsh.training.setup import Run
 from mhsh.training.state import TrainState
-from mhsh.training.tracking.wall_time import WallTime
-from mhsh.training.xla_flags import flags_in_force
+from mhsh.training.step import StepMetrics
+from mhsh.training.validation import Validated
+
+_UPLOAD_SECONDS = 30.0  # between two uploads to a bucket
+
+
+class Log:
+    """Makes rows of the metrics of a run, and counts tokens, FLOPs and seconds. A step's metrics
+    are fetched one step late, so that the device never waits for the host.
+    """
+
+    def __init__(self, run: Run, used: Counters) -> None:
+        """Continues after the step whose checkpoint counted `used`."""
+        self._run, self._used = run, used  # what is used up to the last row of training
+        self._tokens, self._flops, self._rows = used.tokens, used.flops, used.rows
+        self._seconds_before = used.seconds - run.wall.trained()
+        self._peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
+        self._pending: tuple[int, int, StepMetrics] | None = None
+        self._flushed = time.monotonic()
+        self.skipped_in_a_row = 0
+
+    def begin(self, step: int, length: int, metrics: StepMetrics) -> None:
+        """Takes the metrics of a step that may still be running; its rows have `length` tokens."""
+        self._pending = (step, length, metrics)
+
+    def finish_previous(self, *, always: bool = False) -> None:
+        """Waits for the pending step. Writes its row if log_interval says so, if its update was
+        skipped, or `always`.
+        """
+        if self._pending is None:
+            return
+        step, length, metrics = self._pending
+        self._pending = None
+        sums, is_finite, batch = jax.device_get(tuple(metrics))
+        values = {name: float(total.sum) / float(total.weight) for name, total in sums.items()}
+        self._tokens += int(values.pop("tokens"))
+        self._flops += step_flops(self._run.config, length)
+        self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
+        if not (always or not is_finite or step % self._run.config.train.log_interval == 0):
+            return
+        seconds = self._seconds_before + self._run.wall.trained()
+        row = self._row(step, "train", seconds, values) | {"batch": as_hex(batch)}
+        if not is_finite:
+            row["skipped"] = True
+            said = f"step {step}: the loss or a gradient is not finite; the update is skipped (batch {row['batch']})"
+            self._run.display.note(said)
+        row |= self._rates(seconds)
+        self._used = Counters(self._tokens, self._flops, seconds)
+        self._write(row)
+
+    def validation(self, step: int, validated: Validated) -> None:
+        """Writes a validation row."""
+        self._write(self._row(step, "validation", self._used.seconds, validated.values) | {"batch": validated.batches})
+
+    def counters(self) -> Counters:
+        """What has been used up to the last row. All rows are on the disk then: a checkpoint must
+        not be newer than they are.
+        """
+        self._run.callbacks.flush()
+        if jax.process_index() == 0:
+            self._run.folder.sync_metrics()
+        return self._used._replace(rows=self._rows)
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        """Tokens and FLOPs a second since the last row, and the share of the devices' peak if that
+        is known.
+        """
+        elapsed = max(seconds - self._used.seconds, 1e-9)
+        flops_per_second = (self._flops - self._used.flops) / elapsed
+        rates = {"tokens_per_second": (self._tokens - self._used.tokens) / elapsed, "flops_per_second": flops_per_second}
+        if self._peak:
+            rates["mfu"] = flops_per_second / (self._peak * jax.device_count())
+        return rates
+
+    def _row(self, step: int, split: str, seconds: float, values: Mapping[str, float]) -> dict[str, Any]:
+        values = {name.removeprefix("target_"): value for name, value in values.items()}
+        return {"step": step, "split": split, "tokens": self._tokens, "flops": self._flops, "seconds": seconds} | values
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._rows += 1
+        self._run.callbacks.on_row(row)
+        if not self._run.folder.is_remote or time.monotonic() - self._flushed > _UPLOAD_SECONDS:
+            self._run.callbacks.flush()
+            self._flushed = time.monotonic()
 
 
 class RunRecord:
-    """Writes run.json and the vocabulary. Only process 0 does."""
+    """run.json: everything about a run that is not a curve. Process 0 writes it."""
 
     def __init__(
-        self,
-        setup: Setup,
-        state: TrainState,
-        compile_seconds: float,
-        started_from: dict[str, Any] | None,
-        wall: WallTime,
-        start: int,
-        lost_rows: int,
+        self, run: Run, state: TrainState, compile_seconds: float, started_from: dict[str, Any] | None, start: int, lost_rows: int
     ) -> None:
         """Of a run that goes on after step `start`, up to which `lost_rows` of metrics.jsonl are
         lost.
         """
-        config, corpus = setup.config, setup.corpus
-        self._setup, self._wall = setup, wall
-        before = setup.folder.read_run() if setup.folder.has_run_record() else {}
+        config, corpus = run.config, run.corpus
+        before = run.folder.read_run() if run.folder.has_run_record() else {}
+        self._run = run
         self._values: dict[str, Any] = {
             **environment(),
             "code": _by_step(before.get("code", {}), start, code_hash()),
             "numerics": _by_step(before.get("numerics", {}), start, numerics(config)),
             "objective": config.model.objective,
-            "mesh": dict(setup.mesh.shape),
+            "mesh": dict(run.mesh.shape),
             "remat_policy": config.model.remat_policy,
             "xla_flags": flags_in_force(config.train.xla_flags, jax.devices()[0].device_kind),
-            "choices": [str(setup.remat)] if setup.remat else [],
+            "choices": [str(run.remat)] if run.remat else [],
             "parameters": parameter_counts(config.model),
             "weight_decayed_parameters": decayed_count(state.params),
             "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
             "flops_per_step": step_flops(config),
             "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},
-            "omega": _initial_omega(setup, state),
+            "omega": _initial_omega(run, state),
             "compile_seconds": compile_seconds,
             "started_from": started_from,
             "lost_rows": before.get("lost_rows", {}) | ({str(start): lost_rows} if lost_rows else {}),
@@ -63,35 +142,36 @@ class RunRecord:
         """Replaces run.json. Before the first one the vocabulary is written, whose hash it has."""
         if jax.process_index():
             return
-        folder = self._setup.folder
+        folder = self._run.folder
         if not folder.has_vocabulary():
-            self._setup.corpus.save_vocab(folder.path)
-        values = {"vocabulary": folder.vocabulary_hash(self._setup.config), "wall_seconds": self._wall.seconds(), "status": status}
-        folder.write_run(self._values | values | more)
+            self._run.corpus.save_vocab(folder.path)
+        vocabulary = folder.vocabulary_hash(self._run.config)
+        written = {"vocabulary": vocabulary, "wall_seconds": self._run.wall.seconds(), "status": status}
+        folder.write_run(self._values | written | more)
 
 
-def outcome_of(setup: Setup) -> str:
+def outcome_of(run: Run) -> str:
     """The outcome of a run that has ended without error, by the rules of mhsh/outcome.py."""
-    metrics = setup.folder.read_metrics()
+    metrics = run.folder.read_metrics()
     _, losses = metrics.series("train", "step", "loss")
     _, validation = metrics.series("validation", "step", "loss")
-    return plateau_outcome(smoothed_final(losses), validation[-1] if validation else None, setup.corpus.unigram_entropy)
+    return plateau_outcome(smoothed_final(losses), validation[-1] if validation else None, run.corpus.unigram_entropy)
 
 
 def _by_step(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:
-    """All that trained the parameters, each by the step after which it began: what did `before`, up
-    to step `start`, and what does now, if that is another.
+    """All that trained the parameters, by the step after which it began: what did `before`, up to
+    step `start`, and what does now, if that is another.
     """
     kept = {step: value for step, value in before.items() if int(step) < start}
     return kept if now in list(kept.values())[-1:] else kept | {str(start): now}
 
 
-def _initial_omega(setup: Setup, state: TrainState) -> dict[str, list[float]] | None:
+def _initial_omega(run: Run, state: TrainState) -> dict[str, list[float]] | None:
     """Admin's omega at the start of the run, by stack; None for other residual schemes."""
-    if setup.config.model.residual != "admin":
+    if run.config.model.residual != "admin":
         return None
-    if setup.folder.has_run_record():
-        return setup.folder.read_run()["omega"]
+    if run.folder.has_run_record():
+        return run.folder.read_run()["omega"]
     # All elements of a fresh omega vector are equal.
-    fresh = jax.jit(lambda params: {stack: each[..., 0] for stack, each in read_omega(params).items()})(state.params)
-    return {stack: np.asarray(each).reshape(-1).tolist() for stack, each in in_stack_order(jax.device_get(fresh)).items()}
+    fresh = jax.jit(lambda params: {stack: omega[..., 0] for stack, omega in read_omega(params).items()})(state.params)
+    return {stack: np.asarray(omega).reshape(-1).tolist() for stack, omega in in_stack_order(jax.device_get(fresh)).items()}

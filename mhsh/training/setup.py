@@ -1,136 +1,141 @@
 """Everything that a run consists of before its first step: mesh, data, model, optimizer, the
-compiled steps; checked on all processes.
+compiled steps, checked on all processes; and the state that it starts from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import grain
 import jax
 import numpy as np
-import optax
-from jax.sharding import Mesh
 
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
-from mhsh.data.batches import BatchPart, prefetched
+from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
-from mhsh.models.build import Model, build_model
-from mhsh.run_folder import RunFolder, vocab_file
-from mhsh.training.checkpoints.checkpoint import Checkpoints
+from mhsh.models.build import build_model
+from mhsh.run_folder import RunFolder
+from mhsh.training.callbacks import Callbacks, Profiler, ProgressDisplay, WallTime, Watchdog
+from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
+from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run
 from mhsh.training.cluster import preflight, wait_for_all
 from mhsh.training.environment import code_hash, environment, numerics
-from mhsh.training.footprint import check_state_fits
+from mhsh.training.memory import check_state_fits, device_bytes, resolve_remat
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.remat import RematChoice, device_bytes, resolve_remat
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
-from mhsh.training.state import TrainState, abstract_state
-from mhsh.training.step import CompiledByLength, compile_train_step
-from mhsh.training.tracking.watchdog import Watchdog
+from mhsh.training.state import TrainState, abstract_state, create_state
+from mhsh.training.step import compile_train_step, compiled_by_length
 from mhsh.training.validation import Decoding, Validator
 
 
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """The parts of a run. The steps are compiled when they are first needed."""
+class Run:
+    """All that the loop needs. The steps are compiled when they are first needed."""
 
-    config: Config
-    folder: RunFolder
-    checkpoints: Checkpoints
-    mesh: Mesh
-    corpus: Corpus
-    rows: BatchPart  # global batch size -> the rows of it that this process makes
-    optimizer: optax.GradientTransformationExtraArgs
-    abstract: TrainState  # shapes, dtypes and shardings of the state
-    remat: RematChoice | None  # None: the config names a policy
-    watchdog: Watchdog
-    model: Model
-    train_step: CompiledByLength
-    validator: Validator
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        """A run of `config` in `folder`.
+
+        Raises:
+          UserError: the data, the mesh or the folder does not fit the config, or the processes
+            differ.
+        """
+        code_hash()  # kept from here on: the files are still those that were imported
+        self.folder = folder
+        self.wall = WallTime()
+        self.display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
+        self.callbacks = Callbacks(self.wall, Watchdog(config.train.hang_seconds), self.display)
+        self.callbacks.add(Profiler(config.train, folder.path, self.callbacks, self.display))
+
+        self.mesh = mesh = make_mesh(config)
+        sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
+        if sentences and jax.process_count() > 1:
+            raise UserError(
+                f"data.validation_sentences = {sentences} is for a run of one process, this one has {jax.process_count()}; set it "
+                "to 0, and use mhsh eval afterwards"
+            )
+        self.optimizer = optimizer = build_optimizer(config)
+        self.abstract = abstract = abstract_state(config, optimizer, mesh)  # shapes, dtypes and shardings of the state
+        check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
+
+        folder.check_vocabulary(config)
+        self.corpus = load_corpus(config, folder.path if folder.has_vocabulary() else None)
+        self.corpus.check_batch(config.train.batch_size)
+        self._rows = functools.partial(process_rows, mesh)
+        _check_same_data(folder, self.corpus)
+        wait_for_all("the data")  # a host may have copied prepared rows from a bucket
+        preflight(_facts(config, self.corpus))
+
+        self.checkpoints = Checkpoints.of_run(folder, config.train)
+        config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
+        self.config = config
+        self.model = model = build_model(config.model)
+        compiling = _all_compile(self.callbacks)
+        self.train_step = compiled_by_length(
+            lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling
+        )
+        decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
+        self.validator = Validator(config, model, mesh, self.corpus, self._rows, abstract.params, decoding, compiling)
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""
-        return prefetched(self.corpus.train_steps(self.config.train.batch_size, self.rows), start, end)
+        return prefetched(self.corpus.train_steps(self.config.train.batch_size, self._rows), start, end)
 
-    def batch_after(self, step: int) -> dict[str, np.ndarray]:
-        """This process's rows of the batch of step `step` + 1."""
+    def batch_after(self, step: int) -> dict[str, jax.Array]:
+        """The global batch of step `step` + 1."""
         with contextlib.closing(self.batches(step, step + 1)) as batches:
-            return next(batches)
+            return self.put(next(batches))
 
     def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's rows as its part of the global batch."""
         return put_batch(batch, self.mesh)
 
 
-def prepare(config: Config, folder: RunFolder) -> Setup:
-    """The parts of a run of `config` in `folder`.
+def start(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
+    """The state to go on from, its step, and for run.json from which other run it started (None:
+    from none). A run has four starts, tried in this order:
+
+    1. It goes on from its newest good checkpoint; damaged ones are set aside.
+    2. It goes on from an imported checkpoint, which has no run.json yet.
+    3. It starts with the parameters of another run, train.start_from.
+    4. It starts with fresh parameters.
 
     Raises:
-      UserError: the data, the mesh or the folder does not fit the config, or the processes differ.
+      UserError: all its checkpoints are damaged, or those of train.start_from do not fit.
     """
-    code_hash()  # kept from here on: the files are still those that were imported
-    mesh = make_mesh(config)
-    if isinstance(config.data, TranslationDataConfig) and config.data.validation_sentences and jax.process_count() > 1:
-        raise UserError(
-            f"data.validation_sentences = {config.data.validation_sentences} is for a run of one process, this one has "
-            f"{jax.process_count()}; set it to 0, and use mhsh eval afterwards"
-        )
-    optimizer = build_optimizer(config)
-    abstract = abstract_state(config, optimizer, mesh)
-    check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
-    _check_same_vocabulary(config, folder)
-    corpus = load_corpus(config, folder.path if folder.has_vocabulary() else None)
-    corpus.check_batch(config.train.batch_size)
-    _check_same_data(folder, corpus)
-    wait_for_all("the data")  # a host may have copied prepared rows from a bucket
-    preflight(_facts(config, corpus))
-    checkpoints = Checkpoints.of_run(folder, config.train)
-    config, remat = resolve_remat(config, mesh)
-    rows = functools.partial(process_rows, mesh)
-    watchdog = Watchdog(config.train.hang_seconds)
-    compiling = _all_compile(watchdog)
-    model = build_model(config.model)
-    train_step = CompiledByLength(lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling)
-    sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
-    decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
-    validator = Validator(config, model, mesh, corpus, rows, abstract.params, decoding, compiling)
-    return Setup(
-        config,
-        folder,
-        checkpoints,
-        mesh,
-        corpus,
-        rows,
-        optimizer,
-        abstract,
-        remat,
-        watchdog,
-        model,
-        train_step,
-        validator,
+    config, checkpoints, folder, note = run.config, run.checkpoints, run.folder, run.display.note
+    for step in checkpoints.steps():
+        try:
+            with run.callbacks.phase("restoring"):
+                state = checkpoints.restore(step, run.abstract)
+        except DamagedCheckpoint as error:
+            note(f"{error}; it is set aside as {checkpoints.set_aside(step)}")
+        else:
+            note(f"resuming from the checkpoint of step {step}")
+            return state, step, folder.read_run().get("started_from") if folder.has_run_record() else None
+    if checkpoints.damaged():
+        raise checkpoints.none_left()
+    state = create_state(config, run.model, run.optimizer, run.mesh, run.batch_after(0))
+    if not config.train.start_from:
+        return state, 0, None
+    check_same_vocabulary(config, run.corpus)
+    state, report = init_from_run(config, state, run.mesh)
+    note(
+        f"starts from step {report['step']} of {report['folder']}: {', '.join(report['taken'])}"
+        + "".join(f"; {name}: {', '.join(report[name])}" for name in ("fresh", "left") if report[name])
     )
-
-
-def _check_same_vocabulary(config: Config, folder: RunFolder) -> None:
-    """Raises UserError if the vocabulary of a run to be resumed has changed."""
-    if folder.has_run_record() and folder.read_run().get("vocabulary") != folder.vocabulary_hash(config):
-        raise UserError(
-            f"{folder.path / vocab_file(config)} is missing, or is not the vocabulary that the run began with; put it back from a "
-            "copy, or start again in another --workdir"
-        )
+    return state, 0, report
 
 
 def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:
-    """Raises UserError if a run to be resumed would see other data than it began with."""
+    """Raises UserError if a run to be resumed would not see the data that it began with."""
     if not folder.has_run_record():
         return
     recorded = folder.read_run().get("data", {}).get("fingerprint")
@@ -154,15 +159,13 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
     }
 
 
-def _all_compile(watchdog: Watchdog) -> Callable[[], AbstractContextManager[None]]:
-    """A context to compile in. It ends when every process has compiled; the watchdog does not count
-    that time.
-    """
+def _all_compile(callbacks: Callbacks) -> Callable[[], AbstractContextManager[None]]:
+    """A context to compile in. It ends when every process has compiled."""
     points = itertools.count()
 
     @contextlib.contextmanager
     def compiling() -> Iterator[None]:
-        with watchdog.paused():
+        with callbacks.phase("compiling"):
             yield
             wait_for_all(f"compiled/{next(points)}")
 

@@ -165,7 +165,7 @@ def _reduce_scatter(gradient: Array) -> Array:
     """
     mesh, platform = jax.sharding.get_abstract_mesh(), current_platform()
     size = mesh.shape[FSDP_AXIS]
-    inner = max(each for each in range(1, math.isqrt(size) + 1) if size % each == 0)
+    inner = max(divisor for divisor in range(1, math.isqrt(size) + 1) if size % divisor == 0)
     stages: list[list[list[int]] | None] = [None]
     if platform == "tpu" and size == mesh.size and inner > 1:
         numbers = np.arange(size).reshape(-1, inner)

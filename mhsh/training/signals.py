@@ -4,10 +4,12 @@ away. The run stops after the current step; a second signal ends the process at 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import urllib.request
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -46,39 +48,35 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.request(number)
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)  # the next one ends the process
+        for following in SIGNALS:
+            signal.signal(following, signal.SIG_DFL)  # the next one ends the process
 
 
-class MaintenanceWatch:
-    """A context in which a thread asks the metadata server every POLL_SECONDS. It requests SIGTERM
+@contextlib.contextmanager
+def maintenance_watch(stop: StopSignals) -> Iterator[None]:
+    """Inside the `with`, a thread asks the metadata server every POLL_SECONDS. It requests SIGTERM
     of `stop` when maintenance or preemption is announced.
 
     It asks only on TPUs, or if the environment names a metadata server.
     """
+    if HOST_VARIABLE not in os.environ and jax.default_backend() != "tpu":
+        yield
+        return
+    ended = threading.Event()
 
-    def __init__(self, stop: StopSignals) -> None:
-        self._stop = stop
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> MaintenanceWatch:
-        if HOST_VARIABLE in os.environ or jax.default_backend() == "tpu":
-            self._thread = threading.Thread(target=self._watch, name="maintenance notice", daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.is_set():
-            if announced():
-                self._stop.request(signal.SIGTERM)
+    def watch() -> None:
+        while not announced():
+            if ended.wait(POLL_SECONDS):
                 return
-            self._ended.wait(POLL_SECONDS)
+        stop.request(signal.SIGTERM)
+
+    thread = threading.Thread(target=watch, name="maintenance notice", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def announced() -> bool:

@@ -22,12 +22,12 @@ from mhsh.models.build import Model, forward
 from mhsh.models.devices import shard_index
 from mhsh.models.losses import WeightedSum, WeightedSums, compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Batch
-from mhsh.training.checkpoints.checksum import checksum
+from mhsh.training.checkpoints.verify import checksum
+from mhsh.training.compiling import compiler_options
 from mhsh.training.optimizer import global_norm, learning_rate
 from mhsh.training.sharding import axis_rules, batch_sharding, replicated, shapes_of, shardings_of
 from mhsh.training.shards import over_shards, shard_specs, summed, summed_gradients
 from mhsh.training.state import TrainState, example_batch
-from mhsh.training.xla_flags import compiler_options
 
 
 class StepMetrics(NamedTuple):
@@ -124,9 +124,9 @@ def micro_batches(batch: Batch, count: int) -> Batch:
 def batch_checksum(batch: Batch) -> UInt32[Array, 2]:
     """One checksum of all arrays of a batch; those of its shards add up to it."""
     parts = []
-    for place, key in enumerate(sorted(batch)):
+    for number, key in enumerate(sorted(batch)):
         rows = jnp.asarray(batch[key])
-        parts.append(checksum(rows, shard_index() * jnp.uint32(len(rows))) * jnp.uint32(2 * place + 1))
+        parts.append(checksum(rows, shard_index() * jnp.uint32(len(rows))) * jnp.uint32(2 * number + 1))
     return jnp.sum(jnp.stack(parts), axis=0, dtype=jnp.uint32)
 
 
@@ -193,32 +193,17 @@ def compile_eval_step(
         return jitted.lower(shapes_of(params), shapes_of(batch)).compile()
 
 
-class CompiledByLength:
-    """A step that is compiled for each length of rows, when the first batch of that length comes.
-    It compiles inside the context that `compiling()` returns.
+def compiled_by_length(
+    compile_step: Callable[[int], jax.stages.Compiled],
+    compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Callable[[Batch], jax.stages.Compiled]:
+    """The step for a batch. It is compiled, inside the context that `compiling()` returns, when the
+    first batch with rows of that length comes.
     """
 
-    def __init__(
-        self,
-        compile_step: Callable[[int], jax.stages.Compiled],
-        compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
-        self._compile = compile_step
-        self._compiling = compiling
-        self._steps: dict[int, jax.stages.Compiled] = {}
+    @functools.cache
+    def of_length(length: int) -> jax.stages.Compiled:
+        with compiling():
+            return compile_step(length)
 
-    def is_compiled_for(self, batch: Batch) -> bool:
-        """Whether the step is compiled for batches of this length."""
-        return batch["inputs"].shape[1] in self._steps
-
-    def prepare(self, batch: Batch) -> None:
-        """Compiles the step for batches of this length, if it is not."""
-        if not self.is_compiled_for(batch):
-            length = batch["inputs"].shape[1]
-            with self._compiling():
-                self._steps[length] = self._compile(length)
-
-    def __call__(self, state_or_params: Any, batch: Batch) -> Any:
-        """Runs the step; compiles it first if needed."""
-        self.prepare(batch)
-        return self._steps[batch["inputs"].shape[1]](state_or_params, batch)
+    return lambda batch: of_length(batch["inputs"].shape[1])

@@ -21,9 +21,9 @@ from mhsh.data.translation.corpus import TranslationCorpus
 from mhsh.evaluation.validation import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq
-from mhsh.training.checkpoints.checksum import as_hex, checksums
+from mhsh.training.checkpoints.verify import as_hex, checksums
 from mhsh.training.sharding import ROWS, put_batch, whole
-from mhsh.training.step import CompiledByLength, compile_eval_step, eval_step, predict_step
+from mhsh.training.step import compile_eval_step, compiled_by_length, eval_step, predict_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +56,14 @@ class Validator:
         decoding: Decoding,
         compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`params` may be abstract. For `compiling` see CompiledByLength."""
+        """`params` may be abstract. For `compiling` see compiled_by_length."""
         self._model, self._mesh, self._corpus, self._decoding = model, mesh, corpus, decoding
         per_row = isinstance(corpus, ClassificationCorpus | SpanCorpus)
         step, out_specs = (predict_step, (PartitionSpec(), ROWS)) if per_row else (eval_step, PartitionSpec())
-        self._step = CompiledByLength(
+        compiled = compiled_by_length(
             lambda length: compile_eval_step(step, out_specs, config, model, mesh, params, length), compiling
         )
+        self._step = lambda params, batch: compiled(batch)(params, batch)
         self._batches = corpus.validation_batches(config.train.batch_size, rows)
         self._pairs = corpus.validation_pairs(decoding.num_sentences) if isinstance(corpus, TranslationCorpus) else []
 
@@ -104,5 +105,5 @@ class Validator:
             sums = checksums(batch)
             yield batch
             # Fetched when the step has run: the device need not wait.
-            for _, each in sorted(jax.device_get(sums).items()):
-                seen.update(as_hex(each).encode())
+            for _, of_array in sorted(jax.device_get(sums).items()):
+                seen.update(as_hex(of_array).encode())

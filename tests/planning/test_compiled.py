@@ -20,7 +20,7 @@ from mhsh.models.build import boxed_parameters
 from mhsh.models.costs import parameter_counts, step_flops
 from mhsh.planning import compiled
 from mhsh.planning.compiled import Topology, compile_report, measure, overflow, parse_topology
-from mhsh.training.footprint import footprint
+from mhsh.training.memory import footprint
 from mhsh.training.sharding import matrices
 from mhsh.training.state import example_batch
 from tests.conftest import ROOT

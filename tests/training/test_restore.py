@@ -1,17 +1,29 @@
-"""The average of checkpoints against numpy's, and the error if there are too few."""
+"""The average of checkpoints against numpy's, and runs that start from another run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
+from msgspec.structs import replace
 
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import ClassificationDataConfig, Config
+from mhsh.configs import load
 from mhsh.errors import UserError
+from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
-from mhsh.training.checkpoints.restore import average, newest_steps
+from mhsh.training.checkpoints.restore import average, init_from_run, newest_steps
+from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState
+from tests.training.batches import random_batch
+from tests.training.states import fresh_state, mesh_of, train_step_of
+from tests.training.test_step import NO_DROPOUT, assert_close
 
 STEPS = (10, 20, 30, 40)
 
@@ -64,3 +76,175 @@ def test_as_numpy_averages(checkpoints, count, step, averaged):
 def test_too_few(checkpoints, count, step, message):
     with pytest.raises(UserError, match=message):
         newest_steps(checkpoints, count, step)
+
+
+def save(config: Config, folder: Path, step: int, state: TrainState) -> None:
+    RunFolder.open_for_training(folder, config)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1, keep_every=0)
+    checkpoints.save(step, state)
+    checkpoints.close()
+
+
+def starting_from(config: Config, folder: Path, **changes: Any) -> Config:
+    return replace(config, train=replace(config.train, start_from=str(folder), **changes))
+
+
+@pytest.fixture(scope="module")
+def pretrained(make_config, tmp_path_factory) -> tuple[Config, Path, Any]:
+    """A run's config, its folder, and the parameters of its checkpoint, all changed from the
+    start.
+    """
+    config = make_config("bert", "2l8h")
+    folder = tmp_path_factory.mktemp("pretrained") / "run"
+    state = fresh_state(config)
+    state = state._replace(params=jax.tree.map(lambda leaf: leaf * 1.5 + 0.25, state.params))
+    save(config, folder, 7, state)
+    return config, folder, jax.device_get(state.params)
+
+
+def classification(config: Config, folder: Path) -> Config:
+    model = replace(config.model, objective="classification", num_classes=3, next_sentence=False)
+    data = ClassificationDataConfig(
+        task="mnli", source="tsv:none", vocab_path="none", lowercase=True, sequence_length=config.data.sequence_length, seed=0
+    )
+    return starting_from(replace(config, model=model, data=data), folder, eval_batches=0)
+
+
+@pytest.mark.parametrize("shape", [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2, 2)])
+def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, shape):
+    config, folder, saved = pretrained
+    config = classification(config, folder)
+    state = fresh_state(config, shape)
+    (params, opt_state, step), report = init_from_run(config, state, mesh_of(*shape))
+    fresh = state.params
+    assert opt_state is state.opt_state and step is state.step
+    assert jax.tree.structure(params) == jax.tree.structure(fresh)
+    for name in ("embeddings", "encoder", "pooler"):
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(params[name]), saved[name])
+    jax.tree.map(np.testing.assert_array_equal, params["classification"], fresh["classification"])
+    assert [leaf.sharding for leaf in jax.tree.leaves(params)] == [leaf.sharding for leaf in jax.tree.leaves(fresh)]
+    (parent,) = report.pop("lineage")
+    assert (parent["step"], parent["tokens"], parent["config"]["model"]["num_layers"]) == (7, None, 2)
+    assert report == {
+        "folder": str(folder),
+        "step": 7,
+        "taken": ["embeddings", "encoder", "pooler"],
+        "fresh": ["classification"],
+        "left": ["next_sentence", "prediction"],
+        "moments": False,
+    }
+
+
+def test_a_longer_position_table_goes_on_where_the_old_one_ends(pretrained):
+    config, folder, saved = pretrained
+    longer = replace(config.model, max_positions=config.model.max_positions + 16)
+    config = starting_from(replace(config, model=longer), folder)
+    fresh = fresh_state(config).params
+    (params, *_), report = init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
+    table = np.asarray(params["embeddings"]["position"])
+    np.testing.assert_array_equal(table[:-16], saved["embeddings"]["position"])
+    np.testing.assert_array_equal(table[-16:], fresh["embeddings"]["position"][-16:])
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params["prediction"]), saved["prediction"])
+    assert report["fresh"] == report["left"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        pytest.param(
+            dict(embed_dim=32),
+            r"embeddings\.norm\.bias is float32\[64\] there, float32\[32\] in the config",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(dict(num_layers=3), r"encoder\.layers\..* in the config", marks=pytest.mark.slow),
+        (dict(residual="post_ln"), r"omega is float32\[2, 64\] there, absent in the config"),
+        (dict(max_positions=32), r"embeddings\.position is float32\[64, 64\] there, float32\[32, 64\]"),
+    ],
+)
+def test_another_shape_is_refused(pretrained, change, named):
+    config, folder, _ = pretrained
+    config = classification(config, folder)
+    data = replace(config.data, sequence_length=32)
+    config = replace(config, model=replace(config.model, **change), data=data)
+    with pytest.raises(UserError, match=named):
+        init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
+
+
+def test_a_folder_without_a_run_is_named(pretrained, tmp_path):
+    config, _, _ = pretrained
+    with pytest.raises(UserError, match=str(tmp_path)):
+        init_from_run(starting_from(config, tmp_path), fresh_state(config), mesh_of(1, 1, 1))
+
+
+# Two phases.
+
+
+def steps_on(config: Config, state: TrainState, seeds: Sequence[int]) -> TrainState:
+    mesh, step = mesh_of(1, 1, 1), train_step_of(config)
+    for seed in seeds:
+        state, _ = step(state, put_batch(random_batch(config, config.train.batch_size, seed), mesh))
+    return state
+
+
+def configs_of_phases(folder: Path, changes: dict[str, Any]) -> list[Config]:
+    """The whole training and its two phases of bert, on rows of one length. The second
+    starts from `folder`.
+    """
+    bert, configs = load("bert"), []
+    for recipe in ((), *(bert.RECIPES[name] for name in ("phase1", "phase2"))):
+        fields = bert.get_config("2l8h")
+        length, predictions = fields.data.sequence_length, fields.data.max_predictions
+        fields.unlock()
+        fields.update_from_flattened_dict(changes)
+        for change in recipe:
+            change(fields)
+        fields.data.update(sequence_length=length, max_predictions=predictions)
+        fields.model.max_positions = length
+        if fields.train.keep_moments:
+            fields.train.start_from = str(folder)
+        configs.append(from_dict(fields.to_dict()))
+    return configs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "lamb"])
+def test_two_phases_on_rows_of_one_length_are_one_training(tmp_path, optimizer):
+    """Nine steps, and one more with their moments and at their rate, equal ten."""
+    settings = {"optimizer.name": optimizer, "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 3, "train.num_steps": 10}
+    whole, first, second = configs_of_phases(tmp_path / "first", NO_DROPOUT | settings)
+    assert (first.train.num_steps, second.train.num_steps) == (9, 1)
+    expected = steps_on(whole, fresh_state(whole), range(10))
+    save(first, tmp_path / "first", 9, steps_on(first, fresh_state(first), range(9)))
+    state, report = init_from_run(second, fresh_state(second), mesh_of(1, 1, 1))
+    assert (int(state.step), report["moments"], report["fresh"], report["left"]) == (0, True, [], [])
+    state = steps_on(second, state, [9])
+    assert optax.tree.get(state.opt_state, "count") == 10
+    actual, wanted = jax.device_get(state.params), jax.device_get(expected.params)
+    for params in (actual, wanted):
+        # The softmax does not see it: its gradient is the rounding of a zero.
+        del params["encoder"]["layers"]["attention"]["key_bias"]
+    assert_close(actual, wanted, 1e-5)
+
+
+def test_new_positions_and_fresh_heads_have_no_moments(make_config, tmp_path):
+    config = make_config("bert", "2l8h", **NO_DROPOUT)
+    trained = steps_on(config, fresh_state(config), range(2))
+    save(config, tmp_path / "run", 2, trained)
+    longer = replace(config.model, max_positions=config.model.max_positions + 16, next_sentence=False)
+    onwards = starting_from(replace(config, model=longer), tmp_path / "run", keep_moments=True)
+    state, report = init_from_run(onwards, fresh_state(onwards), mesh_of(1, 1, 1))
+    assert report["left"] == ["next_sentence", "pooler"]
+    for key in ("mu", "nu"):
+        there, here = (jax.device_get(optax.tree.get(each.opt_state, key)) for each in (trained, state))
+        np.testing.assert_array_equal(here["embeddings"]["position"][:-16], there["embeddings"]["position"])
+        assert not here["embeddings"]["position"][-16:].any() and there["embeddings"]["position"].any()
+        jax.tree.map(np.testing.assert_array_equal, here["encoder"], there["encoder"])
+    assert optax.tree.get(state.opt_state, "count") == 2
+
+
+def test_moments_of_another_optimizer_are_refused(pretrained):
+    config, folder, _ = pretrained
+    config = starting_from(config, folder, keep_moments=True)
+    config = replace(config, optimizer=replace(config.optimizer, name="lamb"))
+    with pytest.raises(UserError, match=r"has the moments of adamw; allowed with optimizer.name = 'lamb': False"):
+        init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from mhsh.training import signals
-from mhsh.training.signals import HOST_VARIABLE, MaintenanceWatch, StopSignals, announced
+from mhsh.training.signals import HOST_VARIABLE, StopSignals, announced, maintenance_watch
 from tests.conftest import ROOT
 
 PREFIX = "/computeMetadata/v1/instance/"
@@ -102,7 +102,7 @@ def test_no_server_is_no_announcement(monkeypatch):
 
 def test_the_run_is_asked_to_stop_when_the_notice_comes(server, monkeypatch):
     monkeypatch.setattr(signals, "POLL_SECONDS", 0.01)
-    with StopSignals() as stop, MaintenanceWatch(stop):
+    with StopSignals() as stop, maintenance_watch(stop):
         time.sleep(0.2)
         assert stop.signal is None
         server.values["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
@@ -115,6 +115,6 @@ def test_the_run_is_asked_to_stop_when_the_notice_comes(server, monkeypatch):
 def test_elsewhere_nobody_is_asked(monkeypatch):
     monkeypatch.delenv(HOST_VARIABLE, raising=False)
     before = threading.active_count()
-    with StopSignals() as stop, MaintenanceWatch(stop):
+    with StopSignals() as stop, maintenance_watch(stop):
         assert threading.active_count() == before
     assert stop.signal is None

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.training.checkpoints.checksum import checksum
+from mhsh.training.checkpoints.verify import checksum
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState
 from mhsh.training.step import compile_eval_step, eval_step

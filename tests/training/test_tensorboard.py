@@ -10,7 +10,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from mhsh.run_folder import RunFolder
-from mhsh.training.tracking.tensorboard import TensorBoard
+from mhsh.training.trackers import TensorBoard
 
 
 def row(step: int, split: str = "train", **values: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def test_a_resumed_run_has_every_step_once(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr("time.time", lambda begin=begin: 1e9 + begin)  # which names the file
         board = TensorBoard(folder, begin)
         for step in range(begin + 1, end + 1):
-            board.write(row(step, loss=float(begin + step)))
+            board.on_row(row(step, loss=float(begin + step)))
         board.close(failed=True)
     expected = [(step, 0 if step <= 20 else 20 if step <= 40 else 40) for step in range(1, 46)]
     assert shown(folder) == [(step, "train/loss", begin + step) for step, begin in expected]
@@ -54,7 +54,7 @@ def test_a_resumed_run_has_every_step_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_figures_are_shown_by_split_and_those_that_are_not_finite_left_out(tmp_path: Path) -> None:
     board = TensorBoard(RunFolder(tmp_path), 0)
-    board.write(row(1, loss=2.0, grad_norm=float("inf"), batch="00ff"))
-    board.write(row(1, "validation", loss=float("nan"), accuracy=0.5))
+    board.on_row(row(1, loss=2.0, grad_norm=float("inf"), batch="00ff"))
+    board.on_row(row(1, "validation", loss=float("nan"), accuracy=0.5))
     board.close(failed=False)
     assert shown(RunFolder(tmp_path)) == [(1, "train/loss", 2.0), (1, "validation/accuracy", 0.5)]

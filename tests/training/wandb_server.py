@@ -16,7 +16,7 @@ from typing import Any
 
 from mhsh.files import read_object
 from mhsh.run_folder import RunFolder
-from mhsh.training.tracking.wandb_run import IDENTITY_FILE
+from mhsh.training.trackers import WANDB_FILE
 
 
 class UploadedRun:
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
 def only_run(server: WandbServer, folder: RunFolder) -> UploadedRun:
     """What the server has of the run in a folder, and it has no other."""
     [run_id] = server.runs
-    assert read_object(folder.path / IDENTITY_FILE)["id"] == run_id
+    assert read_object(folder.path / WANDB_FILE)["id"] == run_id
     return server.runs[run_id]
 
 

@@ -46,7 +46,6 @@ class TranslationCorpus(Corpus):
         """As `Corpus.summary`."""
         return {
             "vocab_size": self.tokenizer.vocab_size,
-            "vocab_fingerprint": self.tokenizer.fingerprint,
             "unigram_entropy": self.unigram_entropy,
             **self.counts,
         }

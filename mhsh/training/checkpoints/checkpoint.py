@@ -1,5 +1,5 @@
-"""Saving and restoring the training state through Orbax, with a manifest that is compared before
-any array is read. A checkpoint whose files or checksums have changed is damaged.
+"""Saving and restoring the training state through Orbax. A checkpoint whose files or arrays have
+changed is damaged (see verify.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ from etils import epath
 
 from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
-from mhsh.files import absolute, is_remote, make_durable
+from mhsh.files import absolute, is_remote, make_durable, make_name_durable
 from mhsh.run_folder import Counters, RunFolder
-from mhsh.training.checkpoints.checksum import as_hex, checksums
-from mhsh.training.checkpoints.manifest import Manifest, compare_manifests, find_damage, flatten, manifest, write_file_manifest
 from mhsh.training.checkpoints.replicas import read_once, split_replicas
+from mhsh.training.checkpoints.verify import (
+    Manifest,
+    as_hex,
+    checksums,
+    compare_manifests,
+    find_damage,
+    flatten,
+    manifest,
+    write_file_manifest,
+)
 from mhsh.training.cluster import broadcast_from_process_0
 from mhsh.training.state import TrainState
 
@@ -135,9 +143,9 @@ class StoredCheckpoints:
 
     def _check_files(self, step: int) -> None:
         where = self._folder / str(step)
-        found = broadcast_from_process_0(find_damage(where) if jax.process_index() == 0 else None)
-        if found is not None:
-            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {found}")
+        damage = broadcast_from_process_0(find_damage(where) if jax.process_index() == 0 else None)
+        if damage is not None:
+            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {damage}")
 
     def _restore_item(self, step: int, item: str, abstract: Any) -> Any:
         where = self._folder / str(step)
@@ -229,15 +237,20 @@ class Checkpoints(StoredCheckpoints):
     def _finish_save(self) -> None:
         """Waits for the background save, and deletes what is no longer kept.
 
-        Orbax would delete as soon as it has renamed the new checkpoint, before that name is on the
-        disk.
+        Orbax would delete as soon as it has renamed the new checkpoint. But its name, and the
+        record that Orbax wrote just before, must be on the disk first. All else was flushed before
+        the checkpoint was committed.
         """
         with self._naming_failures():
             self._manager.wait_until_finished()
         if self._saving is None:
             return
         if jax.process_index() == 0:
-            make_durable(self._folder / str(self._saving))
+            committed = self._folder / str(self._saving)
+            for path in committed.iterdir():
+                if path.is_file():
+                    make_durable(path)
+            make_name_durable(committed)
         for step in self.steps()[self._keep :]:
             if not self._keep_every or step % self._keep_every:
                 self._manager.delete(step)

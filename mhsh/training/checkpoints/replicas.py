@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int
 
-from mhsh.training.checkpoints.checksum import words
+from mhsh.training.checkpoints.verify import words
 
 REPLICA = "replica"  # the first axis of the mesh that `split_replicas` makes
 
@@ -64,10 +64,10 @@ def read_once(where: epath.Path, wanted: Mapping[str, jax.ShapeDtypeStruct], rep
     """
     readers = {device.process_index for device in replicas.devices[0].flat}
     error: Exception | None = None
-    found: dict[str, jax.Array] = {}
+    own: dict[str, jax.Array] = {}
     if jax.process_index() in readers:
         try:
-            found = _read(where, wanted, Mesh(replicas.devices[0], replicas.axis_names[1:]), readers)
+            own = _read(where, wanted, Mesh(replicas.devices[0], replicas.axis_names[1:]), readers)
         except Exception as caught:  # the others wait: they must be told, whatever it is
             error = caught
     failed = np.flatnonzero(multihost_utils.process_allgather(np.array(error is not None)))
@@ -75,7 +75,7 @@ def read_once(where: epath.Path, wanted: Mapping[str, jax.ShapeDtypeStruct], rep
         raise error
     if len(failed):
         raise RuntimeError(f"process {failed[0]} could not read it")
-    return {name: _to_all(found.get(name), leaf, replicas) for name, leaf in wanted.items()}
+    return {name: _to_all(own.get(name), leaf, replicas) for name, leaf in wanted.items()}
 
 
 def _read(where: epath.Path, wanted: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh, readers: set[int]) -> dict[str, jax.Array]:

@@ -1,17 +1,19 @@
-"""A run restored for inference: its parameters on one device, possibly averaged over checkpoints,
-and its data.
+"""What is made of the checkpoints of another run: a model for inference, whose parameters may be an
+average, and the start of a new run (train.start_from).
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from etils import epath
 from jax.sharding import Mesh
 from msgspec.structs import replace
 
@@ -20,10 +22,16 @@ from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model
-from mhsh.run_folder import RunFolder
+from mhsh.models.types import SUBLAYERS
+from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
+from mhsh.training.checkpoints.verify import compare_manifests, flatten, manifest
+from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES, make_mesh
-from mhsh.training.state import abstract_state
+from mhsh.training.state import TrainState, abstract_state
+
+# Only heads may start fresh; these may not.
+_NEEDED = ("embeddings", *SUBLAYERS)
 
 
 def load_for_inference(
@@ -57,12 +65,12 @@ def inference_mesh(config: Config, axes: Mapping[str, int]) -> Mesh:
         if axis not in MESH_AXES or size < 1:
             raise UserError(f"mesh = {dict(axes)}; allowed: how many devices, 1 or more, for any of {', '.join(MESH_AXES)}")
     shape = dict.fromkeys(MESH_AXES, 1) | dict(axes)
-    count, there = math.prod(shape.values()), jax.devices()
-    if count > len(there):
-        raise UserError(f"mesh = {dict(axes)} takes {count} devices, and there are {len(there)}")
+    count, devices = math.prod(shape.values()), jax.devices()
+    if count > len(devices):
+        raise UserError(f"mesh = {dict(axes)} takes {count} devices, and there are {len(devices)}")
     rows = shape["data"] * shape["fsdp"]  # which no row of the data must fit
     train = replace(config.train, batch_size=rows, accumulation_steps=1)
-    return make_mesh(replace(config, mesh=MeshConfig(**shape), train=train), there[:count])
+    return make_mesh(replace(config, mesh=MeshConfig(**shape), train=train), devices[:count])
 
 
 def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
@@ -86,7 +94,7 @@ def newest_steps(checkpoints: StoredCheckpoints, count: int, step: int | None) -
       UserError: fewer are saved, or `step` is not among them.
     """
     newest = checkpoints.existing_step(step)
-    kept = [each for each in checkpoints.steps() if each <= newest]
+    kept = [saved for saved in checkpoints.steps() if saved <= newest]
     if not 1 <= count <= len(kept):
         named = ", ".join(map(str, sorted(kept)))
         raise UserError(
@@ -116,3 +124,96 @@ def average(checkpoints: StoredCheckpoints, steps: Sequence[int], abstract_param
 def _running_mean(mean: Any, params: Any, number: jax.Array) -> Any:
     """The mean of `number` trees, from the mean of all but the last and the last."""
     return jax.tree.map(lambda m, leaf: m + (leaf.astype(jnp.float32) - m) / number, mean, params)
+
+
+def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
+    """The `fresh` state of `config` with parameters of the newest checkpoint of train.start_from:
+    all embeddings and stacks, and the heads that both have. A learned position table may be longer
+    than the other run's; its new rows start fresh.
+
+    With train.keep_moments, Adam's moments and their count are taken too; fresh parts have moments
+    of zero. The step is always 0, and the schedule is that of `config`.
+
+    Returns:
+      the state, and for run.json: the folder, its step, the names of the parts that were taken,
+      started fresh and left, and the runs before it (RunFolder.lineage).
+
+    Raises:
+      UserError: the folder holds no good checkpoint, its embeddings or stacks have other shapes, or
+        its moments are another optimiser's.
+    """
+    folder = RunFolder(config.train.start_from)
+    other = folder.read_config()
+    checkpoints = StoredCheckpoints(folder.checkpoints_path)
+    step = checkpoints.existing_step(None)
+    abstract = abstract_state(other, build_optimizer(other), mesh)
+    if config.train.keep_moments:
+        if other.optimizer.name != config.optimizer.name:
+            raise UserError(
+                f"train.keep_moments = True, but {config.train.start_from!r} has the moments of {other.optimizer.name}; allowed "
+                f"with optimizer.name = {config.optimizer.name!r}: False"
+            )
+        saved = checkpoints.restore(step, abstract)
+    else:
+        saved = fresh._replace(params=checkpoints.restore_params(step, abstract.params))
+    checkpoints.close()
+    names = [name for name in fresh.params if name in saved.params]
+    missing = [name for name in fresh.params if name in _NEEDED and name not in names]
+    if missing:
+        raise UserError(f"train.start_from = {config.train.start_from!r} has no {missing[0]}; start from a run of the same kind")
+    params = _taken(names, saved.params, fresh.params)
+    compare_manifests(
+        manifest(flatten({name: params[name] for name in names})),
+        manifest(flatten({name: fresh.params[name] for name in names})),
+        folder.checkpoints_path / str(step),
+    )
+    report = {
+        "folder": config.train.start_from,
+        "step": step,
+        "taken": names,
+        "fresh": [name for name in fresh.params if name not in names],
+        "left": [name for name in saved.params if name not in names],
+        "moments": config.train.keep_moments,
+        "lineage": folder.lineage(step),
+    }
+    opt_state = _with_moments(names, saved.opt_state, fresh.opt_state) if config.train.keep_moments else fresh.opt_state
+    return fresh._replace(params=params, opt_state=opt_state), report
+
+
+def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
+    """Raises UserError if the run of train.start_from has not the vocabulary of the data."""
+    vocabulary = RunFolder(config.train.start_from).path / vocab_file(config)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus.save_vocab(epath.Path(folder))
+        here = (epath.Path(folder) / vocab_file(config)).read_bytes()
+    if not vocabulary.exists() or vocabulary.read_bytes() != here:
+        raise UserError(
+            f"train.start_from = {config.train.start_from!r} was trained with another vocabulary than the data's; prepare the data "
+            f"with --config.data.vocab_path={vocabulary}, or start from another run"
+        )
+
+
+def _with_moments(names: Sequence[str], saved: Any, fresh: Any) -> Any:
+    """The fresh optimiser state with the saved moments of those parts, and the saved count."""
+    moments = {key: _taken(names, optax.tree.get(saved, key), optax.tree.get(fresh, key)) for key in ("mu", "nu")}
+    return optax.tree.set(fresh, count=optax.tree.get(saved, "count"), **moments)
+
+
+def _taken(names: Sequence[str], saved: Any, fresh: Any) -> Any:
+    """The fresh parameters (or moments), replaced by the saved ones for those parts."""
+    embeddings = {"embeddings": _extended(saved["embeddings"], fresh["embeddings"])}
+    return fresh | {name: (saved | embeddings)[name] for name in names}
+
+
+def _extended(saved: Any, fresh: Any) -> Any:
+    """The saved embeddings. Their position tables are extended by the further rows of the fresh
+    tables.
+    """
+    tables = {
+        name: jax.jit(lambda old, new: jnp.concatenate([old, new[len(old) :]]), out_shardings=fresh[name].sharding)(
+            saved[name], fresh[name]
+        )
+        for name in saved
+        if name.endswith("position") and name in fresh and len(saved[name]) < len(fresh[name])
+    }
+    return saved | tables

@@ -1,30 +1,82 @@
-"""What a checkpoint consists of: its arrays (path, shape, dtype, checksum) and its files (size,
-SHA-256). Both lists are saved with it and compared when it is restored.
+"""How a checkpoint shows that it is whole: the list of its files, and the checksums of its arrays.
 
-Files are compared before any array is read: Orbax reads many arrays at once, and when one read
-fails it leaves the others running.
+Both are kept, as neither proves what the other does:
+
+- `files.json` has the size and SHA-256 of every file. Process 0 compares it before any process
+  opens an array, and all agree on its answer. Without it, a process that meets a damaged file would
+  leave Orbax while the others wait for it there. It also covers counters.json.
+- The manifest has a checksum of every array, computed on the devices before it is written and again
+  after it was restored. It covers what lies between an array and its file: writing, reading on
+  another mesh, and sending to other hosts. Hashes of files see none of that.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from etils import epath
+from jaxtyping import Array, UInt32
 
 from mhsh.errors import UserError
 from mhsh.files import is_remote, make_durable, parse_object
 from mhsh.run_folder import COUNTERS_FILE, Counters
-from mhsh.training.checkpoints.checksum import as_hex
 
 Manifest = dict[str, dict[str, Any]]
 FILE_MANIFEST = "files.json"
 _BLOCK_BYTES = 1 << 22
+
+# Odd multipliers, as in multiplicative hashing (Knuth, TAOCP 3, section 6.4). Multiplying by an odd
+# number is a bijection modulo 2^32, so one changed word always changes the first sum.
+_SPREAD = (0x9E3779B1, 0x85EBCA77)
+_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+
+
+def words(array: Array) -> Array:
+    """The bits of each element, as an unsigned number of its size; of eight bytes (where
+    jax_enable_x64 is set) as two, on a new last axis.
+    """
+    if array.dtype == jnp.bool_:
+        return array.astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(array, _WORDS[array.dtype.itemsize])
+
+
+def checksum(array: Array, first_row: UInt32[Array, ""] | int = 0) -> UInt32[Array, 2]:
+    """Two 32-bit sums over the bits of all elements, weighted by position in the global array, of
+    which `array` are the rows from `first_row` on. The checksums of shards add up to the whole's.
+
+    Integer sums modulo 2^32 do not depend on the order of addition, so every sharding gives the
+    same. They detect any change of a single element, and miss other changes with a probability of
+    about 2^-64. They do not protect against deliberate changes.
+    """
+    bits = words(array).astype(jnp.uint32)
+    first = jnp.asarray(first_row, jnp.uint32) * jnp.uint32(math.prod(bits.shape[1:]) % 2**32)
+    position = jnp.broadcast_to(first, bits.shape)
+    stride = 1
+    for axis in reversed(range(bits.ndim)):
+        position = position + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= bits.shape[axis]
+    weights = [position * jnp.uint32(2 * spread % 2**32) + jnp.uint32(spread) for spread in _SPREAD]
+    mixed = (bits, bits ^ (bits >> 15) * jnp.uint32(_SPREAD[1]))
+    return jnp.stack([jnp.sum(word * weight, dtype=jnp.uint32) for word, weight in zip(mixed, weights, strict=True)])
+
+
+@jax.jit
+def checksums(arrays: Mapping[str, Array]) -> dict[str, UInt32[Array, 2]]:
+    """The checksum of every array of a flat dictionary."""
+    return {name: checksum(array) for name, array in arrays.items()}
+
+
+def as_hex(sums: UInt32[Array, 2]) -> str:
+    """Sixteen hexadecimal digits."""
+    return "".join(f"{int(part):08x}" for part in sums)
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -36,17 +88,19 @@ def flatten(tree: Any) -> dict[str, Any]:
 def manifest(leaves: dict[str, Any], sums: dict[str, Any] | None = None) -> Manifest:
     """{path: {shape, dtype}} of arrays, real or abstract; with `sums`, their checksums too."""
     entries: Manifest = {path: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for path, leaf in leaves.items()}
-    if sums is not None:
-        entries = {path: entry | {"checksum": as_hex(sums[path])} for path, entry in entries.items()}
-    return entries
+    return entries if sums is None else {path: entry | {"checksum": as_hex(sums[path])} for path, entry in entries.items()}
 
 
 def compare_manifests(saved: Manifest, wanted: Manifest, where: epath.Path) -> None:
     """Raises UserError naming the first array that is missing, unexpected, or of another shape or
     dtype.
     """
+
+    def described(entry: dict[str, Any] | None) -> str:
+        return "absent" if entry is None else f"{entry['dtype']}{entry['shape']}"
+
     differences = [
-        f"{path} is {_describe(saved.get(path))} there, {_describe(wanted.get(path))} in the config"
+        f"{path} is {described(saved.get(path))} there, {described(wanted.get(path))} in the config"
         for path in sorted(saved.keys() | wanted.keys())
         if saved.get(path) != wanted.get(path)
     ]
@@ -62,10 +116,10 @@ def write_file_manifest(folder: epath.Path, counters: Counters | None) -> None:
 
     Files in `folder` itself are Orbax's record of the save. Orbax still changes them afterwards.
     """
+    names = [name for item in folder.iterdir() if item.is_dir() for name in _files(item)]
     if counters is not None:
         (folder / COUNTERS_FILE).write_text(json.dumps(counters._asdict()) + "\n")
-    items = [path for path in folder.iterdir() if path.is_dir()]
-    names = [*([] if counters is None else [COUNTERS_FILE]), *(name for item in items for name in _files(item))]
+        names.append(COUNTERS_FILE)
     files = {name: _size_and_digest(folder / name) for name in names}
     (folder / FILE_MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True) + "\n")
     make_durable(folder)
@@ -81,24 +135,21 @@ def find_damage(folder: epath.Path) -> str | None:
         listed = _listed_files(folder / FILE_MANIFEST)
     except (OSError, UserError, KeyError, TypeError, ValueError):
         return f"its list of files, {FILE_MANIFEST}, is missing or unreadable"
-    for name, entry in listed.items():
-        path = folder / name
-        try:
+    name = ""
+    try:
+        for name, entry in listed.items():
+            path = folder / name
             if not path.exists():
                 return f"{name} is missing"
             if not _is_inside(path, folder):
                 return f"{name}, which {FILE_MANIFEST} lists, is no file of it"
-            size = path.stat().length
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror or error})"
-        if size != entry["bytes"]:
-            return f"{name} has {size} bytes instead of {entry['bytes']}"
-    for name, entry in listed.items():
-        try:
+            if path.stat().length != entry["bytes"]:
+                return f"{name} has {path.stat().length} bytes instead of {entry['bytes']}"
+        for name, entry in listed.items():
             if _size_and_digest(folder / name) != entry:
                 return f"{name} is not what was saved"
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror or error})"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror or error})"
     return None
 
 
@@ -119,10 +170,6 @@ def _is_inside(path: epath.Path, folder: epath.Path) -> bool:
         return True  # objects have no links
     real = Path(os.path.realpath(path))
     return real.is_relative_to(os.path.realpath(folder)) and real.is_file()
-
-
-def _describe(entry: dict[str, Any] | None) -> str:
-    return "absent" if entry is None else f"{entry['dtype']}{entry['shape']}"
 
 
 def _files(folder: epath.Path) -> Iterator[str]:

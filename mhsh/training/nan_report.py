@@ -39,20 +39,22 @@ def nan_report(config: Config, model: Model, mesh: Mesh, params: Any, batch: Bat
             return total_loss(compute_metrics(forward(model, params, batch, None), batch), weights)
 
         value, gradients = jax.value_and_grad(loss)(params)
-        seen = summed((jax.tree.map(lambda each: each.astype(jnp.float32), broken), value))
+        seen = summed((jax.tree.map(lambda layers: layers.astype(jnp.float32), broken), value))
         return summed_gradients(gradients, config), seen
 
     def report(params: Any, batch: Batch) -> tuple[Any, Any, Any]:
         out_specs = shard_specs(config.model), PartitionSpec()
         gradients, (broken, value) = over_shards(inspect, config.model, out_specs)(params, batch)
-        finite = {stack: each == 0 for stack, each in broken.items()}
+        finite = {stack: layers == 0 for stack, layers in broken.items()}
         return finite, value, {stack: norm_by_layer(gradients[stack]["layers"]) for stack in finite}
 
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         finite, loss, norms = jax.device_get(jax.jit(report)(params, dict(batch)))
         broken = jax.device_get(jax.jit(lambda tree: jax.tree.map(lambda leaf: ~jnp.isfinite(leaf).all(), tree))(params))
     first = [
-        f"{stack} {layer + 1}" for stack, each in in_stack_order(finite).items() for layer in np.flatnonzero(~np.asarray(each))[:1]
+        f"{stack} {layer + 1}"
+        for stack, layers in in_stack_order(finite).items()
+        for layer in np.flatnonzero(~np.asarray(layers))[:1]
     ]
     return {
         "first_nonfinite_layer": first[0] if first else None,
@@ -61,7 +63,7 @@ def nan_report(config: Config, model: Model, mesh: Mesh, params: Any, batch: Bat
             for path, bad in jax.tree_util.tree_leaves_with_path(broken)
             if bad
         ],
-        "gradient_norm_by_layer": {stack: [_finite(norm) for norm in each] for stack, each in in_stack_order(norms).items()},
+        "gradient_norm_by_layer": {stack: [_finite(norm) for norm in layers] for stack, layers in in_stack_order(norms).items()},
         "loss": _finite(loss),
     }
 

@@ -1,0 +1,223 @@
+"""Where the rows of a run go: metrics.jsonl, and what train.tracker names. A row has the figures of
+one step and split.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore[missing-module-attribute] (made at import)
+from tensorboardX.summary import scalar
+
+from mhsh.config.schema import to_dict
+from mhsh.errors import UserError, install_command
+from mhsh.files import absolute, read_object, write_atomically
+from mhsh.run_folder import RunFolder
+from mhsh.training.callbacks import Callback
+
+AXES = ("step", "split", "tokens", "flops", "seconds")
+WANDB_FILE = "wandb.json"  # in the run folder: which W&B run it is
+_PROJECT = "mhsh"  # unless WANDB_PROJECT names another
+_INIT_SECONDS = 30.0
+_FINISH_SECONDS = 15.0  # a spot machine goes 30 seconds after its notice
+
+
+def open_trackers(name: str, folder: RunFolder, step: int, note: Callable[[str], None]) -> list[Callback]:
+    """metrics.jsonl and the tracker `name` of a run that goes on after `step`. `note` shows a line
+    to the user.
+    """
+    return [MetricsFile(folder), TensorBoard(folder, step) if name == "tensorboard" else WandbRun(folder, note)]
+
+
+def curves(row: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a row by tag, such as train/loss, without the axes. One that is not finite is
+    left out, which leaves a gap in its curve; metrics.jsonl has null.
+    """
+    return {
+        f"{row['split']}/{key}": float(value)
+        for key, value in row.items()
+        if key not in AXES and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+class MetricsFile(Callback):
+    """Appends rows to metrics.jsonl. It collects them until `flush`: in a bucket, appending to a
+    file replaces it.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._rows: list[Mapping[str, Any]] = []
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        self._rows.append(row)
+
+    def flush(self) -> None:
+        self._folder.append_metrics(self._rows)
+        self._rows = []
+
+    def close(self, *, failed: bool) -> None:
+        self.flush()
+
+
+class TensorBoard(Callback):
+    """Writes rows as TensorBoard events. For a bucket it collects them in a local folder, which it
+    uploads at `flush`.
+    """
+
+    def __init__(self, folder: RunFolder, step: int) -> None:
+        """Continues after `step`."""
+        self._path = folder.tensorboard_path
+        self._path.mkdir(exist_ok=True)
+        self._local = tempfile.TemporaryDirectory(prefix="mhsh-") if folder.is_remote else None
+        events = self._path if self._local is None else epath.Path(self._local.name)
+        # Events are written from this thread: SummaryWriter has its own, which would hide errors
+        # such as a full disk.
+        self._events = EventsWriter(str(events / "events"))
+        # A new session makes TensorBoard drop the events of later steps: this run writes them
+        # again.
+        self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START), wall_time=time.time()))
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        for tag, value in curves(row).items():
+            self._events.write_event(Event(step=row["step"], summary=scalar(tag, value), wall_time=time.time()))
+
+    def flush(self) -> None:
+        self._events.flush()
+        if self._local is not None:
+            for path in epath.Path(self._local.name).iterdir():
+                (self._path / path.name).write_bytes(path.read_bytes())
+
+    def close(self, *, failed: bool) -> None:
+        self.flush()
+        self._events.close()
+        if self._local is not None:
+            self._local.cleanup()
+
+
+class WandbRun(Callback):
+    """Sends rows to Weights & Biases. What fails there is told once and does not end the run.
+
+    W&B takes each step once, in rising order. So a process first sends what W&B lacks of
+    metrics.jsonl, and leaves out the steps that W&B has. Online, the server names the last of them.
+    Offline there is nobody to ask: each process writes the whole run, and `wandb sync` uploads the
+    file of the last one alone.
+    """
+
+    def __init__(self, folder: RunFolder, note: Callable[[str], None]) -> None:
+        """Starts or resumes the W&B run of `folder`; `note` shows a line to the user."""
+        self._folder, self._note = folder, note
+        self._values: dict[str, float] = {}  # of self._step, which is sent when the next one begins
+        self._step = self._last = self._first = 0
+        self._run = None
+        with self._told():
+            self._run = _start_wandb(folder)
+            self._first = 0 if self._run.offline else self._run.starting_step
+            own = Path(self._run.sync_dir)
+            for path in own.parent.glob(f"offline-run-*/run-{self._run.id}.wandb"):
+                if path.parent != own:
+                    path.with_name(f"{path.name}.synced").touch()  # `wandb sync` skips it
+        for row in folder.read_metrics().rows:
+            self.on_row(row)
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        self._last = row["step"]
+        if self._last < self._first:
+            return
+        if self._last != self._step:
+            self._send()
+        self._step = self._last
+        self._values |= {axis: float(row[axis]) for axis in ("tokens", "flops", "seconds")} | curves(row)
+
+    def close(self, *, failed: bool) -> None:
+        """Sends the last step and waits _FINISH_SECONDS at most for the upload."""
+        self._send()
+        with self._told():
+            if self._run is not None:
+                self._run.finish(exit_code=int(failed))
+                _write_identity(self._folder, _identity(self._folder) | {"last_step": self._last})
+
+    def _send(self) -> None:
+        with self._told():
+            if self._run is not None and self._values:
+                self._run.log(self._values, step=self._step, commit=True)
+        self._values = {}
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever it is, the run is worth more
+            self._run = None
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self._note(f"W&B has failed ({reason}); the run needs none of it, and the same command sends later what W&B lacks")
+
+
+def send_rest(folder: RunFolder, note: Callable[[str], None]) -> None:
+    """Sends what W&B lacks of a finished run, if its last process could not."""
+    if _identity(folder).get("last_step") != folder.read_metrics().rows[-1]["step"]:
+        WandbRun(folder, note).close(failed=False)
+
+
+def check_wandb() -> None:
+    """Raises UserError where wandb is not installed, or has no API key and is not offline. On a
+    terminal, wandb asks for the key.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise UserError(f"train.tracker = 'wandb' needs the package wandb ({error}): {install_command('wandb')}") from error
+    if wandb.setup().settings.mode != "online":
+        return
+    try:
+        wandb.login(verify=False)
+    except wandb.Error as error:
+        raise UserError(
+            f"train.tracker = 'wandb': {error}; or set WANDB_MODE=offline, and `wandb sync` uploads the run later"
+        ) from error
+
+
+def _start_wandb(folder: RunFolder) -> Any:
+    import wandb
+
+    identity = _identity(folder)
+    facts = {"parameters": folder.read_run()["parameters"], "run_folder": str(absolute(folder.path))}
+    return wandb.init(
+        project=identity["project"],
+        id=identity["id"],
+        name=folder.path.name,
+        dir=None if folder.is_remote else str(folder.path),
+        resume="allow",
+        config=to_dict(folder.read_config()) | facts,
+        settings=wandb.Settings(
+            quiet=True,
+            console="off",
+            init_timeout=_INIT_SECONDS,
+            finish_timeout=_FINISH_SECONDS,
+            finish_timeout_raises=True,
+        ),
+    )
+
+
+def _identity(folder: RunFolder) -> dict[str, Any]:
+    """The W&B project and id of a run, written down before W&B first hears of it, and the last step
+    that W&B is known to have.
+    """
+    if not (folder.path / WANDB_FILE).exists():
+        _write_identity(folder, {"project": os.environ.get("WANDB_PROJECT", _PROJECT), "id": secrets.token_hex(4)})
+    return read_object(folder.path / WANDB_FILE)
+
+
+def _write_identity(folder: RunFolder, identity: Mapping[str, Any]) -> None:
+    write_atomically(folder.path / WANDB_FILE, json.dumps(identity) + "\n")

@@ -1,0 +1,177 @@
+"""What watches a run: wall time, progress, profiles, and the watchdog in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from etils import epath
+from msgspec.structs import replace
+
+from mhsh.run_folder import RunFolder
+from mhsh.training import callbacks
+from mhsh.training.callbacks import PHASES, Callbacks, Profiler, ProgressDisplay, WallTime, Watchdog, format_wall_time
+from mhsh.training.sharding import put_batch
+from tests.training.batches import random_batch
+from tests.training.states import ONE, fresh_state, mesh_of, train_step_of
+
+NOTHING = dict.fromkeys((*PHASES, "repeated"), 0.0)
+
+
+@pytest.fixture
+def pass_time(monkeypatch):
+    """pass_time(3.0): three seconds later."""
+    now = [100.0]
+    monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
+
+    def later(seconds: float) -> None:
+        now[0] += seconds
+
+    return later
+
+
+# Wall time: every second has one phase.
+
+
+def test_a_second_counts_once_for_the_innermost_phase(pass_time):
+    wall = WallTime()
+    run = Callbacks(wall)
+    pass_time(1.0)
+    with run.phase("training"):
+        pass_time(10.0)
+        with run.phase("evaluating"):
+            pass_time(4.0)
+            with run.phase("compiling"):
+                pass_time(2.0)
+            pass_time(1.0)
+        with pytest.raises(RuntimeError), run.phase("saving"):
+            pass_time(3.0)
+            raise RuntimeError
+        pass_time(10.0)
+        seen = wall.seconds()
+    assert seen == NOTHING | {"preparing": 1.0, "training": 20.0, "evaluating": 5.0, "compiling": 2.0, "saving": 3.0}
+    assert format_wall_time(seen) == "65% of the wall time was training; evaluating 16%, saving 10%, compiling 6%, preparing 3%"
+
+
+def test_waiting_is_the_time_until_an_item_is_there_and_part_of_training(pass_time):
+    def items():
+        pass_time(2.0)
+        yield "a"
+        pass_time(3.0)
+        yield "b"
+        pass_time(0.5)
+
+    wall = WallTime()
+    run = Callbacks(wall)
+    with run.phase("training"):
+        for _ in run.waiting(items()):
+            pass_time(7.0)
+            with run.phase("saving"):
+                pass_time(100.0)
+    assert (wall.seconds()["waiting"], wall.seconds()["training"], wall.trained()) == (5.5, 14.0, 19.5)
+
+
+def test_an_earlier_process_counts_too(pass_time):
+    wall = WallTime()
+    pass_time(1.0)
+    wall.add({"training": 8.0, "saving": 1.0})
+    assert wall.seconds() == NOTHING | {"preparing": 1.0, "training": 8.0, "saving": 1.0}
+
+
+# Progress.
+
+
+@pytest.mark.parametrize("forced", ["", "1"], ids=["in a file", "in a notebook"])
+def test_a_file_gets_lines_and_no_bar(forced, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", forced)
+    display = ProgressDisplay("run", 10)
+    display.begin(0)
+    display.on_row({"split": "train", "step": 10, "loss": 2.5, "tokens_per_second": 1234.0})
+    display.on_row({"split": "validation", "step": 10, "loss": 2.25})
+    display.close(failed=False)
+    lines = ["run: step 10/10  loss 2.5000  1,234 tokens/s", "run: step 10/10  validation loss 2.2500"]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+# Profiles.
+
+
+def test_steps_are_traced_unless_the_run_is_resumed_amid_them(make_config, tmp_path, capsys):
+    config = make_config("bert", "2l8h", **{"train.profile_steps": "2:3"})
+    RunFolder.open_for_training(tmp_path / "run", config)
+    step, state = train_step_of(replace(config, train=replace(config.train, profile_steps=""))), fresh_state(config)
+    batch = put_batch(random_batch(config, config.train.batch_size), mesh_of(*ONE))
+    session = tmp_path / "run" / "profile" / "plugins" / "profile" / "steps_2_to_3"
+    for first in (3, 1):
+        profiler = Profiler(config.train, epath.Path(tmp_path / "run"), Callbacks(), ProgressDisplay("run", 4))
+        for number in range(first, 5):
+            profiler.before_step(number, state)
+            state, _ = step(state, batch)
+            profiler.after_step(number, state)
+        assert session.exists() == (first == 1)
+    assert {file.name for file in session.iterdir()} == {"process_0.xplane.pb", "process_0.trace.json.gz"}
+    resumed, traced = capsys.readouterr().out.splitlines()
+    assert resumed == "run: no profile: the run was resumed after step 2"
+    assert traced.startswith(f"run: profile of steps 2 to 3: {tmp_path / 'run'}/profile")
+
+
+# The watchdog ends what hangs, and nothing else.
+
+
+def watched(seconds: int, body: str) -> subprocess.CompletedProcess[str]:
+    """A process that does `body` in a run with such a watchdog."""
+    script = f"""
+import time
+from mhsh.training.callbacks import Callbacks, Watchdog
+Watchdog.LEAST_SECONDS = 1.0
+run = Callbacks(Watchdog({seconds}))
+with run:
+{body}
+time.sleep(2)
+print("end")
+"""
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+
+
+HANGS = {
+    "longer than given": (1, "  with run.phase('training'): time.sleep(30)"),
+    "longer than is measured": (0, "  with run.phase('training'):\n    run.on_progress()\n    time.sleep(30)"),
+    "in data": (1, "  with run.phase('training'), run.phase('waiting'): time.sleep(30)"),
+    "after a save": (1, "  with run.phase('training'):\n    with run.phase('saving'): time.sleep(2)\n    time.sleep(30)"),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_process_that_hangs_ends_with_its_stacks(name):
+    done = watched(*HANGS[name])
+    assert (done.returncode, done.stdout) == (os.EX_TEMPFAIL, "")
+    assert done.stderr.startswith("mhsh: nothing was done for 1 s: this process hangs; run the same command again")
+    assert 'File "<string>", line' in done.stderr
+
+
+LIVES = {
+    "first step": (0, "  with run.phase('training'): time.sleep(3)"),
+    "works": (4, "  with run.phase('training'):\n    for _ in range(10):\n      time.sleep(0.5)\n      run.on_progress()"),
+    "saves": (1, "  with run.phase('training'), run.phase('saving'): time.sleep(3)"),
+    "before and after": (1, "  time.sleep(2)\n  with run.phase('training'): pass"),
+}
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_a_process_that_works_goes_on(name):
+    done = watched(*LIVES[name])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_the_limit_is_a_multiple_of_the_longest_step(pass_time):
+    dog = Watchdog(0)
+    assert dog.limit() is None
+    dog.on_phase("training")
+    for seconds, limit in ((1.0, dog.LEAST_SECONDS), (40.0, 40 * dog.TIMES_LONGEST), (2.0, 40 * dog.TIMES_LONGEST)):
+        pass_time(seconds)
+        dog.on_progress()
+        assert dog.limit() == limit
+    dog.close(failed=False)
+    assert Watchdog(8).limit() == 8
