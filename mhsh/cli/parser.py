@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -77,11 +78,12 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
         app.help_print()
         return None
     see = f"; see mhsh {page.command} --help"
+    changes, rest = _apart(rest, [taken.flag for _, taken in _taken(page.run)])
     try:
         run, bound, unused, _ = app.parse_known_args(rest)
     except CycloptsError as error:
         raise UserError(_in_one_line(error, page.command) + see + _list_of_configs(error)) from error
-    values = bound.arguments
+    values, unused = bound.arguments, [*changes, *unused]
     for name, taken in _taken(run):
         values[name], unused = taken.take(taken.flag, values.get(name), unused)
     if unused:
@@ -103,6 +105,20 @@ def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]
         return None, []
     hint = f"there is no {kind!r}; {nearest(kind, known)}" if kind else f"it needs one of {', '.join(known)}"
     raise UserError(f"mhsh {command}: {hint}; see mhsh {command} --help")
+
+
+def _apart(arguments: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments that change a field, `--FLAG.SECTION.FIELD=VALUE` or without the `=`, and the
+    other ones.
+    """
+    changes, rest = [], []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument.startswith(tuple(f"--{flag}." for flag in flags)):
+            changes += [argument] if "=" in argument else [argument, *itertools.islice(remaining, 1)]
+        else:
+            rest.append(argument)
+    return changes, rest
 
 
 def summary(page: Page) -> str:

@@ -53,7 +53,7 @@ def test_a_damaged_state_is_named(tmp_path):
 def test_every_stage_is_a_command_with_valid_configs(size, device_kind):
     for stage in stages(SIZES[size], device_kind):
         if stage.is_run:
-            assert parse_command("train", [*stage.arguments[1:], "--workdir=x"]), stage.name
+            assert parse_command("train", [*stage.arguments[2:], "--workdir=x"]), stage.name
         else:
             assert parse([*stage.arguments[1:], "--out=x"]), stage.name
 
