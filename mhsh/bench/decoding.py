@@ -6,7 +6,7 @@ A translation model has two settings:
 batch: one batch of sentences of one length, all decoded for the same number of steps (the end mark
   is suppressed).
 file: sentences of many lengths (log-normal, 8 to 60 tokens, drawn once), each translated to as many
-  tokens as it has itself, in the batches that `mhsh translate` makes. A batch runs until its last
+  tokens as it has itself, in the batches that `mhsh predict` makes. A batch runs until its last
   sentence is finished; only the tokens of the sentences themselves count.
 """
 
@@ -31,7 +31,7 @@ from mhsh.models.bert import Bert
 from mhsh.models.generation import Sampling, generate
 from mhsh.models.seq2seq import Seq2Seq
 
-HYPOTHESES, LENGTH_PENALTY = 4, 0.6  # the defaults of `mhsh translate`
+HYPOTHESES, LENGTH_PENALTY = 4, 0.6  # the defaults of `mhsh predict`
 BATCH_TOKENS = 4096  # likewise
 SHORTEST, LONGEST = 8, 60  # tokens of the file's sentences
 
@@ -174,7 +174,7 @@ def _translate(search: Decoder, max_positions: int, work: Workload) -> list[np.n
     if work.setting["setting"] == "batch":
         batches = [(sentences, len(sentences), max(map(len, work.sources)))]
         room = max(work.lengths)
-    else:  # with the limit of `mhsh translate` on target tokens
+    else:  # with the limit of `mhsh predict` on target tokens
         batches, room = sentence_batches(sentences, max_positions, BATCH_TOKENS), None
     written: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sentences)
     for members, rows, length in batches:
