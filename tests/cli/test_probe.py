@@ -136,7 +136,7 @@ def test_fresh_stacks_of_several_depths(corpus, tmp_path, capsys):
         (["amplification", *TINY, "--draws=0"], "--draws=0: give a number above 0"),
         (["amplification", *TINY, "--noise=nan"], "--noise=nan: give a number above 0"),
         (["amplification", *TINY, "--against=mhsh/configs/bert.py:2l8h"], "--against does not go with amplification"),
-        (["coverage", *TINY, "--draws=2"], "--draws=2 is not an argument of mhsh probe"),
+        (["coverage", *TINY, "--draws=2"], "--draws is of mhsh probe amplification, not of coverage"),
     ],
 )
 def test_mistakes(capsys, arguments, message):
