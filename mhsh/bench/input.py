@@ -30,7 +30,6 @@ from mhsh.bench.results import BenchResults
 from mhsh.config.schema import Config, DataConfig
 from mhsh.data.batches import prefetched
 from mhsh.data.load import load_corpus
-from mhsh.data.pretraining.corpus import PretrainingCorpus
 from mhsh.errors import UserError
 
 PEERS = ("collator", "collator-of-ids", "loader")
@@ -49,7 +48,6 @@ def input_batches(config: Config, chosen: Sequence[str], *, batches: int, rounds
     build.require(chosen)
     note("reading the data")
     corpus = load_corpus(config, None)
-    assert isinstance(corpus, PretrainingCorpus)
     corpus.check_batch(config.train.batch_size)
     steps = corpus.train_steps(config.train.batch_size)
     makers: dict[str, Batches] = {mhsh_steps.CONFIG: lambda count: prefetched(steps, 0, count)}

@@ -147,7 +147,7 @@ def write_json(path: epath.PathLike, content: Mapping[str, Any]) -> None:
 class StoredTable(Table):
     """The table in a folder. Opening it compares the sizes and counts of all shards with the index.
 
-    It may be sent to other processes. A file is opened when its first example is read and then
+    A file is opened when its first example is read and then
     stays open, at about 50 bytes an example, which the library keeps of where they lie.
 
     Raises:
@@ -171,10 +171,11 @@ class StoredTable(Table):
         layouts = [_layout(index["fields"], group.shapes) for group in self.groups]
         self._layouts = [layout for number, layout in enumerate(layouts) if layout not in layouts[:number]]
         self._layout_of_group = np.array([self._layouts.index(layout) for layout in layouts], np.int64)
-        self._readers = _Readers([self.folder / shard.name for shard in self.shards])
+        self._readers: list[ArrayRecordReader | None] = [None] * len(self.shards)
+        self._lock = threading.Lock()
 
     def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
-        """As `Table.take`."""
+        """The examples with these numbers; see `Table.take`."""
         records = self._records(numbers)
         layout_of = self._layout_of_group[self._group_ends.searchsorted(numbers, "right")]
         parts = []
@@ -186,46 +187,23 @@ class StoredTable(Table):
     def _records(self, numbers: Int64[np.ndarray, " n"]) -> list[bytes]:
         shards = self._shard_ends.searchsorted(numbers, "right")
         inside = numbers - self._shard_starts[shards]
-        found: list[bytes] = []
-        reads = {shard: self._readers[shard].read for shard in set(shards.tolist())}
+        records: list[bytes] = []
+        reads = {shard: self._reader(shard).read for shard in set(shards.tolist())}
         for shard, record in zip(shards.tolist(), inside.tolist(), strict=True):
             try:
                 # A range, as reading a list takes time in proportion to the examples of the file.
                 (content,) = reads[shard](record, record + 1)
             except (RuntimeError, ValueError, OSError) as error:
                 raise UserError(f"{self.folder / self.shards[shard].name} is damaged ({error}); {_REMEDY}") from error
-            found.append(content)
-        return found
+            records.append(content)
+        return records
 
-    def verify(self) -> None:
-        """Reads every byte. Raises UserError, naming the first shard whose SHA-256 differs from the
-        index.
-        """
-        for shard in self.shards:
-            check_sha256(self.folder, shard)
-
-
-class _Readers:
-    """The readers of files by number. Each is opened on its first use, and again in another
-    process.
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-        self._readers: list[ArrayRecordReader | None] = [None] * len(paths)
-        self._lock = threading.Lock()
-
-    def __getitem__(self, number: int) -> ArrayRecordReader:
-        reader = self._readers[number]
-        if reader is None:
-            with self._lock:
-                reader = self._readers[number]
-                if reader is None:
-                    reader = self._readers[number] = _reader(self._paths[number])
+    def _reader(self, shard: int) -> ArrayRecordReader:
+        with self._lock:
+            reader = self._readers[shard]
+            if reader is None:
+                reader = self._readers[shard] = _reader(self.folder / self.shards[shard].name)
         return reader
-
-    def __reduce__(self) -> tuple[type[_Readers], tuple[Sequence[Path]]]:
-        return _Readers, (self._paths,)
 
 
 def _reader(path: Path) -> ArrayRecordReader:

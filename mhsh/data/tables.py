@@ -1,14 +1,16 @@
-"""Tables of examples, in memory or on disk: named arrays that share their first axis."""
+"""Tables of examples: named arrays that share their first axis, and what is measured of them."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, Integer
+
+TRAIN, VALIDATION = SPLITS = ("train", "validation")
 
 Examples = dict[str, np.ndarray]  # arrays that share their first axis: one index of it is one example
 
@@ -59,7 +61,7 @@ class ArrayTable(Table):
         self._ends = np.cumsum([group.count for group in self.groups])
 
     def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
-        """As `Table.take`."""
+        """The examples with these numbers; see `Table.take`."""
         group_of = self._ends.searchsorted(numbers, "right")
         parts = []
         for group in np.unique(group_of).tolist() or [0]:
@@ -107,3 +109,36 @@ def fingerprint_of(vocabulary: Iterable[bytes], tables: Mapping[str, Examples]) 
             digest.update(f"{table}/{name} {values.shape} {values.dtype.str}\n".encode())
             digest.update(values.data)
     return digest.hexdigest()
+
+
+def overlap(train: Iterable[Hashable], validation: Sequence[Hashable]) -> dict[str, int]:
+    """The `count` of the validation examples that are training examples too, `of` all. Examples may
+    be given as their hashes.
+    """
+    both = set(validation).intersection(train)
+    return {"count": sum(example in both for example in validation), "of": len(validation)}
+
+
+def format_overlap(both: Mapping[str, int]) -> str:
+    """What is wrong with the validation data, given their `overlap`; empty: nothing."""
+    if not both["count"]:
+        return ""
+    return (
+        f"{both['count']:,} of {both['of']:,} validation examples are also training examples: on these the validation loss says "
+        "nothing about new text"
+    )
+
+
+def unigram_entropy(tokens: Integer[np.ndarray, ...]) -> float:
+    """The entropy -sum p ln p, in nats per token, of the frequencies p of the ids in `tokens`.
+
+    It is the lowest loss, on these tokens, of a model that predicts the same distribution
+    everywhere.
+    """
+    return entropy_of_counts(np.bincount(tokens.reshape(-1)))
+
+
+def entropy_of_counts(counts: Integer[np.ndarray, " V"]) -> float:
+    """`unigram_entropy`, given how often every id occurs."""
+    frequencies = counts[counts > 0] / max(1, counts.sum())
+    return float(-(frequencies * np.log(frequencies)).sum())

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mhsh.data.entropy import unigram_entropy
+from mhsh.data.tables import unigram_entropy
 
 
 def test_by_hand() -> None:

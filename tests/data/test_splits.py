@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhsh.data.splits import format_overlap, overlap
+from mhsh.data.tables import format_overlap, overlap
 
 TEXTS = st.lists(st.sampled_from(["one", "two", "three", "four"]).map(lambda text: (text,)), max_size=6)
 

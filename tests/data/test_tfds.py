@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.data.sources import documents
+from mhsh.data.pretraining.sources import documents
 from mhsh.data.tfds import _languages, _parse
 from mhsh.data.translation.pairs import Pair, read_pairs
 from mhsh.errors import UserError

@@ -11,8 +11,9 @@ import transformers  # pyrefly: ignore[missing-import]
 
 from mhsh.bench.harness import cores
 from mhsh.config.schema import Config, DataConfig
-from mhsh.data.pretraining.corpus import PretrainingCorpus
+from mhsh.data.corpus import Corpus
 from mhsh.data.pretraining.packing import full_examples
+from mhsh.data.tokenizers.wordpiece import Tokenizer
 
 # Examples that the collator gets over and over: more than any cache holds, few enough for lists.
 EXAMPLES_IN_MEMORY = 20_000
@@ -20,7 +21,7 @@ EXAMPLES_IN_MEMORY = 20_000
 Example = dict[str, list[int]]
 
 
-def collators(config: Config, corpus: PretrainingCorpus) -> dict[str, Callable[[int], Iterator[Any]]]:
+def collators(config: Config, corpus: Corpus[Tokenizer]) -> dict[str, Callable[[int], Iterator[Any]]]:
     """Functions from a number to so many batches, by peer; see `mhsh.bench.input`."""
     assert isinstance(config.data, DataConfig)
     torch.set_num_threads(cores())
@@ -43,7 +44,7 @@ def collators(config: Config, corpus: PretrainingCorpus) -> dict[str, Callable[[
     return {"collator": collated(examples), "collator-of-ids": collated(ids_alone), "loader": loaded}
 
 
-def rows_as_lists(config: Config, corpus: PretrainingCorpus) -> list[Example]:
+def rows_as_lists(config: Config, corpus: Corpus[Tokenizer]) -> list[Example]:
     """The first examples as tokenizers of transformers give them, padded."""
     numbers = np.arange(min(len(corpus.train), EXAMPLES_IN_MEMORY))
     rows = full_examples(corpus.train.take(numbers), config.model)

@@ -14,8 +14,8 @@ import sentencex
 from jaxtyping import Int32, Int64
 
 from mhsh.config.schema import DataConfig, ModelConfig
-from mhsh.data.seeds import DOCUMENT_SPLIT
-from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, is_held_out
+from mhsh.data.random_numbers import DOCUMENT_SPLIT, is_held_out
+from mhsh.data.tables import SPLITS, TRAIN, VALIDATION
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 

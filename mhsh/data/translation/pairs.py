@@ -13,8 +13,8 @@ from etils import epath
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data import tfds
-from mhsh.data.seeds import PAIR_SPLIT
-from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, is_held_out
+from mhsh.data.random_numbers import PAIR_SPLIT, is_held_out
+from mhsh.data.tables import SPLITS, TRAIN, VALIDATION
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.data.translation import synthetic_pairs
 from mhsh.errors import UserError
@@ -126,7 +126,7 @@ def split_pairs(
     """The split of every pair that is kept, and the cleaned pair.
 
     Where validation has pairs of its own, they come first and are left out of training. Otherwise
-    pairs are held out by their source sentence (see `splits.is_held_out`), so that translations of
+    pairs are held out by their source sentence (see `is_held_out`), so that translations of
     one sentence stay together.
 
     Args:

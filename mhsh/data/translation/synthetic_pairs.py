@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from num2words import num2words
 
-from mhsh.data.seeds import NUMBERS
+from mhsh.data.random_numbers import NUMBERS
 
 PAIRS_PER_EPOCH = 100_000
 HELD_OUT_PAIRS = 1_000

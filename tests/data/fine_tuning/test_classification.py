@@ -12,7 +12,7 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.fine_tuning.classification import kept_lengths, load_classification, read_splits
+from mhsh.data.fine_tuning.classification import ClassificationTask, kept_lengths, read_splits
 from mhsh.data.fine_tuning.glue import GLUE_TASKS
 from mhsh.errors import UserError
 from tests.conftest import load_fields
@@ -42,7 +42,7 @@ def load(make_config, tmp_path: Path):
             shape.pop(path.split(".")[1])
         model = ModelConfig(**shape | dict(objective="classification", next_sentence=False, num_classes=2) | changes)
         data = data_config(task, f"tsv:{tmp_path}", str(tmp_path / "vocab.txt"), sequence_length)
-        return load_classification(model, data, None)
+        return ClassificationTask(model, data).load()
 
     return make
 

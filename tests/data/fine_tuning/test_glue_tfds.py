@@ -10,7 +10,7 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.fine_tuning.classification import ClassificationCorpus, load_classification, read_splits
+from mhsh.data.fine_tuning.classification import ClassificationCorpus, ClassificationTask, read_splits
 from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file
 from mhsh.errors import UserError
 from tests.conftest import load_fields
@@ -81,7 +81,7 @@ def load(task: str, source: str, vocab: Path) -> tuple[ClassificationCorpus, lis
         model.pop(path.split(".")[1])
     model |= dict(objective="classification", vocab_size=30522, next_sentence=False, num_classes=GLUE_TASKS[task].num_classes)
     data = ClassificationDataConfig(task=task, source=source, vocab_path=str(vocab), lowercase=True, sequence_length=16, seed=0)
-    corpus = load_classification(ModelConfig(**model), data, None)
+    corpus = ClassificationTask(ModelConfig(**model), data).load()
     train, sets = read_splits(GLUE_TASKS[task], data)
     return corpus, [[example.index for example in examples] for examples in (train, *sets.values())]
 

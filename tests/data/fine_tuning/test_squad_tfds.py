@@ -11,7 +11,7 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ModelConfig, SpanDataConfig
-from mhsh.data.fine_tuning.spans import load_spans
+from mhsh.data.fine_tuning.spans import SpanTask
 from mhsh.data.fine_tuning.squad import Answer, Question, SquadData, read_prepared_squad, read_squad
 from mhsh.errors import UserError
 from tests.conftest import load_fields
@@ -134,7 +134,7 @@ def test_the_same_rows_as_from_files_in_the_same_order(prepared, tmp_path):
                     validation_fraction=fraction,
                     **common,
                 )
-                both.append(load_spans(ModelConfig(**model), data, None))
+                both.append(SpanTask(ModelConfig(**model), data).load())
             assert both[0].fingerprint == both[1].fingerprint
             summary = both[0].summary()
             assert summary == both[1].summary()

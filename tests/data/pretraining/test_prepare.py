@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, to_dict
+from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
-from mhsh.data.pretraining.corpus import PretrainingCorpus
 from mhsh.data.pretraining.documents import DocumentCounts, split_documents
 from mhsh.data.shards import UNCOMPRESSED, StoredTable, write_shard
 from mhsh.data.staging import item_text, items_in, stage
+from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 from tests.data.preparing import (
@@ -57,10 +58,8 @@ def english_rows(tmp_path_factory: pytest.TempPathFactory, english_source: str) 
     return folder
 
 
-def load(config: Config) -> PretrainingCorpus:
-    corpus = load_corpus(config, None)
-    assert isinstance(corpus, PretrainingCorpus)
-    return corpus
+def load(config: Config) -> Corpus[Tokenizer]:
+    return load_corpus(config, None)
 
 
 def assert_same_batches(a: Any, b: Any, steps: list[int]) -> None:

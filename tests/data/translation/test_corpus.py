@@ -22,10 +22,10 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.data import shards
 from mhsh.data.batches import prefetched
-from mhsh.data.entropy import unigram_entropy
+from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
-from mhsh.data.tokenizers.subword import EOS_ID, load_subword, train_subword
-from mhsh.data.translation.corpus import TranslationCorpus
+from mhsh.data.tables import unigram_entropy
+from mhsh.data.tokenizers.subword import EOS_ID, SubwordTokenizer, load_subword, train_subword
 from mhsh.data.translation.packing import encode_pairs, examples_by_length
 from mhsh.data.translation.pairs import CleaningCounts, clean, read_pairs
 from mhsh.data.translation.synthetic_pairs import held_out_pairs
@@ -76,14 +76,12 @@ def make(files: str) -> Make:
     return build
 
 
-def load(config: Config, saved: Path | None = None) -> TranslationCorpus:
-    corpus = load_corpus(config, saved)
-    assert isinstance(corpus, TranslationCorpus)
-    return corpus
+def load(config: Config, saved: Path | None = None) -> Corpus[SubwordTokenizer]:
+    return load_corpus(config, saved)
 
 
 @pytest.fixture(scope="module")
-def corpora(make: Make) -> dict[str, TranslationCorpus]:
+def corpora(make: Make) -> dict[str, Corpus[SubwordTokenizer]]:
     return {layout: load(make(layout=layout)) for layout in ("packed", "bucketed")}
 
 
@@ -95,7 +93,7 @@ def digest(batch: dict[str, np.ndarray]) -> str:
     return state.hexdigest()
 
 
-def sources(corpus: TranslationCorpus, batch: dict[str, np.ndarray], weighted: bool = False) -> list[str]:
+def sources(corpus: Corpus[SubwordTokenizer], batch: dict[str, np.ndarray], weighted: bool = False) -> list[str]:
     """The source sentences of a batch, in its order; `weighted` leaves out those of filler rows."""
     texts = []
     for row in range(len(batch["inputs"])):
@@ -106,12 +104,12 @@ def sources(corpus: TranslationCorpus, batch: dict[str, np.ndarray], weighted: b
     return texts
 
 
-def split_sources(corpus: TranslationCorpus, split: str) -> Counter[str]:
+def split_sources(corpus: Corpus[SubwordTokenizer], split: str) -> Counter[str]:
     table = getattr(corpus, split)
     return Counter(sources(corpus, table.take(np.arange(len(table)), T)))
 
 
-def num_of_length(corpus: TranslationCorpus) -> dict[int, int]:
+def num_of_length(corpus: Corpus[SubwordTokenizer]) -> dict[int, int]:
     """The training examples of each length."""
     found: Counter[int] = Counter()
     for group in corpus.train.groups:
@@ -120,7 +118,7 @@ def num_of_length(corpus: TranslationCorpus) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("layout", ["packed", "bucketed"])
-def test_keys_shapes_and_weights(corpora: dict[str, TranslationCorpus], layout: str) -> None:
+def test_keys_shapes_and_weights(corpora: dict[str, Corpus[SubwordTokenizer]], layout: str) -> None:
     corpus = corpora[layout]
     ints = ["inputs", "inputs_position", "inputs_segmentation", "decoder_inputs", "targets", "targets_position"]
     shapes = set()
@@ -140,7 +138,7 @@ def test_keys_shapes_and_weights(corpora: dict[str, TranslationCorpus], layout: 
 
 
 @pytest.mark.parametrize("layout", ["packed", "bucketed"])
-def test_a_step_is_a_pure_function(corpora: dict[str, TranslationCorpus], make: Make, layout: str) -> None:
+def test_a_step_is_a_pure_function(corpora: dict[str, Corpus[SubwordTokenizer]], make: Make, layout: str) -> None:
     steps = corpora[layout].train_steps(B)
     expected = [digest(steps[k]) for k in range(25)]
     assert len(set(expected)) == 25
@@ -154,9 +152,9 @@ def test_a_step_is_a_pure_function(corpora: dict[str, TranslationCorpus], make: 
     assert digest(steps[3_000_000]) != digest(steps[3_000_001])
 
 
-def test_packed_epochs_hold_every_pair_once_without_a_seam(corpora: dict[str, TranslationCorpus]) -> None:
+def test_packed_epochs_hold_every_pair_once_without_a_seam(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
     corpus = corpora["packed"]
-    num_rows = corpus.num_train_examples
+    num_rows = len(corpus.train)
     assert num_rows % B  # else an epoch would end with a step and prove less
     steps = corpus.train_steps(B)
     batches = [steps[k] for k in range(-(-2 * num_rows // B))]
@@ -168,7 +166,7 @@ def test_packed_epochs_hold_every_pair_once_without_a_seam(corpora: dict[str, Tr
     assert epochs[0] != epochs[1]
 
 
-def test_bucketed_epochs_hold_pairs_once_and_leave_out_other_ones_each_time(corpora: dict[str, TranslationCorpus]) -> None:
+def test_bucketed_epochs_hold_pairs_once_and_leave_out_other_ones_each_time(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
     corpus = corpora["bucketed"]
     everything = split_sources(corpus, "train")
     sizes = num_of_length(corpus)
@@ -192,7 +190,7 @@ def test_bucketed_epochs_hold_pairs_once_and_leave_out_other_ones_each_time(corp
 
 @pytest.mark.parametrize("layout", ["packed", "bucketed"])
 @pytest.mark.parametrize("processes", [2, 4])
-def test_slices_of_processes_are_the_batch(corpora: dict[str, TranslationCorpus], layout: str, processes: int) -> None:
+def test_slices_of_processes_are_the_batch(corpora: dict[str, Corpus[SubwordTokenizer]], layout: str, processes: int) -> None:
     corpus, size = corpora[layout], 8
     for batches in (corpus.train_steps, corpus.validation_batches):
         whole = batches(size)
@@ -206,7 +204,7 @@ def test_slices_of_processes_are_the_batch(corpora: dict[str, TranslationCorpus]
 
 
 @pytest.mark.parametrize("layout", ["packed", "bucketed"])
-def test_validation_counts_every_pair_once(corpora: dict[str, TranslationCorpus], layout: str) -> None:
+def test_validation_counts_every_pair_once(corpora: dict[str, Corpus[SubwordTokenizer]], layout: str) -> None:
     corpus = corpora[layout]
     batches = corpus.validation_batches(B)
     first = [batches[k] for k in range(len(batches))]
@@ -217,7 +215,7 @@ def test_validation_counts_every_pair_once(corpora: dict[str, TranslationCorpus]
     assert [digest(batch) for batch in prefetched(batches, 0, len(batches))] == [digest(batch) for batch in first]
 
 
-def test_rows_too_few_for_a_batch_go_into_longer_ones(corpora: dict[str, TranslationCorpus]) -> None:
+def test_rows_too_few_for_a_batch_go_into_longer_ones(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
     corpus = corpora["bucketed"]
     sizes = num_of_length(corpus)
     size = sizes[T // 8] // 8 + 1  # more than the shortest rows can fill
@@ -228,17 +226,17 @@ def test_rows_too_few_for_a_batch_go_into_longer_ones(corpora: dict[str, Transla
     assert seen == set(split_sources(corpus, "train"))
     corpus.check_batch(size)
     with pytest.raises(UserError, match=r"longest training pairs of data\.source fill no batch of 64 tokens, and would never"):
-        corpus.check_batch(corpus.num_train_examples + 1)
+        corpus.check_batch(len(corpus.train) + 1)
 
 
-def test_one_batch_at_least(corpora: dict[str, TranslationCorpus]) -> None:
-    num_rows = corpora["packed"].num_train_examples
+def test_one_batch_at_least(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
+    num_rows = len(corpora["packed"].train)
     corpora["packed"].check_batch(num_rows)
     with pytest.raises(UserError, match=rf"train\.batch_size = {num_rows + 1} is more than the {num_rows} training rows"):
         corpora["packed"].check_batch(num_rows + 1)
 
 
-def test_splits_share_nothing_and_the_counts_say_what_is_in_them(corpora: dict[str, TranslationCorpus]) -> None:
+def test_splits_share_nothing_and_the_counts_say_what_is_in_them(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
     corpus = corpora["packed"]
     train, validation = split_sources(corpus, "train"), split_sources(corpus, "validation")
     assert train.keys().isdisjoint(validation)

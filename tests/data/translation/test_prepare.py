@@ -11,7 +11,7 @@ import pytest
 
 from mhsh.data.shards import StoredTable
 from mhsh.data.tokenizers.subword import load_subword, train_subword
-from mhsh.data.translation.corpus import load_translation
+from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
 from tests.data.preparing import invented, prepared, translation_config, tree, with_rows, write_pairs
 
@@ -30,8 +30,8 @@ def test_prepared_rows_are_those_of_the_source(tmp_path, text, layout, kind):
         fields["validation_source"] = write_pairs(tmp_path, "valid", invented(700, seed=1)[:20] + invented(50, seed=2))
     config = translation_config(layout=layout, **fields)
     summary, _ = prepared(config, tmp_path / "out")
-    here = load_translation(config.model, config.data)
-    there = load_translation(config.model, with_rows(config, tmp_path / "out").data)
+    here = TranslationTask(config.model, config.data).load()
+    there = TranslationTask(config.model, with_rows(config, tmp_path / "out").data).load()
     assert there.unigram_entropy == here.unigram_entropy
     assert there.tokenizer.fingerprint == here.tokenizer.fingerprint
     assert summary == there.counts == here.counts
