@@ -110,7 +110,9 @@ def test_far_steps(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
 def test_another_seed_another_order_and_masking(loaded: tuple[Config, Corpus[Tokenizer]], make_config: Any) -> None:
     config, corpus = loaded
     other = replace(config.data, seed=config.data.seed + 1)
-    first, second = (part.train_steps(B)[0] for part in (corpus, dataclasses.replace(corpus, data=other)))
+    first, second = (
+        part.train_steps(B)[0] for part in (corpus, dataclasses.replace(corpus, task=PretrainingTask(config.model, other)))
+    )
     assert not np.array_equal(original(first, config), original(second, config))
 
 

@@ -61,8 +61,8 @@ BROKEN = {
     "1.0.0": (Question("b1", "Who?", CONTEXT, (Answer("apple", 14),), False, "t"), "has the answer 'apple' at answer_start = 14"),
     "1.0.1": (Question("b1", "Who?", CONTEXT, (Answer("Ève", 0),), True, "t"), "is impossible and has an answer"),
     "1.0.2": (Question("b1", "Who?", CONTEXT, (Answer("", 3),), False, "t"), "is empty"),
-    "1.0.3": (Question("b1", "Who?", CONTEXT, (Answer("Ève", -1),), False, "t"), "has answer_start = -1"),
-    "1.0.4": (Question("q0", "Why?", CONTEXT, (Answer("Ève", 0),), False, "t"), "has the id of an earlier question, q0"),
+    "1.0.3": (Question("b1", "Who?", CONTEXT, (Answer("Ève", -1),), False, "t"), "at answer_start = -1, where"),
+    "1.0.4": (Question("q0", "Why?", CONTEXT, (Answer("Ève", 0),), False, "t"), "question q0 has the id of an earlier question"),
     # In bytes, as no answer_start is counted.
     "1.0.5": (Question("b1", "Who?", CONTEXT, (Answer("ate", 10),), False, "t"), "has the answer 'ate' at answer_start = 10"),
 }
