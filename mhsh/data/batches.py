@@ -51,6 +51,8 @@ class Batches:
         return self.count
 
     def __getitem__(self, index: int) -> Batch:
+        if not 0 <= index < self.count:
+            raise IndexError(f"there is no batch {index} of {self.count}")
         return self.make(index)
 
 

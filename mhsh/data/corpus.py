@@ -15,9 +15,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from etils import epath
 
-from mhsh.config.schema import AnyDataConfig, ModelConfig
+from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, TranslationDataConfig
 from mhsh.data.batches import Batches, BatchPart, Bucket, MakeBatch, bucketed_batches, ordered_batches, shuffled_batches
 from mhsh.data.local_shards import open_table
+from mhsh.data.random_numbers import is_held_out
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap
 from mhsh.errors import UserError
 from mhsh.files import expanded
@@ -154,7 +155,10 @@ class StreamedTask(Task[TokenizerT]):
     item_end: ClassVar[str]  # ends an item in a chunk's file; no item contains it
     items_per_shard: ClassVar[int]  # unless --per-shard is given
     compression: ClassVar[str]  # of the shards: shards.ZSTD or shards.UNCOMPRESSED
-    new_counts: ClassVar[Callable[[], Any]]  # makes a dataclass of zeros for `split` to count in
+    counted: ClassVar[tuple[str, ...]] = ("read", "empty", "duplicates")  # what `split` counts
+    split_purpose: ClassVar[int]  # of the seed that decides which items are held out
+
+    data: DataConfig | TranslationDataConfig
 
     @property
     def min_items(self) -> int:
@@ -173,15 +177,68 @@ class StreamedTask(Task[TokenizerT]):
 
     @abc.abstractmethod
     def streams(self) -> Sequence[Iterable[Item]]:
-        """All items in a fixed order, read on demand. Raises UserError for a bad source."""
+        """All items in a fixed order, read on demand: those of validation, where it has its own,
+        and those of data.source. Raises UserError for a bad source.
+        """
 
-    @abc.abstractmethod
-    def split(self, streams: Sequence[Iterable[Item]], counts: Any) -> Iterator[tuple[str, Item]]:
-        """The split and the cleaned form of every item that is kept. Adds to `counts` as it goes.
+    def clean(self, item: Item) -> Item:
+        """An item as it is kept. Cleaning it again changes nothing."""
+        return item
+
+    def split(self, streams: Sequence[Iterable[Item]], counts: dict[str, int]) -> Iterator[tuple[str, Item]]:
+        """The split and the cleaned form of every item that is kept: those with text, each once.
+
+        Where validation has items of its own, they come first and are left out of training.
+        Otherwise data.validation_fraction of the items is held out by a hash of their first text
+        (see `is_held_out`), so that translations of one sentence stay together.
+
+        Args:
+          counts: zeros under the names of `counted`, added to with every item of data.source.
 
         Raises:
           UserError: (at the end) a split has too few items.
         """
+        *own, items = streams
+        data, sizes = self.data, dict.fromkeys(SPLITS, 0)
+        held_out: set[bytes] = set()
+        for digest, item in self._kept(own[0] if own else (), dict.fromkeys(self.counted, 0)):
+            held_out.add(digest)
+            sizes[VALIDATION] += 1
+            yield VALIDATION, item
+        for digest, item in self._kept(items, counts):
+            if digest in held_out:
+                counts["in_both_splits"] += 1
+                continue
+            chosen = not own and is_held_out(item[0], data.validation_fraction, data.seed, self.split_purpose)
+            split = VALIDATION if chosen else TRAIN
+            sizes[split] += 1
+            yield split, item
+        for split in SPLITS:
+            if sizes[split] < self.min_items:
+                whose = "validation_source" if split == VALIDATION and getattr(data, "validation_source", "") else "source"
+                raise UserError(
+                    f"data.{whose} = {getattr(data, whose)!r} leaves {sizes[split]} {self.items} for {split}, which needs "
+                    f"{self.min_items} ({', '.join(f'{count} {name}' for name, count in counts.items())}); give more {self.items}, "
+                    "or change data.validation_fraction or data.seed"
+                )
+
+    def _kept(self, items: Iterable[Item], counts: dict[str, int]) -> Iterator[tuple[bytes, Item]]:
+        """Every item with text, once, and a digest that equal items share. Takes about 100 bytes an
+        item.
+        """
+        seen: set[bytes] = set()
+        for item in items:
+            counts["read"] += 1
+            cleaned = self.clean(item)
+            if not all(cleaned):
+                counts["empty"] += 1
+                continue
+            digest = hashlib.blake2b("\n".join(cleaned).encode(), digest_size=16).digest()
+            if digest in seen:
+                counts["duplicates"] += 1
+                continue
+            seen.add(digest)
+            yield digest, cleaned
 
     @abc.abstractmethod
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> TokenizerT:
@@ -217,9 +274,14 @@ class StreamedTask(Task[TokenizerT]):
           UserError: the split has no examples.
         """
 
-    @abc.abstractmethod
-    def describe(self, counts: Mapping[str, Any]) -> Iterator[str]:
-        """The counts in words, line by line."""
+    def fitting(self, tokenizer: TokenizerT, what: str) -> TokenizerT:
+        """The tokenizer. Raises UserError where it has more tokens than the model."""
+        if tokenizer.vocab_size > self.model.vocab_size:
+            raise UserError(
+                f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; set "
+                f"model.vocab_size to {tokenizer.vocab_size} or more"
+            )
+        return tokenizer
 
     def load(self, saved_vocab: epath.PathLike | None = None) -> Corpus[TokenizerT]:
         """Also opens the examples that `mhsh prepare` has made, with the vocabulary that they
@@ -230,7 +292,7 @@ class StreamedTask(Task[TokenizerT]):
         kind, _, folder = self.data.source.partition(":")
         if kind == "arrayrecord" and folder:
             return self._open_prepared(expanded(folder), saved_vocab)
-        counts = self.new_counts()
+        counts = dict.fromkeys(self.counted, 0)
         items: dict[str, list[Item]] = {split: [] for split in SPLITS}
         for split, item in self.split(self.streams(), counts):
             items[split].append(item)
@@ -248,7 +310,7 @@ class StreamedTask(Task[TokenizerT]):
             validation=ArrayTable([*encoded[VALIDATION][0].values()]),
             fingerprint=fingerprint_of([tokenizer.fingerprint.encode()], named),
             unigram_entropy=summaries[TRAIN][1],
-            counts=dataclasses.asdict(counts)
+            counts=counts
             | {"overlap": overlap(items[TRAIN], items[VALIDATION])}
             | {split: plain for split, (plain, _) in summaries.items()},
         )

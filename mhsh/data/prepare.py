@@ -107,6 +107,14 @@ def _prepare_folder(
         return StoredTable(out / TRAIN).meta["counts"]
 
 
+def describe(counts: Mapping[str, Any]) -> Iterator[str]:
+    """What `prepare` returned, a line for the source and one for each split."""
+    for name, values in ({"source": counts} | {split: counts[split] for split in SPLITS}).items():
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        words = (f"{key} {value:,}" if isinstance(value, int) else f"{key} {value:.4f}" for key, value in numbers.items())
+        yield f"{name}: {', '.join(words)}"
+
+
 @dataclasses.dataclass(frozen=True)
 class EncodeChunk:
     """Writes the shard of a chunk, unless it is finished. Called with the index of the chunk."""

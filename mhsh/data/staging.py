@@ -65,7 +65,7 @@ def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged
       UserError: whatever is wrong with the source, or a split with too few items.
     """
     digest = hashlib.sha256()
-    counts = task.new_counts()
+    counts = dict.fromkeys(task.counted, 0)
     hashes = {split: array("q") for split in SPLITS}
     files = {split: _ChunkFiles(folder, split, items_per_chunk, task.min_items) for split in SPLITS}
     for split, item in task.split([_hashed(stream, digest) for stream in task.streams()], counts):
@@ -75,7 +75,7 @@ def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged
         files[split].close()
     chunks = tuple(chunk for split in SPLITS for chunk in files[split].chunks)
     both = {"overlap": overlap(hashes[TRAIN], hashes[VALIDATION])}
-    staged = Staged(digest.hexdigest(), chunks, dataclasses.asdict(counts) | both)
+    staged = Staged(digest.hexdigest(), chunks, counts | both)
     write_json(folder / _STAGED_FILE, dataclasses.asdict(staged))
     return staged
 

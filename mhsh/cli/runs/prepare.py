@@ -17,7 +17,7 @@ from mhsh.config.schema import Config
 from mhsh.data.corpus import StreamedTask
 from mhsh.data.load import task_of
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
-from mhsh.data.prepare import prepare
+from mhsh.data.prepare import describe, prepare
 from mhsh.errors import UserError
 from mhsh.files import expanded, is_remote
 
@@ -66,7 +66,7 @@ def run(config: Config, out: str, workers: int, runner: str, beam_options: str, 
         )
     where = expanded(out) if is_remote(out) else Path(out)
     summary = prepare(task, where, per_shard if per_shard is not None else task.items_per_shard, run_all, _say)
-    for line in task.describe(summary):
+    for line in describe(summary):
         _say(line)
     _say(f"{out} is finished ({time.monotonic() - start:.1f} s); train from it with --config.data.source=arrayrecord:{out}")
     return 0

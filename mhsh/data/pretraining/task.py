@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,13 +13,13 @@ from etils import epath
 from mhsh.config.schema import DataConfig, to_dict
 from mhsh.data.batches import Batch, MakeBatch, Selection
 from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
-from mhsh.data.pretraining.documents import DocumentCounts, check_split, min_documents, sentences, split_documents, tokenise
+from mhsh.data.pretraining.documents import sentences, tokenise
 from mhsh.data.pretraining.masking import MaskingRule, mask_examples
 from mhsh.data.pretraining.packing import full_examples, pack
 from mhsh.data.pretraining.sources import documents
-from mhsh.data.random_numbers import MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
+from mhsh.data.random_numbers import DOCUMENT_SPLIT, MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
 from mhsh.data.shards import UNCOMPRESSED
-from mhsh.data.tables import SPLITS, TRAIN, Examples, entropy_of_counts
+from mhsh.data.tables import TRAIN, Examples, entropy_of_counts
 from mhsh.data.tokenizers.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import expanded
@@ -47,14 +46,14 @@ class PretrainingTask(StreamedTask[Tokenizer]):
     items_per_shard: ClassVar[int] = 1000
     vocab_file: ClassVar[str] = WORDPIECE_FILE
     compression: ClassVar[str] = UNCOMPRESSED  # no array of an example follows from the others
-    new_counts = DocumentCounts
+    split_purpose: ClassVar[int] = DOCUMENT_SPLIT
 
     data: DataConfig
 
     @property
     def min_items(self) -> int:
-        """See `documents.min_documents`."""
-        return min_documents(self.model)
+        """A random next sentence comes from another document."""
+        return 2 if self.model.next_sentence else 1
 
     def job(self) -> dict[str, Any]:
         """The config without what only training reads, and the version of the sentence splitter."""
@@ -83,15 +82,6 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         """The documents of data.source."""
         return [((document,) for document in documents(self.data.source))]
 
-    def split(self, streams: Sequence[Iterable[Item]], counts: DocumentCounts) -> Iterator[tuple[str, Item]]:
-        """See `documents.split_documents`."""
-        (stream,) = streams
-        sizes: Counter[str] = Counter()
-        for split, document in split_documents((document for (document,) in stream), self.data, counts):
-            sizes[split] += 1
-            yield split, (document,)
-        check_split(sizes, self.model, self.data, counts)
-
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> Tokenizer:
         """The vocabulary of data.vocab_path, the bytes, or a WordPiece vocabulary trained on
         `texts`.
@@ -102,32 +92,24 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         if self.data.vocab_path:
             return self._given_tokenizer()
         if self.data.tokenizer == "bytes":
-            return self._fitting(ByteTokenizer(), "data.tokenizer = 'bytes'")
+            return self.fitting(ByteTokenizer(), "data.tokenizer = 'bytes'")
         log("learning a wordpiece vocabulary")
         return train_wordpiece(texts, self.model.vocab_size, self.data.lowercase)
 
     def read_tokenizer(self, path: epath.PathLike) -> Tokenizer:
         """The vocabulary of a vocab.txt."""
         if self.data.tokenizer == "wordpiece":
-            return self._fitting(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
+            return self.fitting(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
         tokenizer = ByteTokenizer()
         if tuple(read_vocab(path)) != tokenizer.vocab:
             raise UserError(f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy")
-        return self._fitting(tokenizer, "data.tokenizer = 'bytes'")
+        return self.fitting(tokenizer, "data.tokenizer = 'bytes'")
 
     def _given_tokenizer(self) -> Tokenizer:
         path = self.data.vocab_path
         if self.data.tokenizer == "bytes":
             raise UserError(f"data.vocab_path = {path!r} is only for data.tokenizer = 'wordpiece'; empty it for 'bytes'")
         return self.read_tokenizer(expanded(path))
-
-    def _fitting(self, tokenizer: Tokenizer, what: str) -> Tokenizer:
-        if tokenizer.vocab_size > self.model.vocab_size:
-            raise UserError(
-                f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; set "
-                f"model.vocab_size to {tokenizer.vocab_size} or more"
-            )
-        return tokenizer
 
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer
@@ -182,19 +164,6 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             "used_vocabulary": float((ordinary > 0).mean()),
         }
         return plain, entropy_of_counts(counts if self.model.objective == "clm" else ordinary)
-
-    def describe(self, counts: Mapping[str, Any]) -> Iterator[str]:
-        """A line about the source, and one a split."""
-        yield f"documents read {counts['read']:,}: {counts['empty']:,} empty, {counts['duplicates']:,} duplicates"
-        pieces = "lines" if self.model.objective == "clm" else "sentences"
-        for split in SPLITS:
-            of = counts[split]
-            yield (
-                f"{split}: {of['documents']:,} documents ({of['empty_documents']:,} without a token left out), {of['sentences']:,} "
-                f"{pieces} ({of['cut_sentences']:,} cut), {of['tokens']:,} tokens in {of['rows']:,} rows, "
-                f"{of['padding_fraction']:.1%} padding, {of['dropped_tokens']:,} tokens dropped; {of['unknown_fraction']:.3%} of "
-                f"the text unknown, {of['used_vocabulary']:.1%} of the vocabulary used"
-            )
 
     def make_batch(self, corpus: Corpus[Tokenizer], split: str) -> MakeBatch:
         """Batches whose masking depends on data.seed, the numbers of the examples and the epoch

@@ -152,21 +152,3 @@ def _settled(vocab: Sequence[Sequence[Any]]) -> list[tuple[str, float]]:
             scores[character] = lowest
     ordered = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
     return [*((special, 0.0) for special in SPECIALS), *ordered]
-
-
-def load_fitting_subword(path: epath.PathLike, kind: str, vocab_size: int) -> SubwordTokenizer:
-    """The tokenizer of a file.
-
-    Raises:
-      UserError: as in `load_subword`, or it is not of `kind` (data.tokenizer), or has more than
-        `vocab_size` (model.vocab_size) tokens.
-    """
-    tokenizer = load_subword(path)
-    if tokenizer.kind != kind:
-        raise UserError(f"{path} is a {tokenizer.kind} vocabulary, but data.tokenizer = {kind!r}; set it to that kind")
-    if tokenizer.vocab_size > vocab_size:
-        raise UserError(
-            f"the vocabulary {path} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {vocab_size}; set "
-            f"model.vocab_size to {tokenizer.vocab_size} or more"
-        )
-    return tokenizer

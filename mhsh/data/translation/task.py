@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
@@ -13,11 +12,12 @@ from etils import epath
 from mhsh.config.schema import TranslationDataConfig, to_dict
 from mhsh.data.batches import Batch, Bucket, MakeBatch, Selection
 from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
+from mhsh.data.random_numbers import PAIR_SPLIT
 from mhsh.data.shards import ZSTD
-from mhsh.data.tables import SPLITS, TRAIN, Examples, Table, entropy_of_counts, num_examples
-from mhsh.data.tokenizers.subword import SubwordTokenizer, load_fitting_subword, train_subword
+from mhsh.data.tables import TRAIN, Examples, Table, entropy_of_counts, num_examples
+from mhsh.data.tokenizers.subword import SubwordTokenizer, load_subword, train_subword
 from mhsh.data.translation.packing import BUCKET_DIVISORS, encode_pairs, examples_by_length
-from mhsh.data.translation.pairs import CleaningCounts, Pair, check_split, read_pairs, split_pairs, validation_pairs
+from mhsh.data.translation.pairs import Pair, clean_text, read_pairs, validation_pairs
 from mhsh.errors import UserError
 from mhsh.files import expanded
 from mhsh.run_folder import TOKENIZER_FILE
@@ -39,7 +39,8 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
     items_per_shard: ClassVar[int] = 20_000
     vocab_file: ClassVar[str] = TOKENIZER_FILE
     compression: ClassVar[str] = ZSTD  # seven arrays that repeat each other
-    new_counts = CleaningCounts
+    counted: ClassVar[tuple[str, ...]] = (*StreamedTask.counted, "in_both_splits")
+    split_purpose: ClassVar[int] = PAIR_SPLIT
 
     data: TranslationDataConfig
 
@@ -59,14 +60,9 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         own = validation_pairs(self.data)
         return [*([] if own is None else [own]), read_pairs(self.data.source)]
 
-    def split(self, streams: Sequence[Iterable[Item]], counts: CleaningCounts) -> Iterator[tuple[str, Item]]:
-        """See `pairs.split_pairs`."""
-        *own, pairs = cast(Sequence[Iterable[Pair]], streams)
-        sizes: Counter[str] = Counter()
-        for split, pair in split_pairs(pairs, own[0] if own else None, self.data, counts):
-            sizes[split] += 1
-            yield split, pair
-        check_split(sizes, self.data, counts)
+    def clean(self, item: Item) -> Item:
+        """Both sides cleaned; see `pairs.clean_text`."""
+        return tuple(clean_text(text) for text in item)
 
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> SubwordTokenizer:
         """The vocabulary of data.vocab_path, or one trained on `texts`, of both languages."""
@@ -77,7 +73,12 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
 
     def read_tokenizer(self, path: epath.PathLike) -> SubwordTokenizer:
         """The vocabulary of a tokenizer.json."""
-        return load_fitting_subword(expanded(path), self.data.tokenizer, self.model.vocab_size)
+        tokenizer = load_subword(expanded(path))
+        if tokenizer.kind != self.data.tokenizer:
+            raise UserError(
+                f"{path} is a {tokenizer.kind} vocabulary, but data.tokenizer = {self.data.tokenizer!r}; set it to that kind"
+            )
+        return self.fitting(tokenizer, f"the vocabulary {path}")
 
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer
@@ -85,7 +86,7 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         """Packed or bucketed examples. The sums are those of EncodingCounts, `rows` (the examples),
         the `positions` of either side, and `token_counts`: how often each id is a target.
         """
-        encoded, counts = encode_pairs(tokenizer, [Pair(*item) for item in items], self.data)
+        encoded, counts = encode_pairs(tokenizer, items, self.data)
         groups = examples_by_length(encoded, self.data)
         return {f"{split}/{length}": examples for length, examples in groups.items()}, dataclasses.asdict(counts) | {
             "rows": sum(num_examples(examples) for examples in groups.values()),
@@ -105,20 +106,6 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         plain = {name: int(value) for name, value in sums.items() if name not in ("positions", "token_counts")}
         plain |= {f"{side}_padding_fraction": 1 - plain[f"{side}_tokens"] / int(sums["positions"]) for side in ("source", "target")}
         return plain, entropy_of_counts(sums["token_counts"])
-
-    def describe(self, counts: Mapping[str, Any]) -> Iterator[str]:
-        """A line about the source, and one a split."""
-        yield (
-            f"pairs read {counts['read']:,}: {counts['empty']:,} empty, {counts['duplicates']:,} duplicates, "
-            f"{counts['in_both_splits']:,} left to validation"
-        )
-        for split in SPLITS:
-            of = counts[split]
-            yield (
-                f"{split}: {of['pairs']:,} pairs ({of['too_long']:,} too long and {of['unlike']:,} too unlike left out), "
-                f"{of['source_tokens']:,} source and {of['target_tokens']:,} target tokens in {of['rows']:,} rows, "
-                f"{of['source_padding_fraction']:.1%} and {of['target_padding_fraction']:.1%} padding"
-            )
 
     def make_batch(self, corpus: Corpus[SubwordTokenizer], split: str) -> MakeBatch:
         """Batches with the weights of the examples where there is a target, and 0 in padding."""
