@@ -213,13 +213,18 @@ class StreamedTask(Task[TokenizerT]):
             split = VALIDATION if chosen else TRAIN
             sizes[split] += 1
             yield split, item
-        for split in SPLITS:
-            if sizes[split] < self.min_items:
-                whose = "validation_source" if split == VALIDATION and getattr(data, "validation_source", "") else "source"
+        self._check_sizes(sizes, counts)
+
+    def _check_sizes(self, sizes: Mapping[str, int], counts: Mapping[str, int]) -> None:
+        for split, size in sizes.items():
+            if size < self.min_items:
+                own = split == VALIDATION and getattr(self.data, "validation_source", "")
+                source = f"data.validation_source = {own!r}" if own else f"data.source = {self.data.source!r}"
+                words = ", ".join(f"{count} {name}" for name, count in counts.items())
                 raise UserError(
-                    f"data.{whose} = {getattr(data, whose)!r} leaves {sizes[split]} {self.items} for {split}, which needs "
-                    f"{self.min_items} ({', '.join(f'{count} {name}' for name, count in counts.items())}); give more {self.items}, "
-                    "or change data.validation_fraction or data.seed"
+                    f"{source} leaves {size} {self.items} for {split}, which needs {self.min_items} ({words}, "
+                    f"data.validation_fraction = {self.data.validation_fraction}); give more {self.items}, or change "
+                    "data.validation_fraction or data.seed"
                 )
 
     def _kept(self, items: Iterable[Item], counts: dict[str, int]) -> Iterator[tuple[bytes, Item]]:

@@ -108,10 +108,13 @@ def _prepare_folder(
 
 
 def describe(counts: Mapping[str, Any]) -> Iterator[str]:
-    """What `prepare` returned, a line for the source and one for each split."""
-    for name, values in ({"source": counts} | {split: counts[split] for split in SPLITS}).items():
-        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
-        words = (f"{key} {value:,}" if isinstance(value, int) else f"{key} {value:.4f}" for key, value in numbers.items())
+    """What `prepare` returned in words: a line for the source and one for each split."""
+    for name, numbers in ({"source": counts} | {split: counts[split] for split in SPLITS}).items():
+        words = [
+            f"{key.replace('_', ' ')} {value:{',' if isinstance(value, int) else '.4f'}}"
+            for key, value in numbers.items()
+            if isinstance(value, int | float)
+        ]
         yield f"{name}: {', '.join(words)}"
 
 

@@ -94,6 +94,25 @@ def read_lines(path: str | None) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
+def read_vocabulary(path: epath.PathLike, form: str) -> str:
+    """The text of a vocabulary. Raises UserError: it cannot be read, or is not UTF-8.
+
+    Args:
+      form: the file name that such vocabularies have, for the error.
+    """
+    try:
+        with opened(path) as file:
+            return file.read().decode("utf-8")
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no vocabulary at {path}; name a {form} that exists, or empty data.vocab_path to train one"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"the vocabulary {path} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
 def _decoded(raw: Iterable[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(raw, 1):
         try:

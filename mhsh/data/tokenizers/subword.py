@@ -14,8 +14,9 @@ from jaxtyping import Int32, Integer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mhsh.config.schema import TRANSLATION_TOKENIZERS
+from mhsh.data.text_files import read_vocabulary
 from mhsh.errors import UserError
-from mhsh.files import opened, write_atomically
+from mhsh.files import write_atomically
 
 PAD, UNK, BOS, EOS = SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -111,9 +112,8 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
     Raises:
       UserError: the file is missing or damaged, or has another kind of vocabulary.
     """
+    text = read_vocabulary(path, "tokenizer.json")
     try:
-        with opened(path) as file:
-            text = file.read().decode("utf-8")
         model = json.loads(text)["model"]
         kind, vocab = str(model["type"]).lower(), model["vocab"]
         if kind == "bpe":
@@ -124,12 +124,6 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
             tokenizer = SubwordTokenizer(models.Unigram(vocab=[(piece, score) for piece, score in vocab], unk_id=UNK_ID))
         else:
             raise UserError(f"{path} is a {kind} vocabulary; allowed: {', '.join(TRANSLATION_TOKENIZERS)}")
-    except FileNotFoundError:
-        raise UserError(
-            f"there is no vocabulary at {path}; name a tokenizer.json that exists, or put it back from a copy"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
     except UserError:
         raise
     except Exception as error:  # the library raises bare exceptions

@@ -160,7 +160,7 @@ def test_what_is_not_there_is_named(prepared):
         "squad/v2.0:test": "tfds:squad/v2.0:test: there is no split 'test'; allowed: train, validation",
         "squad/v2.0:train[:101]": r"tfds:squad/v2.0:train\[:101\]: Requested slice .* incompatible with 100 examples; write",
         "squad/v2.0:train:en-de": "tfds:squad/v2.0:train:en-de: en-de is only for sentence pairs; write tfds:DATASET",
-        "quiz": r"tfds:quiz: question q0 answers\[0\] is not an object; correct the data",
+        "quiz": r"tfds:quiz: Expected `object`, got `str` - at .*answers\[0\]`; correct the data",
     }
     for name, expected in cases.items():
         with pytest.raises(UserError, match=f"^{expected}") as caught:

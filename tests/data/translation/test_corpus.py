@@ -147,7 +147,7 @@ def test_a_step_is_a_pure_function(corpora: dict[str, Corpus[SubwordTokenizer]],
     again = load(make(layout=layout))
     assert again.fingerprint == corpora[layout].fingerprint
     assert [digest(again.train_steps(B)[k]) for k in range(25)] == expected
-    other = dataclasses.replace(again, data=replace(again.data, seed=1)).train_steps(B)
+    other = dataclasses.replace(again, task=dataclasses.replace(again.task, data=replace(again.task.data, seed=1))).train_steps(B)
     assert [digest(other[k]) for k in range(25)] != expected
     assert digest(steps[3_000_000]) != digest(steps[3_000_001])
 
@@ -225,7 +225,7 @@ def test_rows_too_few_for_a_batch_go_into_longer_ones(corpora: dict[str, Corpus[
     seen = {text for k in range(400) for text in sources(corpus, steps[k])}
     assert seen == set(split_sources(corpus, "train"))
     corpus.check_batch(size)
-    with pytest.raises(UserError, match=r"longest training pairs of data\.source fill no batch of 64 tokens, and would never"):
+    with pytest.raises(UserError, match=r"longest training rows of data\.source fill no batch of 64 tokens, and would never"):
         corpus.check_batch(len(corpus.train) + 1)
 
 
@@ -304,7 +304,7 @@ def test_pairs_none_of_which_fit(make: Make, tmp_path: Path) -> None:
     source = f"text:{tmp_path}/t.en,{tmp_path}/t.de"
     with pytest.raises(UserError, match=r"leaves no pair for train: \d+ are longer than data\.sequence_length = 8 and 0"):
         load(make(source=source, sequence_length=8, vocab_size=270))
-    with pytest.raises(UserError, match=r"leaves no pairs for validation .*data\.validation_fraction"):
+    with pytest.raises(UserError, match=r"leaves 0 pairs for validation, .*data\.validation_fraction"):
         load(make(source=source, sequence_length=128, validation_fraction=0.0))
 
 

@@ -100,7 +100,7 @@ def test_unigram_vocabularies_are_prepared_too(tmp_path, text):
 
 def test_sources_that_will_not_do(tmp_path):
     source = write_pairs(tmp_path, "long", [("a " * 90, "b " * 90)] * 20)
-    with pytest.raises(UserError, match=r"leaves no pairs for validation \(20 read, 0 empty, 19 duplicates\)"):
+    with pytest.raises(UserError, match=r"leaves 0 pairs for validation, which needs 1 \(20 read, 0 empty, 19 duplicates"):
         prepared(translation_config(source=source), tmp_path / "out")
     with pytest.raises(UserError, match=r"leaves no pair for train: 1 are longer than data.sequence_length = 64"):
         prepared(translation_config(source=source, validation_source="numbers:100"), tmp_path / "long")
