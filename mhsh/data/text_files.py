@@ -43,13 +43,13 @@ def matching_files(pattern: str, whose: str) -> list[epath.Path]:
 def _matching_objects(pattern: str, whose: str) -> list[epath.Path]:
     try:
         with bucket_objects(pattern) as objects:
-            found = objects.glob(pattern, detail=True)
+            matches = objects.glob(pattern, detail=True)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     # An object whose name ends with a slash stands for a folder.
-    return [epath.Path(f"gs://{name}") for name, info in found.items() if info["type"] == "file" and not name.endswith("/")]
+    return [epath.Path(f"gs://{name}") for name, info in matches.items() if info["type"] == "file" and not name.endswith("/")]
 
 
 @contextlib.contextmanager

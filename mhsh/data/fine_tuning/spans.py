@@ -164,13 +164,13 @@ def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
     key = hash_key(data.seed, ARTICLE_SPLIT)
     held_out = set(sorted(titles, key=lambda title: hashlib.blake2b(title.encode("utf-8"), key=key).digest())[:count])
     return (
-        dataclasses.replace(train, questions=tuple(each for each in train.questions if each.title not in held_out)),
-        dataclasses.replace(train, questions=tuple(each for each in train.questions if each.title in held_out)),
+        dataclasses.replace(train, questions=tuple(question for question in train.questions if question.title not in held_out)),
+        dataclasses.replace(train, questions=tuple(question for question in train.questions if question.title in held_out)),
     )
 
 
 def _asked(data: SquadData) -> list[tuple[str, str]]:
-    return [(each.question, each.context) for each in data.questions]
+    return [(question.question, question.context) for question in data.questions]
 
 
 def _read(source: str, field: str) -> SquadData:

@@ -34,7 +34,7 @@ def sentences(document: str, language: str = "en") -> list[str]:
       document: lines ended by "\\n" only.
       language: the ISO 639-1 code, for the abbreviations that the splitter knows.
     """
-    found: list[str] = []
+    cut: list[str] = []
     for line in re.findall(r"[^\n]*\n|[^\n]+", document):
         start = 0
         pieces = sentencex.segment(language, line.translate(_WHITE_SPACE))  # pyrefly: ignore[missing-attribute] (compiled)
@@ -42,12 +42,12 @@ def sentences(document: str, language: str = "en") -> list[str]:
             stop = start + len(piece)
             # White space alone is no sentence. It stays with the sentence before it or, at the very
             # start, with the one after it.
-            if found and (piece.isspace() or found[-1].isspace()):
-                found[-1] += line[start:stop]
+            if cut and (piece.isspace() or cut[-1].isspace()):
+                cut[-1] += line[start:stop]
             else:
-                found.append(line[start:stop])
+                cut.append(line[start:stop])
             start = stop
-    return found
+    return cut
 
 
 @dataclasses.dataclass(frozen=True)

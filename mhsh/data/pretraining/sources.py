@@ -8,7 +8,7 @@ import itertools
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def documents(source: str) -> Iterator[str]:
     if source == "stdlib":
         return itertools.chain(_manual_topics(), _module_docstrings(Path(sysconfig.get_path("stdlib"))))
     if kind == "text" and rest:
-        return _text_documents(rest)
+        return _text_documents(source, rest)
     if kind == "parquet" and rest:
         return _joined(_parquet_texts(source, rest))
     if kind == "tfds" and rest:
@@ -78,15 +78,21 @@ def _manual_topics() -> Iterator[str]:
 
 def _module_docstrings(folder: Path) -> Iterator[str]:
     """A document for every module below `folder` that has docstrings, in the order of the file."""
-    found = False
-    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
-        if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1]):
-            texts = [line for docstring in _docstrings(path) for line in _paragraphs(docstring)]
-            if texts:
-                found = True
-                yield "\n".join(texts)
-    if not found:
-        raise UserError(f"data.source = 'stdlib': there are no Python sources under {folder}; use another source")
+    paths = sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix())
+    read = (path for path in paths if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1]))
+    texts = ("\n".join(line for docstring in _docstrings(path) for line in _paragraphs(docstring)) for path in read)
+    complaint = f"data.source = 'stdlib': there are no Python sources under {folder}; use another source"
+    return _unless_empty((text for text in texts if text), complaint)
+
+
+def _unless_empty(texts: Iterable[str], complaint: str) -> Iterator[str]:
+    """The texts. Raises UserError at the end where all of them are empty."""
+    empty = True
+    for text in texts:
+        empty = empty and not text.strip()
+        yield text
+    if empty:
+        raise UserError(complaint)
 
 
 def _docstrings(path: Path) -> Iterator[str]:
@@ -140,15 +146,13 @@ def _paragraphs(text: str) -> list[str]:
     return lines
 
 
-def _text_documents(pattern: str) -> Iterator[str]:
-    paths = matching_files(pattern, f"data.source = 'text:{pattern}'")
-    found = False
-    for path in paths:
-        for document in _documents_of_lines(text_lines(path)):
-            found = True
-            yield document
-    if not found:
-        raise UserError(f"data.source = 'text:{pattern}': the {len(paths)} files it matches hold no text; name files that do")
+def _text_documents(source: str, pattern: str) -> Iterator[str]:
+    paths = matching_files(pattern, f"data.source = {source!r}")
+    yield from _unless_empty((text for path in paths for text in _documents_of_lines(text_lines(path))), _no_text(source, paths))
+
+
+def _no_text(source: str, paths: Sequence[epath.Path]) -> str:
+    return f"data.source = {source!r}: the {len(paths)} files it matches hold no text; name files that do"
 
 
 def _documents_of_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -181,13 +185,7 @@ def _parquet_texts(source: str, name: str) -> Iterator[str]:
     if not pattern or not column:
         raise UserError(f"data.source = {source!r} lacks a glob or a column; write parquet:GLOB or parquet:GLOB:COLUMN")
     paths = matching_files(pattern, f"data.source = {source!r}")
-    has_text = False
-    for path in paths:
-        for text in _parquet_column(path, column):
-            has_text = has_text or bool(text.strip())
-            yield text
-    if not has_text:
-        raise UserError(f"data.source = {source!r}: the {len(paths)} files it matches hold no text; name files that do")
+    yield from _unless_empty((text for path in paths for text in _parquet_column(path, column)), _no_text(source, paths))
 
 
 def _parquet_column(path: epath.Path, column: str) -> Iterator[str]:
