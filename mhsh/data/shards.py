@@ -168,20 +168,20 @@ class StoredTable(Table):
         counts = np.array([shard.count for shard in self.shards], np.int64)
         self._shard_ends = np.cumsum(counts)
         self._shard_starts = self._shard_ends - counts
-        layouts = [_layout(index["fields"], group.shapes) for group in self.groups]
-        self._layouts = [layout for number, layout in enumerate(layouts) if layout not in layouts[:number]]
-        self._layout_of_group = np.array([self._layouts.index(layout) for layout in layouts], np.int64)
+        types = [_record_type(index["fields"], group.shapes) for group in self.groups]
+        self._types = list(dict.fromkeys(types))
+        self._type_of_group = np.array([self._types.index(kind) for kind in types], np.int64)
         self._readers: list[ArrayRecordReader | None] = [None] * len(self.shards)
         self._lock = threading.Lock()
 
     def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
         """The examples with these numbers; see `Table.take`."""
         records = self._records(numbers)
-        layout_of = self._layout_of_group[self._group_ends.searchsorted(numbers, "right")]
+        type_of = self._type_of_group[self._group_ends.searchsorted(numbers, "right")]
         parts = []
-        for layout in np.unique(layout_of).tolist() or [0]:
-            chosen = np.flatnonzero(layout_of == layout)
-            parts.append((chosen, _decoded([records[index] for index in chosen.tolist()], self._layouts[layout])))
+        for kind in np.unique(type_of).tolist() or [0]:
+            chosen = np.flatnonzero(type_of == kind)
+            parts.append((chosen, _decoded([records[index] for index in chosen.tolist()], self._types[kind])))
         return put_together(parts, length)
 
     def _records(self, numbers: Int64[np.ndarray, " n"]) -> list[bytes]:
@@ -232,40 +232,26 @@ def _stored_dtype(values: np.ndarray) -> str:
     return str(values.dtype.newbyteorder("<").str)
 
 
+def _record_type(fields: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> np.dtype:
+    """The arrays of one example, one after the other without gaps."""
+    return np.dtype([(name, kind, shapes[name]) for name, kind in fields.items()])
+
+
 def _encoded(groups: Sequence[Examples], fields: Mapping[str, str]) -> Iterator[bytes]:
     for examples in groups:
-        if list(examples) != list(fields) or any(_stored_dtype(examples[name]) != dtype for name, dtype in fields.items()):
+        if {name: _stored_dtype(values) for name, values in examples.items()} != fields:
             raise ValueError("the groups of a shard differ in their arrays")
-        count = num_examples(examples)
-        columns = [
-            np.ascontiguousarray(examples[name], dtype).reshape(count, -1).view(np.uint8).reshape(count, -1)
-            for name, dtype in fields.items()
-        ]
-        for record in np.concatenate(columns, axis=1):
+        shapes = {name: values.shape[1:] for name, values in examples.items()}
+        records = np.empty(num_examples(examples), _record_type(fields, shapes))
+        for name, values in examples.items():
+            records[name] = values
+        for record in records:
             yield record.tobytes()
 
 
-# Name, dtype, offset in bytes, size in bytes and shape of each array in a record.
-_Layout = list[tuple[str, np.dtype, int, int, tuple[int, ...]]]
-
-
-def _layout(fields: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> _Layout:
-    layout, offset = [], 0
-    for name, kind in fields.items():
-        dtype = np.dtype(kind)
-        size = int(np.prod(shapes[name], dtype=np.int64)) * dtype.itemsize
-        layout.append((name, dtype, offset, size, shapes[name]))
-        offset += size
-    return layout
-
-
-def _decoded(records: Sequence[bytes], layout: _Layout) -> Examples:
-    size = sum(size for _, _, _, size, _ in layout)
-    table = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), size)
-    return {
-        name: np.ascontiguousarray(table[:, offset : offset + size]).view(dtype).reshape(len(records), *shape)
-        for name, dtype, offset, size, shape in layout
-    }
+def _decoded(records: Sequence[bytes], record_type: np.dtype) -> Examples:
+    table = np.ndarray(len(records), record_type, b"".join(records))
+    return {name: np.array(table[name]) for name in record_type.names or ()}
 
 
 def _to_json(shard: Shard) -> dict[str, Any]:
