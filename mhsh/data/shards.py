@@ -25,7 +25,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from etils import epath
 from jaxtyping import Int64
 
-from mhsh.data.tables import ExampleGroup, Examples, Table, num_examples, put_together
+from mhsh.data.tables import ExampleGroup, Examples, Table, num_examples
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, clear_half_files, read_object, replacing, write_atomically
 
@@ -147,8 +147,8 @@ def write_json(path: epath.PathLike, content: Mapping[str, Any]) -> None:
 class StoredTable(Table):
     """The table in a folder. Opening it compares the sizes and counts of all shards with the index.
 
-    A file is opened when its first example is read and then
-    stays open, at about 50 bytes an example, which the library keeps of where they lie.
+    A file is opened when its first example is read and then stays open, at about 50 bytes an
+    example, which the library keeps of where they lie.
 
     Raises:
       UserError: the index is missing or damaged, or a shard (which is named) is missing or differs
@@ -163,28 +163,17 @@ class StoredTable(Table):
         self.shards = shards_of(index)
         for shard in self.shards:
             _check_size_and_count(self.folder / shard.name, shard)
-        self.groups = [group for shard in self.shards for group in shard.groups]
-        self._group_ends = np.cumsum([group.count for group in self.groups], dtype=np.int64)
+        groups = [group for shard in self.shards for group in shard.groups]
+        types = [_record_type(index["fields"], group.shapes) for group in groups]
+        self._types = list(dict.fromkeys(types))
+        super().__init__(groups, [self._types.index(kind) for kind in types])
         counts = np.array([shard.count for shard in self.shards], np.int64)
         self._shard_ends = np.cumsum(counts)
         self._shard_starts = self._shard_ends - counts
-        types = [_record_type(index["fields"], group.shapes) for group in self.groups]
-        self._types = list(dict.fromkeys(types))
-        self._type_of_group = np.array([self._types.index(kind) for kind in types], np.int64)
         self._readers: list[ArrayRecordReader | None] = [None] * len(self.shards)
         self._lock = threading.Lock()
 
-    def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
-        """The examples with these numbers; see `Table.take`."""
-        records = self._records(numbers)
-        type_of = self._type_of_group[self._group_ends.searchsorted(numbers, "right")]
-        parts = []
-        for kind in np.unique(type_of).tolist() or [0]:
-            chosen = np.flatnonzero(type_of == kind)
-            parts.append((chosen, _decoded([records[index] for index in chosen.tolist()], self._types[kind])))
-        return put_together(parts, length)
-
-    def _records(self, numbers: Int64[np.ndarray, " n"]) -> list[bytes]:
+    def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
         shards = self._shard_ends.searchsorted(numbers, "right")
         inside = numbers - self._shard_starts[shards]
         records: list[bytes] = []
@@ -196,7 +185,8 @@ class StoredTable(Table):
             except (RuntimeError, ValueError, OSError) as error:
                 raise UserError(f"{self.folder / self.shards[shard].name} is damaged ({error}); {_REMEDY}") from error
             records.append(content)
-        return records
+        table = np.ndarray(len(records), self._types[kind], b"".join(records))
+        return {name: np.array(table[name]) for name in self._types[kind].names or ()}
 
     def _reader(self, shard: int) -> ArrayRecordReader:
         with self._lock:
@@ -247,11 +237,6 @@ def _encoded(groups: Sequence[Examples], fields: Mapping[str, str]) -> Iterator[
             records[name] = values
         for record in records:
             yield record.tobytes()
-
-
-def _decoded(records: Sequence[bytes], record_type: np.dtype) -> Examples:
-    table = np.ndarray(len(records), record_type, b"".join(records))
-    return {name: np.array(table[name]) for name in record_type.names or ()}
 
 
 def _to_json(shard: Shard) -> dict[str, Any]:

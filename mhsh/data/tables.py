@@ -26,13 +26,16 @@ class ExampleGroup:
 class Table(abc.ABC):
     """Examples by their number, counted from 0. Threads may share it."""
 
-    groups: Sequence[ExampleGroup]  # all examples, in the order of their numbers
+    def __init__(self, groups: Sequence[ExampleGroup], kinds: Sequence[int]) -> None:
+        """The examples of groups with the same `kind` are read together: their shapes are equal."""
+        self.groups = groups  # all examples, in the order of their numbers
+        self.group_ends = np.cumsum([group.count for group in groups], dtype=np.int64)
+        self._kinds = np.array(kinds, np.int64)
 
     def __len__(self) -> int:
         """The number of examples."""
         return sum(group.count for group in self.groups)
 
-    @abc.abstractmethod
     def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
         """The examples with these numbers, in this order.
 
@@ -44,6 +47,16 @@ class Table(abc.ABC):
           ValueError: `length` is None and the examples differ in their shapes.
           UserError: a file of the table is damaged.
         """
+        kinds = self._kinds[self.group_ends.searchsorted(numbers, "right")]
+        parts = []
+        for kind in np.unique(kinds).tolist() or [0]:
+            chosen = np.flatnonzero(kinds == kind)
+            parts.append((chosen, self._read(numbers[chosen], kind)))
+        return put_together(parts, length)
+
+    @abc.abstractmethod
+    def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
+        """The examples with these numbers, all of one kind."""
 
     def all(self) -> Examples:
         """All examples, which must have equal shapes."""
@@ -54,21 +67,14 @@ class ArrayTable(Table):
     """A table in memory, made of groups of examples with different shapes."""
 
     def __init__(self, groups: Sequence[Examples]) -> None:
-        self._groups = groups
-        self.groups = [
-            ExampleGroup(num_examples(group), {name: values.shape[1:] for name, values in group.items()}) for group in groups
-        ]
-        self._ends = np.cumsum([group.count for group in self.groups])
+        self._arrays = groups
+        shapes = [{name: values.shape[1:] for name, values in group.items()} for group in groups]
+        counted = [ExampleGroup(num_examples(group), shape) for group, shape in zip(groups, shapes, strict=True)]
+        super().__init__(counted, range(len(groups)))
 
-    def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
-        """The examples with these numbers; see `Table.take`."""
-        group_of = self._ends.searchsorted(numbers, "right")
-        parts = []
-        for group in np.unique(group_of).tolist() or [0]:
-            chosen = np.flatnonzero(group_of == group)
-            inside = numbers[chosen] - (self._ends[group] - self.groups[group].count)
-            parts.append((chosen, {name: values[inside] for name, values in self._groups[group].items()}))
-        return put_together(parts, length)
+    def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
+        inside = numbers - (self.group_ends[kind] - self.groups[kind].count)
+        return {name: values[inside] for name, values in self._arrays[kind].items()}
 
 
 def num_examples(examples: Examples) -> int:

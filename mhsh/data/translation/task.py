@@ -126,12 +126,11 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         """
         if self.data.layout == "packed":
             return None
-        ends = np.cumsum([group.count for group in table.groups], dtype=np.int64).tolist()
         buckets: list[Bucket] = []
         waiting = np.zeros(0, np.int64)
         for divisor in BUCKET_DIVISORS:
             length, size = self.data.sequence_length // divisor, batch_size * divisor
-            for group, end in zip(table.groups, ends, strict=True):
+            for group, end in zip(table.groups, table.group_ends.tolist(), strict=True):
                 if group.shapes["inputs"] == (length,):
                     waiting = np.concatenate([waiting, np.arange(end - group.count, end)])
             if len(waiting) and (len(waiting) >= size or divisor == BUCKET_DIVISORS[-1]):

@@ -137,33 +137,19 @@ def test_keys_shapes_and_weights(corpora: dict[str, Corpus[SubwordTokenizer]], l
         np.testing.assert_array_equal(steps[k]["weights"], steps[k]["targets_segmentation"] > 0)
 
 
-@pytest.mark.parametrize("layout", ["packed", "bucketed"])
-def test_a_step_is_a_pure_function(corpora: dict[str, Corpus[SubwordTokenizer]], make: Make, layout: str) -> None:
-    steps = corpora[layout].train_steps(B)
+def test_a_bucketed_step_is_a_pure_function(corpora: dict[str, Corpus[SubwordTokenizer]], make: Make) -> None:
+    corpus = corpora["bucketed"]
+    steps = corpus.train_steps(B)
     expected = [digest(steps[k]) for k in range(25)]
     assert len(set(expected)) == 25
     assert [digest(steps[k]) for k in (13, 4)] == [expected[13], expected[4]]
     assert [digest(batch) for batch in prefetched(steps, 11, 17)] == expected[11:17]  # as a resumed run reads
-    again = load(make(layout=layout))
-    assert again.fingerprint == corpora[layout].fingerprint
+    again = load(make(layout="bucketed"))
+    assert again.fingerprint == corpus.fingerprint
     assert [digest(again.train_steps(B)[k]) for k in range(25)] == expected
     other = dataclasses.replace(again, task=dataclasses.replace(again.task, data=replace(again.task.data, seed=1))).train_steps(B)
     assert [digest(other[k]) for k in range(25)] != expected
     assert digest(steps[3_000_000]) != digest(steps[3_000_001])
-
-
-def test_packed_epochs_hold_every_pair_once_without_a_seam(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
-    corpus = corpora["packed"]
-    num_rows = len(corpus.train)
-    assert num_rows % B  # else an epoch would end with a step and prove less
-    steps = corpus.train_steps(B)
-    batches = [steps[k] for k in range(-(-2 * num_rows // B))]
-    rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    epochs = [sources(corpus, {name: values[e * num_rows : (e + 1) * num_rows] for name, values in rows.items()}) for e in (0, 1)]
-    everything = split_sources(corpus, "train")
-    assert sum(everything.values()) == corpus.counts["train"]["pairs"]
-    assert [Counter(epoch) for epoch in epochs] == [everything, everything]
-    assert epochs[0] != epochs[1]
 
 
 def test_bucketed_epochs_hold_pairs_once_and_leave_out_other_ones_each_time(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
@@ -188,10 +174,9 @@ def test_bucketed_epochs_hold_pairs_once_and_leave_out_other_ones_each_time(corp
     assert orders[0] != sorted(orders[0])
 
 
-@pytest.mark.parametrize("layout", ["packed", "bucketed"])
 @pytest.mark.parametrize("processes", [2, 4])
-def test_slices_of_processes_are_the_batch(corpora: dict[str, Corpus[SubwordTokenizer]], layout: str, processes: int) -> None:
-    corpus, size = corpora[layout], 8
+def test_slices_of_processes_are_the_batch(corpora: dict[str, Corpus[SubwordTokenizer]], processes: int) -> None:
+    corpus, size = corpora["bucketed"], 8
     for batches in (corpus.train_steps, corpus.validation_batches):
         whole = batches(size)
         parts = [
@@ -203,9 +188,8 @@ def test_slices_of_processes_are_the_batch(corpora: dict[str, Corpus[SubwordToke
             assert digest({name: np.concatenate([part[name] for part in slices]) for name in whole[k]}) == digest(whole[k])
 
 
-@pytest.mark.parametrize("layout", ["packed", "bucketed"])
-def test_validation_counts_every_pair_once(corpora: dict[str, Corpus[SubwordTokenizer]], layout: str) -> None:
-    corpus = corpora[layout]
+def test_validation_counts_every_pair_once(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
+    corpus = corpora["bucketed"]
     batches = corpus.validation_batches(B)
     first = [batches[k] for k in range(len(batches))]
     seen = Counter(text for batch in first for text in sources(corpus, batch, weighted=True))
@@ -227,13 +211,6 @@ def test_rows_too_few_for_a_batch_go_into_longer_ones(corpora: dict[str, Corpus[
     corpus.check_batch(size)
     with pytest.raises(UserError, match=r"longest training rows of data\.source fill no batch of 64 tokens, and would never"):
         corpus.check_batch(len(corpus.train) + 1)
-
-
-def test_one_batch_at_least(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
-    num_rows = len(corpora["packed"].train)
-    corpora["packed"].check_batch(num_rows)
-    with pytest.raises(UserError, match=rf"train\.batch_size = {num_rows + 1} is more than the {num_rows} training rows"):
-        corpora["packed"].check_batch(num_rows + 1)
 
 
 def test_splits_share_nothing_and_the_counts_say_what_is_in_them(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
