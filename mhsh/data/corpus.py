@@ -71,7 +71,7 @@ class Task(abc.ABC, Generic[TokenizerT]):
         """
 
     @abc.abstractmethod
-    def make_batch(self, corpus: Corpus[TokenizerT], split: str) -> MakeBatch:
+    def batch_maker(self, corpus: Corpus[TokenizerT], split: str) -> MakeBatch:
         """The function that makes batches of a split."""
 
     def buckets(self, table: Table, batch_size: int) -> list[Bucket] | None:
@@ -113,7 +113,7 @@ class Corpus(Generic[TokenizerT]):
           part: the part of a batch that this process makes (None: all of it). The parts of all
             processes, put together, are the whole batch.
         """
-        make, seed = self.task.make_batch(self, TRAIN), self.task.data.seed
+        make, seed = self.task.batch_maker(self, TRAIN), self.task.data.seed
         buckets = self.task.buckets(self.train, batch_size)
         if buckets is not None:
             return bucketed_batches(make, buckets, seed, part)
@@ -126,7 +126,7 @@ class Corpus(Generic[TokenizerT]):
         its shape, and no weighted metric counts an example twice.
         """
         buckets = self.task.buckets(self.validation, batch_size) or [Bucket(None, batch_size, np.arange(len(self.validation)))]
-        return ordered_batches(self.task.make_batch(self, VALIDATION), buckets, part)
+        return ordered_batches(self.task.batch_maker(self, VALIDATION), buckets, part)
 
     def check_batch(self, batch_size: int) -> None:
         """Raises UserError where some training examples could be in no batch."""

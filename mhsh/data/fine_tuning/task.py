@@ -35,7 +35,7 @@ class FineTuningTask(Task[WordPieceTokenizer]):
 
     data: ClassificationDataConfig | SpanDataConfig
 
-    def make_batch(self, corpus: Corpus[WordPieceTokenizer], split: str) -> MakeBatch:
+    def batch_maker(self, corpus: Corpus[WordPieceTokenizer], split: str) -> MakeBatch:
         """Batches of the examples as they are."""
         return _batches_of(corpus.train if split == TRAIN else corpus.validation)
 

@@ -165,7 +165,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         }
         return plain, entropy_of_counts(counts if self.model.objective == "clm" else ordinary)
 
-    def make_batch(self, corpus: Corpus[Tokenizer], split: str) -> MakeBatch:
+    def batch_maker(self, corpus: Corpus[Tokenizer], split: str) -> MakeBatch:
         """Batches whose masking depends on data.seed, the numbers of the examples and the epoch
         alone. It is drawn anew in every epoch.
         """

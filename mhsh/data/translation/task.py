@@ -107,7 +107,7 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         plain |= {f"{side}_padding_fraction": 1 - plain[f"{side}_tokens"] / int(sums["positions"]) for side in ("source", "target")}
         return plain, entropy_of_counts(sums["token_counts"])
 
-    def make_batch(self, corpus: Corpus[SubwordTokenizer], split: str) -> MakeBatch:
+    def batch_maker(self, corpus: Corpus[SubwordTokenizer], split: str) -> MakeBatch:
         """Batches with the weights of the examples where there is a target, and 0 in padding."""
         table = corpus.train if split == TRAIN else corpus.validation
 
