@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config
-from mhsh.data.batches import prefetched
+from mhsh.data.batches import Batches, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.pretraining.task import PretrainingTask
 from mhsh.data.random_numbers import derived_seed
@@ -202,3 +202,10 @@ def test_seeds_differ_by_purpose_and_may_be_large() -> None:
     seeds = [derived_seed(seed, purpose) for seed in (0, 1, 2**63, 2**100) for purpose in range(1, 10)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_batches_are_a_sequence_that_ends() -> None:
+    batches = Batches(3, lambda number: {"number": np.array(number)})
+    assert [int(batch["number"]) for batch in batches] == [0, 1, 2]
+    with pytest.raises(IndexError, match="there is no batch 3 of 3"):
+        batches[3]
