@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,14 +10,11 @@ from etils import epath
 
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
 from mhsh.data.corpus import Corpus
-from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_file, find_task, read_glue, read_prepared_glue
+from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_task, read_splits
 from mhsh.data.fine_tuning.task import FineTuningTask, assemble, load_vocabulary
 from mhsh.data.tables import Examples, overlap, unigram_entropy
 from mhsh.data.tokenizers.wordpiece import Tokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
-
-_TSV = "tsv:"
-_TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +41,7 @@ class ClassificationTask(FineTuningTask):
         if glue.num_classes != model.num_classes:
             raise UserError(f"model.num_classes = {model.num_classes}; allowed with data.task = {data.task!r}: {glue.num_classes}")
         tokenizer = load_vocabulary(model, data, saved_vocab)
-        train, sets = read_splits(glue, data)
+        train, sets = read_splits(glue, data.source)
         validation = [example for examples in sets.values() for example in examples]
         train_examples, train_cut = encode_examples(train, tokenizer, model, data)
         validation_examples, validation_cut = encode_examples(validation, tokenizer, model, data)
@@ -65,38 +61,6 @@ class ClassificationTask(FineTuningTask):
             glue=glue,
             evaluation_sets=evaluation_sets,
         )
-
-
-def read_splits(task: GlueTask, data: ClassificationDataConfig) -> tuple[Sequence[GlueExample], dict[str, Sequence[GlueExample]]]:
-    """The training examples and those of every evaluation set, by name. All have labels.
-
-    Sources:
-      tsv:DIR: GLUE's original files, in a folder a task.
-      tfds:glue, tfds:glue:VERSION: the data set glue/TASK that TFDS has prepared.
-
-    Raises:
-      UserError: no such source, or whatever is wrong with it.
-    """
-    files = {"train": "train.tsv", **dict(task.evaluation_files)}
-    splits: dict[str, Sequence[GlueExample]]
-    if prepared := _TFDS.fullmatch(data.source):
-        splits = {name: read_prepared_glue(task, prepared["version"] or "", name) for name in files}
-    elif data.source.startswith(_TSV):
-        folder = data.source.removeprefix(_TSV)
-        splits = {name: _labelled(task, folder, file_name) for name, file_name in files.items()}
-    else:
-        raise UserError(
-            f"data.source = {data.source!r}; allowed with model.objective = 'classification': tsv:DIR, tfds:glue, tfds:glue:VERSION"
-        )
-    return splits.pop("train"), splits
-
-
-def _labelled(task: GlueTask, folder: str, file_name: str) -> Sequence[GlueExample]:
-    path = find_file(task, folder, file_name)
-    examples = read_glue(task, path)
-    if examples[0].label is None:
-        raise UserError(f"{path} has no column {task.label_column!r}; give the file with labels")
-    return examples
 
 
 def encode_examples(

@@ -17,6 +17,8 @@ from mhsh.files import expanded, opened, write_new
 
 MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
 _INDEX = re.compile(r"[0-9]{1,18}")  # no file has more examples
+_TSV = "tsv:"
+_TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
 _TFDS_LABEL, _TFDS_INDEX = "label", "idx"
 _SUBMISSION_HEADER = "index\tprediction"
 
@@ -144,6 +146,33 @@ def find_task(name: str) -> GlueTask:
     return task
 
 
+def read_splits(task: GlueTask, source: str) -> tuple[Sequence[GlueExample], dict[str, Sequence[GlueExample]]]:
+    """The training examples and those of every evaluation set, by name. All have labels.
+
+    Sources:
+      tsv:DIR: GLUE's original files, in a folder a task.
+      tfds:glue, tfds:glue:VERSION: the data set glue/TASK that TFDS has prepared.
+
+    Raises:
+      UserError: no such source, or whatever is wrong with it.
+    """
+    files = {"train": "train.tsv", **dict(task.evaluation_files)}
+    splits: dict[str, Sequence[GlueExample]]
+    if prepared := _TFDS.fullmatch(source):
+        splits = {name: _read_prepared(task, prepared["version"] or "", name) for name in files}
+    elif source.startswith(_TSV):
+        paths = {name: find_file(task, source.removeprefix(_TSV), file_name) for name, file_name in files.items()}
+        splits = {name: read_glue(task, path) for name, path in paths.items()}
+        for name, path in paths.items():
+            if splits[name][0].label is None:
+                raise UserError(f"{path} has no column {task.label_column!r}; give the file with labels")
+    else:
+        raise UserError(
+            f"data.source = {source!r}; allowed with model.objective = 'classification': tsv:DIR, tfds:glue, tfds:glue:VERSION"
+        )
+    return splits.pop("train"), splits
+
+
 def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Path:
     """ROOT/<the task's folder>/FILE_NAME, or the same with .gz.
 
@@ -238,7 +267,7 @@ def _number(cell: str) -> float:
         return math.nan
 
 
-def read_prepared_glue(task: GlueTask, version: str, split: str) -> tuple[GlueExample, ...]:
+def _read_prepared(task: GlueTask, version: str, split: str) -> tuple[GlueExample, ...]:
     """The labelled examples of one split of TFDS's glue/TASK, in the order of the original file.
 
     Args:

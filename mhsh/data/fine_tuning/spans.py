@@ -12,13 +12,12 @@ from jaxtyping import Int32
 
 from mhsh.config.schema import ModelConfig, SpanDataConfig
 from mhsh.data.corpus import Corpus
-from mhsh.data.fine_tuning.squad import Question, SquadData, read_prepared_squad, read_squad
+from mhsh.data.fine_tuning.squad import Question, SquadData, read_questions
 from mhsh.data.fine_tuning.task import FineTuningTask, assemble, load_vocabulary
 from mhsh.data.random_numbers import ARTICLE_SPLIT, hash_key
 from mhsh.data.tables import Examples, overlap, unigram_entropy
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
-from mhsh.files import expanded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,9 +150,9 @@ def _holds(window: Window, question: Question, start: int, stop: int) -> bool:
 
 
 def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
-    train = _read(data.source, "data.source")
+    train = read_questions(data.source, "data.source")
     if data.validation_source:
-        return train, _read(data.validation_source, "data.validation_source")
+        return train, read_questions(data.validation_source, "data.validation_source")
     titles = sorted({question.title for question in train.questions})
     count = round(data.validation_fraction * len(titles))
     if not 1 <= count < len(titles):
@@ -171,18 +170,3 @@ def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
 
 def _asked(data: SquadData) -> list[tuple[str, str]]:
     return [(question.question, question.context) for question in data.questions]
-
-
-def _read(source: str, field: str) -> SquadData:
-    """The questions of json:FILE, in SQuAD's form, or of tfds:NAME, a data set with SQuAD's
-    features that TFDS has prepared.
-    """
-    kind, _, rest = source.partition(":")
-    if kind == "json" and rest:
-        return read_squad(str(expanded(rest)))
-    if kind == "tfds" and rest:
-        return read_prepared_squad(rest)
-    raise UserError(
-        f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form, or tfds:NAME, such as "
-        "tfds:squad/v2.0:validation"
-    )

@@ -12,7 +12,7 @@ import msgspec
 from mhsh.data.text_files import unpacked
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
-from mhsh.files import parse_object
+from mhsh.files import expanded, parse_object
 
 # The values of `version` in the official files.
 _VERSIONS = {"1.1": "1.1", "v1.1": "1.1", "2.0": "2.0", "v2.0": "2.0"}
@@ -47,6 +47,24 @@ class SquadData:
 
     version: str  # 1.1 or 2.0
     questions: tuple[Question, ...]
+
+
+def read_questions(source: str, field: str) -> SquadData:
+    """The questions of json:FILE, in SQuAD's form, or of tfds:NAME, a data set with SQuAD's
+    features that TFDS has prepared.
+
+    Args:
+      field: the config field that names the source, for the error.
+    """
+    kind, _, rest = source.partition(":")
+    if kind == "json" and rest:
+        return read_squad(str(expanded(rest)))
+    if kind == "tfds" and rest:
+        return read_prepared_squad(rest)
+    raise UserError(
+        f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form, or tfds:NAME, such as "
+        "tfds:squad/v2.0:validation"
+    )
 
 
 def read_squad(path: str | Path) -> SquadData:

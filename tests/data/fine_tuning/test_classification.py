@@ -12,8 +12,8 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.fine_tuning.classification import ClassificationTask, kept_lengths, read_splits
-from mhsh.data.fine_tuning.glue import GLUE_TASKS
+from mhsh.data.fine_tuning.classification import ClassificationTask, kept_lengths
+from mhsh.data.fine_tuning.glue import GLUE_TASKS, read_splits
 from mhsh.errors import UserError
 from tests.conftest import load_fields
 
@@ -131,7 +131,7 @@ def test_a_file_without_labels_trains_nothing(load):
 def test_what_is_no_source(source):
     data = data_config("rte", source, "none", 12)
     with pytest.raises(UserError, match=rf"data\.source = '{source}'; allowed with .*: tsv:DIR, tfds:glue, tfds:glue:VERSION"):
-        read_splits(GLUE_TASKS["rte"], data)
+        read_splits(GLUE_TASKS["rte"], data.source)
 
 
 def test_texts_are_cut_one_token_at_a_time_from_the_longer_one():
