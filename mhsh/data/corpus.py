@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from etils import epath
 
-from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, TranslationDataConfig
+from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, TranslationDataConfig, to_dict
 from mhsh.data.batches import Batches, BatchPart, Bucket, MakeBatch, bucketed_batches, ordered_batches, shuffled_batches
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
@@ -156,6 +156,7 @@ class StreamedTask(Task[TokenizerT]):
     items_per_shard: ClassVar[int]  # unless --per-shard is given
     compression: ClassVar[str]  # of the shards: shards.ZSTD or shards.UNCOMPRESSED
     counted: ClassVar[tuple[str, ...]] = ("read", "empty", "duplicates")  # what `split` counts
+    only_for_training: ClassVar[tuple[str, ...]] = ()  # fields of the data section that decide no byte
     split_purpose: ClassVar[int]  # of the seed that decides which items are held out
 
     data: DataConfig | TranslationDataConfig
@@ -165,11 +166,14 @@ class StreamedTask(Task[TokenizerT]):
         """The fewest items of a chunk. Fewer at the end of a split go into the chunk before."""
         return 1
 
-    @abc.abstractmethod
     def job(self) -> dict[str, Any]:
         """All plain values that decide the bytes, except the items and the chunks. A vocabulary
         counts by its content, not by its path.
         """
+        fields = {name: value for name, value in to_dict(self.data).items() if name not in self.only_for_training}
+        if self.data.vocab_path:
+            fields["vocab_path"] = self.given_tokenizer().fingerprint
+        return {"model.vocab_size": self.model.vocab_size, **{f"data.{name}": value for name, value in fields.items()}}
 
     @abc.abstractmethod
     def layout(self) -> dict[str, Any]:
@@ -278,6 +282,10 @@ class StreamedTask(Task[TokenizerT]):
         Raises:
           UserError: the split has no examples.
         """
+
+    def given_tokenizer(self) -> TokenizerT:
+        """The vocabulary of data.vocab_path. Raises UserError where it does not fit the config."""
+        return self.read_tokenizer(expanded(self.data.vocab_path))
 
     def fitting(self, tokenizer: TokenizerT, what: str) -> TokenizerT:
         """The tokenizer. Raises UserError where it has more tokens than the model."""

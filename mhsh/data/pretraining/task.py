@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from etils import epath
 
-from mhsh.config.schema import DataConfig, to_dict
+from mhsh.config.schema import DataConfig
 from mhsh.data.batches import Batch, MakeBatch, Selection
 from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
 from mhsh.data.pretraining.documents import sentences, tokenise
@@ -22,11 +22,7 @@ from mhsh.data.shards import UNCOMPRESSED
 from mhsh.data.tables import TRAIN, Examples, entropy_of_counts
 from mhsh.data.tokenizers.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
 from mhsh.errors import UserError
-from mhsh.files import expanded
 from mhsh.run_folder import WORDPIECE_FILE
-
-# Fields of the data section that only training uses. They decide no byte of the examples.
-_ONLY_FOR_TRAINING = ("max_predictions", "mask_fraction", "whole_word_masking")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +42,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
     items_per_shard: ClassVar[int] = 1000
     vocab_file: ClassVar[str] = WORDPIECE_FILE
     compression: ClassVar[str] = UNCOMPRESSED  # no array of an example follows from the others
+    only_for_training: ClassVar[tuple[str, ...]] = ("max_predictions", "mask_fraction", "whole_word_masking")
     split_purpose: ClassVar[int] = DOCUMENT_SPLIT
 
     data: DataConfig
@@ -56,16 +53,12 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         return 2 if self.model.next_sentence else 1
 
     def job(self) -> dict[str, Any]:
-        """The config without what only training reads, and the version of the sentence splitter."""
-        fields = {name: value for name, value in to_dict(self.data).items() if name not in _ONLY_FOR_TRAINING}
-        if self.data.vocab_path:
-            fields["vocab_path"] = self._given_tokenizer().fingerprint
+        """What decides the bytes; see `StreamedTask.job`."""
         return {
             "sentencex": importlib.metadata.version("sentencex"),
             "model.objective": self.model.objective,
             "model.next_sentence": self.model.next_sentence,
-            "model.vocab_size": self.model.vocab_size,
-            **{f"data.{name}": value for name, value in fields.items()},
+            **super().job(),
         }
 
     def layout(self) -> dict[str, Any]:
@@ -90,7 +83,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
           UserError: data.vocab_path does not fit, or model.vocab_size is too small.
         """
         if self.data.vocab_path:
-            return self._given_tokenizer()
+            return self.given_tokenizer()
         if self.data.tokenizer == "bytes":
             return self.fitting(ByteTokenizer(), "data.tokenizer = 'bytes'")
         log("learning a wordpiece vocabulary")
@@ -105,11 +98,12 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             raise UserError(f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy")
         return self.fitting(tokenizer, "data.tokenizer = 'bytes'")
 
-    def _given_tokenizer(self) -> Tokenizer:
-        path = self.data.vocab_path
+    def given_tokenizer(self) -> Tokenizer:
+        """The vocabulary of data.vocab_path, which bytes do not have."""
         if self.data.tokenizer == "bytes":
+            path = self.data.vocab_path
             raise UserError(f"data.vocab_path = {path!r} is only for data.tokenizer = 'wordpiece'; empty it for 'bytes'")
-        return self.read_tokenizer(expanded(path))
+        return super().given_tokenizer()
 
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer

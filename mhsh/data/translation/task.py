@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from etils import epath
 
-from mhsh.config.schema import TranslationDataConfig, to_dict
+from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.batches import Batch, Bucket, MakeBatch, Selection
 from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
 from mhsh.data.random_numbers import PAIR_SPLIT
@@ -44,13 +44,6 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
 
     data: TranslationDataConfig
 
-    def job(self) -> dict[str, Any]:
-        """The config."""
-        fields = to_dict(self.data)
-        if self.data.vocab_path:
-            fields["vocab_path"] = self.read_tokenizer(self.data.vocab_path).fingerprint
-        return {"model.vocab_size": self.model.vocab_size, **{f"data.{name}": value for name, value in fields.items()}}
-
     def layout(self) -> dict[str, Any]:
         """What decides the arrays of an example."""
         return {"data.layout": self.data.layout, "data.sequence_length": self.data.sequence_length}
@@ -67,7 +60,7 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> SubwordTokenizer:
         """The vocabulary of data.vocab_path, or one trained on `texts`, of both languages."""
         if self.data.vocab_path:
-            return self.read_tokenizer(self.data.vocab_path)
+            return self.given_tokenizer()
         log(f"learning a {self.data.tokenizer} vocabulary")
         return train_subword(self.data.tokenizer, texts, self.model.vocab_size)
 
