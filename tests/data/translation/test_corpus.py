@@ -20,14 +20,11 @@ from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
-from mhsh.data import shards
 from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.data.tables import unigram_entropy
-from mhsh.data.tokenizers.subword import EOS_ID, SubwordTokenizer, load_subword, train_subword
-from mhsh.data.translation.packing import encode_pairs, examples_by_length
-from mhsh.data.translation.pairs import clean_text, read_pairs
+from mhsh.data.tokenizers.subword import EOS_ID, SubwordTokenizer, train_subword
 from mhsh.data.translation.synthetic_pairs import held_out_pairs
 from mhsh.errors import UserError
 from mhsh.run_folder import vocab_file
@@ -283,74 +280,6 @@ def test_pairs_none_of_which_fit(make: Make, tmp_path: Path) -> None:
         load(make(source=source, sequence_length=8, vocab_size=270))
     with pytest.raises(UserError, match=r"leaves 0 pairs for validation, .*data\.validation_fraction"):
         load(make(source=source, sequence_length=128, validation_fraction=0.0))
-
-
-def cleaned(files: str) -> list[tuple[str, ...]]:
-    """The pairs of a source with text on both sides, each once."""
-    pairs = dict.fromkeys(tuple(map(clean_text, pair)) for pair in read_pairs(files))
-    return [pair for pair in pairs if all(pair)]
-
-
-@pytest.fixture
-def prepared(make: Make, files: str, tmp_path: Path) -> Callable[[str], Path]:
-    """Writes a folder of prepared rows, as `mhsh prepare` would, from the pairs of `files`: 800 for
-    training, the rest held out.
-    """
-
-    def write(layout: str) -> Path:
-        folder = tmp_path / layout
-        data = make(layout=layout).data
-        pairs = cleaned(files)
-        tokenizer = train_subword("bpe", [text for pair in pairs[:800] for text in pair], 400)
-        for split, part in (("train", pairs[:800]), ("validation", pairs[800:])):
-            (folder / split).mkdir(parents=True)
-            encoded, _ = encode_pairs(tokenizer, part, data)
-            groups = [examples for examples in examples_by_length(encoded, data).values() if len(examples["inputs"])]
-            written = [
-                shards.write_shard(folder / split, number, [rows], shards.ZSTD, "job", {}) for number, rows in enumerate(groups)
-            ]
-            meta = dict(layout=layout, sequence_length=T, unigram_entropy=1.5, counts={"read": 902})
-            shards.write_index(folder / split, written, meta)
-        tokenizer.save(folder / "tokenizer.json")
-        return folder
-
-    return write
-
-
-@pytest.mark.parametrize("layout", ["packed", "bucketed"])
-def test_prepared_rows(make: Make, prepared: Callable[[str], Path], files: str, layout: str, tmp_path: Path) -> None:
-    folder = prepared(layout)
-    config = make(source=f"arrayrecord:{folder}", layout=layout)
-    corpus = load(config)
-    assert corpus.unigram_entropy == 1.5
-    assert corpus.summary()["read"] == 902
-    assert corpus.tokenizer.fingerprint == load_subword(folder / "tokenizer.json").fingerprint
-    expected = Counter(source for source, _ in cleaned(files))
-    assert split_sources(corpus, "train") + split_sources(corpus, "validation") <= expected
-    batches = [corpus.train_steps(B)[k] for k in range(6)]
-    assert all(batch["inputs"].size == B * T and batch["inputs"].dtype == np.int32 for batch in batches)
-    assert [digest(batch) for batch in prefetched(corpus.train_steps(B), 3, 6)] == [digest(batch) for batch in batches[3:]]
-    seen = Counter(text for batch in corpus.validation_batches(B) for text in sources(corpus, batch, weighted=True))
-    assert seen == split_sources(corpus, "validation")
-    # A run that goes on brings its own vocabulary, which must be the folder's.
-    corpus.save_vocab(tmp_path)
-    assert load(config, tmp_path).fingerprint == corpus.fingerprint
-    train_subword("bpe", ["some other words"], 300).save(tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match=r"tokenizer\.json is not the vocabulary of the run"):
-        load(config, tmp_path)
-
-
-def test_prepared_rows_of_another_config(make: Make, prepared: Callable[[str], Path]) -> None:
-    folder = prepared("packed")
-    source = f"arrayrecord:{folder}"
-    with pytest.raises(UserError, match=r"was prepared with data\.layout = 'packed', not 'bucketed'; set it to that"):
-        load(make(source=source, layout="bucketed"))
-    with pytest.raises(UserError, match=r"was prepared with data\.sequence_length = 64, not 32"):
-        load(make(source=source, sequence_length=32))
-    with pytest.raises(UserError, match=r"data\.validation_source = 'numbers', but .* has its own"):
-        load(make(source=source, validation_source="numbers"))
-    with pytest.raises(UserError, match=r"400 tokens, more than model\.vocab_size = 300"):
-        load(make(source=source, vocab_size=300))
 
 
 @pytest.mark.realdata
