@@ -28,9 +28,10 @@ from mhsh.bench.steps import tokens
 from mhsh.bench.timing import CONFIG, Candidate, Note, Schedule, bench, cores
 from mhsh.config.schema import Config, DataConfig
 from mhsh.data.batches import prefetched
+from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
-from mhsh.data.pretraining.corpus import PretrainingCorpus
 from mhsh.data.pretraining.packing import full_examples
+from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 
 CHECKED_BATCHES = 20  # for the share of masked tokens
@@ -50,7 +51,6 @@ def input_batches(config: Config, chosen: Sequence[str], *, batches: int, rounds
     _check(config, chosen)
     note("reading the data")
     corpus = load_corpus(config, None)
-    assert isinstance(corpus, PretrainingCorpus)
     corpus.check_batch(config.train.batch_size)
     steps = corpus.train_steps(config.train.batch_size)
     makers: dict[str, Batches] = {CONFIG: lambda count: prefetched(steps, 0, count)}
@@ -75,7 +75,7 @@ def check_masking(inputs: dict[str, Iterator[np.ndarray]], mask_id: int, pad_id:
         raise UserError(f"the shares of masked tokens differ ({listed}); the times cannot be compared")
 
 
-def collators(config: Config, corpus: PretrainingCorpus) -> dict[str, Batches]:
+def collators(config: Config, corpus: Corpus[Tokenizer]) -> dict[str, Batches]:
     """Functions from a number to so many batches, by peer."""
     import torch  # pyrefly: ignore[missing-import]
     import transformers  # pyrefly: ignore[missing-import]
@@ -101,7 +101,7 @@ def collators(config: Config, corpus: PretrainingCorpus) -> dict[str, Batches]:
     return {"collator": collated(examples), "collator-of-ids": collated(ids_alone), "loader": loaded}
 
 
-def rows_as_lists(config: Config, corpus: PretrainingCorpus) -> list[Example]:
+def rows_as_lists(config: Config, corpus: Corpus[Tokenizer]) -> list[Example]:
     """The first examples as tokenizers of transformers give them, padded."""
     numbers = np.arange(min(len(corpus.train), EXAMPLES_IN_MEMORY))
     rows = full_examples(corpus.train.take(numbers), config.model)

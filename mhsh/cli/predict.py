@@ -187,7 +187,7 @@ def _classify(
     folder: RunFolder, config: Config, data: ClassificationDataConfig, source: str, output: str, step: int | None
 ) -> None:
     from mhsh.data.fine_tuning.classification import encode_examples
-    from mhsh.data.fine_tuning.corpus import load_vocabulary
+    from mhsh.data.fine_tuning.task import load_vocabulary
     from mhsh.training.checkpoints.restore import load_for_inference
 
     task = find_task(data.task)
@@ -209,8 +209,8 @@ def _answer(
     null_threshold: float,
     details: str | None,
 ) -> None:
-    from mhsh.data.fine_tuning.corpus import load_vocabulary
     from mhsh.data.fine_tuning.spans import encode_questions
+    from mhsh.data.fine_tuning.task import load_vocabulary
     from mhsh.evaluation.answers import find_answers
     from mhsh.training.checkpoints.restore import load_for_inference
 
@@ -245,7 +245,7 @@ def _logits(model: Any, params: Any, examples: Examples, batch_size: int) -> Flo
     import jax.numpy as jnp
 
     from mhsh.data.batches import prefetched
-    from mhsh.data.fine_tuning.corpus import batches_in_order
+    from mhsh.data.fine_tuning.task import batches_in_order
     from mhsh.models.build import forward
 
     # A batch needs targets, but they are unknown here and the loss is not used.

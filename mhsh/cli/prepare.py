@@ -9,15 +9,13 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mhsh.cli.flags import ConfigFlag
-from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
+from mhsh.data.corpus import StreamedTask
+from mhsh.data.load import task_of
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
-from mhsh.data.prepare import prepare, prepare_into_bucket
-from mhsh.data.pretraining.task import PretrainingTask
-from mhsh.data.tasks import Task
-from mhsh.data.translation.task import TranslationTask
+from mhsh.data.prepare import describe, prepare
 from mhsh.errors import UserError
 from mhsh.files import expanded, is_remote
 
@@ -58,29 +56,18 @@ def run(
         raise UserError(f"--runner=beam writes to a file system that its workers share, not to {out}; prepare there, then copy it")
     start = time.monotonic()
     run_all = _on_beam(beam_options) if runner == "beam" else functools.partial(_locally, workers)
-    task = _task(config)
-    size = task.items_per_shard if per_shard is None else per_shard
-    if is_remote(out):
-        summary = prepare_into_bucket(task, expanded(out), size, run_all, _say)
-    else:
-        summary = prepare(task, Path(out), size, run_all, _say)
-    for line in task.describe(summary):
+    task = task_of(config)
+    if not isinstance(task, StreamedTask):
+        raise UserError(
+            "mhsh prepare makes rows for pre-training and translation; those of model.objective = "
+            f"{config.model.objective!r} are made when training starts"
+        )
+    where = expanded(out) if is_remote(out) else Path(out)
+    summary = prepare(task, where, per_shard if per_shard is not None else task.items_per_shard, run_all, _say)
+    for line in describe(summary):
         _say(line)
     _say(f"{out} is finished ({time.monotonic() - start:.1f} s); train from it with --config.data.source=arrayrecord:{out}")
     return 0
-
-
-def _task(config: Config) -> Task[Any]:
-    match config.data:
-        case TranslationDataConfig():
-            return TranslationTask(config.model, config.data)
-        case DataConfig():
-            return PretrainingTask(config.model, config.data)
-        case _:
-            raise UserError(
-                "mhsh prepare makes rows for pre-training and translation; those of model.objective = "
-                f"{config.model.objective!r} are made when training starts"
-            )
 
 
 def _locally(workers: int, work: Callable[[int], None], chunks: range) -> None:

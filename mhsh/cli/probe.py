@@ -209,8 +209,8 @@ def _here(config: Config, rows: int) -> Config:
 
 
 def _batch(corpus: Any, rows: int) -> Mapping[str, Any]:
-    if corpus.num_train_examples < rows:
-        raise UserError(f"--rows={rows} is more than the {corpus.num_train_examples} training rows of data.source; lower --rows")
+    if len(corpus.train) < rows:
+        raise UserError(f"--rows={rows} is more than the {len(corpus.train)} training rows of data.source; lower --rows")
     first = corpus.train_steps(rows)[0]
     assert first is not None
     return first

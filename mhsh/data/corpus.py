@@ -1,86 +1,366 @@
-"""What a run trains on: the interface of every corpus."""
+"""What a run trains on. A `Task` is one kind of corpus: it knows how a source becomes examples, and
+how examples become batches. A `Corpus` is what it has loaded.
+
+Nothing here imports jax or grain: `mhsh prepare` runs tasks in many processes.
+"""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
-from typing import Any, ClassVar
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-import grain
 import numpy as np
 from etils import epath
-from jaxtyping import Float32, Int64
 
-from mhsh.config.schema import ClassificationDataConfig, DataConfig, SpanDataConfig, TranslationDataConfig
-from mhsh.data.batches import Batch, BatchPart, ordered_batches, shuffled_batches
-from mhsh.data.seeds import EXAMPLE_ORDER, derived_seed
-from mhsh.data.splits import TRAIN, VALIDATION
-from mhsh.data.tables import Table
-from mhsh.data.tasks import AnyTokenizer
+from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, TranslationDataConfig, to_dict
+from mhsh.data.batches import Batches, BatchPart, Bucket, MakeBatch, bucketed_batches, ordered_batches, shuffled_batches
+from mhsh.data.local_shards import open_table
+from mhsh.data.random_numbers import is_held_out
+from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap
 from mhsh.errors import UserError
+from mhsh.files import expanded
+
+Item = tuple[str, ...]  # one item of a source: the text of a document, or both sides of a pair
+Log = Callable[[str], None]  # takes a line about the progress
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Corpus(abc.ABC):
-    """The examples of training and validation, and the batches made of them."""
+@runtime_checkable
+class AnyTokenizer(Protocol):
+    """What every tokenizer has."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def save(self, path: epath.PathLike) -> None: ...
+
+
+TokenizerT = TypeVar("TokenizerT", bound=AnyTokenizer)
+
+# Fields that must be empty where the examples are prepared, as the preparation has used them.
+_USED_BY_PREPARATION = ("validation_source", "vocab_path")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(abc.ABC, Generic[TokenizerT]):
+    """One kind of corpus, as a config describes it. It may be sent to other processes."""
 
     vocab_file: ClassVar[str]  # the vocabulary's name in a run folder
 
-    data: DataConfig | TranslationDataConfig | ClassificationDataConfig | SpanDataConfig
-    tokenizer: AnyTokenizer
+    model: ModelConfig
+    data: AnyDataConfig
+
+    @abc.abstractmethod
+    def load(self, saved_vocab: epath.PathLike | None = None) -> Corpus[TokenizerT]:
+        """Reads data.source and makes the examples of both splits.
+
+        Equal configs and text give equal examples in every process.
+
+        Args:
+          saved_vocab: the vocabulary of the run, where it has one. Otherwise it is that of
+            data.vocab_path, or trained on the training split alone.
+
+        Raises:
+          UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a
+            split without examples.
+        """
+
+    @abc.abstractmethod
+    def batch_maker(self, corpus: Corpus[TokenizerT], split: str) -> MakeBatch:
+        """The function that makes batches of a split."""
+
+    def buckets(self, table: Table, batch_size: int) -> list[Bucket] | None:
+        """The buckets whose examples are batched together. None: all examples are alike."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corpus(Generic[TokenizerT]):
+    """The examples of training and validation, and the batches made of them."""
+
+    task: Task[TokenizerT]
+    tokenizer: TokenizerT
     train: Table
     validation: Table
     fingerprint: str  # SHA-256, in hex, over the vocabulary and every example
-    unigram_entropy: float  # see `entropy.unigram_entropy`, of what the training examples ask for
+    unigram_entropy: float  # the loss of a model that knows only how frequent the targets are
+    counts: Mapping[str, Any]  # what was read, left out and kept, as plain numbers; with `overlap` (see tables.py)
 
-    @property
-    def num_train_examples(self) -> int:
-        """The examples of one epoch."""
-        return len(self.train)
-
-    @abc.abstractmethod
     def summary(self) -> dict[str, Any]:
-        """What was read, left out and kept, as plain numbers, for run.json and for people; with
-        `overlap` (see splits.overlap).
-        """
+        """The counts, the vocabulary and the entropy, for run.json and for people."""
+        return {
+            "vocab_size": self.tokenizer.vocab_size,
+            "unigram_entropy": self.unigram_entropy,
+            **self.counts,
+        }
 
     def save_vocab(self, folder: epath.PathLike) -> None:
         """Writes the vocabulary into a run folder."""
-        self.tokenizer.save(epath.Path(folder) / self.vocab_file)
+        self.tokenizer.save(epath.Path(folder) / self.task.vocab_file)
 
-    @abc.abstractmethod
-    def batch(
-        self, split: str, numbers: Int64[np.ndarray, " B"], epochs: Int64[np.ndarray, " B"], weights: Float32[np.ndarray, " B"]
-    ) -> Batch:
-        """The batch of these examples of a split; see `batches.MakeBatch`."""
-
-    def train_steps(self, batch_size: int, part: BatchPart | None = None) -> grain.MapDataset[Batch]:
-        """A dataset whose element k is the batch of training step k, for any k.
-
-        It is a pure function of (fingerprint, data.seed, k). Unless a corpus says otherwise, the
-        order is that of `batches.shuffled_batches`.
+    def train_steps(self, batch_size: int, part: BatchPart | None = None) -> Batches:
+        """Element k is the batch of training step k, for any k: a pure function of (fingerprint,
+        data.seed, k). See `batches.shuffled_batches` and `batches.bucketed_batches` for the order.
 
         Args:
           batch_size: B, the examples of the whole step.
           part: the part of a batch that this process makes (None: all of it). The parts of all
             processes, put together, are the whole batch.
         """
-        seed = derived_seed(self.data.seed, EXAMPLE_ORDER)
-        return shuffled_batches(functools.partial(self.batch, TRAIN), len(self.train), batch_size, seed, part)
+        make, seed = self.task.batch_maker(self, TRAIN), self.task.data.seed
+        buckets = self.task.buckets(self.train, batch_size)
+        if buckets is not None:
+            return bucketed_batches(make, buckets, seed, part)
+        return shuffled_batches(make, len(self.train), batch_size, seed, part)
 
-    def validation_batches(self, batch_size: int, part: BatchPart | None = None) -> grain.MapDataset[Batch]:
+    def validation_batches(self, batch_size: int, part: BatchPart | None = None) -> Batches:
         """All validation examples in a fixed order, in batches with the keys of `train_steps`.
 
         A batch that would be short is filled with examples whose `weights` are all 0. So it keeps
         its shape, and no weighted metric counts an example twice.
         """
-        return ordered_batches(functools.partial(self.batch, VALIDATION), len(self.validation), batch_size, part)
+        buckets = self.task.buckets(self.validation, batch_size) or [Bucket(None, batch_size, np.arange(len(self.validation)))]
+        return ordered_batches(self.task.batch_maker(self, VALIDATION), buckets, part)
 
     def check_batch(self, batch_size: int) -> None:
-        """Raises UserError where the training examples do not fill one batch."""
-        if self.num_train_examples < batch_size:
+        """Raises UserError where some training examples could be in no batch."""
+        buckets = self.task.buckets(self.train, batch_size)
+        if buckets is None and len(self.train) < batch_size:
             raise UserError(
-                f"train.batch_size = {batch_size} is more than the {self.num_train_examples} training rows of data.source; lower "
+                f"train.batch_size = {batch_size} is more than the {len(self.train)} training rows of data.source; lower "
                 "train.batch_size or data.sequence_length, or give more text"
             )
+        if buckets is not None and len(buckets[-1].numbers) < buckets[-1].batch_size:
+            raise UserError(
+                f"train.batch_size = {batch_size}: the {len(buckets[-1].numbers)} longest training rows of data.source fill no "
+                f"batch of {buckets[-1].length} tokens, and would never be learnt; lower train.batch_size or "
+                "data.sequence_length, or give more text"
+            )
+
+
+class StreamedTask(Task[TokenizerT]):
+    """A task whose source is a stream of items, so that its examples can be prepared on disk.
+
+    `mhsh prepare` (prepare.py) does chunk by chunk what `load` does with one chunk in memory.
+    """
+
+    items: ClassVar[str]  # the name of the items: pairs, documents
+    item_size: ClassVar[int]  # the texts of an item
+    item_end: ClassVar[str]  # ends an item in a chunk's file; no item contains it
+    items_per_shard: ClassVar[int]  # unless --per-shard is given
+    compression: ClassVar[str]  # of the shards: shards.ZSTD or shards.UNCOMPRESSED
+    counted: ClassVar[tuple[str, ...]] = ("read", "empty", "duplicates")  # what `split` counts
+    only_for_training: ClassVar[tuple[str, ...]] = ()  # fields of the data section that decide no byte
+    split_purpose: ClassVar[int]  # of the seed that decides which items are held out
+
+    data: DataConfig | TranslationDataConfig
+
+    @property
+    def min_items(self) -> int:
+        """The fewest items of a chunk. Fewer at the end of a split go into the chunk before."""
+        return 1
+
+    def job(self) -> dict[str, Any]:
+        """All plain values that decide the bytes, except the items and the chunks. A vocabulary
+        counts by its content, not by its path.
+        """
+        fields = {name: value for name, value in to_dict(self.data).items() if name not in self.only_for_training}
+        if self.data.vocab_path:
+            fields["vocab_path"] = self.given_tokenizer().fingerprint
+        return {"model.vocab_size": self.model.vocab_size, **{f"data.{name}": value for name, value in fields.items()}}
+
+    @abc.abstractmethod
+    def layout(self) -> dict[str, Any]:
+        """The config fields that a run must share with the preparation of its examples."""
+
+    @abc.abstractmethod
+    def streams(self) -> Sequence[Iterable[Item]]:
+        """All items in a fixed order, read on demand: those of validation, where it has its own,
+        and those of data.source. Raises UserError for a bad source.
+        """
+
+    def clean(self, item: Item) -> Item:
+        """An item as it is kept. Cleaning it again changes nothing."""
+        return item
+
+    def split(self, streams: Sequence[Iterable[Item]], counts: dict[str, int]) -> Iterator[tuple[str, Item]]:
+        """The split and the cleaned form of every item that is kept: those with text, each once.
+
+        Where validation has items of its own, they come first and are left out of training.
+        Otherwise data.validation_fraction of the items is held out by a hash of their first text
+        (see `is_held_out`), so that translations of one sentence stay together.
+
+        Args:
+          counts: zeros under the names of `counted`, added to with every item of data.source.
+
+        Raises:
+          UserError: (at the end) a split has too few items.
+        """
+        *own, items = streams
+        data, sizes = self.data, dict.fromkeys(SPLITS, 0)
+        held_out: set[bytes] = set()
+        for digest, item in self._kept(own[0] if own else (), dict.fromkeys(self.counted, 0)):
+            held_out.add(digest)
+            sizes[VALIDATION] += 1
+            yield VALIDATION, item
+        for digest, item in self._kept(items, counts):
+            if digest in held_out:
+                counts["in_both_splits"] += 1
+                continue
+            chosen = not own and is_held_out(item[0], data.validation_fraction, data.seed, self.split_purpose)
+            split = VALIDATION if chosen else TRAIN
+            sizes[split] += 1
+            yield split, item
+        self._check_sizes(sizes, counts)
+
+    def _check_sizes(self, sizes: Mapping[str, int], counts: Mapping[str, int]) -> None:
+        for split, size in sizes.items():
+            if size < self.min_items:
+                own = split == VALIDATION and getattr(self.data, "validation_source", "")
+                source = f"data.validation_source = {own!r}" if own else f"data.source = {self.data.source!r}"
+                words = ", ".join(f"{count} {name}" for name, count in counts.items())
+                raise UserError(
+                    f"{source} leaves {size} {self.items} for {split}, which needs {self.min_items} ({words}, "
+                    f"data.validation_fraction = {self.data.validation_fraction}); give more {self.items}, or change "
+                    "data.validation_fraction or data.seed"
+                )
+
+    def _kept(self, items: Iterable[Item], counts: dict[str, int]) -> Iterator[tuple[bytes, Item]]:
+        """Every item with text, once, and a digest that equal items share. Takes about 100 bytes an
+        item.
+        """
+        seen: set[bytes] = set()
+        for item in items:
+            counts["read"] += 1
+            cleaned = self.clean(item)
+            if not all(cleaned):
+                counts["empty"] += 1
+                continue
+            digest = hashlib.blake2b("\n".join(cleaned).encode(), digest_size=16).digest()
+            if digest in seen:
+                counts["duplicates"] += 1
+                continue
+            seen.add(digest)
+            yield digest, cleaned
+
+    @abc.abstractmethod
+    def new_tokenizer(self, texts: Iterable[str], log: Log) -> TokenizerT:
+        """The vocabulary that the config names, or one trained on `texts`.
+
+        Args:
+          texts: those of the training split. They may be read twice.
+        """
+
+    @abc.abstractmethod
+    def read_tokenizer(self, path: epath.PathLike) -> TokenizerT:
+        """The vocabulary of a file. Raises UserError where it does not fit the config."""
+
+    @abc.abstractmethod
+    def encode(
+        self, items: Sequence[Item], split: str, chunk: int, tokenizer: TokenizerT
+    ) -> tuple[dict[str, Examples], dict[str, Any]]:
+        """The examples of a chunk of items, and sums that those of other chunks are added to.
+
+        Args:
+          chunk: the number of the chunk in its split. A corpus in memory is chunk 0.
+
+        Returns:
+          groups of examples with equal shapes, by a name that the fingerprint includes; and
+          numbers or arrays.
+        """
+
+    @abc.abstractmethod
+    def summarize(self, sums: Mapping[str, Any], split: str, tokenizer: TokenizerT) -> tuple[dict[str, Any], float]:
+        """The sums of a split as plain numbers for people, and its unigram entropy.
+
+        Raises:
+          UserError: the split has no examples.
+        """
+
+    def given_tokenizer(self) -> TokenizerT:
+        """The vocabulary of data.vocab_path. Raises UserError where it does not fit the config."""
+        return self.read_tokenizer(expanded(self.data.vocab_path))
+
+    def fitting(self, tokenizer: TokenizerT, what: str) -> TokenizerT:
+        """The tokenizer. Raises UserError where it has more tokens than the model."""
+        if tokenizer.vocab_size > self.model.vocab_size:
+            raise UserError(
+                f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; set "
+                f"model.vocab_size to {tokenizer.vocab_size} or more"
+            )
+        return tokenizer
+
+    def load(self, saved_vocab: epath.PathLike | None = None) -> Corpus[TokenizerT]:
+        """Also opens the examples that `mhsh prepare` has made, with the vocabulary that they
+        have.
+        """
+        if saved_vocab is not None and not epath.Path(saved_vocab).exists():
+            raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
+        kind, _, folder = self.data.source.partition(":")
+        if kind == "arrayrecord" and folder:
+            return self._open_prepared(expanded(folder), saved_vocab)
+        counts = dict.fromkeys(self.counted, 0)
+        items: dict[str, list[Item]] = {split: [] for split in SPLITS}
+        for split, item in self.split(self.streams(), counts):
+            items[split].append(item)
+        if saved_vocab is None:
+            tokenizer = self.new_tokenizer([text for item in items[TRAIN] for text in item], lambda line: None)
+        else:
+            tokenizer = self.read_tokenizer(saved_vocab)
+        encoded = {split: self.encode(items[split], split, 0, tokenizer) for split in SPLITS}
+        summaries = {split: self.summarize(sums, split, tokenizer) for split, (_, sums) in encoded.items()}
+        named = {name: examples for groups, _ in encoded.values() for name, examples in groups.items()}
+        return Corpus(
+            task=self,
+            tokenizer=tokenizer,
+            train=ArrayTable([*encoded[TRAIN][0].values()]),
+            validation=ArrayTable([*encoded[VALIDATION][0].values()]),
+            fingerprint=fingerprint_of([tokenizer.fingerprint.encode()], named),
+            unigram_entropy=summaries[TRAIN][1],
+            counts=counts
+            | {"overlap": overlap(items[TRAIN], items[VALIDATION])}
+            | {split: plain for split, (plain, _) in summaries.items()},
+        )
+
+    def _open_prepared(self, folder: epath.Path, saved_vocab: epath.PathLike | None) -> Corpus[TokenizerT]:
+        """The examples of a prepared folder, read on demand.
+
+        Raises:
+          UserError: the folder is unfinished or damaged, its examples or vocabulary are not those
+            of the config or the run, or the config sets what the preparation has decided.
+        """
+        for name in _USED_BY_PREPARATION:
+            if value := getattr(self.data, name, ""):
+                raise UserError(
+                    f"data.{name} = {value!r}, but data.source = {self.data.source!r} has its own, from when it was prepared; "
+                    f"empty data.{name}"
+                )
+        train, validation = (open_table(folder / split) for split in (TRAIN, VALIDATION))
+        # The index of translation does not name its objective.
+        meta = {"objective": "translation"} | train.meta
+        for name, value in ({"model.objective": self.model.objective} | self.layout()).items():
+            prepared = meta[name.partition(".")[2]]
+            if prepared != value:
+                raise UserError(
+                    f"{folder} was prepared with {name} = {prepared!r}, not {value!r}; set it to that, or prepare again into "
+                    "another folder"
+                )
+        path = folder / self.vocab_file
+        tokenizer = self.read_tokenizer(path)
+        if saved_vocab is not None and self.read_tokenizer(saved_vocab).fingerprint != tokenizer.fingerprint:
+            raise UserError(f"{path} is not the vocabulary of the run, {saved_vocab}; put back the folder the run began with")
+        parts = (tokenizer.fingerprint, train.fingerprint, validation.fingerprint)
+        return Corpus(
+            task=self,
+            tokenizer=tokenizer,
+            train=train,
+            validation=validation,
+            fingerprint=hashlib.sha256(" ".join(parts).encode()).hexdigest(),
+            unigram_entropy=train.meta["unigram_entropy"],
+            counts=train.meta["counts"],
+        )

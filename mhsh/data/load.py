@@ -1,45 +1,43 @@
-"""The corpus that a config asks for, by its data section, and the vocabulary of a run."""
+"""The task that a config describes, its corpus, and the vocabulary of a run."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from etils import epath
 
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, SpanDataConfig, TranslationDataConfig
-from mhsh.data.corpus import Corpus
-from mhsh.data.fine_tuning import classification, spans
-from mhsh.data.pretraining import corpus as pretraining
+from mhsh.data.corpus import Corpus, Task
+from mhsh.data.fine_tuning.classification import ClassificationTask
+from mhsh.data.fine_tuning.spans import SpanTask
 from mhsh.data.pretraining.task import PretrainingTask
-from mhsh.data.tokenizers.subword import SubwordTokenizer, load_subword
+from mhsh.data.tokenizers.subword import SubwordTokenizer
 from mhsh.data.tokenizers.wordpiece import Tokenizer
-from mhsh.data.translation import corpus as translation
+from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder, vocab_file
 
 
-def load_corpus(config: Config, saved: epath.PathLike | None) -> Corpus:
-    """Reads data.source and makes the examples of both splits.
-
-    Equal configs and text give equal corpora in every process.
-
-    Args:
-      saved: the run folder with the vocabulary of this run, under the name `vocab_file` gives.
-        None: there is none yet. Then it is that of data.vocab_path, or trained on the training
-        split alone.
-
-    Raises:
-      UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a
-        split without examples.
-    """
-    saved_vocab = epath.Path(saved) / vocab_file(config) if saved is not None else None
+def task_of(config: Config) -> Task[Any]:
+    """The task of the config's data section."""
     match config.data:
         case TranslationDataConfig():
-            return translation.load_translation(config.model, config.data, saved_vocab)
+            return TranslationTask(config.model, config.data)
         case ClassificationDataConfig():
-            return classification.load_classification(config.model, config.data, saved_vocab)
+            return ClassificationTask(config.model, config.data)
         case SpanDataConfig():
-            return spans.load_spans(config.model, config.data, saved_vocab)
+            return SpanTask(config.model, config.data)
         case DataConfig():
-            return pretraining.load_pretraining(config.model, config.data, saved_vocab)
+            return PretrainingTask(config.model, config.data)
+
+
+def load_corpus(config: Config, saved: epath.PathLike | None) -> Corpus[Any]:
+    """The corpus of a config; see `Task.load`.
+
+    Args:
+      saved: the run folder with the vocabulary of this run. None: there is none yet.
+    """
+    return task_of(config).load(epath.Path(saved) / vocab_file(config) if saved is not None else None)
 
 
 def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordTokenizer:
@@ -48,15 +46,11 @@ def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordToke
     Raises:
       UserError: it is another run, or its vocabulary is missing, damaged or of another run.
     """
+    task = task_of(config)
+    if not isinstance(task, PretrainingTask | TranslationTask):
+        raise UserError(
+            f"{folder.path} is a run of model.objective = {config.model.objective!r}, for a task's examples: see mhsh predict"
+        )
     path = folder.path / vocab_file(config)
-    match config.data:
-        case DataConfig():
-            folder.check_vocabulary(config)
-            return PretrainingTask(config.model, config.data).read_tokenizer(path)
-        case TranslationDataConfig():
-            folder.check_vocabulary(config)
-            return load_subword(path)
-        case _:
-            raise UserError(
-                f"{folder.path} is a run of model.objective = {config.model.objective!r}, for a task's examples: see mhsh predict"
-            )
+    folder.check_vocabulary(config)
+    return task.read_tokenizer(path)

@@ -7,6 +7,7 @@ same function runs everywhere, and the result does not depend on which process r
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -44,24 +45,17 @@ def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> N
         return
     context = multiprocessing.get_context("spawn")
     end, stop = context.Pipe(duplex=False)
-    remaining = iter(chunks)
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (work, end))
-    running: dict[concurrent.futures.Future[None], int] = {}
     try:
-        while True:
-            # Chunks are taken one at a time, so that `chunks` may be endless.
-            while len(running) < workers and (chunk := next(remaining, None)) is not None:
-                running[_submit(pool, chunk)] = chunk
-            if not running:
-                return
-            finished, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in finished:
-                future.result()
-                done(running.pop(future))
+        with _without_interrupts():
+            running = {pool.submit(_run_chunk, chunk): chunk for chunk in chunks}
+        for future in concurrent.futures.as_completed(running):
+            future.result()
+            done(running[future])
     except BrokenProcessPool as error:
         raise UserError(
-            f"a worker process was killed (in work: chunk {', '.join(map(str, running.values()))}), perhaps by the system for "
-            "want of memory; run the same command again to resume, with fewer --workers if memory was short"
+            "a worker process was killed, perhaps by the system for want of memory; run the same command again to resume, with "
+            "fewer --workers if memory was short"
         ) from error
     finally:
         stop.close()
@@ -102,15 +96,16 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _submit(pool: concurrent.futures.ProcessPoolExecutor, chunk: int) -> concurrent.futures.Future[None]:
-    """Submits a chunk; a process that is started for it never sees Ctrl-C.
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started inside the `with` never see Ctrl-C.
 
     Ctrl-C reaches all processes of a terminal, and only this one is to handle it. A blocked signal
     stays blocked in a new process from its first moment.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return pool.submit(_run_chunk, chunk)
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

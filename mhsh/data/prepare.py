@@ -8,6 +8,7 @@ finished shards and ends with the same bytes.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import functools
@@ -25,7 +26,8 @@ import tokenizers
 from etils import epath
 
 from mhsh.bucket_lock import bucket_lock
-from mhsh.data.bucket_copies import names_in, upload, verify
+from mhsh.data.corpus import Log, StreamedTask
+from mhsh.data.local_shards import in_threads, reason, verify
 from mhsh.data.shards import (
     INDEX_FILE,
     Shard,
@@ -37,48 +39,67 @@ from mhsh.data.shards import (
     write_json,
     write_shard,
 )
-from mhsh.data.splits import SPLITS, TRAIN
 from mhsh.data.staging import Chunk, Staged, read_chunk, read_staged, source_fingerprint, stage
-from mhsh.data.tasks import Log, Task, TaskTokenizer
+from mhsh.data.tables import SPLITS, TRAIN
 from mhsh.errors import UserError
-from mhsh.files import cache_folder, clear_half_files, locked, read_object, replacing
+from mhsh.files import bucket_objects, cache_folder, clear_half_files, is_remote, locked, read_object, replacing
 
 _JOB_FILE = "prepare.json"
 _LOCK_FILE = ".prepare.lock"  # in a bucket
 _FORMAT = 2
 # Of the notes beside unfinished shards. Shards with notes of another format are written again.
 _NOTE_FORMAT = 2
+_UPLOAD_BYTES = 4 << 20  # in memory for each thread
 
 # Calls a function with each number of a range, anywhere: pool.run_chunks, or the same on Beam.
 RunChunks = Callable[[Callable[[int], None], range], None]
 
 
-def prepare(task: Task[Any], out: Path, per_shard: int, run: RunChunks, log: Log) -> dict[str, Any]:
+def prepare(task: StreamedTask[Any], out: epath.PathLike, per_shard: int, run: RunChunks, log: Log) -> dict[str, Any]:
     """Makes `out` hold the examples of a task, and keeps what is there already.
 
-    The bytes depend on `task`, its source and `per_shard` (items a shard) alone.
+    The bytes depend on `task`, its source and `per_shard` (items a shard) alone. Where `out` is in
+    a bucket, the examples are made in a folder of the cache, which resumes after a kill, and
+    uploaded when they are complete. Another machine begins anew and writes the same bytes.
 
     Returns:
       what was read and left out, and the counts of each split under its name.
 
     Raises:
-      UserError: whatever is wrong with the source or the vocabulary; `out` belongs to another job,
-        or its files are damaged.
+      UserError: whatever is wrong with the source, the vocabulary or the bucket; `out` belongs to
+        another job, or its files are damaged.
     """
-    job = _job(task, per_shard)
+    if per_shard < task.min_items:
+        raise UserError(f"--per-shard={per_shard} must be {task.min_items} or more")
+    # What decides the bytes, except the source's items.
+    job = {"format": _FORMAT, "tokenizers": tokenizers.__version__, f"{task.items}_per_shard": per_shard} | task.job()
+    if not is_remote(out):
+        return _prepare_folder(task, Path(out), job, per_shard, run, log)
+    target = epath.Path(out)
+    work = cache_folder() / "prepare" / _digest(job | {"out": str(target)})
+    with _claimed_in_bucket(target, job):
+        if _names_in(target).issuperset(f"{split}/{INDEX_FILE}" for split in SPLITS):
+            _check_finished(target, task, log)
+        else:
+            _prepare_folder(task, work, job, per_shard, run, log)
+            log(f"uploading the rows from {work}")
+            upload(work, target)
+        shutil.rmtree(work, ignore_errors=True)
+        return read_index(target / TRAIN)["meta"]["counts"]
+
+
+def _prepare_folder(
+    task: StreamedTask[Any], out: Path, job: Mapping[str, Any], per_shard: int, run: RunChunks, log: Log
+) -> dict[str, Any]:
     with _claimed(out, job):
-        if _is_complete(out):
-            log(f"{out} is finished; comparing it with its source and its hashes")
-            _check_source(out, task, StoredTable(out / TRAIN).meta["source_fingerprint"])
+        if all((out / split / INDEX_FILE).exists() for split in SPLITS):
+            _check_finished(out, task, log)
             _clear(out)
-            for split in SPLITS:
-                StoredTable(out / split).verify()
         else:
             staged = _stage(out, task, per_shard, log)
             tokenizer = _tokenizer(out, task, staged, log)
-            work = EncodeChunk(
-                out, task, staged.chunks, _digest(job | {"tokenizer": tokenizer.fingerprint, "note format": _NOTE_FORMAT})
-            )
+            digest = _digest({**job, "tokenizer": tokenizer.fingerprint, "note format": _NOTE_FORMAT})
+            work = EncodeChunk(out, task, staged.chunks, digest)
             log(f"encoding {len(staged.chunks)} chunks with {tokenizer.vocab_size} tokens")
             run(work, range(len(staged.chunks)))
             _write_indices(work, staged, tokenizer)
@@ -86,33 +107,15 @@ def prepare(task: Task[Any], out: Path, per_shard: int, run: RunChunks, log: Log
         return StoredTable(out / TRAIN).meta["counts"]
 
 
-def prepare_into_bucket(task: Task[Any], out: epath.Path, per_shard: int, run: RunChunks, log: Log) -> dict[str, Any]:
-    """As `prepare`, where `out` is in a bucket.
-
-    The examples are made in a folder of the cache, which resumes after a kill. They are uploaded
-    when they are complete, the indices last. Another machine begins anew and writes the same bytes.
-    """
-    job = _job(task, per_shard)
-    work = cache_folder() / "prepare" / _digest(job | {"out": str(out)})
-    with _claimed_in_bucket(out, job):
-        if names_in(out).issuperset(f"{split}/{INDEX_FILE}" for split in SPLITS):
-            log(f"{out} is finished; comparing it with its source and its hashes")
-            _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
-            for split in SPLITS:
-                verify(out / split)
-        else:
-            prepare(task, work, per_shard, run, log)
-            log(f"uploading the rows from {work}")
-            upload(work, out)
-        shutil.rmtree(work, ignore_errors=True)
-        return read_index(out / TRAIN)["meta"]["counts"]
-
-
-def _job(task: Task[Any], per_shard: int) -> dict[str, Any]:
-    """What decides the bytes, except the source's items."""
-    if per_shard < task.min_items:
-        raise UserError(f"--per-shard={per_shard} must be {task.min_items} or more")
-    return {"format": _FORMAT, "tokenizers": tokenizers.__version__, f"{task.items}_per_shard": per_shard} | task.job()
+def describe(counts: Mapping[str, Any]) -> Iterator[str]:
+    """What `prepare` returned in words: a line for the source and one for each split."""
+    for name, numbers in ({"source": counts} | {split: counts[split] for split in SPLITS}).items():
+        words = [
+            f"{key.replace('_', ' ')} {value:{',' if isinstance(value, int) else '.4f'}}"
+            for key, value in numbers.items()
+            if isinstance(value, int | float)
+        ]
+        yield f"{name}: {', '.join(words)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +123,7 @@ class EncodeChunk:
     """Writes the shard of a chunk, unless it is finished. Called with the index of the chunk."""
 
     out: Path
-    task: Task[Any]
+    task: StreamedTask[Any]
     chunks: tuple[Chunk, ...]
     job: str
 
@@ -144,25 +147,8 @@ class EncodeChunk:
 
 
 @functools.lru_cache(maxsize=1)
-def _cached_tokenizer(task: Task[Any], path: Path) -> Any:
+def _cached_tokenizer(task: StreamedTask[Any], path: Path) -> Any:
     return task.read_tokenizer(path)
-
-
-@dataclasses.dataclass(frozen=True)
-class _TrainingTexts:
-    """The texts of the training chunks, with one chunk in memory at a time. It can be iterated over
-    again.
-    """
-
-    out: Path
-    task: Task[Any]
-    chunks: tuple[Chunk, ...]
-
-    def __iter__(self) -> Iterator[str]:
-        for chunk in self.chunks:
-            if chunk.split == TRAIN:
-                for item in read_chunk(self.task, _staging(self.out), chunk):
-                    yield from item
 
 
 @contextlib.contextmanager
@@ -173,54 +159,61 @@ def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(locked(out))
-        except BlockingIOError:
-            raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
+    with _unless_in_use(out, lambda: locked(out)):
         clear_half_files(out)
         # A job whose source could not be read has left nothing; another may take its place.
         begun = path.exists() and (read_staged(_staging(out)) is not None or any((out / split).exists() for split in SPLITS))
-        if begun:
-            _check_job(out, read_object(path), job)
-        elif not path.exists() and any(out.iterdir()):
-            raise UserError(f"{out} is not empty and holds no prepared rows; choose another --out")
-        else:
-            write_json(path, job)
+        _take(out, job, begun, strange=not path.exists() and any(out.iterdir()))
         yield
 
 
 @contextlib.contextmanager
 def _claimed_in_bucket(out: epath.Path, job: Mapping[str, Any]) -> Iterator[None]:
-    """As `_claimed`. A bucket has no locks of the kernel's: see bucket_lock.py."""
+    """`_claimed` in a bucket, which has no locks of the kernel's: see bucket_lock.py."""
 
     def waiting() -> None:
         print(f"{out} is or was in use by another mhsh prepare; waiting up to a minute to see whether it still runs", flush=True)
 
     holder = {"host": socket.gethostname(), "process": os.getpid()}
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(bucket_lock(str(out / _LOCK_FILE), holder, waiting))
-        except BlockingIOError:
-            raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
-        names = names_in(out) - {_LOCK_FILE}
-        if names > {_JOB_FILE}:
-            _check_job(out, read_object(out / _JOB_FILE), job)
-        elif names - {_JOB_FILE}:
-            raise UserError(f"{out} is not empty and holds no prepared rows; choose another --out")
-        else:
-            write_json(out / _JOB_FILE, job)
+    with _unless_in_use(out, lambda: bucket_lock(str(out / _LOCK_FILE), holder, waiting)):
+        names = _names_in(out) - {_LOCK_FILE}
+        begun = names > {_JOB_FILE}
+        _take(out, job, begun, strange=not begun and bool(names - {_JOB_FILE}))
         yield
 
 
-def _check_job(out: Path | epath.Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    differing = [f"{name} is {there.get(name)!r} there, {value!r} here" for name, value in here.items() if there.get(name) != value]
+@contextlib.contextmanager
+def _unless_in_use(out: Path | epath.Path, lock: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock())
+        except BlockingIOError:
+            raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
+        yield
+
+
+def _take(out: Path | epath.Path, job: Mapping[str, Any], begun: bool, strange: bool) -> None:
+    """Writes the job into a folder that is not `begun`. One that is must be of this job."""
+    if strange:
+        raise UserError(f"{out} is not empty and holds no prepared rows; choose another --out")
+    if not begun:
+        write_json(out / _JOB_FILE, job)
+        return
+    old = read_object(out / _JOB_FILE)
+    differing = [f"{name} is {old.get(name)!r} there, {value!r} here" for name, value in job.items() if old.get(name) != value]
     if differing:
         raise UserError(f"{out} holds rows of another job ({'; '.join(differing)}); choose another --out, or that job's config")
 
 
-def _check_source(out: Path | epath.Path, task: Task[Any], there: str) -> None:
-    if source_fingerprint(task) != there:
+def _check_finished(out: Path | epath.Path, task: StreamedTask[Any], log: Log) -> None:
+    log(f"{out} is finished; comparing it with its source and its hashes")
+    _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
+    for split in SPLITS:
+        verify(out / split)
+
+
+def _check_source(out: Path | epath.Path, task: StreamedTask[Any], fingerprint: str) -> None:
+    if source_fingerprint(task) != fingerprint:
         raise UserError(
             f"{out} was begun with other {task.items} than data.source = {task.data.source!r} holds now; choose another --out"
         )
@@ -230,7 +223,7 @@ def _staging(out: Path) -> Path:
     return out / "staging"
 
 
-def _stage(out: Path, task: Task[Any], per_shard: int, log: Log) -> Staged:
+def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> Staged:
     folder = _staging(out)
     staged = read_staged(folder)
     if staged is not None:
@@ -247,7 +240,24 @@ def _stage(out: Path, task: Task[Any], per_shard: int, log: Log) -> Staged:
     return staged
 
 
-def _tokenizer(out: Path, task: Task[TaskTokenizer], staged: Staged, log: Log) -> TaskTokenizer:
+@dataclasses.dataclass(frozen=True)
+class _TrainingTexts:
+    """The texts of the training chunks, with one chunk in memory at a time. It can be iterated over
+    again.
+    """
+
+    out: Path
+    task: StreamedTask[Any]
+    chunks: tuple[Chunk, ...]
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self.chunks:
+            if chunk.split == TRAIN:
+                for item in read_chunk(self.task, _staging(self.out), chunk):
+                    yield from item
+
+
+def _tokenizer(out: Path, task: StreamedTask[Any], staged: Staged, log: Log) -> Any:
     path = out / task.vocab_file
     if not path.exists():
         tokenizer = task.new_tokenizer(_TrainingTexts(out, task, staged.chunks), log)
@@ -281,15 +291,52 @@ def _write_indices(work: EncodeChunk, staged: Staged, tokenizer: Any) -> None:
         write_index(out / split, shards[split], meta | {"unigram_entropy": summaries[split][1]})
 
 
-def _is_complete(out: Path) -> bool:
-    return all((out / split / INDEX_FILE).exists() for split in SPLITS)
-
-
 def _clear(out: Path) -> None:
     """Removes what only an unfinished preparation needs. After a kill the next start does it."""
     for split in SPLITS:
         clear_notes(out / split)
     shutil.rmtree(_staging(out), ignore_errors=True)
+
+
+def _names_in(folder: epath.Path) -> set[str]:
+    """The names of all objects in a folder of a bucket."""
+    try:
+        with bucket_objects(folder) as objects:
+            return {name.removeprefix(str(folder).removeprefix("gs://")).lstrip("/") for name in objects.find(str(folder))}
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {reason(error)}; check the bucket") from error
+
+
+def upload(folder: Path, out: epath.Path) -> None:
+    """Copies a finished prepared folder to a bucket, the indices last: training's after all else.
+
+    Objects that are there with the same bytes are left as they are.
+
+    Raises:
+      UserError: the bucket cannot be written to, or has other bytes afterwards.
+    """
+    last = [folder / split / INDEX_FILE for split in reversed(SPLITS)]
+    try:
+        with bucket_objects(out) as objects:
+            put = functools.partial(_upload_file, objects, folder, out)
+            in_threads(put, [path for path in folder.rglob("*") if path.is_file() and path not in last])
+            for path in last:
+                put(path)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {reason(error)}; check the bucket, and run the same command again") from error
+
+
+def _upload_file(objects: Any, folder: Path, out: epath.Path, path: Path) -> None:
+    target = str(out / path.relative_to(folder).as_posix())
+    with open(path, "rb") as file:
+        digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode()
+    if objects.exists(target) and objects.info(target).get("md5Hash") == digest:
+        return
+    # Not put_file: its request for small files loses a carriage return at their end.
+    with open(path, "rb") as file, objects.open(target, "wb", block_size=_UPLOAD_BYTES) as stored:
+        shutil.copyfileobj(file, stored)
+    if objects.info(target).get("md5Hash") != digest:
+        raise UserError(f"{target} has other bytes than {path}, from which it was written; run the same command again")
 
 
 def _digest(content: Mapping[str, Any]) -> str:

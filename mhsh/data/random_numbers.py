@@ -1,12 +1,14 @@
-"""Random numbers and permutations without state, for whole arrays at once.
+"""Seeds, held-out texts, random numbers and permutations, all without state.
 
-The numbers of an example depend on its key alone, not on the batch or the process that it is in.
-A generator of numpy or grain would take some microseconds an example; here all examples of a batch
-are computed together.
+Whatever is drawn depends on data.seed and on what it is drawn for, not on the batch, the process or
+the order of the work. A generator of numpy or grain would take some microseconds an example; here
+the numbers of a whole batch are computed together.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 
 import numpy as np
@@ -16,13 +18,46 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 # More than Luby and Rackoff's four, as the halves are short.
 _ROUNDS = 6
 
+# What a seed is for; see `derived_seed`.
+DOCUMENT_SPLIT = 1
+TRAIN_PAIRS = 2
+VALIDATION_PAIRS = 3
+EXAMPLE_ORDER = 4
+MASKING = 5
+VALIDATION_MASKING = 6
+PAIR_SPLIT = 7
+BATCH_ORDER = 8
+NUMBERS = 9
+ARTICLE_SPLIT = 10
+
+
+def derived_seed(seed: int, purpose: int) -> int:
+    """A 32-bit seed for one purpose, unrelated to those of other purposes and other seeds."""
+    return int(np.random.SeedSequence((seed, purpose)).generate_state(1, np.uint32)[0])
+
+
+@functools.cache
+def hash_key(seed: int, purpose: int) -> bytes:
+    """The key of a hash that decides what is held out."""
+    return derived_seed(seed, purpose).to_bytes(4, "little")
+
+
+def is_held_out(text: str, fraction: float, seed: int, purpose: int) -> bool:
+    """Whether a text belongs to validation, by a hash of the text and of (seed, purpose).
+
+    About `fraction` of all texts do. The side of a text does not depend on other texts, equal texts
+    stay together, and a corpus can be split while it is read.
+    """
+    digest = hashlib.blake2b(text.encode("utf-8"), key=hash_key(seed, purpose), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < fraction * 2**64
+
 
 def keys(seed: int, *numbers: Integer[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
     """A key for every tuple (seed, first number, second number, ...); numbers from 0."""
-    found = _mixed(np.full(len(numbers[0]), seed, np.uint64))
+    mixed = _mixed(np.full(len(numbers[0]), seed, np.uint64))
     for values in numbers:
-        found = _mixed(found ^ (values.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
-    return found
+        mixed = _mixed(mixed ^ (values.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return mixed
 
 
 def random_bits(seeds: UInt64[np.ndarray, " B"], count: int) -> UInt64[np.ndarray, "B count"]:

@@ -25,7 +25,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from etils import epath
 from jaxtyping import Int64
 
-from mhsh.data.tables import ExampleGroup, Examples, Table, num_examples, put_together
+from mhsh.data.tables import ExampleGroup, Examples, Table, num_examples
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, clear_half_files, read_object, replacing, write_atomically
 
@@ -147,8 +147,8 @@ def write_json(path: epath.PathLike, content: Mapping[str, Any]) -> None:
 class StoredTable(Table):
     """The table in a folder. Opening it compares the sizes and counts of all shards with the index.
 
-    It may be sent to other processes. A file is opened when its first example is read and then
-    stays open, at about 50 bytes an example, which the library keeps of where they lie.
+    A file is opened when its first example is read and then stays open, at about 50 bytes an
+    example, which the library keeps of where they lie.
 
     Raises:
       UserError: the index is missing or damaged, or a shard (which is named) is missing or differs
@@ -163,69 +163,37 @@ class StoredTable(Table):
         self.shards = shards_of(index)
         for shard in self.shards:
             _check_size_and_count(self.folder / shard.name, shard)
-        self.groups = [group for shard in self.shards for group in shard.groups]
-        self._group_ends = np.cumsum([group.count for group in self.groups], dtype=np.int64)
+        groups = [group for shard in self.shards for group in shard.groups]
+        types = [_record_type(index["fields"], group.shapes) for group in groups]
+        self._types = list(dict.fromkeys(types))
+        super().__init__(groups, [self._types.index(kind) for kind in types])
         counts = np.array([shard.count for shard in self.shards], np.int64)
         self._shard_ends = np.cumsum(counts)
         self._shard_starts = self._shard_ends - counts
-        layouts = [_layout(index["fields"], group.shapes) for group in self.groups]
-        self._layouts = [layout for number, layout in enumerate(layouts) if layout not in layouts[:number]]
-        self._layout_of_group = np.array([self._layouts.index(layout) for layout in layouts], np.int64)
-        self._readers = _Readers([self.folder / shard.name for shard in self.shards])
+        self._readers: list[ArrayRecordReader | None] = [None] * len(self.shards)
+        self._lock = threading.Lock()
 
-    def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
-        """As `Table.take`."""
-        records = self._records(numbers)
-        layout_of = self._layout_of_group[self._group_ends.searchsorted(numbers, "right")]
-        parts = []
-        for layout in np.unique(layout_of).tolist() or [0]:
-            chosen = np.flatnonzero(layout_of == layout)
-            parts.append((chosen, _decoded([records[index] for index in chosen.tolist()], self._layouts[layout])))
-        return put_together(parts, length)
-
-    def _records(self, numbers: Int64[np.ndarray, " n"]) -> list[bytes]:
+    def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
         shards = self._shard_ends.searchsorted(numbers, "right")
         inside = numbers - self._shard_starts[shards]
-        found: list[bytes] = []
-        reads = {shard: self._readers[shard].read for shard in set(shards.tolist())}
+        records: list[bytes] = []
+        reads = {shard: self._reader(shard).read for shard in set(shards.tolist())}
         for shard, record in zip(shards.tolist(), inside.tolist(), strict=True):
             try:
                 # A range, as reading a list takes time in proportion to the examples of the file.
                 (content,) = reads[shard](record, record + 1)
             except (RuntimeError, ValueError, OSError) as error:
                 raise UserError(f"{self.folder / self.shards[shard].name} is damaged ({error}); {_REMEDY}") from error
-            found.append(content)
-        return found
+            records.append(content)
+        table = np.ndarray(len(records), self._types[kind], b"".join(records))
+        return {name: np.array(table[name]) for name in self._types[kind].names or ()}
 
-    def verify(self) -> None:
-        """Reads every byte. Raises UserError, naming the first shard whose SHA-256 differs from the
-        index.
-        """
-        for shard in self.shards:
-            check_sha256(self.folder, shard)
-
-
-class _Readers:
-    """The readers of files by number. Each is opened on its first use, and again in another
-    process.
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-        self._readers: list[ArrayRecordReader | None] = [None] * len(paths)
-        self._lock = threading.Lock()
-
-    def __getitem__(self, number: int) -> ArrayRecordReader:
-        reader = self._readers[number]
-        if reader is None:
-            with self._lock:
-                reader = self._readers[number]
-                if reader is None:
-                    reader = self._readers[number] = _reader(self._paths[number])
+    def _reader(self, shard: int) -> ArrayRecordReader:
+        with self._lock:
+            reader = self._readers[shard]
+            if reader is None:
+                reader = self._readers[shard] = _reader(self.folder / self.shards[shard].name)
         return reader
-
-    def __reduce__(self) -> tuple[type[_Readers], tuple[Sequence[Path]]]:
-        return _Readers, (self._paths,)
 
 
 def _reader(path: Path) -> ArrayRecordReader:
@@ -254,40 +222,21 @@ def _stored_dtype(values: np.ndarray) -> str:
     return str(values.dtype.newbyteorder("<").str)
 
 
+def _record_type(fields: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> np.dtype:
+    """The arrays of one example, one after the other without gaps."""
+    return np.dtype([(name, kind, shapes[name]) for name, kind in fields.items()])
+
+
 def _encoded(groups: Sequence[Examples], fields: Mapping[str, str]) -> Iterator[bytes]:
     for examples in groups:
-        if list(examples) != list(fields) or any(_stored_dtype(examples[name]) != dtype for name, dtype in fields.items()):
+        if {name: _stored_dtype(values) for name, values in examples.items()} != fields:
             raise ValueError("the groups of a shard differ in their arrays")
-        count = num_examples(examples)
-        columns = [
-            np.ascontiguousarray(examples[name], dtype).reshape(count, -1).view(np.uint8).reshape(count, -1)
-            for name, dtype in fields.items()
-        ]
-        for record in np.concatenate(columns, axis=1):
+        shapes = {name: values.shape[1:] for name, values in examples.items()}
+        records = np.empty(num_examples(examples), _record_type(fields, shapes))
+        for name, values in examples.items():
+            records[name] = values
+        for record in records:
             yield record.tobytes()
-
-
-# Name, dtype, offset in bytes, size in bytes and shape of each array in a record.
-_Layout = list[tuple[str, np.dtype, int, int, tuple[int, ...]]]
-
-
-def _layout(fields: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> _Layout:
-    layout, offset = [], 0
-    for name, kind in fields.items():
-        dtype = np.dtype(kind)
-        size = int(np.prod(shapes[name], dtype=np.int64)) * dtype.itemsize
-        layout.append((name, dtype, offset, size, shapes[name]))
-        offset += size
-    return layout
-
-
-def _decoded(records: Sequence[bytes], layout: _Layout) -> Examples:
-    size = sum(size for _, _, _, size, _ in layout)
-    table = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), size)
-    return {
-        name: np.ascontiguousarray(table[:, offset : offset + size]).view(dtype).reshape(len(records), *shape)
-        for name, dtype, offset, size, shape in layout
-    }
 
 
 def _to_json(shard: Shard) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mhsh.data.corpus import Item, StreamedTask
 from mhsh.data.shards import write_json
-from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, overlap
-from mhsh.data.tasks import Item, Task
+from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, read_object
 
@@ -48,7 +48,7 @@ class Staged:
     counts: dict[str, Any]
 
 
-def source_fingerprint(task: Task[Any]) -> str:
+def source_fingerprint(task: StreamedTask[Any]) -> str:
     """SHA-256, in hex, over every item as it is in the source."""
     digest = hashlib.sha256()
     for stream in task.streams():
@@ -56,7 +56,7 @@ def source_fingerprint(task: Task[Any]) -> str:
     return digest.hexdigest()
 
 
-def stage(task: Task[Any], folder: Path, items_per_chunk: int) -> Staged:
+def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged:
     """Reads and splits the source, and writes the chunks into the empty `folder`.
 
     Memory holds one chunk of each split at a time, and eight bytes of each item.
@@ -65,7 +65,7 @@ def stage(task: Task[Any], folder: Path, items_per_chunk: int) -> Staged:
       UserError: whatever is wrong with the source, or a split with too few items.
     """
     digest = hashlib.sha256()
-    counts = task.new_counts()
+    counts = dict.fromkeys(task.counted, 0)
     hashes = {split: array("q") for split in SPLITS}
     files = {split: _ChunkFiles(folder, split, items_per_chunk, task.min_items) for split in SPLITS}
     for split, item in task.split([_hashed(stream, digest) for stream in task.streams()], counts):
@@ -75,7 +75,7 @@ def stage(task: Task[Any], folder: Path, items_per_chunk: int) -> Staged:
         files[split].close()
     chunks = tuple(chunk for split in SPLITS for chunk in files[split].chunks)
     both = {"overlap": overlap(hashes[TRAIN], hashes[VALIDATION])}
-    staged = Staged(digest.hexdigest(), chunks, dataclasses.asdict(counts) | both)
+    staged = Staged(digest.hexdigest(), chunks, counts | both)
     write_json(folder / _STAGED_FILE, dataclasses.asdict(staged))
     return staged
 
@@ -90,7 +90,7 @@ def read_staged(folder: Path) -> Staged | None:
     return Staged(content["source"], tuple(Chunk(**chunk) for chunk in content["chunks"]), content["counts"])
 
 
-def read_chunk(task: Task[Any], folder: Path, chunk: Chunk) -> list[Item]:
+def read_chunk(task: StreamedTask[Any], folder: Path, chunk: Chunk) -> list[Item]:
     """The items of a chunk. Raises UserError where its file has changed."""
     path = folder / chunk.name
     try:
@@ -102,12 +102,12 @@ def read_chunk(task: Task[Any], folder: Path, chunk: Chunk) -> list[Item]:
     return items_in(task, content.decode("utf-8"))
 
 
-def item_text(task: Task[Any], item: Item) -> str:
+def item_text(task: StreamedTask[Any], item: Item) -> str:
     """An item as text in a chunk's file."""
     return _SEPARATOR.join(item) + task.item_end
 
 
-def items_in(task: Task[Any], content: str) -> list[Item]:
+def items_in(task: StreamedTask[Any], content: str) -> list[Item]:
     """The items in the text of a chunk's file."""
     return [tuple(text.split(_SEPARATOR, task.item_size - 1)) for text in content.split(task.item_end)[:-1]]
 

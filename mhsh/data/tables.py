@@ -1,14 +1,16 @@
-"""Tables of examples, in memory or on disk: named arrays that share their first axis."""
+"""Tables of examples: named arrays that share their first axis, and what is measured of them."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, Integer
+
+TRAIN, VALIDATION = SPLITS = ("train", "validation")
 
 Examples = dict[str, np.ndarray]  # arrays that share their first axis: one index of it is one example
 
@@ -24,13 +26,16 @@ class ExampleGroup:
 class Table(abc.ABC):
     """Examples by their number, counted from 0. Threads may share it."""
 
-    groups: Sequence[ExampleGroup]  # all examples, in the order of their numbers
+    def __init__(self, groups: Sequence[ExampleGroup], kinds: Sequence[int]) -> None:
+        """The examples of groups with the same `kind` are read together: their shapes are equal."""
+        self.groups = groups  # all examples, in the order of their numbers
+        self.group_ends = np.cumsum([group.count for group in groups], dtype=np.int64)
+        self._kinds = np.array(kinds, np.int64)
 
     def __len__(self) -> int:
         """The number of examples."""
         return sum(group.count for group in self.groups)
 
-    @abc.abstractmethod
     def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
         """The examples with these numbers, in this order.
 
@@ -42,6 +47,16 @@ class Table(abc.ABC):
           ValueError: `length` is None and the examples differ in their shapes.
           UserError: a file of the table is damaged.
         """
+        kinds = self._kinds[self.group_ends.searchsorted(numbers, "right")]
+        parts = []
+        for kind in np.unique(kinds).tolist() or [0]:
+            chosen = np.flatnonzero(kinds == kind)
+            parts.append((chosen, self._read(numbers[chosen], kind)))
+        return put_together(parts, length)
+
+    @abc.abstractmethod
+    def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
+        """The examples with these numbers, all of one kind."""
 
     def all(self) -> Examples:
         """All examples, which must have equal shapes."""
@@ -52,21 +67,14 @@ class ArrayTable(Table):
     """A table in memory, made of groups of examples with different shapes."""
 
     def __init__(self, groups: Sequence[Examples]) -> None:
-        self._groups = groups
-        self.groups = [
-            ExampleGroup(num_examples(group), {name: values.shape[1:] for name, values in group.items()}) for group in groups
-        ]
-        self._ends = np.cumsum([group.count for group in self.groups])
+        self._arrays = groups
+        shapes = [{name: values.shape[1:] for name, values in group.items()} for group in groups]
+        counted = [ExampleGroup(num_examples(group), shape) for group, shape in zip(groups, shapes, strict=True)]
+        super().__init__(counted, range(len(groups)))
 
-    def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
-        """As `Table.take`."""
-        group_of = self._ends.searchsorted(numbers, "right")
-        parts = []
-        for group in np.unique(group_of).tolist() or [0]:
-            chosen = np.flatnonzero(group_of == group)
-            inside = numbers[chosen] - (self._ends[group] - self.groups[group].count)
-            parts.append((chosen, {name: values[inside] for name, values in self._groups[group].items()}))
-        return put_together(parts, length)
+    def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
+        inside = numbers - (self.group_ends[kind] - self.groups[kind].count)
+        return {name: values[inside] for name, values in self._arrays[kind].items()}
 
 
 def num_examples(examples: Examples) -> int:
@@ -107,3 +115,36 @@ def fingerprint_of(vocabulary: Iterable[bytes], tables: Mapping[str, Examples]) 
             digest.update(f"{table}/{name} {values.shape} {values.dtype.str}\n".encode())
             digest.update(values.data)
     return digest.hexdigest()
+
+
+def overlap(train: Iterable[Hashable], validation: Sequence[Hashable]) -> dict[str, int]:
+    """The `count` of the validation examples that are training examples too, `of` all. Examples may
+    be given as their hashes.
+    """
+    both = set(validation).intersection(train)
+    return {"count": sum(example in both for example in validation), "of": len(validation)}
+
+
+def format_overlap(both: Mapping[str, int]) -> str:
+    """What is wrong with the validation data, given their `overlap`; empty: nothing."""
+    if not both["count"]:
+        return ""
+    return (
+        f"{both['count']:,} of {both['of']:,} validation examples are also training examples: on these the validation loss says "
+        "nothing about new text"
+    )
+
+
+def unigram_entropy(tokens: Integer[np.ndarray, ...]) -> float:
+    """The entropy -sum p ln p, in nats per token, of the frequencies p of the ids in `tokens`.
+
+    It is the lowest loss, on these tokens, of a model that predicts the same distribution
+    everywhere.
+    """
+    return entropy_of_counts(np.bincount(tokens.reshape(-1)))
+
+
+def entropy_of_counts(counts: Integer[np.ndarray, " V"]) -> float:
+    """`unigram_entropy`, given how often every id occurs."""
+    frequencies = counts[counts > 0] / max(1, counts.sum())
+    return float(-(frequencies * np.log(frequencies)).sum())

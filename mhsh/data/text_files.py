@@ -43,13 +43,13 @@ def matching_files(pattern: str, whose: str) -> list[epath.Path]:
 def _matching_objects(pattern: str, whose: str) -> list[epath.Path]:
     try:
         with bucket_objects(pattern) as objects:
-            found = objects.glob(pattern, detail=True)
+            matches = objects.glob(pattern, detail=True)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     # An object whose name ends with a slash stands for a folder.
-    return [epath.Path(f"gs://{name}") for name, info in found.items() if info["type"] == "file" and not name.endswith("/")]
+    return [epath.Path(f"gs://{name}") for name, info in matches.items() if info["type"] == "file" and not name.endswith("/")]
 
 
 @contextlib.contextmanager
@@ -92,6 +92,25 @@ def read_lines(path: str | None) -> list[str]:
     """
     lines = _decoded(sys.stdin.buffer, "standard input") if path is None else text_lines(path)
     return [line.removesuffix("\r") for line in lines]
+
+
+def read_vocabulary(path: epath.PathLike, form: str) -> str:
+    """The text of a vocabulary. Raises UserError: it cannot be read, or is not UTF-8.
+
+    Args:
+      form: the file name that such vocabularies have, for the error.
+    """
+    try:
+        with opened(path) as file:
+            return file.read().decode("utf-8")
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no vocabulary at {path}; name a {form} that exists, or empty data.vocab_path to train one"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"the vocabulary {path} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _decoded(raw: Iterable[bytes], name: str) -> Iterator[str]:

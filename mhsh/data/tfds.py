@@ -27,12 +27,6 @@ _TEXT = "text"
 _RECORDS_PER_READ = 1024
 
 
-class _Name(NamedTuple):
-    dataset: str
-    split: str
-    direction: str | None
-
-
 class PreparedSplit(NamedTuple):
     """One split of a data set, or a slice of it."""
 
@@ -84,10 +78,10 @@ def open_split(name: str) -> PreparedSplit:
     Raises:
       UserError: the data set is not prepared here, it has no such split, or the split is empty.
     """
-    parsed = _parse(name)
-    if parsed.direction is not None:
-        raise UserError(f"tfds:{name}: {parsed.direction} is only for sentence pairs; write tfds:DATASET[:SPLIT]")
-    return _open(name, parsed)
+    split, direction = _open(name)
+    if direction is not None:
+        raise UserError(f"tfds:{name}: {direction} is only for sentence pairs; write tfds:DATASET[:SPLIT]")
+    return split
 
 
 def read_texts(name: str) -> Iterator[str]:
@@ -115,36 +109,45 @@ def read_pairs(name: str) -> Iterator[tuple[str, str]]:
     Raises:
       UserError: as in `open_split` and `PreparedSplit.records`, or the data set lacks a language.
     """
-    parsed = _parse(name)
-    split = _open(name, parsed)
-    source, target = _languages(name, parsed.direction, [*split.features])
+    split, direction = _open(name)
+    source, target = _languages(name, direction, list(split.features))
     for record in split.records(source, target):
         yield record[source], record[target]
 
 
-def _parse(name: str) -> _Name:
+def _languages(name: str, direction: str | None, languages: Sequence[str]) -> tuple[str, str]:
+    if direction is not None:
+        source, target = direction.split("-")
+    elif len(languages) == 2 and _SOURCE_LANGUAGE in languages:
+        source, (target,) = _SOURCE_LANGUAGE, [language for language in languages if language != _SOURCE_LANGUAGE]
+    else:
+        raise UserError(f"tfds:{name} has {', '.join(languages)}; name two of them, as in tfds:DATASET:SPLIT:SOURCE-TARGET")
+    for language in (source, target):
+        if language not in languages:
+            raise UserError(f"tfds:{name}: there is no language {language!r}; allowed: {', '.join(languages)}")
+    return source, target
+
+
+def _open(name: str) -> tuple[PreparedSplit, str | None]:
+    """The split that a name stands for, and the direction in it."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
             f"tfds:{name} is not a name of a data set; write DATASET[:SPLIT[:SOURCE-TARGET]], such as tfds:wmt14_translate/de-en, "
             "tfds:wmt14_translate/de-en:validation:en-de or tfds:wikipedia/20230601.en:train[:10%]"
         )
-    return _Name(match["dataset"], match["split"] or _DEFAULT_SPLIT, match["direction"])
-
-
-def _open(name: str, parsed: _Name) -> PreparedSplit:
-    builder = _builder(parsed.dataset)
-    whole = parsed.split.partition("[")[0]
+    builder, split = _builder(match["dataset"]), match["split"] or _DEFAULT_SPLIT
+    whole = split.partition("[")[0]
     if whole not in builder.info.splits:
         raise UserError(f"tfds:{name}: there is no split {whole!r}; allowed: {', '.join(builder.info.splits)}")
     try:
-        count = builder.info.splits[parsed.split].num_examples
+        count = builder.info.splits[split].num_examples
     except ValueError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"tfds:{name}: {reason}; write a slice as in {whole}[:1000] or {whole}[:10%]") from error
     if not count:
-        raise UserError(f"tfds:{name}: {parsed.split} has no records; name a larger part")
-    return PreparedSplit(name, builder, parsed.split)
+        raise UserError(f"tfds:{name}: {split} has no records; name a larger part")
+    return PreparedSplit(name, builder, split), match["direction"]
 
 
 def _builder(dataset: str) -> Any:
@@ -158,19 +161,6 @@ def _builder(dataset: str) -> Any:
             f"tfds:{dataset} is not prepared in {constants.DATA_DIR}; run: tfds build {dataset} --file_format=array_record, or set "
             "TFDS_DATA_DIR to the folder that has it"
         ) from error
-
-
-def _languages(name: str, direction: str | None, languages: list[str]) -> tuple[str, str]:
-    if direction is not None:
-        source, target = direction.split("-")
-    elif len(languages) == 2 and _SOURCE_LANGUAGE in languages:
-        source, (target,) = _SOURCE_LANGUAGE, [language for language in languages if language != _SOURCE_LANGUAGE]
-    else:
-        raise UserError(f"tfds:{name} has {', '.join(languages)}; name two of them, as in tfds:DATASET:SPLIT:SOURCE-TARGET")
-    for language in (source, target):
-        if language not in languages:
-            raise UserError(f"tfds:{name}: there is no language {language!r}; allowed: {', '.join(languages)}")
-    return source, target
 
 
 def _records(name: str, builder: Any, split: str) -> Iterator[dict[str, Any]]:
@@ -206,5 +196,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+        return [_plain(item) for item in value]
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value

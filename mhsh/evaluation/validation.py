@@ -52,13 +52,13 @@ def classification_metrics(corpus: ClassificationCorpus, logits: Float[np.ndarra
 
     With several evaluation sets, each name begins with that of the set: matched_, mismatched_.
     """
-    predictions, labels = predicted_labels(corpus.task, logits), corpus.validation.all()["targets"]
+    predictions, labels = predicted_labels(corpus.glue, logits), corpus.validation.all()["targets"]
     metrics: dict[str, float] = {}
     start = 0
     for name, size in corpus.evaluation_sets.items():
         part = slice(start, start + size)
         prefix = f"{name.removeprefix('validation_')}_" if len(corpus.evaluation_sets) > 1 else ""
-        metrics |= {prefix + metric: value for metric, value in score_glue(corpus.task, labels[part], predictions[part]).items()}
+        metrics |= {prefix + metric: value for metric, value in score_glue(corpus.glue, labels[part], predictions[part]).items()}
         start += size
     return metrics
 

@@ -9,7 +9,7 @@ from etils import epath
 
 from mhsh.config.fields import format_differences
 from mhsh.config.schema import Config
-from mhsh.data.splits import format_overlap
+from mhsh.data.tables import format_overlap
 from mhsh.errors import UserError
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import Counters, RunFolder

@@ -17,7 +17,7 @@ from mhsh.data.batches import BatchPart, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.fine_tuning.classification import ClassificationCorpus
 from mhsh.data.fine_tuning.spans import SpanCorpus
-from mhsh.data.translation.corpus import TranslationCorpus
+from mhsh.data.translation.task import decoded_validation
 from mhsh.evaluation.validation import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq
@@ -65,7 +65,8 @@ class Validator:
         )
         self._step = lambda params, batch: compiled(batch)(params, batch)
         self._batches = corpus.validation_batches(config.train.batch_size, rows)
-        self._pairs = corpus.validation_pairs(decoding.num_sentences) if isinstance(corpus, TranslationCorpus) else []
+        is_translation = config.model.objective == "translation"
+        self._pairs = decoded_validation(corpus, decoding.num_sentences) if is_translation else []
 
     @property
     def num_batches(self) -> int:
@@ -85,7 +86,7 @@ class Validator:
         else:
             values = evaluate(self._step, params, batches)
         if self._pairs:
-            assert isinstance(corpus, TranslationCorpus) and isinstance(model, Seq2Seq)
+            assert isinstance(model, Seq2Seq)
             values |= translation_metrics(
                 model,
                 whole(params, self._mesh),

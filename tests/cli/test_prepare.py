@@ -53,8 +53,8 @@ def test_it_says_what_it_did_and_never_loads_jax(tmp_path):
     out = tmp_path / "out"
     lines = ran(translation_config(), out, workers=2, per_shard=700)
     assert lines[:3] == ["reading numbers:1500", "learning a bpe vocabulary", "encoding 4 chunks with 400 tokens"]
-    assert lines[3].startswith("pairs read 1,500: 0 empty, ") and lines[3].endswith(" duplicates, 0 left to validation")
-    assert lines[4].startswith("train: 1,") and lines[5].startswith("validation: 1,000 pairs (0 too long and ")
+    assert lines[3].startswith("source: read 1,500, empty 0, duplicates ") and lines[3].endswith(", in both splits 0")
+    assert lines[4].startswith("train: pairs 1,") and lines[5].startswith("validation: pairs 1,000, too long 0, unlike ")
     assert lines[6].endswith(f"train from it with --config.data.source=arrayrecord:{out}")
     assert lines[7:] == ["loaded:"]
     again = ran(translation_config(), out, workers=2, per_shard=700)
@@ -67,12 +67,12 @@ def test_it_prepares_documents_too(tmp_path):
     lines = ran(pretraining_config(source=source, vocab_size=100), out, workers=2, per_shard=None)
     assert lines[:2] == [f"reading {source}", "learning a wordpiece vocabulary"]
     assert re.fullmatch(r"encoding 2 chunks with \d+ tokens", lines[2])
-    assert lines[3] == "documents read 60: 0 empty, 0 duplicates"
+    assert lines[3] == "source: read 60, empty 0, duplicates 0"
     number = r"\d{1,3}(,\d{3})*"
-    counts = rf"{number} sentences \({number} cut\), {number} tokens in {number} rows, \d+\.\d% padding, 0 tokens dropped"
-    vocabulary = r"0\.000% of the text unknown, \d+\.\d% of the vocabulary used"
+    counts = rf"sentences {number}, cut sentences {number}, rows {number}, tokens {number}, dropped tokens 0"
+    shares = r"padding fraction 0\.\d{4}, unknown fraction 0\.0000, used vocabulary [01]\.\d{4}"
     for line, split in zip(lines[4:6], ("train", "validation"), strict=True):
-        assert re.fullmatch(rf"{split}: \d+ documents \(0 without a token left out\), {counts}; {vocabulary}", line)
+        assert re.fullmatch(rf"{split}: documents \d+, empty documents 0, {counts}, {shares}", line)
     assert lines[6].endswith(f"train from it with --config.data.source=arrayrecord:{out}")
     assert lines[7:] == ["loaded:"]
 

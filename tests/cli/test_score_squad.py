@@ -46,7 +46,7 @@ def test_a_process_of_its_own_prints_json_and_never_imports_jax(tmp_path: Path) 
     }
     done = mhsh_without_jax(*arguments[:3], predictions, *arguments[4:])
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"mhsh: {predictions}: the file has no 'data'; correct the data, or fetch them again\n"
+    assert done.stderr == f"mhsh: {predictions}: Object missing required field `data`; correct the data, or fetch them again\n"
 
 
 def test_version_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config, DataConfig, TranslationDataConfig, to_dict
+from mhsh.config.schema import Config, to_dict
+from mhsh.data import load
+from mhsh.data.corpus import StreamedTask
 from mhsh.data.pool import run_chunks
 from mhsh.data.prepare import prepare
-from mhsh.data.pretraining.task import PretrainingTask
-from mhsh.data.tasks import Task
-from mhsh.data.translation.task import TranslationTask
 from tests.conftest import ROOT, load_fields
 from tests.data.conftest import CONFIG
 
@@ -61,11 +60,10 @@ def pretraining_config(**fields: Any) -> Config:
     return from_dict({name: {key: fields.get(key, value) for key, value in section.items()} for name, section in CONFIG.items()})
 
 
-def task_of(config: Config) -> Task[Any]:
-    if isinstance(config.data, DataConfig):
-        return PretrainingTask(config.model, config.data)
-    assert isinstance(config.data, TranslationDataConfig)
-    return TranslationTask(config.model, config.data)
+def task_of(config: Config) -> StreamedTask[Any]:
+    task = load.task_of(config)
+    assert isinstance(task, StreamedTask)
+    return task
 
 
 def run_locally(workers: int, work: Callable[[int], None], chunks: range) -> None:

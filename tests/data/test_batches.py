@@ -14,10 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config
-from mhsh.data.batches import prefetched
-from mhsh.data.pretraining.corpus import PretrainingCorpus, load_pretraining
-from mhsh.data.seeds import derived_seed
+from mhsh.data.batches import Batches, prefetched
+from mhsh.data.corpus import Corpus
+from mhsh.data.pretraining.task import PretrainingTask
+from mhsh.data.random_numbers import derived_seed
 from mhsh.data.tables import Table
+from mhsh.data.tokenizers.wordpiece import Tokenizer
 
 LAYOUTS = {
     "pairs": {},
@@ -28,9 +30,9 @@ B = 7
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def loaded(request: pytest.FixtureRequest, make_config: Any, english_source: str) -> tuple[Config, PretrainingCorpus]:
+def loaded(request: pytest.FixtureRequest, make_config: Any, english_source: str) -> tuple[Config, Corpus[Tokenizer]]:
     config = make_config(**LAYOUTS[request.param], data__source=english_source, data__seed=3)
-    corpus = load_pretraining(config.model, config.data)
+    corpus = PretrainingTask(config.model, config.data).load()
     assert len(corpus.train) % B  # else an epoch would end with a step and prove less
     assert len(corpus.validation) % B
     return config, corpus
@@ -59,7 +61,7 @@ def original(batch: dict[str, np.ndarray], config: Config) -> np.ndarray:
     return inputs
 
 
-def test_keys_shapes_and_types(loaded: tuple[Config, PretrainingCorpus]) -> None:
+def test_keys_shapes_and_types(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
     config, corpus = loaded
     model, data = config.model, config.data
     places = (B, data.sequence_length)
@@ -82,7 +84,7 @@ def test_keys_shapes_and_types(loaded: tuple[Config, PretrainingCorpus]) -> None
         assert (train["weights"] == 1).all()
 
 
-def test_a_step_is_a_pure_function(loaded: tuple[Config, PretrainingCorpus], make_config: Any) -> None:
+def test_a_step_is_a_pure_function(loaded: tuple[Config, Corpus[Tokenizer]], make_config: Any) -> None:
     config, corpus = loaded
     steps = corpus.train_steps(B)
     expected = [digest(steps[k]) for k in range(20)]
@@ -91,13 +93,13 @@ def test_a_step_is_a_pure_function(loaded: tuple[Config, PretrainingCorpus], mak
     assert [digest(batch) for batch in prefetched(steps, 0, 20)] == expected
     assert [digest(batch) for batch in prefetched(steps, 11, 17)] == expected[11:17]  # as a resumed run reads
     assert list(prefetched(steps, 5, 5)) == []
-    reloaded = load_pretraining(config.model, config.data)
+    reloaded = PretrainingTask(config.model, config.data).load()
     assert reloaded.fingerprint == corpus.fingerprint
     again = reloaded.train_steps(B)
     assert [digest(again[k]) for k in range(20)] == expected
 
 
-def test_far_steps(loaded: tuple[Config, PretrainingCorpus]) -> None:
+def test_far_steps(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
     _, corpus = loaded
     steps = corpus.train_steps(B)
     far = 3_000_000
@@ -105,14 +107,16 @@ def test_far_steps(loaded: tuple[Config, PretrainingCorpus]) -> None:
     assert digest(steps[far]) != digest(steps[far + 1])
 
 
-def test_another_seed_another_order_and_masking(loaded: tuple[Config, PretrainingCorpus], make_config: Any) -> None:
+def test_another_seed_another_order_and_masking(loaded: tuple[Config, Corpus[Tokenizer]], make_config: Any) -> None:
     config, corpus = loaded
     other = replace(config.data, seed=config.data.seed + 1)
-    first, second = (part.train_steps(B)[0] for part in (corpus, dataclasses.replace(corpus, data=other)))
+    first, second = (
+        part.train_steps(B)[0] for part in (corpus, dataclasses.replace(corpus, task=PretrainingTask(config.model, other)))
+    )
     assert not np.array_equal(original(first, config), original(second, config))
 
 
-def test_every_row_once_an_epoch(loaded: tuple[Config, PretrainingCorpus]) -> None:
+def test_every_row_once_an_epoch(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
     """Also where an epoch ends inside a step: the stream of rows, not of steps, is what repeats."""
     config, corpus = loaded
     num_rows = len(corpus.train)
@@ -128,7 +132,7 @@ def test_every_row_once_an_epoch(loaded: tuple[Config, PretrainingCorpus]) -> No
 
 def test_masking_is_drawn_anew_each_epoch_and_hangs_on_the_row(make_config: Any, english_source: str) -> None:
     config = make_config(data__source=english_source, data__mask_fraction=0.3)
-    corpus = load_pretraining(config.model, config.data)
+    corpus = PretrainingTask(config.model, config.data).load()
     num_rows = len(corpus.train)
     epochs = {}
     # Another batch size shifts every row to another step and place; its masking must not care.
@@ -147,7 +151,7 @@ def test_masking_is_drawn_anew_each_epoch_and_hangs_on_the_row(make_config: Any,
 
 
 @pytest.mark.parametrize("slices", [[slice(0, 7)], [slice(0, 3), slice(3, 7)], [slice(n, n + 1) for n in range(7)]])
-def test_slices_of_processes_are_the_batch(loaded: tuple[Config, PretrainingCorpus], slices: list[slice]) -> None:
+def test_slices_of_processes_are_the_batch(loaded: tuple[Config, Corpus[Tokenizer]], slices: list[slice]) -> None:
     _, corpus = loaded
     for make in (corpus.train_steps, corpus.validation_batches):
         whole = make(B)
@@ -158,7 +162,7 @@ def test_slices_of_processes_are_the_batch(loaded: tuple[Config, PretrainingCorp
             assert digest(together) == digest(whole[k])
 
 
-def test_validation_is_fixed_and_counts_every_row_once(loaded: tuple[Config, PretrainingCorpus]) -> None:
+def test_validation_is_fixed_and_counts_every_row_once(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
     config, corpus = loaded
     rows = inputs_of(corpus.validation, config)
     batches = corpus.validation_batches(B)
@@ -177,7 +181,7 @@ def test_validation_is_fixed_and_counts_every_row_once(loaded: tuple[Config, Pre
     assert (everything["inputs_segmentation"].sum(1) >= 1).all()
 
 
-def test_validation_of_fewer_rows_than_a_batch(loaded: tuple[Config, PretrainingCorpus]) -> None:
+def test_validation_of_fewer_rows_than_a_batch(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
     _, corpus = loaded
     num_rows = len(corpus.validation)
     (batch,) = corpus.validation_batches(3 * num_rows)
@@ -185,7 +189,7 @@ def test_validation_of_fewer_rows_than_a_batch(loaded: tuple[Config, Pretraining
     assert (batch["weights"].sum(1) > 0).tolist() == [True] * num_rows + [False] * 2 * num_rows
 
 
-def test_an_iterator_left_early_can_be_closed(loaded: tuple[Config, PretrainingCorpus]) -> None:
+def test_an_iterator_left_early_can_be_closed(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
     _, corpus = loaded
     batches = prefetched(corpus.train_steps(B), 0, 1000)
     next(batches)
@@ -198,3 +202,10 @@ def test_seeds_differ_by_purpose_and_may_be_large() -> None:
     seeds = [derived_seed(seed, purpose) for seed in (0, 1, 2**63, 2**100) for purpose in range(1, 10)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_batches_are_a_sequence_that_ends() -> None:
+    batches = Batches(3, lambda number: {"number": np.array(number)})
+    assert [int(batch["number"]) for batch in batches] == [0, 1, 2]
+    with pytest.raises(IndexError, match="there is no batch 3 of 3"):
+        batches[3]

@@ -26,14 +26,14 @@ from pyarrow import parquet
 from mhsh import files
 from mhsh.bucket_lock import bucket_lock
 from mhsh.config.schema import to_dict
-from mhsh.data import verification
-from mhsh.data.bucket_copies import local_copy, upload
+from mhsh.data import local_shards
 from mhsh.data.fine_tuning.glue import find_file, find_task, read_glue
 from mhsh.data.fine_tuning.squad import read_squad
 from mhsh.data.load import load_corpus
-from mhsh.data.prepare import prepare_into_bucket
+from mhsh.data.local_shards import local_copy
+from mhsh.data.prepare import prepare, upload
+from mhsh.data.pretraining.sources import documents
 from mhsh.data.shards import StoredTable, read_index, shards_of, write_index
-from mhsh.data.sources import documents
 from mhsh.data.text_files import matching_files
 from mhsh.data.tokenizers.subword import load_subword
 from mhsh.data.tokenizers.wordpiece import load_wordpiece
@@ -91,7 +91,7 @@ def tree_in(bucket: str) -> dict[str, bytes]:
 
 def prepared_there(config, bucket: str, per_shard: int = 10**6):
     said: list[str] = []
-    summary = prepare_into_bucket(task_of(config), epath.Path(bucket), per_shard, lambda *work: run_locally(1, *work), said.append)
+    summary = prepare(task_of(config), epath.Path(bucket), per_shard, lambda *work: run_locally(1, *work), said.append)
     return summary, said
 
 
@@ -185,10 +185,10 @@ def test_copies_are_whole_or_made_again(bucket, tmp_path, english_source, capsys
     copy = local_copy(folder)
     assert copy == tmp_path / "cache" / "data" / read_index(folder)["fingerprint"]
     table = StoredTable(copy)
-    table.verify()
+    local_shards.verify(copy)
     with monkeypatch.context() as patched:  # what was compared when it was copied is not read again
-        patched.setattr(verification, "check_sha256", lambda folder, shard: pytest.fail(f"{shard.name} is read again"))
-        verification.verify_once(copy, table.shards)
+        patched.setattr(local_shards, "check_sha256", lambda folder, shard: pytest.fail(f"{shard.name} is read again"))
+        local_shards.verify_once(copy, table.shards)
     capsys.readouterr()
     before = tree(copy)
     kept = (copy / "00000.arrayrecord").stat().st_ino
@@ -215,7 +215,7 @@ def test_an_index_writes_nothing_outside_of_the_copy(bucket, tmp_path, english_s
 def test_one_process_of_a_machine_copies_and_the_others_wait(bucket, tmp_path, english_source):
     prepared_there(pretraining_config(source=english_source), f"{bucket}/out", 5)
     program = (
-        "import sys; from etils import epath; from mhsh.data.bucket_copies import local_copy; local_copy(epath.Path(sys.argv[1]))"
+        "import sys; from etils import epath; from mhsh.data.local_shards import local_copy; local_copy(epath.Path(sys.argv[1]))"
     )
     processes = [
         subprocess.Popen([sys.executable, "-c", program, f"{bucket}/out/train"], cwd=ROOT, stdout=-1, stderr=-1, text=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mhsh.data.shards import ZSTD, StoredTable, write_index, write_shard
-from mhsh.data.tables import ArrayTable, Examples, Table, fingerprint_of
+from mhsh.data.tables import ArrayTable, Examples, Table, fingerprint_of, format_overlap, overlap, unigram_entropy
 
 RNG = np.random.default_rng(3)
 
@@ -84,3 +87,24 @@ def test_a_fingerprint_covers_names_shapes_types_and_bytes() -> None:
     ]
     assert len(set(found)) == len(found)
     assert fingerprint_of([b"v"], {"train": dict(plain)}) == found[0]
+
+
+TEXTS = st.lists(st.sampled_from(["one", "two", "three", "four"]).map(lambda text: (text,)), max_size=6)
+
+
+@given(TEXTS, TEXTS)
+def test_an_overlap_counts_examples_as_often_as_they_are_validated(train, validation):
+    assert overlap(iter(train), validation) == {"count": sum(each in train for each in validation), "of": len(validation)}
+
+
+def test_an_overlap_in_words():
+    assert format_overlap({"count": 0, "of": 9}) == ""
+    assert format_overlap({"count": 10570, "of": 10570}).startswith(
+        "10,570 of 10,570 validation examples are also training examples: "
+    )
+
+
+def test_the_entropy_of_frequencies_by_hand() -> None:
+    # Frequencies 1/2, 1/4, 1/4: 1.5 bits.
+    assert unigram_entropy(np.array([[7, 7], [3, 9]])) == pytest.approx(1.5 * math.log(2), abs=1e-12)
+    assert unigram_entropy(np.array([4, 4, 4])) == 0

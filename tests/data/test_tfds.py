@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.data.sources import documents
-from mhsh.data.tfds import _languages, _parse
+from mhsh.data.pretraining.sources import documents
+from mhsh.data.tfds import _NAME, _languages, open_split
 from mhsh.data.translation.pairs import Pair, read_pairs
 from mhsh.errors import UserError
 from tests.conftest import ROOT
@@ -144,23 +144,24 @@ def test_what_is_not_there_is_named(prepared, source, complaint):
 @pytest.mark.parametrize(
     ("name", "parsed"),
     [
-        ("wmt14_translate/de-en", None),
-        ("wmt14_translate/de_en", ("wmt14_translate/de_en", "train", None)),
-        ("para_crawl:1.2.0", ("para_crawl:1.2.0", "train", None)),
+        ("wmt14_translate/de-en", ("wmt14_translate/de-en", None, None)),
+        ("wmt14_translate/de_en", ("wmt14_translate/de_en", None, None)),
+        ("para_crawl:1.2.0", ("para_crawl:1.2.0", None, None)),
         ("para_crawl:validation", ("para_crawl", "validation", None)),
         ("a/b:train[10%:20%]:de-en", ("a/b", "train[10%:20%]", "de-en")),
-        ("wikipedia/20230601.en", None),
+        ("wikipedia/20230601.en", ("wikipedia/20230601.en", None, None)),
         ("wikipedia/20230601.en:1.0.0:train[:1%]", ("wikipedia/20230601.en:1.0.0", "train[:1%]", None)),
     ],
 )
 def test_names(name, parsed):
-    assert _parse(name) == (parsed or (name, "train", None))
+    match = _NAME.fullmatch(name)
+    assert match is not None and match.groups() == parsed
 
 
 @pytest.mark.parametrize("name", ["", "a b", "wmt14_translate/de-en:train:en", "x:train:en-de:more"])
 def test_names_that_are_none(name):
     with pytest.raises(UserError, match=r"write DATASET\[:SPLIT\[:SOURCE-TARGET\]\]"):
-        _parse(name)
+        open_split(name)
 
 
 def test_the_direction_is_out_of_english_where_nothing_is_said():

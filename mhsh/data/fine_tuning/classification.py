@@ -1,114 +1,66 @@
-"""The corpus of a GLUE task: one or two texts an example, and a class or a score."""
+"""Fine-tuning on a task of GLUE: one or two texts an example, and a class or a score."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from etils import epath
 
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.entropy import unigram_entropy
-from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, corpus_fields, load_vocabulary
-from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_file, find_task, read_glue, read_prepared_glue
-from mhsh.data.splits import overlap
-from mhsh.data.tables import Examples
-from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.data.corpus import Corpus
+from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_task, read_splits
+from mhsh.data.fine_tuning.task import FineTuningTask, assemble, load_vocabulary
+from mhsh.data.tables import Examples, overlap, unigram_entropy
+from mhsh.data.tokenizers.wordpiece import Tokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
-
-_TSV = "tsv:"
-_TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ClassificationCorpus(FineTuningCorpus):
+class ClassificationCorpus(Corpus[WordPieceTokenizer]):
     """A task of GLUE. The validation examples are those of `evaluation_sets`, one set after the
     other.
     """
 
-    task: GlueTask
+    glue: GlueTask
     evaluation_sets: dict[str, int]  # the number of examples of each
-    cut_texts: int  # examples of both splits that were too long
-    overlap: dict[str, int]  # see splits.overlap; by the texts
-
-    def summary(self) -> dict[str, Any]:
-        """As `Corpus.summary`."""
-        return {
-            "task": self.task.name,
-            "vocab_size": self.tokenizer.vocab_size,
-            "unigram_entropy": self.unigram_entropy,
-            "train": {"rows": len(self.train)},
-            "validation": {"rows": len(self.validation), **self.evaluation_sets},
-            "cut_texts": self.cut_texts,
-            "overlap": self.overlap,
-        }
 
 
-def load_classification(
-    model: ModelConfig, data: ClassificationDataConfig, saved_vocab: epath.PathLike | None
-) -> ClassificationCorpus:
-    """Reads and encodes the examples of both splits.
+@dataclasses.dataclass(frozen=True)
+class ClassificationTask(FineTuningTask):
+    """One or two texts an example, and a class or a score."""
 
-    `unigram_entropy` is the lowest loss of a model that ignores the texts: the entropy of the
-    classes, or the variance of the scores.
+    data: ClassificationDataConfig
 
-    Raises:
-      UserError: whatever is wrong with the source, the vocabulary, or their fit to the config.
-    """
-    task = find_task(data.task)
-    if task.num_classes != model.num_classes:
-        raise UserError(f"model.num_classes = {model.num_classes}; allowed with data.task = {data.task!r}: {task.num_classes}")
-    tokenizer = load_vocabulary(model, data, saved_vocab)
-    train, sets = read_splits(task, data)
-    validation = [example for examples in sets.values() for example in examples]
-    train_examples, train_cut = encode_examples(train, tokenizer, model, data)
-    validation_examples, validation_cut = encode_examples(validation, tokenizer, model, data)
-    train_examples["targets"] = labels = _targets(task, train)
-    validation_examples["targets"] = _targets(task, validation)
-    return ClassificationCorpus(
-        data=data,
-        **corpus_fields(tokenizer, train_examples, validation_examples),
-        unigram_entropy=unigram_entropy(labels) if task.label_names else float(labels.var()),
-        task=task,
-        evaluation_sets={name: len(examples) for name, examples in sets.items()},
-        cut_texts=train_cut + validation_cut,
-        overlap=overlap((example.texts for example in train), [example.texts for example in validation]),
-    )
-
-
-def read_splits(task: GlueTask, data: ClassificationDataConfig) -> tuple[Sequence[GlueExample], dict[str, Sequence[GlueExample]]]:
-    """The training examples and those of every evaluation set, by name. All have labels.
-
-    Sources:
-      tsv:DIR: GLUE's original files, in a folder a task.
-      tfds:glue, tfds:glue:VERSION: the data set glue/TASK that TFDS has prepared.
-
-    Raises:
-      UserError: no such source, or whatever is wrong with it.
-    """
-    files = {"train": "train.tsv", **dict(task.evaluation_files)}
-    splits: dict[str, Sequence[GlueExample]]
-    if prepared := _TFDS.fullmatch(data.source):
-        splits = {name: read_prepared_glue(task, prepared["version"] or "", name) for name in files}
-    elif data.source.startswith(_TSV):
-        folder = data.source.removeprefix(_TSV)
-        splits = {name: _labelled(task, folder, file_name) for name, file_name in files.items()}
-    else:
-        raise UserError(
-            f"data.source = {data.source!r}; allowed with model.objective = 'classification': tsv:DIR, tfds:glue, tfds:glue:VERSION"
+    def load(self, saved_vocab: epath.PathLike | None = None) -> ClassificationCorpus:
+        """`unigram_entropy` is the lowest loss of a model that ignores the texts: the entropy of
+        the classes, or the variance of the scores.
+        """
+        model, data, glue = self.model, self.data, find_task(self.data.task)
+        if glue.num_classes != model.num_classes:
+            raise UserError(f"model.num_classes = {model.num_classes}; allowed with data.task = {data.task!r}: {glue.num_classes}")
+        tokenizer = load_vocabulary(model, data, saved_vocab)
+        train, sets = read_splits(glue, data.source)
+        validation = [example for examples in sets.values() for example in examples]
+        train_examples, train_cut = encode_examples(train, tokenizer, model, data)
+        validation_examples, validation_cut = encode_examples(validation, tokenizer, model, data)
+        train_examples["targets"] = labels = _targets(glue, train)
+        validation_examples["targets"] = _targets(glue, validation)
+        evaluation_sets = {name: len(examples) for name, examples in sets.items()}
+        return ClassificationCorpus(
+            **self.corpus_fields(tokenizer, train_examples, validation_examples),
+            unigram_entropy=unigram_entropy(labels) if glue.label_names else float(labels.var()),
+            counts={
+                "task": glue.name,
+                "train": {"rows": len(train)},
+                "validation": {"rows": len(validation), **evaluation_sets},
+                "cut_texts": train_cut + validation_cut,
+                "overlap": overlap((example.texts for example in train), [example.texts for example in validation]),
+            },
+            glue=glue,
+            evaluation_sets=evaluation_sets,
         )
-    return splits.pop("train"), splits
-
-
-def _labelled(task: GlueTask, folder: str, file_name: str) -> Sequence[GlueExample]:
-    path = find_file(task, folder, file_name)
-    examples = read_glue(task, path)
-    if examples[0].label is None:
-        raise UserError(f"{path} has no column {task.label_column!r}; give the file with labels")
-    return examples
 
 
 def encode_examples(

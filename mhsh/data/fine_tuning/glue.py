@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from etils import epath
@@ -17,6 +17,8 @@ from mhsh.files import expanded, opened, write_new
 
 MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
 _INDEX = re.compile(r"[0-9]{1,18}")  # no file has more examples
+_TSV = "tsv:"
+_TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
 _TFDS_LABEL, _TFDS_INDEX = "label", "idx"
 _SUBMISSION_HEADER = "index\tprediction"
 
@@ -144,6 +146,33 @@ def find_task(name: str) -> GlueTask:
     return task
 
 
+def read_splits(task: GlueTask, source: str) -> tuple[Sequence[GlueExample], dict[str, Sequence[GlueExample]]]:
+    """The training examples and those of every evaluation set, by name. All have labels.
+
+    Sources:
+      tsv:DIR: GLUE's original files, in a folder a task.
+      tfds:glue, tfds:glue:VERSION: the data set glue/TASK that TFDS has prepared.
+
+    Raises:
+      UserError: no such source, or whatever is wrong with it.
+    """
+    files = {"train": "train.tsv", **dict(task.evaluation_files)}
+    splits: dict[str, Sequence[GlueExample]]
+    if prepared := _TFDS.fullmatch(source):
+        splits = {name: _read_prepared(task, prepared["version"] or "", name) for name in files}
+    elif source.startswith(_TSV):
+        paths = {name: find_file(task, source.removeprefix(_TSV), file_name) for name, file_name in files.items()}
+        splits = {name: read_glue(task, path) for name, path in paths.items()}
+        for name, path in paths.items():
+            if splits[name][0].label is None:
+                raise UserError(f"{path} has no column {task.label_column!r}; give the file with labels")
+    else:
+        raise UserError(
+            f"data.source = {source!r}; allowed with model.objective = 'classification': tsv:DIR, tfds:glue, tfds:glue:VERSION"
+        )
+    return splits.pop("train"), splits
+
+
 def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Path:
     """ROOT/<the task's folder>/FILE_NAME, or the same with .gz.
 
@@ -162,23 +191,6 @@ def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Pat
     raise UserError(f"there is neither {plain} nor {plain.name}.gz; put GLUE's original files there, one folder per task")
 
 
-def check_label_order(task: GlueTask, names: Sequence[str], whose: str) -> None:
-    """Checks that class k of other data is class k of GLUE.
-
-    Args:
-      names: the names of the classes in those data, in order; empty for a regression.
-      whose: those data, for the error.
-
-    Raises:
-      UserError: the names or their order differ.
-    """
-    if tuple(names) != task.label_names:
-        raise UserError(
-            f"{whose} numbers the labels of {task.name} as {', '.join(names) or 'a score'}, GLUE as "
-            f"{', '.join(task.label_names) or 'a score'}; class numbers would change their meaning, so use GLUE's original data"
-        )
-
-
 def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
     """The examples of an original file (plain, .gz or .xz), in order; test sets have no labels.
 
@@ -194,7 +206,6 @@ def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
     texts = [columns.index(name) for name in task.texts]
     index = columns.index("index") if "index" in columns else None
     label = columns.index(task.label_column) if task.label_column in columns else None
-    parse = _label_parser(task)
     examples: list[GlueExample] = []
     seen: set[int] = set()
     for number, line in enumerate(lines[first:], first + 1):
@@ -206,7 +217,7 @@ def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
             if position in seen:
                 raise ValueError(f"has index {position} a second time")
             seen.add(position)
-            value = None if label is None else parse(cells[label])
+            value = None if label is None else _parse_label(task, cells[label])
         except ValueError as error:
             raise UserError(f"{path} line {number} {error}; correct or remove the line, or fetch the file again") from error
         examples.append(GlueExample(position, tuple(cells[text] for text in texts), value))
@@ -237,31 +248,26 @@ def _parse_index(cell: str) -> int:
     return int(cell)
 
 
-def _label_parser(task: GlueTask) -> Callable[[str], int | float]:
-    """A function from a cell to its class or score; its ValueError says what the line "has"."""
-    if not task.label_names:
-        return _parse_score
-    classes = {written: number for number, written in enumerate(task.written_labels)}
-
-    def parse(cell: str) -> int:
-        if cell not in classes:
-            raise ValueError(f"has the label {cell!r}, which is none of {', '.join(classes)}")
-        return classes[cell]
-
-    return parse
-
-
-def _parse_score(cell: str) -> float:
-    try:
-        score = float(cell)
-    except ValueError:
-        score = math.nan
+def _parse_label(task: GlueTask, cell: str) -> int | float:
+    """The class or the score in a cell; its ValueError says what the line "has"."""
+    if task.label_names:
+        if cell not in task.written_labels:
+            raise ValueError(f"has the label {cell!r}, which is none of {', '.join(task.written_labels)}")
+        return task.written_labels.index(cell)
+    score = _number(cell)
     if not 0 <= score <= MAX_SCORE:
         raise ValueError(f"has the score {cell!r}, which is not a number from 0 to {MAX_SCORE:g}")
     return score
 
 
-def read_prepared_glue(task: GlueTask, version: str, split: str) -> tuple[GlueExample, ...]:
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+def _read_prepared(task: GlueTask, version: str, split: str) -> tuple[GlueExample, ...]:
     """The labelled examples of one split of TFDS's glue/TASK, in the order of the original file.
 
     Args:
@@ -275,8 +281,12 @@ def read_prepared_glue(task: GlueTask, version: str, split: str) -> tuple[GlueEx
     name = f"glue/{task.name}:{version}:{split}" if version else f"glue/{task.name}:{split}"
     prepared = open_split(name)
     records = prepared.records(*task.features, _TFDS_LABEL, _TFDS_INDEX)
-    # A score is a plain number, without names.
-    check_label_order(task, getattr(prepared.features[_TFDS_LABEL], "names", ()), f"tfds:{name}")
+    names = getattr(prepared.features[_TFDS_LABEL], "names", ())  # a score is a plain number, without names
+    if tuple(names) != task.label_names:
+        raise UserError(
+            f"tfds:{name} numbers the labels of {task.name} as {', '.join(names) or 'a score'}, GLUE as "
+            f"{', '.join(task.label_names) or 'a score'}; class numbers would change their meaning, so use GLUE's original data"
+        )
     highest = len(task.label_names) - 1 if task.label_names else MAX_SCORE
     examples: list[GlueExample] = []
     for record in records:
@@ -336,10 +346,7 @@ def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], p
 
 def _parse_prediction(task: GlueTask, cell: str) -> int | float:
     if not task.label_names:
-        try:
-            score = float(cell)
-        except ValueError:
-            score = math.nan
+        score = _number(cell)
         if not math.isfinite(score):
             raise ValueError(f"has the prediction {cell!r}, which is not a finite number")
         return score

@@ -1,26 +1,23 @@
-"""The corpus of SQuAD: each question with every window of its context, and the answer's tokens."""
+"""Fine-tuning on SQuAD: questions with every window of their contexts, and the answers' tokens."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from etils import epath
 from jaxtyping import Int32
 
 from mhsh.config.schema import ModelConfig, SpanDataConfig
-from mhsh.data.entropy import unigram_entropy
-from mhsh.data.fine_tuning.corpus import FineTuningCorpus, assemble, corpus_fields, load_vocabulary
-from mhsh.data.fine_tuning.squad import Question, SquadData, read_prepared_squad, read_squad
-from mhsh.data.seeds import ARTICLE_SPLIT, derived_seed
-from mhsh.data.splits import overlap
-from mhsh.data.tables import Examples
+from mhsh.data.corpus import Corpus
+from mhsh.data.fine_tuning.squad import Question, SquadData, read_questions
+from mhsh.data.fine_tuning.task import FineTuningTask, assemble, load_vocabulary
+from mhsh.data.random_numbers import ARTICLE_SPLIT, hash_key
+from mhsh.data.tables import Examples, overlap, unigram_entropy
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
-from mhsh.files import expanded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,52 +33,45 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpanCorpus(FineTuningCorpus):
+class SpanCorpus(Corpus[WordPieceTokenizer]):
     """Questions. The validation examples are the windows of `validation_data`, in the order of
     `windows`.
     """
 
-    data: SpanDataConfig
     validation_data: SquadData
     windows: tuple[Window, ...]
-    counts: dict[str, Any]
-
-    def summary(self) -> dict[str, Any]:
-        """As `Corpus.summary`."""
-        return {"vocab_size": self.tokenizer.vocab_size, "unigram_entropy": self.unigram_entropy, **self.counts}
 
 
-def load_spans(model: ModelConfig, data: SpanDataConfig, saved_vocab: epath.PathLike | None) -> SpanCorpus:
-    """Reads the questions and makes the windows of both splits.
+@dataclasses.dataclass(frozen=True)
+class SpanTask(FineTuningTask):
+    """Every window of a question's context, and the answer's tokens."""
 
-    `unigram_entropy` is the lowest loss of a model that ignores the text: the entropy of the
-    answers' starts and ends over all windows.
+    data: SpanDataConfig
 
-    Raises:
-      UserError: whatever is wrong with the sources, the vocabulary, or their fit to the config.
-    """
-    tokenizer = load_vocabulary(model, data, saved_vocab)
-    train_data, validation_data = _splits(data)
-    train, train_windows = encode_questions(train_data.questions, tokenizer, model, data)
-    train["targets"] = span_targets(train_data.questions, train_windows)
-    validation, windows = encode_questions(validation_data.questions, tokenizer, model, data)
-    validation["targets"] = span_targets(validation_data.questions, windows)
-    ends = train["targets"]
-    return SpanCorpus(
-        data=data,
-        **corpus_fields(tokenizer, train, validation),
-        unigram_entropy=(unigram_entropy(ends[:, 0]) + unigram_entropy(ends[:, 1])) / 2,
-        validation_data=validation_data,
-        windows=windows,
-        counts={
-            "train_questions": len(train_data.questions),
-            "train_rows": len(train_windows),
-            "train_rows_with_answer": int((ends[:, 0] > 0).sum()),
-            "validation_questions": len(validation_data.questions),
-            "validation_rows": len(windows),
-            "overlap": overlap(_asked(train_data), _asked(validation_data)),
-        },
-    )
+    def load(self, saved_vocab: epath.PathLike | None = None) -> SpanCorpus:
+        """`unigram_entropy` is the lowest loss of a model that ignores the text: the entropy of the
+        answers' starts and ends over all windows.
+        """
+        tokenizer = load_vocabulary(self.model, self.data, saved_vocab)
+        train_data, validation_data = _splits(self.data)
+        train, train_windows = encode_questions(train_data.questions, tokenizer, self.model, self.data)
+        validation, windows = encode_questions(validation_data.questions, tokenizer, self.model, self.data)
+        train["targets"] = ends = span_targets(train_data.questions, train_windows)
+        validation["targets"] = span_targets(validation_data.questions, windows)
+        return SpanCorpus(
+            **self.corpus_fields(tokenizer, train, validation),
+            unigram_entropy=(unigram_entropy(ends[:, 0]) + unigram_entropy(ends[:, 1])) / 2,
+            counts={
+                "train_questions": len(train_data.questions),
+                "train_rows": len(train_windows),
+                "train_rows_with_answer": int((ends[:, 0] > 0).sum()),
+                "validation_questions": len(validation_data.questions),
+                "validation_rows": len(windows),
+                "overlap": overlap(_asked(train_data), _asked(validation_data)),
+            },
+            validation_data=validation_data,
+            windows=windows,
+        )
 
 
 def encode_questions(
@@ -160,9 +150,9 @@ def _holds(window: Window, question: Question, start: int, stop: int) -> bool:
 
 
 def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
-    train = _read(data.source, "data.source")
+    train = read_questions(data.source, "data.source")
     if data.validation_source:
-        return train, _read(data.validation_source, "data.validation_source")
+        return train, read_questions(data.validation_source, "data.validation_source")
     titles = sorted({question.title for question in train.questions})
     count = round(data.validation_fraction * len(titles))
     if not 1 <= count < len(titles):
@@ -170,28 +160,13 @@ def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
             f"data.validation_fraction = {data.validation_fraction} holds out {count} of the {len(titles)} articles of "
             f"{data.source}; name a data.validation_source, or another fraction"
         )
-    key = derived_seed(data.seed, ARTICLE_SPLIT).to_bytes(4, "little")
+    key = hash_key(data.seed, ARTICLE_SPLIT)
     held_out = set(sorted(titles, key=lambda title: hashlib.blake2b(title.encode("utf-8"), key=key).digest())[:count])
     return (
-        dataclasses.replace(train, questions=tuple(each for each in train.questions if each.title not in held_out)),
-        dataclasses.replace(train, questions=tuple(each for each in train.questions if each.title in held_out)),
+        dataclasses.replace(train, questions=tuple(question for question in train.questions if question.title not in held_out)),
+        dataclasses.replace(train, questions=tuple(question for question in train.questions if question.title in held_out)),
     )
 
 
 def _asked(data: SquadData) -> list[tuple[str, str]]:
-    return [(each.question, each.context) for each in data.questions]
-
-
-def _read(source: str, field: str) -> SquadData:
-    """The questions of json:FILE, in SQuAD's form, or of tfds:NAME, a data set with SQuAD's
-    features that TFDS has prepared.
-    """
-    kind, _, rest = source.partition(":")
-    if kind == "json" and rest:
-        return read_squad(str(expanded(rest)))
-    if kind == "tfds" and rest:
-        return read_prepared_squad(rest)
-    raise UserError(
-        f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form, or tfds:NAME, such as "
-        "tfds:squad/v2.0:validation"
-    )
+    return [(question.question, question.context) for question in data.questions]

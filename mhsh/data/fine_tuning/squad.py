@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from mhsh.data.text_files import unpacked
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
-from mhsh.files import parse_object
+from mhsh.files import expanded, parse_object
 
 # The values of `version` in the official files.
 _VERSIONS = {"1.1": "1.1", "v1.1": "1.1", "2.0": "2.0", "v2.0": "2.0"}
 # In TFDS. The plausible answers of impossible questions in SQuAD 2.0 are not read.
 _TFDS_FEATURES = ("title", "context", "id", "question", "answers")
 _TFDS_IS_IMPOSSIBLE = "is_impossible"
-_KINDS = {list: "a list", str: "a string", int: "a whole number", bool: "true or false"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,13 +49,31 @@ class SquadData:
     questions: tuple[Question, ...]
 
 
+def read_questions(source: str, field: str) -> SquadData:
+    """The questions of json:FILE, in SQuAD's form, or of tfds:NAME, a data set with SQuAD's
+    features that TFDS has prepared.
+
+    Args:
+      field: the config field that names the source, for the error.
+    """
+    kind, _, rest = source.partition(":")
+    if kind == "json" and rest:
+        return read_squad(str(expanded(rest)))
+    if kind == "tfds" and rest:
+        return read_prepared_squad(rest)
+    raise UserError(
+        f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form, or tfds:NAME, such as "
+        "tfds:squad/v2.0:validation"
+    )
+
+
 def read_squad(path: str | Path) -> SquadData:
     """The questions of a file (JSON, plain, .gz or .xz).
 
     Raises:
-      UserError: the file cannot be read or is not JSON, or as in `parse_squad`.
+      UserError: the file cannot be read, is not JSON, or as in `_parse`.
     """
-    return parse_squad(str(path), _read_json(path))
+    return _parse(str(path), _read_json(path))
 
 
 def read_prepared_squad(name: str) -> SquadData:
@@ -67,11 +85,11 @@ def read_prepared_squad(name: str) -> SquadData:
         features work too.
 
     Raises:
-      UserError: the split cannot be opened or lacks a feature, or as in `parse_squad`.
+      UserError: the split cannot be opened or lacks a feature, or a question is wrong.
     """
     split = open_split(name)
     features = [*_TFDS_FEATURES, _TFDS_IS_IMPOSSIBLE] if _TFDS_IS_IMPOSSIBLE in split.features else _TFDS_FEATURES
-    return parse_squad(f"tfds:{name}", {"data": [_article(record) for record in split.records(*features)]})
+    return _parse(f"tfds:{name}", {"data": [_article(record) for record in split.records(*features)]})
 
 
 def _article(record: dict[str, Any]) -> dict[str, Any]:
@@ -83,27 +101,85 @@ def _article(record: dict[str, Any]) -> dict[str, Any]:
     return {"title": record.pop("title"), "paragraphs": [paragraph]}
 
 
-def parse_squad(source: str, content: dict[str, Any]) -> SquadData:
+class _Answer(msgspec.Struct):
+    text: str
+    answer_start: int
+
+
+class _Question(msgspec.Struct):
+    id: str
+    question: str
+    answers: list[_Answer]
+    is_impossible: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Paragraph(msgspec.Struct):
+    context: str
+    qas: list[_Question]
+
+
+class _Article(msgspec.Struct):
+    title: str
+    paragraphs: list[_Paragraph]
+
+
+class _File(msgspec.Struct):
+    data: list[_Article]
+    version: Any = None
+
+
+def _parse(source: str, content: dict[str, Any]) -> SquadData:
     """The questions in the content of SQuAD's JSON form.
 
     If the content does not give its version, it is 2.0 if a question has `is_impossible`.
 
-    Args:
-      source: where the content is from, for errors.
-
     Raises:
-      UserError: the content lacks a key, has a value of the wrong type, the same id twice, an
-        answer that is not at its answer_start, or an impossible question with an answer; or it has
-        no questions.
+      UserError: the content has another form, the same id twice, an answer that is not at its
+        answer_start, or an impossible question with an answer; or it has no questions.
     """
-    entries = list(_entries(source, content))
+    try:
+        file = msgspec.convert(content, _File)
+    except msgspec.ValidationError as error:
+        raise _broken(f"{source}: {str(error).replace('`$.', '`')}") from error
+    paragraphs = [(article.title, paragraph) for article in file.data for paragraph in article.paragraphs]
+    entries = [(entry, paragraph.context, title) for title, paragraph in paragraphs for entry in paragraph.qas]
     if not entries:
         raise UserError(f"{source} has no questions; fetch the data again")
-    named = content.get("version")
-    version = _VERSIONS.get(named) if isinstance(named, str) else None
+    version = _VERSIONS.get(file.version) if isinstance(file.version, str) else None
     if version is None:
-        version = "2.0" if any("is_impossible" in entry.fields for entry in entries) else "1.1"
-    return SquadData(version, tuple(_question(entry, version) for entry in entries))
+        version = "2.0" if any(entry.is_impossible is not msgspec.UNSET for entry, _, _ in entries) else "1.1"
+    questions: dict[str, Question] = {}
+    for entry, context, title in entries:
+        at = f"{source}: question {entry.id}"
+        if entry.id in questions:
+            raise _broken(f"{at} has the id of an earlier question")
+        questions[entry.id] = _question(entry, context, title, version, at)
+    return SquadData(version, tuple(questions.values()))
+
+
+def _question(entry: _Question, context: str, title: str, version: str, at: str) -> Question:
+    is_impossible = entry.is_impossible is True
+    if version == "2.0" and entry.is_impossible is msgspec.UNSET:
+        raise _broken(f"{at} has no 'is_impossible'")
+    if version == "1.1" and is_impossible:
+        raise _broken(f"{at} is impossible, and SQuAD 1.1 has no such questions")
+    if is_impossible and entry.answers:
+        raise _broken(f"{at} is impossible and has an answer")
+    for number, answer in enumerate(entry.answers):
+        text, start = answer.text, answer.answer_start
+        if not text:
+            raise _broken(f"{at} answers[{number}] is empty")
+        if start < 0 or not context.startswith(text, start):
+            here = context[start:][: len(text)] if start >= 0 else ""
+            raise _broken(
+                f"{at} answers[{number}] has the answer {text!r} at answer_start = {start}, where its context has {here!r}"
+            )
+    answers = tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers)
+    return Question(entry.id, entry.question, context, answers, is_impossible, title)
+
+
+def _broken(what: str) -> UserError:
+    return UserError(f"{what}; correct the data, or fetch them again")
 
 
 def read_predictions(path: str | Path) -> dict[str, str]:
@@ -137,75 +213,3 @@ def read_no_answer_probabilities(path: str | Path) -> dict[str, float]:
 def _read_json(path: str | Path) -> dict[str, Any]:
     with unpacked(path) as file:
         return parse_object(file.read(), str(path))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """A question before it is checked."""
-
-    where: str  # the source, then the path through the nested objects
-    title: str
-    context: str
-    fields: dict[str, Any]
-
-
-def _entries(source: str, content: dict[str, Any]) -> Iterator[_Entry]:
-    ids: set[str] = set()
-    for article_number, article in enumerate(_field(content, "data", list, f"{source}: the file")):
-        where = f"{source}: data[{article_number}]"
-        title = _field(article, "title", str, where)
-        for paragraph_number, paragraph in enumerate(_field(article, "paragraphs", list, where)):
-            path = f"{where}.paragraphs[{paragraph_number}]"
-            context = _field(paragraph, "context", str, path)
-            for number, fields in enumerate(_field(paragraph, "qas", list, path)):
-                question_id = _field(fields, "id", str, f"{path}.qas[{number}]")
-                if question_id in ids:
-                    raise _broken(f"{path}.qas[{number}]", f"has the id of an earlier question, {question_id}")
-                ids.add(question_id)
-                yield _Entry(f"{source}: question {question_id}", title, context, fields)
-
-
-def _question(entry: _Entry, version: str) -> Question:
-    where, fields = entry.where, entry.fields
-    text = _field(fields, "question", str, where)
-    answers = tuple(
-        _answer(answer, entry.context, f"{where} answers[{number}]")
-        for number, answer in enumerate(_field(fields, "answers", list, where))
-    )
-    is_impossible = False
-    if version == "2.0" or "is_impossible" in fields:
-        is_impossible = _field(fields, "is_impossible", bool, where)
-    if is_impossible and version == "1.1":
-        raise _broken(where, "is impossible, and SQuAD 1.1 has no such questions")
-    if is_impossible and answers:
-        raise _broken(where, "is impossible and has an answer")
-    return Question(fields["id"], text, entry.context, answers, is_impossible, entry.title)
-
-
-def _answer(fields: Any, context: str, where: str) -> Answer:
-    text = _field(fields, "text", str, where)
-    start = _field(fields, "answer_start", int, where)
-    if not text:
-        raise _broken(where, "is empty")
-    if start < 0:
-        raise _broken(where, f"has answer_start = {start}")
-    if not context.startswith(text, start):
-        found = context[start:][: len(text)]
-        raise _broken(where, f"has the answer {text!r} at answer_start = {start}, where its context has {found!r}")
-    return Answer(text, start)
-
-
-def _field(entry: Any, key: str, kind: type, where: str) -> Any:
-    if not isinstance(entry, dict):
-        raise _broken(where, "is not an object")
-    if key not in entry:
-        raise _broken(where, f"has no {key!r}")
-    value = entry[key]
-    # True is an int in Python, not in JSON.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise _broken(where, f"has a field {key!r} that is not {_KINDS[kind]}")
-    return value
-
-
-def _broken(where: str, what: str) -> UserError:
-    return UserError(f"{where} {what}; correct the data, or fetch them again")

@@ -1,23 +1,16 @@
-"""Documents before they are packed: split into training and validation, cut into sentences, and
-tokenised.
-"""
+"""Documents before they are packed: cut into sentences, and tokenised."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import sentencex
 from jaxtyping import Int32, Int64
 
-from mhsh.config.schema import DataConfig, ModelConfig
-from mhsh.data.seeds import DOCUMENT_SPLIT
-from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, is_held_out
 from mhsh.data.tokenizers.wordpiece import Tokenizer
-from mhsh.errors import UserError
 
 # sentencex 1.0.32 panics where a white space of several UTF-8 bytes (U+0085, U+00A0, U+2028 ...)
 # follows an initial, so it gets a plain space instead. One character replaces one, so the cuts that
@@ -27,57 +20,6 @@ _WHITE_SPACE = {code: " " for code in range(0x10000) if chr(code).isspace()}
 # Texts given to the tokenizer at once: enough to keep its threads busy, few enough that its objects
 # stay small.
 _TEXTS_AT_ONCE = 4096
-
-
-@dataclasses.dataclass
-class DocumentCounts:
-    """What `split_documents` read and left out."""
-
-    read: int = 0
-    empty: int = 0  # documents without a character
-    duplicates: int = 0  # documents equal to one before
-
-
-def split_documents(documents: Iterable[str], data: DataConfig, counts: DocumentCounts) -> Iterator[tuple[str, str]]:
-    """The split and the text of every document, in order, without empty and repeated ones.
-
-    data.validation_fraction of them is held out, by a hash of the text and data.seed (see
-    `is_held_out`). Finding repeated documents takes about 100 bytes a document.
-
-    Args:
-      counts: is added to with every document.
-    """
-    seen: set[bytes] = set()
-    for document in documents:
-        counts.read += 1
-        if not document:
-            counts.empty += 1
-            continue
-        digest = hashlib.blake2b(document.encode("utf-8"), digest_size=16).digest()
-        if digest in seen:
-            counts.duplicates += 1
-            continue
-        seen.add(digest)
-        held_out = is_held_out(document, data.validation_fraction, data.seed, DOCUMENT_SPLIT)
-        yield VALIDATION if held_out else TRAIN, document
-
-
-def min_documents(model: ModelConfig) -> int:
-    """The fewest documents that can be packed: a random sentence comes from another document."""
-    return 2 if model.next_sentence else 1
-
-
-def check_split(sizes: Mapping[str, int], model: ModelConfig, data: DataConfig, counts: DocumentCounts) -> None:
-    """Raises UserError where a split has too few documents; `sizes` has the number of each."""
-    smallest = min_documents(model)
-    for split in SPLITS:
-        if sizes[split] < smallest:
-            raise UserError(
-                f"data.source = {data.source!r} leaves {sizes[split]} documents for {split}, which needs {smallest} ({counts.read} "
-                f"read, {counts.empty} empty, {counts.duplicates} duplicates, data.validation_fraction = "
-                f"{data.validation_fraction}); give more documents (a blank line ends one), or change data.validation_fraction or "
-                "data.seed"
-            )
 
 
 def sentences(document: str, language: str = "en") -> list[str]:
@@ -92,7 +34,7 @@ def sentences(document: str, language: str = "en") -> list[str]:
       document: lines ended by "\\n" only.
       language: the ISO 639-1 code, for the abbreviations that the splitter knows.
     """
-    found: list[str] = []
+    cut: list[str] = []
     for line in re.findall(r"[^\n]*\n|[^\n]+", document):
         start = 0
         pieces = sentencex.segment(language, line.translate(_WHITE_SPACE))  # pyrefly: ignore[missing-attribute] (compiled)
@@ -100,12 +42,12 @@ def sentences(document: str, language: str = "en") -> list[str]:
             stop = start + len(piece)
             # White space alone is no sentence. It stays with the sentence before it or, at the very
             # start, with the one after it.
-            if found and (piece.isspace() or found[-1].isspace()):
-                found[-1] += line[start:stop]
+            if cut and (piece.isspace() or cut[-1].isspace()):
+                cut[-1] += line[start:stop]
             else:
-                found.append(line[start:stop])
+                cut.append(line[start:stop])
             start = stop
-    return found
+    return cut
 
 
 @dataclasses.dataclass(frozen=True)

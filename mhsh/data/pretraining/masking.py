@@ -135,9 +135,9 @@ def _whole_words(
     in_order = np.where(np.arange(most) < num_words[:, None], np.take_along_axis(lengths, words, 1), length + 1)
     left = budget.copy()
     taken = np.zeros((most, num_examples), bool)
-    for rank, each in enumerate(np.ascontiguousarray(in_order.T)):
-        taken[rank] = each <= left
-        left -= np.where(taken[rank], each, 0)
+    for rank, length_of_word in enumerate(np.ascontiguousarray(in_order.T)):
+        taken[rank] = length_of_word <= left
+        left -= np.where(taken[rank], length_of_word, 0)
         if not left.any():
             break
     alone = (left == budget) & (in_order <= size).any(1)
@@ -162,7 +162,7 @@ def _in_order(present: Bool[np.ndarray, "B n"], order: UInt64[np.ndarray, "B n"]
 
 def _ascending(positions: Int64[np.ndarray, "B n"], length: int, size: int) -> Int64[np.ndarray, "B P"]:
     """`size` sorted positions; `length` stands for none."""
-    found = np.full((len(positions), size), length, np.int64)
+    ascending = np.full((len(positions), size), length, np.int64)
     width = min(size, positions.shape[1])
-    found[:, :width] = np.sort(positions, axis=1)[:, :width]
-    return found
+    ascending[:, :width] = np.sort(positions, axis=1)[:, :width]
+    return ascending

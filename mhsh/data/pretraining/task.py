@@ -1,38 +1,40 @@
-"""From documents to the packed examples of pre-training."""
+"""Pre-training: documents packed into examples, which are masked when they are batched."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
 
-from mhsh.config.schema import DataConfig, to_dict
-from mhsh.data import sources
-from mhsh.data.entropy import entropy_of_counts
-from mhsh.data.pretraining.documents import DocumentCounts, check_split, min_documents, sentences, split_documents, tokenise
-from mhsh.data.pretraining.packing import pack
-from mhsh.data.seeds import TRAIN_PAIRS, VALIDATION_PAIRS
+from mhsh.config.schema import DataConfig
+from mhsh.data.batches import Batch, MakeBatch, Selection
+from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
+from mhsh.data.pretraining.documents import sentences, tokenise
+from mhsh.data.pretraining.masking import MaskingRule, mask_examples
+from mhsh.data.pretraining.packing import full_examples, pack
+from mhsh.data.pretraining.sources import documents
+from mhsh.data.random_numbers import DOCUMENT_SPLIT, MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
 from mhsh.data.shards import UNCOMPRESSED
-from mhsh.data.splits import SPLITS, TRAIN
-from mhsh.data.tables import Examples
-from mhsh.data.tasks import Item, Log, Task
+from mhsh.data.tables import TRAIN, Examples, entropy_of_counts
 from mhsh.data.tokenizers.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
 from mhsh.errors import UserError
-from mhsh.files import expanded
 from mhsh.run_folder import WORDPIECE_FILE
-
-# Fields of the data section that only training uses. They decide no byte of the examples.
-_ONLY_FOR_TRAINING = ("max_predictions", "mask_fraction", "whole_word_masking")
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainingTask(Task[Tokenizer]):
-    """Documents, each kept once, as examples for masked or causal language models."""
+class PretrainingTask(StreamedTask[Tokenizer]):
+    """Documents, each kept once, as examples for masked or causal language models.
+
+    See packing.py for the arrays of an example. Batches have int32 `inputs`, `inputs_position`,
+    `inputs_segmentation` [B,T], and `token_types` [B,T] and `next_sentence` [B] where the model has
+    them. mlm: int32 `targets`, `targets_position` [B,P] and float32 `weights` [B,P]. clm: int32
+    `targets` [B,T] and float32 `weights` [B,T]. With `next_sentence` also float32 `row_weights`
+    [B], 0 where an example only fills a batch.
+    """
 
     items: ClassVar[str] = "documents"
     item_size: ClassVar[int] = 1
@@ -40,30 +42,27 @@ class PretrainingTask(Task[Tokenizer]):
     items_per_shard: ClassVar[int] = 1000
     vocab_file: ClassVar[str] = WORDPIECE_FILE
     compression: ClassVar[str] = UNCOMPRESSED  # no array of an example follows from the others
-    new_counts = DocumentCounts
+    only_for_training: ClassVar[tuple[str, ...]] = ("max_predictions", "mask_fraction", "whole_word_masking")
+    split_purpose: ClassVar[int] = DOCUMENT_SPLIT
 
     data: DataConfig
 
     @property
     def min_items(self) -> int:
-        """See `documents.min_documents`."""
-        return min_documents(self.model)
+        """A random next sentence comes from another document."""
+        return 2 if self.model.next_sentence else 1
 
     def job(self) -> dict[str, Any]:
-        """As `Task.job`. A given vocabulary counts by its content, not by its path."""
-        fields = {name: value for name, value in to_dict(self.data).items() if name not in _ONLY_FOR_TRAINING}
-        if self.data.vocab_path:
-            fields["vocab_path"] = self._given_tokenizer().fingerprint
+        """What decides the bytes; see `StreamedTask.job`."""
         return {
             "sentencex": importlib.metadata.version("sentencex"),
             "model.objective": self.model.objective,
             "model.next_sentence": self.model.next_sentence,
-            "model.vocab_size": self.model.vocab_size,
-            **{f"data.{name}": value for name, value in fields.items()},
+            **super().job(),
         }
 
     def layout(self) -> dict[str, Any]:
-        """As `Task.layout`."""
+        """What decides the arrays of an example."""
         return {
             "model.objective": self.model.objective,
             "model.next_sentence": self.model.next_sentence,
@@ -74,16 +73,7 @@ class PretrainingTask(Task[Tokenizer]):
 
     def streams(self) -> Sequence[Iterable[Item]]:
         """The documents of data.source."""
-        return [((document,) for document in sources.documents(self.data.source))]
-
-    def split(self, streams: Sequence[Iterable[Item]], counts: DocumentCounts) -> Iterator[tuple[str, Item]]:
-        """See `documents.split_documents`."""
-        (stream,) = streams
-        sizes: Counter[str] = Counter()
-        for split, document in split_documents((document for (document,) in stream), self.data, counts):
-            sizes[split] += 1
-            yield split, (document,)
-        check_split(sizes, self.model, self.data, counts)
+        return [((document,) for document in documents(self.data.source))]
 
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> Tokenizer:
         """The vocabulary of data.vocab_path, the bytes, or a WordPiece vocabulary trained on
@@ -93,39 +83,32 @@ class PretrainingTask(Task[Tokenizer]):
           UserError: data.vocab_path does not fit, or model.vocab_size is too small.
         """
         if self.data.vocab_path:
-            return self._given_tokenizer()
+            return self.given_tokenizer()
         if self.data.tokenizer == "bytes":
-            return self._fitting(ByteTokenizer(), "data.tokenizer = 'bytes'")
+            return self.fitting(ByteTokenizer(), "data.tokenizer = 'bytes'")
         log("learning a wordpiece vocabulary")
         return train_wordpiece(texts, self.model.vocab_size, self.data.lowercase)
 
     def read_tokenizer(self, path: epath.PathLike) -> Tokenizer:
-        """As `Task.read_tokenizer`, from a vocab.txt."""
+        """The vocabulary of a vocab.txt."""
         if self.data.tokenizer == "wordpiece":
-            return self._fitting(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
+            return self.fitting(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
         tokenizer = ByteTokenizer()
         if tuple(read_vocab(path)) != tokenizer.vocab:
             raise UserError(f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy")
-        return self._fitting(tokenizer, "data.tokenizer = 'bytes'")
+        return self.fitting(tokenizer, "data.tokenizer = 'bytes'")
 
-    def _given_tokenizer(self) -> Tokenizer:
-        path = self.data.vocab_path
+    def given_tokenizer(self) -> Tokenizer:
+        """The vocabulary of data.vocab_path, which bytes do not have."""
         if self.data.tokenizer == "bytes":
+            path = self.data.vocab_path
             raise UserError(f"data.vocab_path = {path!r} is only for data.tokenizer = 'wordpiece'; empty it for 'bytes'")
-        return self.read_tokenizer(expanded(path))
-
-    def _fitting(self, tokenizer: Tokenizer, what: str) -> Tokenizer:
-        if tokenizer.vocab_size > self.model.vocab_size:
-            raise UserError(
-                f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; set "
-                f"model.vocab_size to {tokenizer.vocab_size} or more"
-            )
-        return tokenizer
+        return super().given_tokenizer()
 
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer
     ) -> tuple[dict[str, Examples], dict[str, Any]]:
-        """As `Task.encode`. Random sentences come from other documents of the chunk.
+        """Packed examples. Random sentences come from other documents of the chunk.
 
         The sums are:
           documents, empty_documents: those with tokens, and those without.
@@ -135,8 +118,8 @@ class PretrainingTask(Task[Tokenizer]):
           dropped_tokens: at the end of a clm stream, too few for an example.
           token_counts: how often each id occurs in the examples, or (clm) in their targets.
         """
-        is_clm, documents = self.model.objective == "clm", [document for (document,) in items]
-        tokenised = tokenise(documents, tokenizer, _lines if is_clm else sentences)
+        is_clm, texts = self.model.objective == "clm", [text for (text,) in items]
+        tokenised = tokenise(texts, tokenizer, _lines if is_clm else sentences)
         purpose = TRAIN_PAIRS if split == TRAIN else VALIDATION_PAIRS
         packing = pack(tokenised, tokenizer, self.model, self.data, np.random.default_rng((self.data.seed, purpose, chunk)))
         tokens = packing.examples["tokens"]
@@ -144,7 +127,7 @@ class PretrainingTask(Task[Tokenizer]):
         counted = tokens[:, 1:] if is_clm else tokens
         return {split: packing.examples}, {
             "documents": tokenised.num_documents,
-            "empty_documents": len(documents) - tokenised.num_documents,
+            "empty_documents": len(texts) - tokenised.num_documents,
             "sentences": len(tokenised.sentence_bounds) - 1,
             "cut_sentences": packing.cut_sentences,
             "rows": len(tokens),
@@ -155,8 +138,7 @@ class PretrainingTask(Task[Tokenizer]):
         }
 
     def summarize(self, sums: Mapping[str, Any], split: str, tokenizer: Tokenizer) -> tuple[dict[str, Any], float]:
-        """As `Task.summarize`. The entropy is that of clm's targets, or of mlm's tokens without
-        specials.
+        """The sums, and the entropy of clm's targets, or of mlm's tokens without specials.
 
         Added are padding_fraction, of the positions; unknown_fraction, the share of [UNK] in the
         text; used_vocabulary, the share of the vocabulary without specials that occurs.
@@ -177,18 +159,25 @@ class PretrainingTask(Task[Tokenizer]):
         }
         return plain, entropy_of_counts(counts if self.model.objective == "clm" else ordinary)
 
-    def describe(self, counts: Mapping[str, Any]) -> Iterator[str]:
-        """As `Task.describe`."""
-        yield f"documents read {counts['read']:,}: {counts['empty']:,} empty, {counts['duplicates']:,} duplicates"
-        pieces = "lines" if self.model.objective == "clm" else "sentences"
-        for split in SPLITS:
-            of = counts[split]
-            yield (
-                f"{split}: {of['documents']:,} documents ({of['empty_documents']:,} without a token left out), {of['sentences']:,} "
-                f"{pieces} ({of['cut_sentences']:,} cut), {of['tokens']:,} tokens in {of['rows']:,} rows, "
-                f"{of['padding_fraction']:.1%} padding, {of['dropped_tokens']:,} tokens dropped; {of['unknown_fraction']:.3%} of "
-                f"the text unknown, {of['used_vocabulary']:.1%} of the vocabulary used"
-            )
+    def batch_maker(self, corpus: Corpus[Tokenizer], split: str) -> MakeBatch:
+        """Batches whose masking depends on data.seed, the numbers of the examples and the epoch
+        alone. It is drawn anew in every epoch.
+        """
+        table, purpose = (corpus.train, MASKING) if split == TRAIN else (corpus.validation, VALIDATION_MASKING)
+        masking_seed, rule = derived_seed(self.data.seed, purpose), MaskingRule.of(corpus.tokenizer, self.data)
+
+        def make(chosen: Selection) -> Batch:
+            batch = full_examples(table.take(chosen.numbers, chosen.length), self.model)
+            if self.model.objective == "clm":
+                batch["weights"] = np.ones(batch["targets"].shape, np.float32)
+            else:
+                batch |= mask_examples(batch["inputs"], keys(masking_seed, chosen.numbers, chosen.epochs), rule)
+            batch["weights"] *= chosen.weights[:, None]
+            if self.model.next_sentence:
+                batch["row_weights"] = chosen.weights
+            return batch
+
+        return make
 
 
 def _lines(document: str) -> list[str]:

@@ -14,8 +14,9 @@ from jaxtyping import Int32, Integer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mhsh.config.schema import TRANSLATION_TOKENIZERS
+from mhsh.data.text_files import read_vocabulary
 from mhsh.errors import UserError
-from mhsh.files import opened, write_atomically
+from mhsh.files import write_atomically
 
 PAD, UNK, BOS, EOS = SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -111,9 +112,8 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
     Raises:
       UserError: the file is missing or damaged, or has another kind of vocabulary.
     """
+    text = read_vocabulary(path, "tokenizer.json")
     try:
-        with opened(path) as file:
-            text = file.read().decode("utf-8")
         model = json.loads(text)["model"]
         kind, vocab = str(model["type"]).lower(), model["vocab"]
         if kind == "bpe":
@@ -124,12 +124,6 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
             tokenizer = SubwordTokenizer(models.Unigram(vocab=[(piece, score) for piece, score in vocab], unk_id=UNK_ID))
         else:
             raise UserError(f"{path} is a {kind} vocabulary; allowed: {', '.join(TRANSLATION_TOKENIZERS)}")
-    except FileNotFoundError:
-        raise UserError(
-            f"there is no vocabulary at {path}; name a tokenizer.json that exists, or put it back from a copy"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
     except UserError:
         raise
     except Exception as error:  # the library raises bare exceptions
@@ -152,21 +146,3 @@ def _settled(vocab: Sequence[Sequence[Any]]) -> list[tuple[str, float]]:
             scores[character] = lowest
     ordered = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
     return [*((special, 0.0) for special in SPECIALS), *ordered]
-
-
-def load_fitting_subword(path: epath.PathLike, kind: str, vocab_size: int) -> SubwordTokenizer:
-    """The tokenizer of a file.
-
-    Raises:
-      UserError: as in `load_subword`, or it is not of `kind` (data.tokenizer), or has more than
-        `vocab_size` (model.vocab_size) tokens.
-    """
-    tokenizer = load_subword(path)
-    if tokenizer.kind != kind:
-        raise UserError(f"{path} is a {tokenizer.kind} vocabulary, but data.tokenizer = {kind!r}; set it to that kind")
-    if tokenizer.vocab_size > vocab_size:
-        raise UserError(
-            f"the vocabulary {path} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {vocab_size}; set "
-            f"model.vocab_size to {tokenizer.vocab_size} or more"
-        )
-    return tokenizer

@@ -12,8 +12,9 @@ from etils import epath
 from jaxtyping import Bool, Int32
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+from mhsh.data.text_files import read_vocabulary
 from mhsh.errors import UserError
-from mhsh.files import opened, write_atomically
+from mhsh.files import write_atomically
 
 PAD, UNK, CLS, SEP, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _CONTINUATION = "##"
@@ -194,17 +195,7 @@ def load_wordpiece(path: epath.PathLike, lowercase: bool) -> WordPieceTokenizer:
 
 def read_vocab(path: epath.PathLike) -> list[str]:
     """The tokens of a vocab.txt, by id. Raises UserError if it cannot be read."""
-    try:
-        with opened(path) as file:
-            lines = file.read().decode("utf-8").split("\n")
-    except FileNotFoundError:
-        raise UserError(
-            f"there is no vocabulary at {path}; name a vocab.txt that exists, or empty data.vocab_path to train one"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"the vocabulary {path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    lines = read_vocabulary(path, "vocab.txt").split("\n")
     if not lines[-1]:
         lines.pop()
     return [line.removesuffix("\r") for line in lines]

@@ -5,15 +5,15 @@ fitting length.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
 from mhsh.config.schema import TranslationDataConfig
+from mhsh.data.corpus import Item
 from mhsh.data.tables import Examples
 from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer
-from mhsh.data.translation.pairs import Pair
 
 # Pairs given to the tokenizer at once: enough to keep its threads busy, few enough that its objects
 # stay small.
@@ -66,7 +66,7 @@ class EncodingCounts:
 
 
 def encode_pairs(
-    tokenizer: SubwordTokenizer, pairs: Iterable[Pair], data: TranslationDataConfig
+    tokenizer: SubwordTokenizer, pairs: Sequence[Item], data: TranslationDataConfig
 ) -> tuple[EncodedPairs, EncodingCounts]:
     """The pairs as ids, with [EOS] after every sentence, without those that are too long or too
     unlike.
@@ -78,8 +78,8 @@ def encode_pairs(
     """
     encoded: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
     too_long = unlike = 0
-    for chunk in _chunks(pairs, _PAIRS_AT_ONCE):
-        source, target = (tokenizer.encode_batch(texts) for texts in zip(*chunk, strict=True))
+    for start in range(0, len(pairs), _PAIRS_AT_ONCE):
+        source, target = map(tokenizer.encode_batch, zip(*pairs[start : start + _PAIRS_AT_ONCE], strict=True))
         shorter, longer = np.sort([list(map(len, source)), list(map(len, target))], axis=0)
         fits = longer < data.sequence_length
         alike = (longer <= _SHORT) | (longer <= data.max_length_ratio * shorter)
@@ -126,17 +126,6 @@ def examples_by_length(encoded: EncodedPairs, data: TranslationDataConfig) -> di
     if data.layout == "packed":
         return {data.sequence_length: pack_pairs(encoded, data.sequence_length)}
     return bucket_pairs(encoded, data.sequence_length)
-
-
-def _chunks(pairs: Iterable[Pair], size: int) -> Iterable[Sequence[Pair]]:
-    chunk: list[Pair] = []
-    for pair in pairs:
-        chunk.append(pair)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _ended(sentences: Sequence[np.ndarray]) -> EncodedSide:

@@ -1,20 +1,16 @@
-"""Sentence pairs before they are encoded: read, cleaned, and split into training and validation."""
+"""Sentence pairs before they are encoded: read and cleaned."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import itertools
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from etils import epath
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data import tfds
-from mhsh.data.seeds import PAIR_SPLIT
-from mhsh.data.splits import SPLITS, TRAIN, VALIDATION, is_held_out
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.data.translation import synthetic_pairs
 from mhsh.errors import UserError
@@ -29,16 +25,6 @@ class Pair(NamedTuple):
 
     source: str
     target: str
-
-
-@dataclasses.dataclass
-class CleaningCounts:
-    """What `clean` and `split_pairs` read and left out of data.source."""
-
-    read: int = 0
-    empty: int = 0  # pairs with an empty side
-    duplicates: int = 0  # pairs equal to an earlier one, on both sides
-    in_both_splits: int = 0  # pairs of validation, left out of training
 
 
 def read_pairs(source: str) -> Iterator[Pair]:
@@ -84,27 +70,6 @@ def validation_pairs(data: TranslationDataConfig) -> Iterator[Pair] | None:
     return None
 
 
-def clean(pairs: Iterable[Pair], counts: CleaningCounts) -> Iterator[Pair]:
-    """The pairs with both sides cleaned, without those with an empty side and repeated ones.
-
-    Args:
-      counts: is added to with every pair.
-    """
-    seen: set[bytes] = set()
-    for pair in pairs:
-        counts.read += 1
-        cleaned = Pair(clean_text(pair.source), clean_text(pair.target))
-        if not (cleaned.source and cleaned.target):
-            counts.empty += 1
-            continue
-        digest = pair_digest(cleaned)
-        if digest in seen:
-            counts.duplicates += 1
-            continue
-        seen.add(digest)
-        yield cleaned
-
-
 def clean_text(text: str) -> str:
     """The text without control characters, in Unicode's composed form (NFC), and with one space for
     every run of white space.
@@ -113,52 +78,6 @@ def clean_text(text: str) -> str:
     it back exactly.
     """
     return " ".join(unicodedata.normalize("NFC", text.translate(_CONTROLS)).split())
-
-
-def pair_digest(pair: Pair) -> bytes:
-    """16 bytes that are equal for equal pairs."""
-    return hashlib.blake2b(f"{pair.source}\n{pair.target}".encode(), digest_size=16).digest()
-
-
-def split_pairs(
-    pairs: Iterable[Pair], own: Iterable[Pair] | None, data: TranslationDataConfig, counts: CleaningCounts
-) -> Iterator[tuple[str, Pair]]:
-    """The split of every pair that is kept, and the cleaned pair.
-
-    Where validation has pairs of its own, they come first and are left out of training. Otherwise
-    pairs are held out by their source sentence (see `splits.is_held_out`), so that translations of
-    one sentence stay together.
-
-    Args:
-      pairs: those of data.source, from `read_pairs`.
-      own: those of `validation_pairs`.
-      counts: is added to with every pair of data.source.
-    """
-    held_out: set[bytes] = set()
-    for pair in clean(own or (), CleaningCounts()):
-        held_out.add(pair_digest(pair))
-        yield VALIDATION, pair
-    for pair in clean(pairs, counts):
-        if own is None:
-            chosen = is_held_out(pair.source, data.validation_fraction, data.seed, PAIR_SPLIT)
-            yield VALIDATION if chosen else TRAIN, pair
-        elif pair_digest(pair) in held_out:
-            counts.in_both_splits += 1
-        else:
-            yield TRAIN, pair
-
-
-def check_split(sizes: Mapping[str, int], data: TranslationDataConfig, counts: CleaningCounts) -> None:
-    """Raises UserError where a split has no pairs; `sizes` has the number of each."""
-    for split in SPLITS:
-        if sizes[split]:
-            continue
-        if split == VALIDATION and data.validation_source:
-            raise UserError(f"data.validation_source = {data.validation_source!r} holds no sentence pairs; name one that does")
-        raise UserError(
-            f"data.source = {data.source!r} leaves no pairs for {split} ({counts.read} read, {counts.empty} empty, "
-            f"{counts.duplicates} duplicates); give more text, or change data.validation_fraction or data.validation_source"
-        )
 
 
 def _number_pairs(source: str, count: str) -> Iterator[Pair]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from num2words import num2words
 
-from mhsh.data.seeds import NUMBERS
+from mhsh.data.random_numbers import NUMBERS
 
 PAIRS_PER_EPOCH = 100_000
 HELD_OUT_PAIRS = 1_000
@@ -55,12 +55,12 @@ def held_out_pairs() -> list[tuple[str, str]]:
     """1,000 different pairs, English and German, of held-out numbers alone. Their forms have the
     shares of the training pairs.
     """
-    found: dict[tuple[str, str], None] = {}
+    pairs: dict[tuple[str, str], None] = {}
     for pair in itertools.chain.from_iterable(_pairs(block, from_held_out=True) for block in itertools.count()):
-        found[pair] = None
-        if len(found) == HELD_OUT_PAIRS:
+        pairs[pair] = None
+        if len(pairs) == HELD_OUT_PAIRS:
             break
-    return list(found)
+    return list(pairs)
 
 
 def _pairs(block: int, from_held_out: bool) -> Iterator[tuple[str, str]]:

@@ -1,32 +1,37 @@
-"""From sentence pairs to the packed or bucketed examples of translation."""
+"""Translation: sentence pairs, packed or bucketed."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
 
-from mhsh.config.schema import TranslationDataConfig, to_dict
-from mhsh.data.entropy import entropy_of_counts
+from mhsh.config.schema import TranslationDataConfig
+from mhsh.data.batches import Batch, Bucket, MakeBatch, Selection
+from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
+from mhsh.data.random_numbers import PAIR_SPLIT
 from mhsh.data.shards import ZSTD
-from mhsh.data.splits import SPLITS
-from mhsh.data.tables import Examples, num_examples
-from mhsh.data.tasks import Item, Log, Task
-from mhsh.data.tokenizers.subword import SubwordTokenizer, load_fitting_subword, train_subword
-from mhsh.data.translation.packing import encode_pairs, examples_by_length
-from mhsh.data.translation.pairs import CleaningCounts, Pair, check_split, read_pairs, split_pairs, validation_pairs
+from mhsh.data.tables import TRAIN, Examples, Table, entropy_of_counts, num_examples
+from mhsh.data.tokenizers.subword import SubwordTokenizer, load_subword, train_subword
+from mhsh.data.translation.packing import BUCKET_DIVISORS, encode_pairs, examples_by_length
+from mhsh.data.translation.pairs import Pair, clean_text, read_pairs, validation_pairs
 from mhsh.errors import UserError
 from mhsh.files import expanded
 from mhsh.run_folder import TOKENIZER_FILE
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationTask(Task[SubwordTokenizer]):
-    """Sentence pairs, cleaned and split, as examples of both sides."""
+class TranslationTask(StreamedTask[SubwordTokenizer]):
+    """Sentence pairs, cleaned and split, as examples of both sides. An epoch has each pair once.
+
+    Batches have int32 `inputs`, `inputs_position`, `inputs_segmentation` [B,S], `decoder_inputs`,
+    `targets`, `targets_position`, `targets_segmentation` [B,T], and float32 `weights` [B,T], 1
+    where there is a target. With data.layout = bucketed a batch has S = T = data.sequence_length /
+    n tokens and B n examples, where n is 8, 4, 2 or 1.
+    """
 
     items: ClassVar[str] = "pairs"
     item_size: ClassVar[int] = 2
@@ -34,19 +39,13 @@ class TranslationTask(Task[SubwordTokenizer]):
     items_per_shard: ClassVar[int] = 20_000
     vocab_file: ClassVar[str] = TOKENIZER_FILE
     compression: ClassVar[str] = ZSTD  # seven arrays that repeat each other
-    new_counts = CleaningCounts
+    counted: ClassVar[tuple[str, ...]] = (*StreamedTask.counted, "in_both_splits")
+    split_purpose: ClassVar[int] = PAIR_SPLIT
 
     data: TranslationDataConfig
 
-    def job(self) -> dict[str, Any]:
-        """As `Task.job`. A given vocabulary counts by its content, not by its path."""
-        fields = to_dict(self.data)
-        if self.data.vocab_path:
-            fields["vocab_path"] = self.read_tokenizer(self.data.vocab_path).fingerprint
-        return {"model.vocab_size": self.model.vocab_size, **{f"data.{name}": value for name, value in fields.items()}}
-
     def layout(self) -> dict[str, Any]:
-        """As `Task.layout`."""
+        """What decides the arrays of an example."""
         return {"data.layout": self.data.layout, "data.sequence_length": self.data.sequence_length}
 
     def streams(self) -> Sequence[Iterable[Item]]:
@@ -54,33 +53,33 @@ class TranslationTask(Task[SubwordTokenizer]):
         own = validation_pairs(self.data)
         return [*([] if own is None else [own]), read_pairs(self.data.source)]
 
-    def split(self, streams: Sequence[Iterable[Item]], counts: CleaningCounts) -> Iterator[tuple[str, Item]]:
-        """See `pairs.split_pairs`."""
-        *own, pairs = cast(Sequence[Iterable[Pair]], streams)
-        sizes: Counter[str] = Counter()
-        for split, pair in split_pairs(pairs, own[0] if own else None, self.data, counts):
-            sizes[split] += 1
-            yield split, pair
-        check_split(sizes, self.data, counts)
+    def clean(self, item: Item) -> Item:
+        """Both sides cleaned; see `pairs.clean_text`."""
+        return tuple(clean_text(text) for text in item)
 
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> SubwordTokenizer:
         """The vocabulary of data.vocab_path, or one trained on `texts`, of both languages."""
         if self.data.vocab_path:
-            return self.read_tokenizer(self.data.vocab_path)
+            return self.given_tokenizer()
         log(f"learning a {self.data.tokenizer} vocabulary")
         return train_subword(self.data.tokenizer, texts, self.model.vocab_size)
 
     def read_tokenizer(self, path: epath.PathLike) -> SubwordTokenizer:
-        """As `Task.read_tokenizer`, from a tokenizer.json."""
-        return load_fitting_subword(expanded(path), self.data.tokenizer, self.model.vocab_size)
+        """The vocabulary of a tokenizer.json."""
+        tokenizer = load_subword(expanded(path))
+        if tokenizer.kind != self.data.tokenizer:
+            raise UserError(
+                f"{path} is a {tokenizer.kind} vocabulary, but data.tokenizer = {self.data.tokenizer!r}; set it to that kind"
+            )
+        return self.fitting(tokenizer, f"the vocabulary {path}")
 
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer
     ) -> tuple[dict[str, Examples], dict[str, Any]]:
-        """As `Task.encode`. The sums are those of EncodingCounts, `rows` (the examples), the
-        `positions` of either side, and `token_counts`: how often each id is a target.
+        """Packed or bucketed examples. The sums are those of EncodingCounts, `rows` (the examples),
+        the `positions` of either side, and `token_counts`: how often each id is a target.
         """
-        encoded, counts = encode_pairs(tokenizer, [Pair(*item) for item in items], self.data)
+        encoded, counts = encode_pairs(tokenizer, items, self.data)
         groups = examples_by_length(encoded, self.data)
         return {f"{split}/{length}": examples for length, examples in groups.items()}, dataclasses.asdict(counts) | {
             "rows": sum(num_examples(examples) for examples in groups.values()),
@@ -89,9 +88,7 @@ class TranslationTask(Task[SubwordTokenizer]):
         }
 
     def summarize(self, sums: Mapping[str, Any], split: str, tokenizer: SubwordTokenizer) -> tuple[dict[str, Any], float]:
-        """As `Task.summarize`. The entropy is that of the targets; the padding fractions, of the
-        positions, are added.
-        """
+        """The sums with the padding fractions, of the positions, and the entropy of the targets."""
         if not sums["pairs"]:
             raise UserError(
                 f"data.source = {self.data.source!r} leaves no pair for {split}: {sums['too_long']} are longer than "
@@ -103,16 +100,47 @@ class TranslationTask(Task[SubwordTokenizer]):
         plain |= {f"{side}_padding_fraction": 1 - plain[f"{side}_tokens"] / int(sums["positions"]) for side in ("source", "target")}
         return plain, entropy_of_counts(sums["token_counts"])
 
-    def describe(self, counts: Mapping[str, Any]) -> Iterator[str]:
-        """As `Task.describe`."""
-        yield (
-            f"pairs read {counts['read']:,}: {counts['empty']:,} empty, {counts['duplicates']:,} duplicates, "
-            f"{counts['in_both_splits']:,} left to validation"
-        )
-        for split in SPLITS:
-            of = counts[split]
-            yield (
-                f"{split}: {of['pairs']:,} pairs ({of['too_long']:,} too long and {of['unlike']:,} too unlike left out), "
-                f"{of['source_tokens']:,} source and {of['target_tokens']:,} target tokens in {of['rows']:,} rows, "
-                f"{of['source_padding_fraction']:.1%} and {of['target_padding_fraction']:.1%} padding"
-            )
+    def batch_maker(self, corpus: Corpus[SubwordTokenizer], split: str) -> MakeBatch:
+        """Batches with the weights of the examples where there is a target, and 0 in padding."""
+        table = corpus.train if split == TRAIN else corpus.validation
+
+        def make(chosen: Selection) -> Batch:
+            batch = table.take(chosen.numbers, chosen.length)
+            return batch | {"weights": (batch["targets_segmentation"] > 0) * chosen.weights[:, None]}
+
+        return make
+
+    def buckets(self, table: Table, batch_size: int) -> list[Bucket] | None:
+        """The buckets of an epoch, the shortest first: examples of T / n tokens in batches of B n.
+        All batches have the same number of tokens. None where the layout is packed.
+
+        Where a length has too few examples for one batch, they join those of the next length, whose
+        batches are smaller. So only the last bucket may be smaller than its batch.
+        """
+        if self.data.layout == "packed":
+            return None
+        buckets: list[Bucket] = []
+        waiting = np.zeros(0, np.int64)
+        for divisor in BUCKET_DIVISORS:
+            length, size = self.data.sequence_length // divisor, batch_size * divisor
+            for group, end in zip(table.groups, table.group_ends.tolist(), strict=True):
+                if group.shapes["inputs"] == (length,):
+                    waiting = np.concatenate([waiting, np.arange(end - group.count, end)])
+            if len(waiting) and (len(waiting) >= size or divisor == BUCKET_DIVISORS[-1]):
+                buckets.append(Bucket(length, size, waiting))
+                waiting = waiting[:0]
+        return buckets
+
+
+def decoded_validation(corpus: Corpus[SubwordTokenizer], count: int | None) -> list[Pair]:
+    """The first `count` pairs of the validation examples (None: all), as text again."""
+    pairs: list[Pair] = []
+    for number in range(len(corpus.validation)):
+        example = {name: values[0] for name, values in corpus.validation.take(np.array([number])).items()}
+        for segment in range(1, int(example["inputs_segmentation"].max()) + 1):
+            if len(pairs) == count:
+                return pairs
+            sides = (example[side][example[f"{side}_segmentation"] == segment] for side in ("inputs", "targets"))
+            # Every sentence ends with its end mark.
+            pairs.append(Pair(*(corpus.tokenizer.decode(side[:-1].tolist()) for side in sides)))
+    return pairs

@@ -12,8 +12,8 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.fine_tuning.classification import kept_lengths, load_classification, read_splits
-from mhsh.data.fine_tuning.glue import GLUE_TASKS
+from mhsh.data.fine_tuning.classification import ClassificationTask, kept_lengths
+from mhsh.data.fine_tuning.glue import GLUE_TASKS, read_splits
 from mhsh.errors import UserError
 from tests.conftest import load_fields
 
@@ -42,7 +42,7 @@ def load(make_config, tmp_path: Path):
             shape.pop(path.split(".")[1])
         model = ModelConfig(**shape | dict(objective="classification", next_sentence=False, num_classes=2) | changes)
         data = data_config(task, f"tsv:{tmp_path}", str(tmp_path / "vocab.txt"), sequence_length)
-        return load_classification(model, data, None)
+        return ClassificationTask(model, data).load()
 
     return make
 
@@ -131,7 +131,7 @@ def test_a_file_without_labels_trains_nothing(load):
 def test_what_is_no_source(source):
     data = data_config("rte", source, "none", 12)
     with pytest.raises(UserError, match=rf"data\.source = '{source}'; allowed with .*: tsv:DIR, tfds:glue, tfds:glue:VERSION"):
-        read_splits(GLUE_TASKS["rte"], data)
+        read_splits(GLUE_TASKS["rte"], data.source)
 
 
 def test_texts_are_cut_one_token_at_a_time_from_the_longer_one():

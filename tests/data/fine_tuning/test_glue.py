@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from mhsh.data.fine_tuning.glue import (
     GLUE_TASKS,
     GlueExample,
-    check_label_order,
     find_file,
     find_task,
     read_glue,
@@ -145,6 +144,8 @@ def test_the_table_holds_together() -> None:
         assert task.written_labels in (task.label_names, ("0", "1"))
         assert find_task(task.name) is find_task(task.folder) is find_task(task.folder.upper()) is task
     assert [GLUE_TASKS[name].num_classes for name in ("stsb", "mnli", "wnli")] == [1, 3, 2]
+    # GLUE itself turns the order round from task to task.
+    assert GLUE_TASKS["rte"].label_names == GLUE_TASKS["wnli"].label_names[::-1]
     with pytest.raises(UserError, match="'squad' is not a task of GLUE; allowed: cola, sst2"):
         find_task("squad")
 
@@ -157,24 +158,6 @@ def test_files_are_found_plain_or_packed(tmp_path: Path) -> None:
     for name in ("dev.tsv.gz", "dev.tsv"):
         (tmp_path / "SST-2" / name).touch()
         assert find_file(task, str(tmp_path), "dev.tsv") == tmp_path / "SST-2" / name
-
-
-def test_the_order_of_labels_is_that_of_other_data() -> None:
-    for task in GLUE_TASKS.values():
-        check_label_order(task, list(task.label_names), "tfds:glue")
-    # GLUE itself turns the order round from task to task.
-    assert GLUE_TASKS["rte"].label_names == GLUE_TASKS["wnli"].label_names[::-1]
-    for name, names in (
-        ("rte", ["not_entailment", "entailment"]),
-        ("mnli", ["contradiction", "entailment", "neutral"]),
-        ("sst2", ["negative", "positive", "neutral"]),
-        ("stsb", ["0", "1"]),
-        ("cola", []),
-    ):
-        with pytest.raises(
-            UserError, match=f"tfds:glue/{name} numbers the labels of {name} as {', '.join(names) or 'a score'}, GLUE"
-        ):
-            check_label_order(GLUE_TASKS[name], names, f"tfds:glue/{name}")
 
 
 @pytest.mark.parametrize("task", GLUE_TASKS.values(), ids=GLUE_TASKS)

@@ -10,8 +10,8 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.fine_tuning.classification import ClassificationCorpus, load_classification, read_splits
-from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file
+from mhsh.data.fine_tuning.classification import ClassificationCorpus, ClassificationTask
+from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file, read_splits
 from mhsh.errors import UserError
 from tests.conftest import load_fields
 from tests.data.conftest import tfds_folder
@@ -81,8 +81,8 @@ def load(task: str, source: str, vocab: Path) -> tuple[ClassificationCorpus, lis
         model.pop(path.split(".")[1])
     model |= dict(objective="classification", vocab_size=30522, next_sentence=False, num_classes=GLUE_TASKS[task].num_classes)
     data = ClassificationDataConfig(task=task, source=source, vocab_path=str(vocab), lowercase=True, sequence_length=16, seed=0)
-    corpus = load_classification(ModelConfig(**model), data, None)
-    train, sets = read_splits(GLUE_TASKS[task], data)
+    corpus = ClassificationTask(ModelConfig(**model), data).load()
+    train, sets = read_splits(GLUE_TASKS[task], data.source)
     return corpus, [[example.index for example in examples] for examples in (train, *sets.values())]
 
 

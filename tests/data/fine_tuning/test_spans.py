@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ModelConfig, SpanDataConfig
-from mhsh.data.fine_tuning.spans import SpanCorpus, encode_questions, load_spans, span_targets
+from mhsh.data.fine_tuning.spans import SpanCorpus, SpanTask, encode_questions, span_targets
 from mhsh.data.fine_tuning.squad import Answer, Question
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
@@ -117,7 +117,7 @@ def load(tmp_path: Path):
         path = write_squad(tmp_path / "questions.json", questions, "2.0")
         (tmp_path / "vocab.txt").write_text("".join(token + "\n" for token in VOCAB))
         data = data_config(source=f"json:{path}", vocab_path=str(tmp_path / "vocab.txt"), **changes)
-        return load_spans(model_config(), data, None)
+        return SpanTask(model_config(), data).load()
 
     return make
 

@@ -11,7 +11,7 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ModelConfig, SpanDataConfig
-from mhsh.data.fine_tuning.spans import load_spans
+from mhsh.data.fine_tuning.spans import SpanTask
 from mhsh.data.fine_tuning.squad import Answer, Question, SquadData, read_prepared_squad, read_squad
 from mhsh.errors import UserError
 from tests.conftest import load_fields
@@ -61,8 +61,8 @@ BROKEN = {
     "1.0.0": (Question("b1", "Who?", CONTEXT, (Answer("apple", 14),), False, "t"), "has the answer 'apple' at answer_start = 14"),
     "1.0.1": (Question("b1", "Who?", CONTEXT, (Answer("Ève", 0),), True, "t"), "is impossible and has an answer"),
     "1.0.2": (Question("b1", "Who?", CONTEXT, (Answer("", 3),), False, "t"), "is empty"),
-    "1.0.3": (Question("b1", "Who?", CONTEXT, (Answer("Ève", -1),), False, "t"), "has answer_start = -1"),
-    "1.0.4": (Question("q0", "Why?", CONTEXT, (Answer("Ève", 0),), False, "t"), "has the id of an earlier question, q0"),
+    "1.0.3": (Question("b1", "Who?", CONTEXT, (Answer("Ève", -1),), False, "t"), "at answer_start = -1, where"),
+    "1.0.4": (Question("q0", "Why?", CONTEXT, (Answer("Ève", 0),), False, "t"), "question q0 has the id of an earlier question"),
     # In bytes, as no answer_start is counted.
     "1.0.5": (Question("b1", "Who?", CONTEXT, (Answer("ate", 10),), False, "t"), "has the answer 'ate' at answer_start = 10"),
 }
@@ -134,7 +134,7 @@ def test_the_same_rows_as_from_files_in_the_same_order(prepared, tmp_path):
                     validation_fraction=fraction,
                     **common,
                 )
-                both.append(load_spans(ModelConfig(**model), data, None))
+                both.append(SpanTask(ModelConfig(**model), data).load())
             assert both[0].fingerprint == both[1].fingerprint
             summary = both[0].summary()
             assert summary == both[1].summary()
@@ -160,7 +160,7 @@ def test_what_is_not_there_is_named(prepared):
         "squad/v2.0:test": "tfds:squad/v2.0:test: there is no split 'test'; allowed: train, validation",
         "squad/v2.0:train[:101]": r"tfds:squad/v2.0:train\[:101\]: Requested slice .* incompatible with 100 examples; write",
         "squad/v2.0:train:en-de": "tfds:squad/v2.0:train:en-de: en-de is only for sentence pairs; write tfds:DATASET",
-        "quiz": r"tfds:quiz: question q0 answers\[0\] is not an object; correct the data",
+        "quiz": r"tfds:quiz: Expected `object`, got `str` - at .*answers\[0\]`; correct the data",
     }
     for name, expected in cases.items():
         with pytest.raises(UserError, match=f"^{expected}") as caught:

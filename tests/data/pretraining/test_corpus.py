@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from mhsh.config.schema import to_dict
+from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
-from mhsh.data.pretraining.corpus import PretrainingCorpus, load_pretraining
+from mhsh.data.pretraining.task import PretrainingTask
 from mhsh.data.tables import Table
-from mhsh.data.tokenizers.wordpiece import SPECIALS
+from mhsh.data.tokenizers.wordpiece import SPECIALS, Tokenizer
 from mhsh.errors import UserError
 
 LAYOUTS = {
@@ -29,15 +30,15 @@ LAYOUTS = {
 }
 
 
-def load(config: Any, saved_vocab: Path | None = None) -> PretrainingCorpus:
-    return load_pretraining(config.model, config.data, saved_vocab)
+def load(config: Any, saved_vocab: Path | None = None) -> Corpus[Tokenizer]:
+    return PretrainingTask(config.model, config.data).load(saved_vocab)
 
 
 def rows_of(table: Table) -> dict[str, np.ndarray]:
     return table.all()
 
 
-def documents_in(corpus: PretrainingCorpus, table: Table) -> set[str]:
+def documents_in(corpus: Corpus[Tokenizer], table: Table) -> set[str]:
     """The documents whose names (see `english`) appear whole in the rows."""
     texts = [corpus.tokenizer.decode(row.tolist()) for row in rows_of(table)["tokens"]]
     return {name for text in texts for name in re.findall(r"doc\d+(?= )", text)}

@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mhsh.data.pretraining.documents import (
-    DocumentCounts,
-    TokenDocuments,
-    check_split,
-    cut_long_sentences,
-    sentences,
-    split_documents,
-    tokenise,
-)
+from mhsh.data.pretraining.documents import TokenDocuments, cut_long_sentences, sentences, tokenise
+from mhsh.data.pretraining.task import PretrainingTask
 from mhsh.data.tokenizers.wordpiece import ByteTokenizer
 from mhsh.errors import UserError
 
@@ -28,55 +21,66 @@ from mhsh.errors import UserError
 AWKWARD = [*'.!?()"\n\r\x85\u2028\u2019\xa0\u2026B', "Mr.", "U.S.", "J.", "e.g."]
 
 
-def parts(documents: list[str], data: Any) -> dict[str, list[str]]:
+def parts(documents: list[str], config: Any) -> dict[str, list[str]]:
+    task = PretrainingTask(config.model, config.data)
     found: dict[str, list[str]] = {"train": [], "validation": []}
-    for split, document in split_documents(documents, data, DocumentCounts()):
-        found[split].append(document)
+    try:
+        for split, (document,) in task.split([((text,) for text in documents)], dict.fromkeys(task.counted, 0)):
+            found[split].append(document)
+    except UserError:  # at the end, where a side has too few
+        pass
     return found
 
 
 def test_duplicates_and_empty_documents_are_left_out_and_counted(make_config: Any) -> None:
-    counts = DocumentCounts()
-    texts = ["a", "b", "", "a", "A", "a\n", "", "b"]
-    kept = [text for _, text in split_documents(texts, make_config().data, counts)]
-    assert kept == ["a", "b", "A", "a\n"]
-    assert counts == DocumentCounts(read=8, empty=2, duplicates=2)
+    config = make_config(data__validation_fraction=0.5, model__next_sentence=False)
+    task, counts = PretrainingTask(config.model, config.data), {"read": 0, "empty": 0, "duplicates": 0}
+    texts = ["a", "b", "", "a", "A", "a\n", "", "b", *map(str, range(9))]
+    kept = [text for _, (text,) in task.split([((text,) for text in texts)], counts)]
+    assert kept == ["a", "b", "A", "a\n", *map(str, range(9))]
+    assert counts == {"read": 17, "empty": 2, "duplicates": 2}
 
 
 def test_the_split_depends_on_content_and_seed_alone(make_config: Any, english: list[str]) -> None:
-    data = make_config().data
-    found = parts(english, data)
+    config = make_config()
+    found = parts(english, config)
     assert [document for document in english if document in found["train"]] == found["train"]
-    turned = parts(english[::-1], data)
+    turned = parts(english[::-1], config)
     assert {split: set(texts) for split, texts in turned.items()} == {split: set(texts) for split, texts in found.items()}
     # A document alone is on the side it is on among others.
     for split, texts in found.items():
-        assert all(parts([text], data)[split] == [text] for text in texts)
-    assert parts(english, replace(data, seed=1)) != found
+        assert all(parts([text], config)[split] == [text] for text in texts)
+    assert parts(english, replace(config, data=replace(config.data, seed=1))) != found
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.25, 0.9])
 def test_the_share_held_out(make_config: Any, fraction: float) -> None:
     count = 20_000
-    found = parts([f"document {number}" for number in range(count)], make_config(data__validation_fraction=fraction).data)
+    found = parts([f"document {number}" for number in range(count)], make_config(data__validation_fraction=fraction))
     # Fair coins; five standard deviations.
     assert abs(len(found["validation"]) / count - fraction) <= 5 * np.sqrt(fraction * (1 - fraction) / count)
 
 
 def test_more_is_held_out_of_the_same(make_config: Any, english: list[str]) -> None:
-    few, many = (set(parts(english, make_config(data__validation_fraction=fraction).data)["validation"]) for fraction in (0.1, 0.4))
+    few, many = (set(parts(english, make_config(data__validation_fraction=fraction))["validation"]) for fraction in (0.1, 0.4))
     assert few < many
 
 
 @pytest.mark.parametrize(("next_sentence", "least"), [(False, 1), (True, 2)])
 def test_either_side_needs_documents(make_config: Any, next_sentence: bool, least: int) -> None:
     config = make_config(model__next_sentence=next_sentence)
-    check_split({"train": least, "validation": least}, config.model, config.data, DocumentCounts())
+    task = PretrainingTask(config.model, replace(config.data, validation_fraction=0.5))
+    texts = {"train": [], "validation": []}
+    for split, (text,) in task.split([((str(number),) for number in range(40))], dict.fromkeys(task.counted, 0)):
+        texts[split].append((text,))
     for split, other in (("train", "validation"), ("validation", "train")):
+        enough = texts[split][:least] + texts[other]
+        assert len(list(task.split([enough], dict.fromkeys(task.counted, 0)))) == len(enough)
+        few = [*enough[1:], enough[-1], ("",)]
         with pytest.raises(
-            UserError, match=rf"leaves {least - 1} documents for {split}, which needs {least} \(7 read, 1 empty, 2 dup"
+            UserError, match=rf"leaves {least - 1} documents for {split}, which needs {least} \({len(few)} read, 1 empty, 1 dup"
         ):
-            check_split({split: least - 1, other: 9}, config.model, config.data, DocumentCounts(7, 1, 2))
+            list(task.split([few], dict.fromkeys(task.counted, 0)))
 
 
 @pytest.mark.parametrize(

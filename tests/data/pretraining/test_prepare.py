@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, to_dict
+from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
-from mhsh.data.pretraining.corpus import PretrainingCorpus
-from mhsh.data.pretraining.documents import DocumentCounts, split_documents
 from mhsh.data.shards import UNCOMPRESSED, StoredTable, write_shard
 from mhsh.data.staging import item_text, items_in, stage
+from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 from tests.data.preparing import (
@@ -57,10 +58,13 @@ def english_rows(tmp_path_factory: pytest.TempPathFactory, english_source: str) 
     return folder
 
 
-def load(config: Config) -> PretrainingCorpus:
-    corpus = load_corpus(config, None)
-    assert isinstance(corpus, PretrainingCorpus)
-    return corpus
+def splits_of(config: Config, texts: Iterable[str]) -> list[tuple[str, str]]:
+    task = task_of(config)
+    return [(split, text) for split, (text,) in task.split([((text,) for text in texts)], dict.fromkeys(task.counted, 0))]
+
+
+def load(config: Config) -> Corpus[Tokenizer]:
+    return load_corpus(config, None)
 
 
 def assert_same_batches(a: Any, b: Any, steps: list[int]) -> None:
@@ -126,7 +130,7 @@ def test_random_sentences_come_from_other_documents_of_the_same_shard(tmp_path, 
     config = pretraining_config(source=english_source, tokenizer="bytes", sequence_length=120, max_positions=128)
     prepared(config, tmp_path / "out", per_shard=5)
     rows, decode = StoredTable(tmp_path / "out" / "train"), load(with_rows(config, tmp_path / "out")).tokenizer.decode
-    train = [text for split, text in split_documents(english, config.data, DocumentCounts()) if split == "train"]
+    train = [text for split, text in splits_of(config, english) if split == "train"]
     labels, first = [], 0
     for number, shard in enumerate(rows.shards):
         # The last shard has one more, where one would be left alone.
@@ -149,7 +153,7 @@ def test_no_shard_is_left_with_a_single_document(tmp_path, count, sizes, next_se
     """A random sentence needs a second one: the shard before takes it."""
     config = pretraining_config(validation_fraction=0.5, next_sentence=next_sentence)
     sides: dict[str, list[str]] = {"train": [], "validation": []}
-    for split, text in split_documents(map(str, range(200)), config.data, DocumentCounts()):
+    for split, text in splits_of(config, map(str, range(200))):
         sides[split].append(text)
     source = write_documents(tmp_path, "t", [*sides["train"][:count], *sides["validation"][:2]])
     task = task_of(pretraining_config(validation_fraction=0.5, next_sentence=next_sentence, source=source))

@@ -6,6 +6,7 @@ import gzip
 import lzma
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,18 +15,11 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.translation import synthetic_pairs
-from mhsh.data.translation.pairs import (
-    CleaningCounts,
-    Pair,
-    clean,
-    clean_text,
-    pair_digest,
-    read_pairs,
-    split_pairs,
-    validation_pairs,
-)
+from mhsh.data.translation.pairs import Pair, clean_text, read_pairs, validation_pairs
 from mhsh.data.translation.synthetic_pairs import held_out_pairs, training_pairs
+from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
+from tests.data.preparing import translation_config
 
 DATA = TranslationDataConfig(
     source="numbers",
@@ -102,8 +96,19 @@ def test_numbers_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(read_pairs("numbers")) == list(training_pairs(70))
 
 
+def kept(data: TranslationDataConfig, pairs: list[Pair], own: list[Pair] | None = None) -> tuple[list[Any], dict[str, int]]:
+    """The split and the text of every pair that is kept, and the counts."""
+    task = TranslationTask(translation_config().model, data)
+    counts = dict.fromkeys(task.counted, 0)
+    found = []
+    try:
+        found.extend(task.split([*([] if own is None else [own]), pairs], counts))
+    except UserError as error:  # at the end, where a side has too few
+        assert "leaves 0 pairs for validation" in str(error)
+    return found, counts
+
+
 def test_cleaning_drops_and_counts() -> None:
-    counts = CleaningCounts()
     dirty = [
         Pair("  a\t b\u00a0c ", "x\x00y"),
         Pair("a b c", "xy"),  # the one before, once it is clean
@@ -112,8 +117,9 @@ def test_cleaning_drops_and_counts() -> None:
         Pair("x", ""),
         Pair("u\u0308ber", "o\x08\u0308"),
     ]
-    assert list(clean(dirty, counts)) == [("a b c", "xy"), ("a b c", "another"), ("\u00fcber", "\u00f6")]
-    assert counts == CleaningCounts(read=6, empty=2, duplicates=1)
+    found, counts = kept(replace(DATA, validation_fraction=0.0), dirty)
+    assert [pair for _, pair in found] == [("a b c", "xy"), ("a b c", "another"), ("\u00fcber", "\u00f6")]
+    assert counts == {"read": 6, "empty": 2, "duplicates": 1, "in_both_splits": 0}
 
 
 @given(st.text(max_size=60))
@@ -133,14 +139,13 @@ def test_clean_text_is_composed_has_single_spaces_and_stays(text: str) -> None:
     ]
 
 
-def test_digests_tell_the_sides_apart() -> None:
+def test_pairs_with_the_same_words_on_other_sides_are_not_the_same() -> None:
     pairs = [Pair("a b", "c"), Pair("a", "b c"), Pair("a", "b"), Pair("b", "a")]
-    assert len({pair_digest(pair) for pair in pairs}) == 4
-    assert pair_digest(Pair("a", "b")) == pair_digest(Pair("a", "b"))
+    assert [pair for _, pair in kept(replace(DATA, validation_fraction=0.0), pairs)[0]] == pairs
 
 
 def held_out(pairs: list[Pair], data: TranslationDataConfig) -> set[str]:
-    return {pair.source for split, pair in split_pairs(pairs, None, data, CleaningCounts()) if split == "validation"}
+    return {pair[0] for split, pair in kept(data, pairs)[0] if split == "validation"}
 
 
 def test_held_out_by_content_and_seed() -> None:
@@ -154,13 +159,12 @@ def test_held_out_by_content_and_seed() -> None:
 
 
 def test_pairs_that_validation_has_of_its_own_are_not_trained_on() -> None:
-    counts = CleaningCounts()
     pairs = [Pair(text, text.upper()) for text in "abcab"]
     own = [Pair("b", "B"), Pair("x", "X"), Pair("x ", "X"), Pair("", "Y"), Pair("a", "other")]
-    found = list(split_pairs(pairs, own, DATA, counts))
+    found, counts = kept(DATA, pairs, own)
     assert found[:3] == [("validation", ("b", "B")), ("validation", ("x", "X")), ("validation", ("a", "other"))]
     assert found[3:] == [("train", ("a", "A")), ("train", ("c", "C"))]
-    assert counts == CleaningCounts(read=5, empty=0, duplicates=2, in_both_splits=1)
+    assert counts == {"read": 5, "empty": 0, "duplicates": 2, "in_both_splits": 1}
 
 
 def test_pairs_for_validation(tmp_path: Path) -> None:

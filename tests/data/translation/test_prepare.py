@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from mhsh.data.load import load_corpus
 from mhsh.data.shards import StoredTable
 from mhsh.data.tokenizers.subword import load_subword, train_subword
-from mhsh.data.translation.corpus import load_translation
+from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
 from tests.data.preparing import invented, prepared, translation_config, tree, with_rows, write_pairs
 
@@ -30,8 +32,8 @@ def test_prepared_rows_are_those_of_the_source(tmp_path, text, layout, kind):
         fields["validation_source"] = write_pairs(tmp_path, "valid", invented(700, seed=1)[:20] + invented(50, seed=2))
     config = translation_config(layout=layout, **fields)
     summary, _ = prepared(config, tmp_path / "out")
-    here = load_translation(config.model, config.data)
-    there = load_translation(config.model, with_rows(config, tmp_path / "out").data)
+    here = TranslationTask(config.model, config.data).load()
+    there = TranslationTask(config.model, with_rows(config, tmp_path / "out").data).load()
     assert there.unigram_entropy == here.unigram_entropy
     assert there.tokenizer.fingerprint == here.tokenizer.fingerprint
     assert summary == there.counts == here.counts
@@ -48,6 +50,28 @@ def test_prepared_rows_are_those_of_the_source(tmp_path, text, layout, kind):
         for (name, a), b in zip(sorted(here.train_steps(4)[step].items()), sorted(there.train_steps(4)[step].items()), strict=True):
             assert name == b[0]
             np.testing.assert_array_equal(a, b[1])
+
+
+def test_rows_of_another_config_or_run_are_refused(tmp_path, text):
+    prepared(translation_config(source=text), tmp_path / "out")
+    for change, complaint in (
+        (dict(layout="bucketed"), r"was prepared with data\.layout = 'packed', not 'bucketed'; set it to that"),
+        (dict(sequence_length=32), r"was prepared with data\.sequence_length = 64, not 32"),
+        (dict(vocab_size=300), r"400 tokens, more than model\.vocab_size = 300"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            load_corpus(with_rows(translation_config(**change), tmp_path / "out"), None)
+    config = with_rows(translation_config(), tmp_path / "out")
+    named = replace(config, data=replace(config.data, validation_source="numbers"))
+    with pytest.raises(UserError, match=r"data\.validation_source = 'numbers', but .* has its own"):
+        load_corpus(named, None)
+    # A run that goes on brings its own vocabulary, which must be the folder's.
+    corpus = load_corpus(config, None)
+    corpus.save_vocab(tmp_path)
+    assert load_corpus(config, tmp_path).fingerprint == corpus.fingerprint
+    train_subword("bpe", ["some other words"], 300).save(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match=r"tokenizer\.json is not the vocabulary of the run"):
+        load_corpus(config, tmp_path)
 
 
 def pairs_in(rows: Any) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -100,7 +124,7 @@ def test_unigram_vocabularies_are_prepared_too(tmp_path, text):
 
 def test_sources_that_will_not_do(tmp_path):
     source = write_pairs(tmp_path, "long", [("a " * 90, "b " * 90)] * 20)
-    with pytest.raises(UserError, match=r"leaves no pairs for validation \(20 read, 0 empty, 19 duplicates\)"):
+    with pytest.raises(UserError, match=r"leaves 0 pairs for validation, which needs 1 \(20 read, 0 empty, 19 duplicates"):
         prepared(translation_config(source=source), tmp_path / "out")
     with pytest.raises(UserError, match=r"leaves no pair for train: 1 are longer than data.sequence_length = 64"):
         prepared(translation_config(source=source, validation_source="numbers:100"), tmp_path / "long")

@@ -1,24 +1,19 @@
-"""Examples with one answer each, for fine-tuning: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and the
-target.
-"""
+"""Fine-tuning: examples [CLS] A [SEP] or [CLS] A [SEP] B [SEP] in memory, each with a target."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import grain
 import numpy as np
 from etils import epath
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Int32
 
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, SpanDataConfig
-from mhsh.data.batches import Batch, ordered_batches
-from mhsh.data.corpus import Corpus
-from mhsh.data.splits import TRAIN, VALIDATION
-from mhsh.data.tables import ArrayTable, Examples, Table, fingerprint_of
+from mhsh.data.batches import Batch, Batches, Bucket, MakeBatch, Selection, ordered_batches
+from mhsh.data.corpus import Corpus, Task
+from mhsh.data.tables import TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of
 from mhsh.data.tokenizers.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import expanded
@@ -27,11 +22,11 @@ from mhsh.run_folder import WORDPIECE_FILE
 Tokens = Int32[np.ndarray, " _"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FineTuningCorpus(Corpus):
-    """Examples in memory: `inputs`, `inputs_position`, `inputs_segmentation` [R,T], `token_types`
-    [R,T] where the model has them, and `targets`: [R] a class (int32) or a number (float32), or
-    [R,2] the first and the last token of an answer (int32).
+@dataclasses.dataclass(frozen=True)
+class FineTuningTask(Task[WordPieceTokenizer]):
+    """Examples of `inputs`, `inputs_position`, `inputs_segmentation` [R,T], `token_types` [R,T]
+    where the model has them, and `targets`: [R] a class (int32) or a number (float32), or [R,2] the
+    first and the last token of an answer (int32).
 
     Batches have these arrays and float32 `weights`, 1 for every target.
     """
@@ -39,38 +34,36 @@ class FineTuningCorpus(Corpus):
     vocab_file: ClassVar[str] = WORDPIECE_FILE
 
     data: ClassificationDataConfig | SpanDataConfig
-    tokenizer: Tokenizer
 
-    def batch(
-        self, split: str, numbers: Int64[np.ndarray, " B"], epochs: Int64[np.ndarray, " B"], weights: Float32[np.ndarray, " B"]
-    ) -> Batch:
-        """As `Corpus.batch`."""
-        return _batch(self.train if split == TRAIN else self.validation, numbers, epochs, weights)
+    def batch_maker(self, corpus: Corpus[WordPieceTokenizer], split: str) -> MakeBatch:
+        """Batches of the examples as they are."""
+        return _batches_of(corpus.train if split == TRAIN else corpus.validation)
+
+    def corpus_fields(self, tokenizer: WordPieceTokenizer, train: Examples, validation: Examples) -> dict[str, Any]:
+        """The fields of a corpus that follow from its examples."""
+        tokens = [token.encode() + b"\n" for token in tokenizer.vocab]
+        return {
+            "task": self,
+            "tokenizer": tokenizer,
+            "train": ArrayTable([train]),
+            "validation": ArrayTable([validation]),
+            "fingerprint": fingerprint_of(tokens, {TRAIN: train, VALIDATION: validation}),
+        }
 
 
-def batches_in_order(examples: Examples, batch_size: int) -> grain.MapDataset[Batch]:
-    """As `Corpus.validation_batches`, of these examples."""
+def batches_in_order(examples: Examples, batch_size: int) -> Batches:
+    """`Corpus.validation_batches` of these examples."""
     table = ArrayTable([examples])
-    return ordered_batches(functools.partial(_batch, table), len(table), batch_size, None)
+    return ordered_batches(_batches_of(table), [Bucket(None, batch_size, np.arange(len(table)))], None)
 
 
-def _batch(
-    table: Table, numbers: Int64[np.ndarray, " B"], epochs: Int64[np.ndarray, " B"], weights: Float32[np.ndarray, " B"]
-) -> Batch:
-    batch = table.take(numbers)
-    shape = batch["targets"].shape
-    return batch | {"weights": np.broadcast_to(weights.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()}
+def _batches_of(table: Table) -> MakeBatch:
+    def make(chosen: Selection) -> Batch:
+        batch = table.take(chosen.numbers, chosen.length)
+        shape = batch["targets"].shape
+        return batch | {"weights": np.broadcast_to(chosen.weights.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()}
 
-
-def corpus_fields(tokenizer: Tokenizer, train: Examples, validation: Examples) -> dict[str, Any]:
-    """The fields of a FineTuningCorpus that follow from its examples."""
-    tokens = [token.encode() + b"\n" for token in tokenizer.vocab]
-    return {
-        "tokenizer": tokenizer,
-        "train": ArrayTable([train]),
-        "validation": ArrayTable([validation]),
-        "fingerprint": fingerprint_of(tokens, {TRAIN: train, VALIDATION: validation}),
-    }
+    return make
 
 
 def load_vocabulary(
@@ -109,19 +102,14 @@ def assemble(
             "the task has pairs of texts, and the second of a pair is of token type 1, but model.num_token_types = 1; fine-tune a "
             "run with 0, or with 2 or more"
         )
-    count = len(first)
-    inputs = np.full((count, length), tokenizer.pad_id, np.int32)
+    inputs = np.full((len(first), length), tokenizer.pad_id, np.int32)
     segmentation, types = np.zeros_like(inputs), np.zeros_like(inputs)
-    mark = np.array([tokenizer.sep_id], np.int32)
     for index, a in enumerate(first):
-        parts = [np.array([tokenizer.cls_id], np.int32), a, mark]
-        length_a = 2 + len(a)
-        if second is not None:
-            parts += [second[index], mark]
-        tokens = np.concatenate(parts)
+        b = [] if second is None else [second[index], [tokenizer.sep_id]]
+        tokens = np.concatenate([[tokenizer.cls_id], a, [tokenizer.sep_id], *b])
         inputs[index, : len(tokens)] = tokens
         segmentation[index, : len(tokens)] = 1
-        types[index, length_a : len(tokens)] = 1
+        types[index, len(a) + 2 : len(tokens)] = 1
     examples = {
         "inputs": inputs,
         "inputs_position": np.where(segmentation, np.arange(length, dtype=np.int32), 0).astype(np.int32),

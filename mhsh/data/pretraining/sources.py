@@ -8,12 +8,16 @@ import itertools
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from mhsh.data import parquet, tfds
+from etils import epath
+
+from mhsh.data import tfds
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.errors import UserError
+from mhsh.files import opened
 
 # Folders of the standard library with tests, other packages, or (pydoc_data) the manual itself.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "ensurepip"})
@@ -23,6 +27,10 @@ _RULER = re.compile(r"[^\w\s]*")
 # str.strip() without an argument would also strip U+0085 and its like, which are text to us: only
 # "\n" ends a line.
 _BLANKS = " \t\r\v\f"
+_PARQUET_COLUMN = "text"
+# Rows and bytes of Parquet that are in memory at a time. A row group may be as large as its file.
+_ROWS_PER_READ = 256
+_BUFFER_BYTES = 1 << 20
 
 
 def documents(source: str) -> Iterator[str]:
@@ -47,9 +55,9 @@ def documents(source: str) -> Iterator[str]:
     if source == "stdlib":
         return itertools.chain(_manual_topics(), _module_docstrings(Path(sysconfig.get_path("stdlib"))))
     if kind == "text" and rest:
-        return _text_documents(rest)
+        return _text_documents(source, rest)
     if kind == "parquet" and rest:
-        return _joined(parquet.read_texts(source, rest))
+        return _joined(_parquet_texts(source, rest))
     if kind == "tfds" and rest:
         return _joined(tfds.read_texts(rest))
     raise UserError(
@@ -70,15 +78,21 @@ def _manual_topics() -> Iterator[str]:
 
 def _module_docstrings(folder: Path) -> Iterator[str]:
     """A document for every module below `folder` that has docstrings, in the order of the file."""
-    found = False
-    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
-        if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1]):
-            texts = [line for docstring in _docstrings(path) for line in _paragraphs(docstring)]
-            if texts:
-                found = True
-                yield "\n".join(texts)
-    if not found:
-        raise UserError(f"data.source = 'stdlib': there are no Python sources under {folder}; use another source")
+    paths = sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix())
+    read = (path for path in paths if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1]))
+    texts = ("\n".join(line for docstring in _docstrings(path) for line in _paragraphs(docstring)) for path in read)
+    complaint = f"data.source = 'stdlib': there are no Python sources under {folder}; use another source"
+    return _unless_empty((text for text in texts if text), complaint)
+
+
+def _unless_empty(texts: Iterable[str], complaint: str) -> Iterator[str]:
+    """The texts. Raises UserError at the end where all of them are empty."""
+    empty = True
+    for text in texts:
+        empty = empty and not text.strip()
+        yield text
+    if empty:
+        raise UserError(complaint)
 
 
 def _docstrings(path: Path) -> Iterator[str]:
@@ -132,15 +146,13 @@ def _paragraphs(text: str) -> list[str]:
     return lines
 
 
-def _text_documents(pattern: str) -> Iterator[str]:
-    paths = matching_files(pattern, f"data.source = 'text:{pattern}'")
-    found = False
-    for path in paths:
-        for document in _documents_of_lines(text_lines(path)):
-            found = True
-            yield document
-    if not found:
-        raise UserError(f"data.source = 'text:{pattern}': the {len(paths)} files it matches hold no text; name files that do")
+def _text_documents(source: str, pattern: str) -> Iterator[str]:
+    paths = matching_files(pattern, f"data.source = {source!r}")
+    yield from _unless_empty((text for path in paths for text in _documents_of_lines(text_lines(path))), _no_text(source, paths))
+
+
+def _no_text(source: str, paths: Sequence[epath.Path]) -> str:
+    return f"data.source = {source!r}: the {len(paths)} files it matches hold no text; name files that do"
 
 
 def _documents_of_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -161,3 +173,56 @@ def _joined(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         lines = (line.strip(_BLANKS) for line in text.split("\n"))
         yield "\n".join(line for line in lines if line)
+
+
+def _parquet_texts(source: str, name: str) -> Iterator[str]:
+    """The texts of a column of Parquet files, file by file and row by row. `name` is
+    GLOB[:COLUMN].
+    """
+    pattern, colon, column = name.rpartition(":")
+    if not colon or "/" in column:  # the colon of gs:// or of a folder
+        pattern, column = name, _PARQUET_COLUMN
+    if not pattern or not column:
+        raise UserError(f"data.source = {source!r} lacks a glob or a column; write parquet:GLOB or parquet:GLOB:COLUMN")
+    paths = matching_files(pattern, f"data.source = {source!r}")
+    yield from _unless_empty((text for path in paths for text in _parquet_column(path, column)), _no_text(source, paths))
+
+
+def _parquet_column(path: epath.Path, column: str) -> Iterator[str]:
+    import pyarrow  # takes a third of a second
+    from pyarrow import parquet
+
+    at = str(path)
+    try:
+        with opened(path) as file:
+            # By default all of a row group's column would be read before its first row.
+            table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
+            _check_parquet_column(at, table.schema_arrow, column)
+            for group in range(table.num_row_groups):
+                at, row = f"{path}, row group {group}", 0
+                # Threads would read ahead; the reading is quicker than what is done with the text.
+                for batch in table.iter_batches(_ROWS_PER_READ, [group], [column], use_threads=False):
+                    values = batch.column(0)
+                    if values.null_count:
+                        row += values.is_null().index(True).as_py()
+                        raise UserError(f"{at}: row {row} has no value in the column {column!r}; leave such rows out of the file")
+                    yield from values.to_pylist()
+                    row += len(values)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{at}: the column {column!r} is not UTF-8: {error.reason}; write the file again") from error
+    except (OSError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise UserError(f"cannot read {at}: {error.strerror}") from error
+        raise UserError(f"{at} is damaged or no Parquet ({' '.join(str(error).split())}); fetch it again") from error
+
+
+def _check_parquet_column(at: str, schema: Any, column: str) -> None:
+    """Raises UserError where the file has no such column, or one that is not text."""
+    from pyarrow import types
+
+    if schema.names.count(column) != 1:
+        raise UserError(f"{at} has the columns {', '.join(schema.names)}, but not one {column!r}; write parquet:GLOB:COLUMN")
+    kind = schema.field(column).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise UserError(f"{at}: the column {column!r} is of type {kind}, which is not text; name a column of text")

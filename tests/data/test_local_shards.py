@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mhsh.data import verification
+from mhsh.data import local_shards
+from mhsh.data.local_shards import verify_once
 from mhsh.data.shards import UNCOMPRESSED, Shard, read_index, shards_of, write_index, write_shard
-from mhsh.data.verification import verify_once
 from mhsh.errors import UserError
 
 
@@ -32,13 +32,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the shards that were read, in order."""
     names: list[str] = []
-    check = verification.check_sha256
+    check = local_shards.check_sha256
 
     def noting(folder: Path, shard: Shard) -> None:
         names.append(shard.name)
         check(folder, shard)
 
-    monkeypatch.setattr(verification, "check_sha256", noting)
+    monkeypatch.setattr(local_shards, "check_sha256", noting)
     return names
 
 
