@@ -21,7 +21,7 @@ from mhsh.models.types import decoder_stack, encoder_stack
 # layer of the feed-forward, and the weighted values: all that is narrow where layers are many. No
 # array as wide as the stream or as the scores is saved.
 # `groups` also saves the stream only before each group of layers (Chen et al. 2016, arXiv
-# 1604.06174), so that memory grows with the root of the depth. mhsh/training/remat.py resolves
+# 1604.06174), so that memory grows with the root of the depth. mhsh/training/memory.py resolves
 # `auto` before training; a model that is not differentiated ignores the policy.
 REMAT_POLICIES: dict[str, Any] = {
     "projections": jax.checkpoint_policies.save_only_these_names("projected", "context", "hidden"),
