@@ -35,7 +35,8 @@ def remove_unfinished() -> None:
         if path.is_dir():
             _remove(path)
         else:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -371,12 +372,9 @@ def new_folder(out: str) -> Iterator[Path]:
                 unfinished.rename(final)  # replaces an empty folder, and nothing else
             except OSError as error:
                 raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
-            around.rmdir()
             _sync(final.parent)
-        except BaseException:
-            _remove(around)
-            raise
         finally:
+            _remove(around)
             _unfinished.discard(around)
 
 
