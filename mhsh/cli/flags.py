@@ -22,6 +22,12 @@ class Taken(NamedTuple):
     take: Callable[[str, Any, list[str]], tuple[Any, list[str]]]
 
 
+def take_all(flag: str, names: Sequence[str], arguments: list[str]) -> tuple[list[tuple[str, Config]], list[str]]:
+    """The configs by name, each with all overrides, and the arguments that are left."""
+    taken = [(name, *take_config(flag, name, arguments)) for name in names]
+    return [(name, config) for name, config, _ in taken if config is not None], taken[0][2]
+
+
 def _as_written(type_: object, tokens: Sequence[Any]) -> str:
     return tokens[0].value
 
@@ -33,12 +39,12 @@ def _all_as_written(type_: object, tokens: Sequence[Any]) -> list[str]:
 _HELP = "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT"
 
 
-def _config(flag: str, what: str = _HELP) -> Parameter:
+def _config(flag: str, what: str = _HELP, converter: Callable[..., Any] = _as_written) -> Parameter:
     return Parameter(
         name=f"--{flag}",
         metavar=CONFIG,
         help=f"{what}; --{flag}.SECTION.FIELD=VALUE changes a field",
-        converter=_as_written,
+        converter=converter,
         n_tokens=1,
         accepts_keys=False,
         show_default=False,
@@ -54,25 +60,11 @@ TaskFlag = Annotated[
     _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
     Taken("task", take_fields),
 ]
-
-
-def _take_all(flag: str, names: Sequence[str], arguments: list[str]) -> tuple[list[tuple[str, Config]], list[str]]:
-    """The configs by name, each with all overrides."""
-    taken = [(name, *take_config(flag, name, arguments)) for name in names]
-    return [(name, config) for name, config, _ in taken if config is not None], taken[0][2]
-
-
 # Several of them, as a list of names and Configs.
 ConfigsFlag = Annotated[
     list[Any],
-    Parameter(
-        name="--config",
-        metavar=CONFIG,
-        help=f"{_HELP}; several are set side by side; --config.SECTION.FIELD=VALUE changes a field of each",
-        converter=_all_as_written,
-        n_tokens=1,
-    ),
-    Taken("config", _take_all),
+    _config("config", f"{_HELP}; several are set side by side, and a change goes to each", _all_as_written),
+    Taken("config", take_all),
 ]
 RunFolderArgument = Annotated[str, Parameter(name="RUN", help="a run folder")]
 StepFlag = Annotated[int | None, Parameter(help="which checkpoint; the newest by default")]

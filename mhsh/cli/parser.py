@@ -22,6 +22,7 @@ from mhsh.errors import UserError, nearest
 
 Run = Callable[..., int]
 
+_HELP = {"--help", "-h"}
 _FILES = {"import": "import_checkpoint", "export": "export_checkpoint"}  # a keyword of Python is no module
 
 
@@ -74,17 +75,18 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     if page is None:
         return None
     app = page.app()
-    if "--help" in rest:
+    if not _HELP.isdisjoint(rest):
         app.help_print()
         return None
     see = f"; see mhsh {page.command} --help"
-    changes, rest = _apart(rest, [taken.flag for _, taken in _taken(page.run)])
+    marked = list(_taken(page.run))
+    changes, rest = _apart(rest, [taken.flag for _, taken in marked])
     try:
         run, bound, unused, _ = app.parse_known_args(rest)
     except CycloptsError as error:
         raise UserError(_in_one_line(error, page.command) + see + _list_of_configs(error)) from error
     values, unused = bound.arguments, [*changes, *unused]
-    for name, taken in _taken(run):
+    for name, taken in marked:
         values[name], unused = taken.take(taken.flag, values.get(name), unused)
     if unused:
         raise UserError(f"{unused[0]} is not an argument of mhsh {page.command}{see}")
@@ -99,7 +101,7 @@ def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]
     kind = arguments[0] if arguments else ""
     if kind in known:
         return known[kind], arguments[1:]
-    if kind == "--help":
+    if kind in _HELP:
         print(f"Usage: mhsh {command} {{{','.join(known)}}} ...\n\n{inspect.getdoc(command_module(command))}\n")
         print("\n".join(f"  {name:<14} {summary(page)}" for name, page in known.items()))
         return None, []

@@ -10,9 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from mhsh.cli import compare, train
-from mhsh.cli.flags import Taken
+from mhsh.cli.flags import Taken, take_all
 from mhsh.config.schema import Config
-from mhsh.configs import take_config
 
 PROMPT, SAMPLE_TOKENS = "The function ", 70
 VARIANTS = ("6l4h_post_ln", "24l1h_post_ln", "24l1h_admin", "24l1h_pre_ln")
@@ -20,13 +19,8 @@ VARIANTS = ("6l4h_post_ln", "24l1h_post_ln", "24l1h_admin", "24l1h_pre_ln")
 
 def _take_configs(flag: str, _: None, arguments: list[str]) -> tuple[dict[str, Config], list[str]]:
     """The configs by variant and the arguments left; overrides go to all of them."""
-    configs: dict[str, Config] = {}
-    rest = arguments
-    for variant in VARIANTS:
-        config, rest = take_config(flag, f"quickstart:{variant}", arguments)
-        assert config is not None
-        configs[variant] = config
-    return configs, rest
+    taken, rest = take_all(flag, [f"quickstart:{variant}" for variant in VARIANTS], arguments)
+    return {variant: config for variant, (_, config) in zip(VARIANTS, taken, strict=True)}, rest
 
 
 EXAMPLES = ("mhsh quickstart", "mhsh quickstart --workdir=runs/short --config.train.num_steps=100")

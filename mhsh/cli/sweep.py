@@ -70,8 +70,6 @@ def run(
     Raises:
       UserError: an axis or a cell is wrong, or the folder holds something else.
     """
-    # An axis names fields as the config file has them, before heads are regrouped.
-    fields = config
     if parallel < 1:
         raise UserError(f"--parallel={parallel} must be 1 or more")
     if choosing_seeds is not None and over is None:
@@ -79,7 +77,7 @@ def run(
     first, every = _share(cells)
     if refine and (over is None or every > 1):
         raise UserError("--refine goes with --over, and on one host: without --cells")
-    parsed = parse_axes(axes, fields)
+    parsed = parse_axes(axes, config)  # fields as the config file has them, before heads are regrouped
     import jax
 
     # The plan only looks at shapes; an accelerator is for the cells, and two processes cannot
@@ -88,7 +86,7 @@ def run(
     folder = SweepFolder(workdir)
     if refine:
         parsed = _with_values_of(folder, parsed, over)
-    plan = make_plan(parsed, fields)
+    plan = make_plan(parsed, config)
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if over is not None:
         _print_stages(plan, tune(planned_experiment(plan), over, choosing_seeds))
@@ -112,7 +110,7 @@ def run(
             break
         print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)
         parsed = _with_values(parsed, over, added)
-        plan = make_plan(parsed, fields)
+        plan = make_plan(parsed, config)
     _write_report(folder, over, choosing_seeds)
     return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, share, over, choosing_seeds)
 
