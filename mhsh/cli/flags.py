@@ -8,24 +8,22 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from mhsh.config.schema import Config
-from mhsh.configs import CONFIG, take_config, take_fields
+from mhsh.configs import CONFIG, Changes, parse_config, parse_fields
 
 
-class Taken(NamedTuple):
+class Made(NamedTuple):
     """Marks a parameter that is made of `--FLAG=...` and of all the `--FLAG.SECTION.FIELD=VALUE`.
 
-    `take` gets the flag, its value and the arguments that no parameter has, and returns the
-    parameter and the arguments that are left.
+    `make` gets the flag, its value, and those overrides.
     """
 
     flag: str
-    take: Callable[[str, Any, list[str]], tuple[Any, list[str]]]
+    make: Callable[[str, Any, Changes], Any]
 
 
-def take_all(flag: str, names: Sequence[str], arguments: list[str]) -> tuple[list[tuple[str, Config]], list[str]]:
-    """The configs by name, each with all overrides, and the arguments that are left."""
-    taken = [(name, *take_config(flag, name, arguments)) for name in names]
-    return [(name, config) for name, config, _ in taken if config is not None], taken[0][2]
+def make_configs(flag: str, names: Sequence[str], changes: Changes) -> list[tuple[str, Config]]:
+    """The names and configs, each with all overrides."""
+    return [(name, config) for name in names if (config := parse_config(flag, name, changes)) is not None]
 
 
 def _as_written(type_: object, tokens: Sequence[Any]) -> str:
@@ -51,20 +49,20 @@ def _config(flag: str, what: str = _HELP, converter: Callable[..., Any] = _as_wr
     )
 
 
-ConfigFlag = Annotated[Config, _config("config"), Taken("config", take_config)]
-AgainstFlag = Annotated[Config, _config("against", "a second config, to compare with"), Taken("against", take_config)]
+ConfigFlag = Annotated[Config, _config("config"), Made("config", parse_config)]
+AgainstFlag = Annotated[Config, _config("against", "a second config, to compare with"), Made("against", parse_config)]
 # Of these the unchecked fields, dict[str, Any]: alone they are no complete config.
-FieldsFlag = Annotated[Any, _config("config"), Taken("config", take_fields)]
+FieldsFlag = Annotated[Any, _config("config"), Made("config", parse_fields)]
 TaskFlag = Annotated[
     Any,
     _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
-    Taken("task", take_fields),
+    Made("task", parse_fields),
 ]
 # Several of them, as a list of names and Configs.
 ConfigsFlag = Annotated[
     list[Any],
     _config("config", f"{_HELP}; several are set side by side, and a change goes to each", _all_as_written),
-    Taken("config", take_all),
+    Made("config", make_configs),
 ]
 RunFolderArgument = Annotated[str, Parameter(name="RUN", help="a run folder")]
 StepFlag = Annotated[int | None, Parameter(help="which checkpoint; the newest by default")]

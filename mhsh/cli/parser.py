@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -17,7 +16,8 @@ from typing import NamedTuple
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
-from mhsh.cli.flags import Taken
+from mhsh.cli.flags import Made
+from mhsh.configs import take_changes
 from mhsh.errors import UserError, nearest
 
 Run = Callable[..., int]
@@ -79,17 +79,18 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
         app.help_print()
         return None
     see = f"; see mhsh {page.command} --help"
-    marked = list(_taken(page.run))
-    changes, rest = _apart(rest, [taken.flag for _, taken in marked])
+    made = dict(_made(page.run))
+    changes = {}
+    for mark in made.values():
+        changes[mark.flag], rest = take_changes(mark.flag, rest)
     try:
         run, bound, unused, _ = app.parse_known_args(rest)
     except CycloptsError as error:
         raise UserError(_in_one_line(error, page.command) + see + _list_of_configs(error)) from error
-    values, unused = bound.arguments, [*changes, *unused]
-    for name, taken in marked:
-        values[name], unused = taken.take(taken.flag, values.get(name), unused)
     if unused:
         raise UserError(f"{unused[0]} is not an argument of mhsh {page.command}{see}")
+    for name, mark in made.items():
+        bound.arguments[name] = mark.make(mark.flag, bound.arguments.get(name), changes[mark.flag])
     return lambda: run(*bound.args, **bound.kwargs)
 
 
@@ -109,30 +110,16 @@ def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]
     raise UserError(f"mhsh {command}: {hint}; see mhsh {command} --help")
 
 
-def _apart(arguments: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments that change a field, `--FLAG.SECTION.FIELD=VALUE` or without the `=`, and the
-    other ones.
-    """
-    changes, rest = [], []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument.startswith(tuple(f"--{flag}." for flag in flags)):
-            changes += [argument] if "=" in argument else [argument, *itertools.islice(remaining, 1)]
-        else:
-            rest.append(argument)
-    return changes, rest
-
-
 def summary(page: Page) -> str:
     """What a page says first."""
     return (inspect.getdoc(page.run) or "").split("\n\n")[0].replace("\n", " ")
 
 
-def _taken(run: Run) -> Iterator[tuple[str, Taken]]:
+def _made(run: Run) -> Iterator[tuple[str, Made]]:
     """The parameters that are made of several flags."""
     for name, hint in typing.get_type_hints(run, include_extras=True).items():
         for part in (hint, *typing.get_args(hint)):  # an optional one is a union
-            yield from ((name, mark) for mark in getattr(part, "__metadata__", ()) if isinstance(mark, Taken))
+            yield from ((name, mark) for mark in getattr(part, "__metadata__", ()) if isinstance(mark, Made))
 
 
 def _in_one_line(error: CycloptsError, command: str) -> str:

@@ -15,7 +15,7 @@ from mhsh import configs
 from mhsh.cli.finetune import fine_tuning_config
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
-from mhsh.configs import shipped_names, take_config, take_fields
+from mhsh.configs import parse_fields, shipped_names, take_changes, take_config
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.errors import UserError
 from mhsh.models.costs import step_flops
@@ -200,7 +200,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fields(config: str, *overrides: str) -> dict:
-    found, left = take_fields("config", config, overrides)
+    changes, left = take_changes("config", overrides)
+    found = parse_fields("config", config, changes)
     assert found is not None and not left
     return found
 
