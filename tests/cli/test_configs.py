@@ -11,7 +11,6 @@ import pytest
 
 from mhsh import configs
 from mhsh.cli.main import main
-from mhsh.config.reference import markdown
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
 from mhsh.configs import shipped_names
@@ -46,10 +45,6 @@ def test_it_prints_one_config(capsys) -> None:
 
 def test_a_fine_tuning_without_what_the_run_decides(capsys) -> None:
     assert json.loads(printed(capsys, "glue:rte")) == load_fields("glue", "rte")
-
-
-def test_it_prints_the_page(capsys) -> None:
-    assert printed(capsys, "--markdown") == markdown()
 
 
 def test_it_never_loads_jax() -> None:

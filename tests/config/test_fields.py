@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from mhsh.cli.main import main
 from mhsh.config import fields as config_fields
-from mhsh.config import reference, resolve
+from mhsh.config import resolve
 from mhsh.config.fields import (
     SHAPING,
     Field,
@@ -27,9 +28,8 @@ from mhsh.configs import base
 from mhsh.errors import UserError
 from mhsh.sweep.axes import parse_axes
 from mhsh.verdict.fairness import _settings
-from tests.conftest import ROOT
+from website import reference
 
-PAGE = ROOT / "docs" / "config.md"
 EVERY_FIELD = list({(objective, field.path): field for objective in OBJECTIVES for field in all_fields(objective)}.values())
 
 
@@ -114,12 +114,12 @@ def coloured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def with_colour(section: str, objective: str) -> type:
         return extended if section == "model" else section_class(section, objective)
 
-    for module in (config_fields, resolve, reference, base):
+    for module in (config_fields, resolve, base):
         monkeypatch.setattr(module, "section_class", with_colour)
     return base.make_config().to_dict()
 
 
-def test_a_new_field_is_one_line_in_the_schema(coloured: dict[str, Any]) -> None:
+def test_a_new_field_is_one_line_in_the_schema(coloured: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     config = resolve.from_dict(coloured)
     assert to_dict(config)["model"]["colour"] == "blue"
     with pytest.raises(UserError, match=r"^model.colour = 'green'; allowed: red, blue$"):
@@ -130,7 +130,8 @@ def test_a_new_field_is_one_line_in_the_schema(coloured: dict[str, Any]) -> None
     (axis,) = parse_axes(["colour=red,blue"], coloured)
     assert axis.values == ("red", "blue")
     row = "| `model.colour` | red, blue | blue | loss | the colour of the model |"
-    assert row in reference.markdown() and "model.colour (red, blue; loss)" in reference.text()
+    assert row in reference.fields()
+    assert main(["configs"]) == 0 and "  model.colour (red, blue; loss)\n      the colour of" in capsys.readouterr().out
 
 
 def test_the_sections_are_those_of_the_config() -> None:
@@ -168,18 +169,3 @@ def test_values_by_path(make_config) -> None:
     flat = flatten(make_config("bert", "2l8h"))
     assert flat["model.num_layers"] == 2 and flat["mesh.data"] == -1
     assert flatten({"model": {"num_layers": 3}, "version": 2}) == {"model.num_layers": 3}
-
-
-def test_the_page_is_what_the_schema_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference.markdown(), "write it anew: mhsh configs --markdown > docs/config.md"
-
-
-def test_every_field_is_on_the_page_and_in_the_terminal() -> None:
-    for objective in OBJECTIVES:
-        for field in all_fields(objective):
-            assert f"| `{field.path}` |" in reference.markdown()
-            assert f"  {field.path} (" in reference.text()
-
-
-def test_lines_outside_of_tables_are_short() -> None:
-    assert max(len(line) for line in reference.markdown().split("\n") if not line.startswith("|")) <= 100
