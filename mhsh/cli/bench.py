@@ -128,7 +128,7 @@ def measured(name: str, bench: Callable[[], BenchResults], out: str | None, numb
     Raises:
       UserError: one of the `numbers` is not above 0, or `out` cannot be written.
     """
-    check_new_file(out)
+    check_new_file("--out", out)
     for option, value in numbers.items():
         if isinstance(value, int | float) and not 0 < value < math.inf:
             raise UserError(f"--{option.replace('_', '-')}={value}: give a number above 0")

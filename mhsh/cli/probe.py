@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -104,12 +103,10 @@ def run(
     options = _options(kind, {name: value for name, value in own.items() if value is not None})
     _check(folders, configs, rows, step, options)
     out = out or f"probe-{kind}.json"
-    check_new_file(out)
     drawn = {suffix: Path(out).with_suffix(f".{suffix}") for suffix in PICTURES}
     page = Path(out).with_suffix(".md")
-    for path in (*drawn.values(), page):
-        if os.path.lexists(path):
-            raise UserError(f"{path} exists, and nothing is overwritten; choose another --out")
+    for path in (out, *drawn.values(), page):
+        check_new_file("--out", path)
     settings = {"rows": rows, **options}
     if kind == "amplification" and configs:
         found: dict[str, Any] = {"config": to_dict(configs["config"]), "schemes": _fresh_schemes(configs["config"], rows, options)}
