@@ -22,6 +22,7 @@ from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, forward
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import Batch, Outputs
+from mhsh.text import whole_numbers
 from mhsh.training.memory import resolve_remat
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import ROWS, make_mesh, put_batch
@@ -88,22 +89,10 @@ def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[
     """
     positions = min(config.model.max_positions for config in configs.values())
     fitting = [tokens for tokens in LENGTHS if tokens <= positions] or [positions]
-    lengths = whole_numbers("length", length) if length is not None else fitting
+    lengths = whole_numbers("--length=", length) if length is not None else fitting
     for config in configs.values():
         setting_config(config, 1, max(lengths))
-    return [(rows, tokens) for rows in whole_numbers("batch", batch) for tokens in lengths]
-
-
-def whole_numbers(flag: str, text: str) -> list[int]:
-    """The whole numbers of a list such as 1,4,16.
-
-    Raises:
-      UserError: an item is not a whole number of at least 1.
-    """
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(f"--{flag}={text}: give whole numbers of at least 1, as in --{flag}=1,4,16")
-    return [int(part) for part in parts]
+    return [(rows, tokens) for rows in whole_numbers("--batch=", batch) for tokens in lengths]
 
 
 def training(name: str, config: Config, note: Note) -> Candidate:

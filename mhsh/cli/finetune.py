@@ -20,6 +20,7 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.text import whole_numbers
 
 SUMMARY_FILE = "summary.json"
 
@@ -53,7 +54,9 @@ def run(
     Raises:
       UserError: the run cannot be fine-tuned, or whatever is wrong with the config or its data.
     """
-    configs = {seed: fine_tuning_config(RunFolder(folder), config, seed, fresh) for seed in _numbers(seeds)}
+    configs = {
+        seed: fine_tuning_config(RunFolder(folder), config, seed, fresh) for seed in whole_numbers("--seeds=", seeds, least=0)
+    }
     # After the configs are checked: it takes seconds.
     from mhsh.training.loop import train
 
@@ -116,13 +119,6 @@ def summarise(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str,
         by_seed = {str(seed): each[name] for seed, each in figures.items()}
         summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "by_seed": by_seed}
     return summary
-
-
-def _numbers(seeds: str) -> list[int]:
-    parts = seeds.split(",")
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(f"--seeds={seeds} must be whole numbers with commas between, each once, such as 0,1,2")
-    return [int(part) for part in parts]
 
 
 def _last_validation(folder: RunFolder) -> dict[str, float]:

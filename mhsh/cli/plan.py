@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from rich.table import Column, Table
 from mhsh.cli.flags import ConfigsFlag
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
+from mhsh.text import whole_numbers
 
 if TYPE_CHECKING:
     from mhsh.planning.compiled import Topology
@@ -95,9 +95,7 @@ def _chips(text: str, known: Mapping[str, Any]) -> tuple[str, list[int]]:
     kind, _, numbers = text.partition(":")
     if kind not in known:
         raise UserError(f"--chips={text}: {kind!r} is not known; allowed: {', '.join(known)}, as in v5p:8,64")
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", numbers):
-        raise UserError(f"--chips={text}: give numbers of chips with commas between, as in {kind}:8,64")
-    return kind, [int(number) for number in numbers.split(",")]
+    return kind, whole_numbers(f"--chips={kind}:", numbers)
 
 
 def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> dict[str, Any]:
