@@ -22,29 +22,20 @@ FORMAT = 1
 GRID_KINDS = ("train", "inference")  # whose settings are batch and length
 
 CONFIDENCE = 0.95
-SMALLEST, LARGEST = 1e-300, 1e300  # of numbers above 0 whose 1 / x is finite too
 
-NonNegative = Annotated[float, Meta(ge=0, lt=LARGEST)]
+NonNegative = Annotated[float, Meta(ge=0, lt=1e300)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 PositiveInt = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
 T = TypeVar("T")
 
 
 class Interval(Struct, frozen=True):
-    """A median, and an interval that holds the true median with probability `confidence`.
-
-    Raises:
-      ValueError: the median lies outside its interval.
-    """
+    """A median, and an interval that holds the true median with probability `confidence`."""
 
     median: NonNegative
     low: NonNegative
     high: NonNegative
     confidence: Annotated[float, Meta(gt=0, le=1)]  # at least CONFIDENCE, or that of the whole range of too few values
-
-    def __post_init__(self) -> None:
-        if not self.low <= self.median <= self.high:
-            raise ValueError("the median lies outside its interval")
 
     def scaled(self, factor: float) -> Interval:
         """Times a number above 0."""
@@ -115,10 +106,6 @@ class CandidateResult(Struct, kw_only=True):
     bytes_per_second: float | None = None  # of one device
     share_of_copy: float | None = None  # that over the ceiling
 
-    def __post_init__(self) -> None:
-        if min(self.seconds.low, self.time_ratio.low if self.time_ratio else 1.0) < SMALLEST:
-            raise ValueError("seconds and time_ratio must be above 0")
-
     @property
     def memory_bytes(self) -> int | None:
         """What has to fit in a device's memory at once; None where it is not known."""
@@ -133,14 +120,6 @@ class SettingResults(Struct):
 
     setting: dict[str, Any]  # batch and length (train, inference), or what else the kind varies
     candidates: Annotated[list[CandidateResult], Meta(min_length=1)] = field(name="contestants")
-
-    def __post_init__(self) -> None:
-        names = [candidate.name for candidate in self.candidates]
-        for candidate in self.candidates:
-            if names.count(candidate.name) > 1:
-                raise ValueError(f"has {candidate.name} more than once")
-            if candidate.baseline is not None and candidate.baseline not in names:
-                raise ValueError(f"has no {candidate.baseline}, the baseline of {candidate.name}")
 
     @property
     def batch_and_length(self) -> tuple[int, int]:
@@ -202,6 +181,18 @@ class _GridSetting(Struct):
     length: PositiveInt
 
 
+class _Cell(Struct):
+    setting: _GridSetting
+
+
+class _Grid(Struct):
+    """What a file of GRID_KINDS has of the plain dictionaries."""
+
+    environment: _Environment
+    configs: dict[str, _Config]
+    cells: list[_Cell]
+
+
 def read(path: str) -> BenchResults:
     """The results of any kind of bench.
 
@@ -217,7 +208,7 @@ def read(path: str) -> BenchResults:
 
 
 def read_grid(path: str) -> BenchResults:
-    """The results of `mhsh bench train` or `mhsh bench inference`; no setting is there twice.
+    """The results of `mhsh bench train` or `mhsh bench inference`.
 
     Raises:
       UserError: the file cannot be read, is of another kind or format, or is damaged.
@@ -225,33 +216,16 @@ def read_grid(path: str) -> BenchResults:
     results = read(path)
     if results.kind not in GRID_KINDS:
         raise UserError(f"{path} is of mhsh bench {results.kind}; only {' and '.join(GRID_KINDS)} can be compared")
-    _convert(results.environment, _Environment, path, "environment")
-    for name, config in results.configs.items():
-        _convert(config, _Config, path, f"configs.{name}")
-    settings = []
-    for number, cell in enumerate(results.cells):
-        _convert(cell.setting, _GridSetting, path, f"cells[{number}].setting")
-        for candidate in cell.candidates:
-            if candidate.config not in results.configs:
-                raise _damaged(path, f"cells[{number}]", f"{candidate.name} is of config {candidate.config!r}, which is missing")
-        if cell.batch_and_length in settings:
-            batch, length = cell.batch_and_length
-            raise UserError(f"{path} has batch {batch} x length {length} more than once; measure each once with mhsh bench")
-        settings.append(cell.batch_and_length)
+    _convert(msgspec.to_builtins(results), _Grid, path)
     return results
 
 
-def _convert(value: Any, kind: type[T], path: str, where: str = "") -> T:
-    """`value`, which is at `where` in the file, as a `kind`."""
+def _convert(value: Any, kind: type[T], path: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        reason, _, inner = str(error).partition(" - at `$")
-        raise _damaged(path, (where + inner.rstrip("`")).lstrip("."), reason) from error
-
-
-def _damaged(path: str, where: str, reason: str) -> UserError:
-    return UserError(f"{path} is damaged: {where}: {reason}; measure again with mhsh bench")
+        reason, _, where = str(error).partition(" - at `$")
+        raise UserError(f"{path} is damaged: {where.strip('.`')}: {reason}; measure again with mhsh bench") from error
 
 
 def write(results: BenchResults, out: str) -> None:

@@ -12,19 +12,12 @@ import pytest
 from mhsh.bench.results import CONFIDENCE, Interval, coverage, median_interval, ratios
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "exact"),
-    [(5, 1, 1 - 2 / 32), (6, 1, 1 - 2 / 64), (7, 1, 1 - 2 / 128), (7, 2, 1 - 16 / 128), (9, 2, 1 - 20 / 512), (1, 1, 0.0)],
-)
-def test_coverage_by_hand(n, k, exact):
-    assert coverage(n, k) == pytest.approx(exact, abs=1e-15)
-
-
-@pytest.mark.parametrize(("n", "k"), [(n, k) for n in range(1, 11) for k in range(1, (n + 1) // 2 + 1)])
-def test_coverage_is_that_of_all_ways_to_fall_on_either_side(n, k):
+def test_coverage_is_that_of_all_ways_to_fall_on_either_side():
     """Each value is above or below the median with probability 1/2: the 2^n cases, counted."""
-    inside = sum(k <= sum(below) <= n - k for below in itertools.product((0, 1), repeat=n))
-    assert coverage(n, k) == pytest.approx(inside / 2**n, abs=1e-12)
+    for n in range(1, 11):
+        below = [sum(case) for case in itertools.product((0, 1), repeat=n)]
+        for k in range(1, (n + 1) // 2 + 1):
+            assert coverage(n, k) == pytest.approx(sum(k <= count <= n - k for count in below) / 2**n, abs=1e-12)
 
 
 def test_estimates_by_hand():
@@ -58,8 +51,3 @@ def test_ratios_are_of_the_same_round():
 
 def test_an_inverse_keeps_its_order():
     assert Interval(2.0, 1.0, 4.0, 0.9).inverse() == Interval(0.5, 0.25, 1.0, 0.9)
-
-
-def test_a_median_lies_in_its_interval():
-    with pytest.raises(ValueError, match="the median lies outside"):
-        Interval(5.0, 1.0, 4.0, 0.9)
