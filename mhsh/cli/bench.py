@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mhsh.bench.results import BenchResults, write
-from mhsh.bench.table import show
+from mhsh.bench.results import BenchResults, show, write
 from mhsh.cli import early_stop
 from mhsh.cli.flags import AgainstFlag, ConfigFlag
 from mhsh.config.schema import Config

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from mhsh.bench.results import BenchResults
-from mhsh.bench.table import WIDTH, show
+from mhsh.bench.results import WIDTH, BenchResults, show
 from tests.bench.test_timing import made
 
 
