@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mhsh.cli.main import main
-from tests.conftest import ROOT
 from tests.runs import mhsh_here
 
 TINY = [
@@ -22,14 +21,6 @@ TINY = [
     "--config.data.sequence_length=32",
     "--config.data.validation_fraction=0.2",
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(600)]
-    path.write_text("\n\n".join("\n".join(sentences[start : start + 10]) for start in range(0, 600, 10)) + "\n", encoding="utf-8")
-    return f"--config.data.source=text:{path}"
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +39,6 @@ def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = mhsh_here("train", *settings)
     assert done.returncode == 0, done.stderr
     return folder
-
-
-@pytest.fixture(autouse=True)
-def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize("kind", ["dependency", "gradients", "coverage", "similarity", "amplification", "ablation"])

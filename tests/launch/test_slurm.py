@@ -191,13 +191,6 @@ REAL = {"MHSH_VENV": str(Path(sys.executable).parents[1]), "JAX_PLATFORMS": "cpu
 REAL |= {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> str:
-    path = tmp_path / "corpus.txt"
-    path.write_text("\n\n".join(f"Number {n} is a number.\nSo is number {n + 1}." for n in range(400)), encoding="utf-8")
-    return f"--config.data.source=text:{path}"
-
-
 @pytest.mark.slow
 def test_an_array_trains_all_cells_of_a_sweep(job: Callable, corpus: str, tmp_path: Path) -> None:
     """Two tasks of an array at once, with real processes; the same command finds all done."""
