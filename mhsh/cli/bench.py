@@ -10,7 +10,7 @@ from typing import Any
 
 from mhsh.bench.results import BenchResults, show, write
 from mhsh.cli import early_stop
-from mhsh.cli.flags import AgainstFlag, ConfigFlag
+from mhsh.cli.parser import AgainstFlag, ConfigFlag
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import check_new_file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mhsh.cli.flags import RunFolderArgument, StepFlag
+from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, TranslationDataConfig
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.data.tokenizers.wordpiece import load_wordpiece

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.flags import FieldsFlag
+from mhsh.cli.parser import FieldsFlag
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError

@@ -14,7 +14,7 @@ import numpy as np
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.flags import ConfigFlag, TaskFlag
+from mhsh.cli.parser import ConfigFlag, TaskFlag
 from mhsh.config.fields import SHAPING
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict

@@ -1,4 +1,5 @@
-"""The command line of one command, read from the signature and the docstring of its function.
+"""The command line of one command, read from the signature and the docstring of its function; and
+the parameters that several commands have.
 
 A command is a module of `mhsh.cli` with a function `run`, or with several, named in `KINDS`. Its
 parameters are the flags (positional-only ones the arguments), their types and defaults are those of
@@ -12,18 +13,75 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
-from mhsh.cli.flags import Made
-from mhsh.configs import take_changes
+from mhsh.config.schema import Config
+from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
 from mhsh.errors import UserError, nearest
 
 Run = Callable[..., int]
 
-_HELP = {"--help", "-h"}
+_HELP_FLAGS = {"--help", "-h"}
 _FILES = {"import": "import_checkpoint", "export": "export_checkpoint"}  # a keyword of Python is no module
+
+
+class Made(NamedTuple):
+    """Marks a parameter that is made of `--FLAG=...` and of all the `--FLAG.SECTION.FIELD=VALUE`.
+
+    `make` gets the flag, its value, and those overrides.
+    """
+
+    flag: str
+    make: Callable[[str, Any, Changes], Any]
+
+
+def make_configs(flag: str, names: Sequence[str], changes: Changes) -> list[tuple[str, Config]]:
+    """The names and configs, each with all overrides."""
+    return [(name, config) for name in names if (config := parse_config(flag, name, changes)) is not None]
+
+
+def _as_written(type_: object, tokens: Sequence[Any]) -> str:
+    return tokens[0].value
+
+
+def _all_as_written(type_: object, tokens: Sequence[Any]) -> list[str]:
+    return [token.value for token in tokens]
+
+
+_HELP = "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT"
+
+
+def _config(flag: str, what: str = _HELP, converter: Callable[..., Any] = _as_written) -> Parameter:
+    return Parameter(
+        name=f"--{flag}",
+        metavar=CONFIG,
+        help=f"{what}; --{flag}.SECTION.FIELD=VALUE changes a field",
+        converter=converter,
+        n_tokens=1,
+        accepts_keys=False,
+        show_default=False,
+    )
+
+
+ConfigFlag = Annotated[Config, _config("config"), Made("config", parse_config)]
+AgainstFlag = Annotated[Config, _config("against", "a second config, to compare with"), Made("against", parse_config)]
+# Of these the unchecked fields, dict[str, Any]: alone they are no complete config.
+FieldsFlag = Annotated[Any, _config("config"), Made("config", parse_fields)]
+TaskFlag = Annotated[
+    Any,
+    _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
+    Made("task", parse_fields),
+]
+# Several of them, as a list of names and Configs.
+ConfigsFlag = Annotated[
+    list[Any],
+    _config("config", f"{_HELP}; several are set side by side, and a change goes to each", _all_as_written),
+    Made("config", make_configs),
+]
+RunFolderArgument = Annotated[str, Parameter(name="RUN", help="a run folder")]
+StepFlag = Annotated[int | None, Parameter(help="which checkpoint; the newest by default")]
 
 
 class Page(NamedTuple):
@@ -75,7 +133,7 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     if page is None:
         return None
     app = page.app()
-    if not _HELP.isdisjoint(rest):
+    if not _HELP_FLAGS.isdisjoint(rest):
         app.help_print()
         return None
     see = f"; see mhsh {page.command} --help"
@@ -102,7 +160,7 @@ def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]
     kind = arguments[0] if arguments else ""
     if kind in known:
         return known[kind], arguments[1:]
-    if kind in _HELP:
+    if kind in _HELP_FLAGS:
         print(f"Usage: mhsh {command} {{{','.join(known)}}} ...\n\n{inspect.getdoc(command_module(command))}\n")
         print("\n".join(f"  {name:<14} {summary(page)}" for name, page in known.items()))
         return None, []

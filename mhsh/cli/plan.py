@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Column, Table
 
-from mhsh.cli.flags import ConfigsFlag
+from mhsh.cli.parser import ConfigsFlag
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.text import whole_numbers

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from mhsh.cli.flags import RunFolderArgument, StepFlag
+from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, Config, ModelConfig, SpanDataConfig
 from mhsh.data.fine_tuning.glue import find_task, read_glue, write_submission
 from mhsh.data.fine_tuning.squad import read_squad

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from mhsh.cli.flags import ConfigFlag
+from mhsh.cli.parser import ConfigFlag
 from mhsh.data.corpus import StreamedTask
 from mhsh.data.load import task_of
 from mhsh.data.pool import run_chunks, run_chunks_on_beam

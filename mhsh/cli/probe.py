@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.flags import AgainstFlag, ConfigFlag, StepFlag
+from mhsh.cli.parser import AgainstFlag, ConfigFlag, StepFlag
 from mhsh.config.schema import Config, MeshConfig, to_dict
 from mhsh.config.shapes import SCHEMES, shape_name
 from mhsh.configs import CONFIG, LIST

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from mhsh.cli import compare, train
-from mhsh.cli.flags import Made, make_configs
+from mhsh.cli.parser import Made, make_configs
 from mhsh.config.schema import Config
 from mhsh.configs import Changes
 from mhsh.configs.quickstart import VARIANTS

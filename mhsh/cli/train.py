@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.flags import ConfigFlag
+from mhsh.cli.parser import ConfigFlag
 from mhsh.config.schema import Config
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
