@@ -18,6 +18,7 @@ from mhsh.cli.parser import ConfigFlag, TaskFlag
 from mhsh.config.fields import SHAPING
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
+from mhsh.config.shapes import shape_in_words
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
@@ -186,7 +187,7 @@ def _print(config: Config, resolved: Config, imported: ImportedBert, source: str
 
     model = resolved.model
     print(
-        f"{out}: {imported.architecture} of {source}, {model.num_layers} layers x {model.num_heads} heads of {model.head_dim}, "
+        f"{out}: {imported.architecture} of {source}, {shape_in_words(model)} of {model.head_dim}, "
         f"D = {model.embed_dim}, F = {model.mlp_dim}, {parameter_counts(model)['total']:,} parameters, objective {model.objective}"
     )
     for note in imported.notes:

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from mhsh.cli.parser import ConfigsFlag
 from mhsh.config.schema import Config
+from mhsh.config.shapes import shape_in_words
 from mhsh.errors import UserError
 from mhsh.text import whole_numbers
 
@@ -125,7 +126,7 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     flops = row_flops(config)
     stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
     return {
-        "shape": f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers x {model.num_heads} heads",
+        "shape": shape_in_words(model),
         "residual": model.residual,
         "total_heads": sum(stack.num_layers for stack in stacks) * model.num_heads,
         "embed_dim": model.embed_dim,

@@ -17,7 +17,7 @@ from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import FieldsFlag
-from mhsh.config.schema import Config
+from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.sweep.axes import SEEDS, Axis, Value, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
@@ -202,16 +202,14 @@ def print_plan(plan: Plan, console: Console) -> None:
     alike: dict[tuple[Value, ...], list[PlannedCell]] = {}
     for cell in plan.cells:
         alike.setdefault(tuple(value for path, value in cell.settings.items() if path not in SEEDS), []).append(cell)
-    rows: list[tuple[str, ...]] = [
-        (
-            *(escape(sanitize(str(value))) for value in values),
-            *_shape(cells[0].config),
-            *(str(len(cells)), text.count(cells[0].cost["parameters"]), *_sums(cells)),
-        )
-        for values, cells in alike.items()
-    ]
+    rows = []
+    for values, cells in alike.items():
+        model, cost = cells[0].config.model, cells[0].cost
+        words = [escape(sanitize(str(value))) for value in values]
+        widths = f"{model.embed_dim}/{model.head_dim}/{model.mlp_dim}"
+        rows.append([*words, shape_name(model), widths, str(len(cells)), text.count(cost["parameters"]), *_sums(cells)])
     if len(rows) > 2 * _SHOWN:
-        rows[_SHOWN:-_SHOWN] = [(f"({len(rows) - 2 * _SHOWN:,} more)",)]
+        rows[_SHOWN:-_SHOWN] = [[f"({len(rows) - 2 * _SHOWN:,} more)"]]
     for row in rows:
         table.add_row(*row)
     table.add_row("in all", *[""] * (len(names) + 1), f"{len(plan.cells):,}", "", *_sums(plan.cells))
@@ -236,12 +234,6 @@ def _print_stages(plan: Plan, tuned: Tuned) -> None:
     ]
     tokens, flops = map(text.count, sums)
     print(f"{sum(map(len, choosing))} of them choose, then {sum(seeds)} report: at most {tokens} tokens, {flops} FLOPs")
-
-
-def _shape(config: Config) -> tuple[str, str]:
-    model = config.model
-    layers = f"{model.num_layers}" + (f" + {model.num_decoder_layers}" if model.num_decoder_layers else "")
-    return f"{layers} x {model.num_heads}", f"{model.embed_dim}/{model.head_dim}/{model.mlp_dim}"
 
 
 def _share(cells: str) -> tuple[int, int]:
