@@ -1,20 +1,77 @@
-"""Tests of bench files: what is written is read again, and damage is named with its place."""
+"""Bench files: medians and intervals, what is written is read again, damage is named, the table."""
 
 from __future__ import annotations
 
 import copy
+import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from mhsh.bench.results import BenchResults, SettingResults, read_grid, write
+from mhsh.bench.results import (
+    CONFIDENCE,
+    WIDTH,
+    BenchResults,
+    Interval,
+    SettingResults,
+    coverage,
+    median_interval,
+    ratios,
+    read_grid,
+    show,
+    write,
+)
 from mhsh.errors import UserError
+from tests.bench.test_timing import made
 from tests.conftest import MakeConfig
 from tests.report.speed_files import two_shapes
 from tests.report.speed_files import write as write_fields
+
+
+def test_coverage_is_that_of_all_ways_to_fall_on_either_side():
+    """Each value is above or below the median with probability 1/2: the 2^n cases, counted."""
+    for n in range(1, 11):
+        below = [sum(case) for case in itertools.product((0, 1), repeat=n)]
+        for k in range(1, (n + 1) // 2 + 1):
+            assert coverage(n, k) == pytest.approx(sum(k <= count <= n - k for count in below) / 2**n, abs=1e-12)
+
+
+def test_estimates_by_hand():
+    assert median_interval([3.0, 1.0, 2.0]) == Interval(2.0, 1.0, 3.0, 0.75)
+    assert median_interval([5.0]) == Interval(5.0, 5.0, 5.0, 0.0)
+    assert median_interval([4.0, 1.0, 3.0, 2.0]) == Interval(2.5, 1.0, 4.0, 0.875)
+    # of nine, the second smallest and the second largest: 96.1 %
+    assert median_interval([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]) == Interval(5.0, 2.0, 8.0, 1 - 20 / 512)
+    with pytest.raises(ValueError, match="no values"):
+        median_interval([])
+
+
+@pytest.mark.parametrize("n", [6, 9, 15, 30])
+def test_intervals_hold_the_true_median_as_often_as_they_say(n):
+    """Of a skewed distribution, 4,000 times; within four standard deviations of the count."""
+    draws = np.random.default_rng(n).exponential(size=(4_000, n))
+    found = [median_interval(row.tolist()) for row in draws]
+    promised = found[0].confidence
+    held = np.mean([each.low <= np.log(2) <= each.high for each in found])
+    assert promised >= CONFIDENCE
+    assert abs(held - promised) < 4 * np.sqrt(promised * (1 - promised) / 4_000)
+
+
+def test_ratios_are_of_the_same_round():
+    """A machine that becomes ten times slower in the middle changes no ratio."""
+    load = np.array([1.0, 1.0, 10.0, 10.0, 10.0])
+    assert ratios((3 * load).tolist(), (2 * load).tolist()) == [1.5] * 5
+    with pytest.raises(ValueError):
+        ratios([1.0], [1.0, 2.0])
+
+
+def test_an_inverse_keeps_its_order():
+    assert Interval(2.0, 1.0, 4.0, 0.9).inverse() == Interval(0.5, 0.25, 1.0, 0.9)
 
 
 @pytest.fixture
@@ -67,3 +124,28 @@ def test_damage_is_named_in_one_line(good: dict[str, Any], tmp_path: Path) -> No
         with pytest.raises(UserError, match=words) as raised:
             read_grid(write_fields(tmp_path / "bench.json", damaged))
         assert "\n" not in str(raised.value) and "bench.json" in str(raised.value)
+
+
+def shown(results: BenchResults, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[list[str]], str]:
+    """The head, the cells of the table with its titles first, and the explanation."""
+    show(results)
+    text = capsys.readouterr().out
+    assert max(map(len, text.split("\n"))) <= WIDTH
+    head, table, foot = text.strip("\n").split("\n\n")
+    return head, [re.split(r"  +", line.strip()) for line in table.split("\n")], " ".join(foot.split())
+
+
+def test_the_table(make_config, capsys):
+    head, (titles, config, against), foot = shown(made(make_config, [{"batch": 2, "length": 50}]), capsys)
+    assert titles == ["TIME", "INTERVAL", "TOKENS/S", "RATIO", "CPU"]
+    assert config == ["config", "3.00 s", "2.00 s to 4.00 s", "33.3", "-", "-"]
+    assert against == ["against", "4.50 s", "2.00 s to 6.00 s", "11.1", "3.000 (1.000 to 6.000)", "2.00"]
+    assert "config: config label, 1,234 parameters (234 of them omega)" in head
+    assert "batch 2, length 50" in head.split("\n")[0] and "75.0%" in foot
+
+
+def test_a_grid_has_a_row_for_every_setting_and_candidate(make_config, capsys):
+    head, (titles, *rows), _ = shown(made(make_config, [{"batch": rows, "length": 32} for rows in (1, 4)]), capsys)
+    assert titles[0] == "BATCH"
+    assert [row[:2] for row in rows] == [[batch, name] for batch in "14" for name in ("config", "against")]
+    assert "length 32" in head.split("\n")[0] and "batch" not in head.split("\n")[0]

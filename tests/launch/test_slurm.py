@@ -103,7 +103,7 @@ def call(cluster: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("status", "state", "requeued"),
     [
-        *((status, "RUNNING", False) for status in (0, 1, 2, 143)),
+        *((status, "RUNNING", False) for status in (0, 2)),
         *((status, "RUNNING", True) for status in (75, 137)),
         (75, "COMPLETING", False),
     ],
