@@ -201,19 +201,7 @@ def _answer(
     threshold = null_threshold if squad.version == "2.0" else None
     _write_object(output, {name: answer.text(threshold) for name, answer in by_id.items()})
     if details is not None:
-        _write_object(details, {name: _details(answer) for name, answer in by_id.items()})
-
-
-def _details(answers: Any) -> dict[str, Any]:
-    scores = np.array([candidate.score for candidate in answers.candidates])
-    shares = np.exp(scores - scores.max()) if scores.size else scores
-    return {
-        "no_answer_difference": answers.null_difference if np.isfinite(answers.null_difference) else None,
-        "best": [
-            {"text": candidate.text, "score": candidate.score, "probability": float(share / shares.sum())}
-            for candidate, share in zip(answers.candidates, shares, strict=True)
-        ],
-    }
+        _write_object(details, {name: answer.details() for name, answer in by_id.items()})
 
 
 def _logits(folder: RunFolder, config: Config, step: int | None, rows: Examples) -> Float[np.ndarray, "rows ..."]:
