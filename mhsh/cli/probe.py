@@ -45,7 +45,7 @@ EXAMPLES = (
 )
 # The options that only one kind has, with their defaults.
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "amplification": {"depths": "6,12,24,48,96,192,384", "schemes": ",".join(SCHEMES), "draws": 8, "noise": 0.001},
+    "amplification": {"depths": "6,12,24,48,96,192,384", "schemes": ",".join(SCHEMES), "draws": 8},
     "ablation": {"batches": 4},
 }
 
@@ -65,7 +65,6 @@ def run(
     depths: str | None = None,
     schemes: str | None = None,
     draws: int | None = None,
-    noise: float | None = None,
 ) -> int:
     """Measures what the layers of trained runs, or of a fresh model, do on one batch.
 
@@ -88,7 +87,6 @@ def run(
       depths: of amplification, with --config: numbers of layers; 6,12,24,48,96,192,384 by default
       schemes: of amplification, with --config: some residual schemes; all by default
       draws: of amplification: random changes that are averaged; 8 by default
-      noise: of amplification: their deviation over that of a fresh weight; 0.001 by default
 
     Raises:
       UserError: neither runs nor a config are given, or both; a run has no such checkpoint; a file
@@ -137,9 +135,9 @@ def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: 
         raise UserError(f"give either runs ({folders[0]}) or --config, not both")
     if configs and step is not None:
         raise UserError("--step goes with RUN: a fresh model has no checkpoints")
-    if "noise" in options and "against" in configs:
+    if "draws" in options and "against" in configs:
         raise UserError("--against does not go with amplification: give --schemes and --depths")
-    for name, value in {"rows": rows, **{name: options[name] for name in ("batches", "draws", "noise") if name in options}}.items():
+    for name, value in {"rows": rows, **{name: options[name] for name in ("batches", "draws") if name in options}}.items():
         if not 0 < value < math.inf:
             raise UserError(f"--{name}={value}: give a number above 0")
     for name, config in configs.items():
@@ -204,7 +202,7 @@ def _result(kind: str, source: Source, options: Mapping[str, Any]) -> dict[str, 
     _say(source.name)
     model, params, batch = source.config.model, source.params, source.batch
     if kind == "amplification":
-        result = amplification(model, params, batch, num_draws=options["draws"], noise=options["noise"])
+        result = amplification(model, params, batch, num_draws=options["draws"])
     elif kind == "ablation":
         result = ablation(model, params, _validation(source.corpus, options["batches"], len(batch["inputs"])))
     else:
@@ -213,7 +211,7 @@ def _result(kind: str, source: Source, options: Mapping[str, Any]) -> dict[str, 
     return {"name": source.name, "step": source.step, "config": to_dict(source.config), "result": result}
 
 
-def _schemes(config: Config, rows: int, *, depths: str, schemes: str, draws: int, noise: float) -> list[dict[str, Any]]:
+def _schemes(config: Config, rows: int, *, depths: str, schemes: str, draws: int) -> list[dict[str, Any]]:
     """The amplification by every scheme on fresh stacks of every depth."""
     from mhsh.data.load import load_corpus
     from mhsh.probes.amplification import scheme_amplification
@@ -224,7 +222,7 @@ def _schemes(config: Config, rows: int, *, depths: str, schemes: str, draws: int
         if name not in SCHEMES:
             raise UserError(f"--schemes: there is no {name!r}; allowed: {', '.join(SCHEMES)}")
     batch = _batch(load_corpus(config, None), rows)
-    return [scheme_amplification(config.model, name, layers, batch, num_draws=draws, noise=noise, note=_say) for name in names]
+    return [scheme_amplification(config.model, name, layers, batch, num_draws=draws, note=_say) for name in names]
 
 
 def _say(text: str) -> None:

@@ -28,7 +28,7 @@ from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_mod
 Scales = dict[str, dict[str, float]]
 Note = Callable[[str], None]  # gets lines on the progress
 
-_SEED = 0  # of the noise
+_NOISE, _SEED = 1e-3, 0  # deviation over that of a fresh weight; where its draws begin
 
 
 class Theory(NamedTuple):
@@ -58,7 +58,7 @@ THEORY = {
 
 
 def scheme_amplification(
-    config: ModelConfig, scheme: str, depths: Sequence[int], batch: Batch, *, num_draws: int, noise: float, note: Note
+    config: ModelConfig, scheme: str, depths: Sequence[int], batch: Batch, *, num_draws: int, note: Note
 ) -> dict[str, Any]:
     """`fresh_amplification` by one of SCHEMES on stacks of some depths, and its growth with their
     number of sublayers, for JSON: what is not finite is None.
@@ -67,7 +67,7 @@ def scheme_amplification(
     points, means = [], []
     for depth in depths:
         model = replace(config, num_layers=depth, remat_policy="none", **SCHEMES[scheme])
-        draws = fresh_amplification(model, batch, scales, num_draws=num_draws, noise=noise, seed=_SEED)
+        draws = fresh_amplification(model, batch, scales, num_draws=num_draws, noise=_NOISE, seed=_SEED)
         note(f"{scheme}, {depth} layers: {draws.mean():.3g}")
         means.append(draws.mean())
         interval = dict(zip(("mean", "low", "high"), map(_finite, mean_interval(draws)), strict=True))
@@ -83,10 +83,10 @@ def scheme_amplification(
     }
 
 
-def amplification(config: ModelConfig, params: Any, batch: Batch, *, num_draws: int, noise: float) -> dict[str, Any]:
+def amplification(config: ModelConfig, params: Any, batch: Batch, *, num_draws: int) -> dict[str, Any]:
     """`layer_amplification` of a model, its means and their growth with the layers, for JSON."""
     scales = plain_deviations(config, batch)
-    changes = layer_amplification(config, params, batch, scales, num_draws=num_draws, noise=noise, seed=_SEED)
+    changes = layer_amplification(config, params, batch, scales, num_draws=num_draws, noise=_NOISE, seed=_SEED)
     means = changes.mean(axis=0)
     fitted = growth([2 * layer for layer in range(1, len(means) + 1)], means)
     return {
