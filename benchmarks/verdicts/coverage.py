@@ -1,6 +1,6 @@
 """How often the intervals and verdicts of mhsh/verdict are right, in simulations of known truth.
 
-  python -m benchmarks.verdicts.coverage   # docs/reports.md has the tables in short
+  python -m benchmarks.verdicts.coverage   # docs/development/verdicts.md has the tables in short
 
 Takes two minutes on one core. Prints Markdown: candidates for the interval, its coverage, wrong
 verdicts among equal groups, and differences of tuned losses.
