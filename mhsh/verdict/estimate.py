@@ -30,8 +30,9 @@ INTERVAL_RULE = (
 DIFFERENCE_RULE = (
     "A difference to the baseline is the mean of the differences seed by seed, over the seeds that both groups have. With fewer "
     "than two seeds in common it is the difference of the two means (Welch's, with as many degrees of freedom as the smaller group "
-    f"alone has). Its interval is {WIDENING} times as wide as Student's, and wider still by the resolution of the losses and by "
-    "what the grid of a tuned field may hide. A difference is significant if its interval excludes zero and its p-value (by "
+    f"alone has). Its interval is {WIDENING} times as wide as Student's, and wider still by what other validation rows may change "
+    "(half of Student's interval over twenty parts of these rows), by the last digit of the losses and by what the grid of a "
+    "tuned field may hide. A difference is significant if its interval excludes zero and its p-value (by "
     "Student's t) is at most 5 % after Holm's correction (1979) for all groups that are compared with the baseline. It takes "
     f"{MIN_SEEDS} seeds."
 )
@@ -84,6 +85,11 @@ def half_interval(seeds: int) -> float | None:
     mean, by INTERVAL_RULE; None if they are too few.
     """
     return None if seeds < 2 else WIDENING * _quantile(seeds - 1) / math.sqrt(seeds)
+
+
+def sampling_half(parts: Float[np.ndarray, " parts"]) -> float:
+    """Half of Student's interval of a mean over equal parts of a sample; 0 of a single part."""
+    return float(_quantile(len(parts) - 1) * parts.std(ddof=1) / math.sqrt(len(parts))) if len(parts) > 1 else 0.0
 
 
 def difference(
