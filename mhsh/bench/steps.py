@@ -26,7 +26,7 @@ from mhsh.text import whole_numbers
 from mhsh.training.memory import resolve_remat
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import ROWS, make_mesh, put_batch
-from mhsh.training.state import TrainState, create_state, example_batch
+from mhsh.training.state import create_state, example_batch
 from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step
 
 BATCH_SEED = 0
@@ -104,38 +104,30 @@ def training(name: str, config: Config, note: Note) -> Candidate:
     batch = put_batch(synthetic_batch(config, config.train.batch_size), mesh)
     state = create_state(config, model, optimizer, mesh, batch)
     step = compile_train_step(config, model, optimizer, mesh, state)
-    runner = _Training(name, step, state, batch)
+    metrics: StepMetrics | None = None
+
+    def run(repetitions: int) -> None:
+        nonlocal state, metrics
+        for _ in range(repetitions):
+            state, metrics = step(state, batch)
+        jax.block_until_ready(state)
+
+    def check() -> None:
+        if metrics is not None and not bool(metrics.is_finite):
+            raise UserError(
+                f"{name}: the loss or a gradient is not finite after {int(state.step)} steps; "
+                "give more optimizer.warmup_steps, or a smaller optimizer.learning_rate"
+            )
+
     return Candidate(
         name=name,
         label=label(config),
-        run=runner.run,
-        check=runner.check,
+        run=run,
+        check=check,
         work=tokens(config, config.train.batch_size),
         baseline=baseline_of(name),
         facts=_facts(name, config, mesh, step) | {"flops": step_flops(config)},
     )
-
-
-class _Training:
-    """Holds the state, which each step replaces."""
-
-    def __init__(self, name: str, step: jax.stages.Compiled, state: TrainState, batch: dict[str, jax.Array]) -> None:
-        self._name, self._step, self._state, self._batch = name, step, state, batch
-        self._metrics: StepMetrics | None = None
-
-    def run(self, repetitions: int) -> None:
-        """Steps; the device is waited for after the last."""
-        for _ in range(repetitions):
-            self._state, self._metrics = self._step(self._state, self._batch)
-        jax.block_until_ready(self._state)
-
-    def check(self) -> None:
-        """Raises UserError where the loss or a gradient of the last step was not finite."""
-        if self._metrics is not None and not bool(self._metrics.is_finite):
-            raise UserError(
-                f"{self._name}: the loss or a gradient is not finite after {int(self._state.step)} steps; "
-                "give more optimizer.warmup_steps, or a smaller optimizer.learning_rate"
-            )
 
 
 class Inference:
