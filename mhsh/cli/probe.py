@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -138,7 +137,7 @@ def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: 
     if "draws" in options and "against" in configs:
         raise UserError("--against does not go with amplification: give --schemes and --depths")
     for name, value in {"rows": rows, **{name: options[name] for name in ("batches", "draws") if name in options}}.items():
-        if not 0 < value < math.inf:
+        if value < 1:
             raise UserError(f"--{name}={value}: give a number above 0")
     for name, config in configs.items():
         if config.train.start_from:
