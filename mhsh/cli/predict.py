@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mhsh.cli.parser import RunFolderArgument, StepFlag
-from mhsh.config.schema import ClassificationDataConfig, Config, ModelConfig, SpanDataConfig
+from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
 from mhsh.data.fine_tuning.glue import find_task, read_glue, write_submission
 from mhsh.data.fine_tuning.squad import read_squad
 from mhsh.data.tables import Examples
@@ -106,7 +106,7 @@ def run(
             _answer(run_folder, config, config.data, step, input, output, **options)
         return 0
     write = _translated if config.model.objective == "translation" else _text
-    written = write(folder, config.model, input, step, **options)
+    written = write(folder, input, step, **options)
     if output is None:
         sys.stdout.buffer.write(written.encode())
         sys.stdout.buffer.flush()
@@ -126,7 +126,7 @@ def _check(folder: str, objective: str, options: Mapping[str, Any], source: str 
 
 
 def _translated(
-    folder: str, shape: ModelConfig, source: str | None, step: int | None, *, average: int = 1, overlong: str = "error", **beam: Any
+    folder: str, source: str | None, step: int | None, *, average: int = 1, overlong: str = "error", **beam: Any
 ) -> str:
     """The translation of each line, a line each."""
     from mhsh.inference import load
@@ -135,21 +135,12 @@ def _translated(
     model = load(folder, step=step, average=average)
     translated = model.translate_lines(lines, cut_overlong=overlong == "cut", **beam)
     if translated.num_cut:
-        cut = f"{translated.num_cut} lines were cut to model.max_positions = {shape.max_positions} tokens"
-        print(f"mhsh predict: {cut}", file=sys.stderr)
+        limit = model.config.model.max_positions
+        print(f"mhsh predict: {translated.num_cut} lines were cut to model.max_positions = {limit} tokens", file=sys.stderr)
     return "".join(line + "\n" for line in translated.lines)
 
 
-def _text(
-    folder: str,
-    shape: ModelConfig,
-    source: str | None,
-    step: int | None,
-    *,
-    text: str | None = None,
-    average: int = 1,
-    **options: Any,
-) -> str:
+def _text(folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any) -> str:
     """The text and what a causal model writes after it; or, by a masked one, a line a word,
     probability first, with an empty line between masks.
     """
@@ -158,7 +149,7 @@ def _text(
     if text is None:
         text = "\n".join(read_lines(source))
     model = load(folder, step=step, average=average)
-    if shape.objective == "clm":
+    if model.config.model.objective == "clm":
         return model.generate(text, **options) + "\n"
     masks = model.fill(text, **options)
     return "\n".join("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in masks)
