@@ -123,7 +123,8 @@ def summarise(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str,
 def _last_validation(folder: RunFolder) -> dict[str, float]:
     """The figures of the last validation row, without what it shares with a training row."""
     *_, last = (row for row in folder.read_metrics().rows if row["split"] == "validation")
-    return {name: value for name, value in last.items() if name not in ("step", "split", "tokens", "flops", "seconds", "batch")}
+    others = ("step", "split", "tokens", "flops", "seconds", "loss_parts", "batch")
+    return {name: value for name, value in last.items() if name not in others}
 
 
 def _print_table(summary: Mapping[str, Mapping[str, Any]]) -> None:
