@@ -1,6 +1,6 @@
 """The study's verdicts computed again, from the losses of its runs that docs/study keeps.
 
-  python -m benchmarks.verdicts.study docs/study          # prints which verdicts changed, and why
+  python -m benchmarks.verdicts.study docs/study          # the table in docs/development/study.md
   python -m benchmarks.verdicts.study docs/study --page   # writes docs/study/index.md anew, too
 
 docs/study/runs.csv has a row for every run that ended: its stage and name, whether it left the
@@ -49,16 +49,11 @@ NOT_KEPT = {"code": {"0": "not kept"}, "numerics": {"0": "not kept"}}
 # The verdicts of the earlier rules in the words of the new ones.
 NOW = {"lower": LOWER, "higher": HIGHER, "no significant difference": LEVEL}
 
-WHY = """`python -m benchmarks.verdicts.study docs/study` computes all verdicts of this page from the final
-losses that are kept. What is not kept is left out above: curves, steps to the target, and whether
-data, batches and code were equal. The first reports compared data and batches, and named no
-difference but sizes."""
-
 Rows = Sequence[Mapping[str, str]]
 
 
 def main() -> None:
-    """Prints the table; with --page also writes the page."""
+    """Prints which verdicts changed, and why; with --page also writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="docs/study")
     parser.add_argument("--page", action="store_true", help="write its index.md and pictures")
@@ -69,12 +64,9 @@ def main() -> None:
         sweeps, workdir = Path(temporary) / "sweeps", Path(temporary) / "study"
         for stage in dict.fromkeys(row["stage"] for row in runs):
             plant(sweeps / stage, stage, [row for row in runs if row["stage"] == stage])
-        table = "\n".join(changed(sweeps, before))
-        print(table)
+        print("\n".join(changed(sweeps, before)))
         if arguments.page:
             publish(sweeps, workdir / "published")
-            (workdir / "published/verdicts").mkdir()
-            (workdir / "published/verdicts/report.md").write_text(f"{WHY}\n\n{table}\n", encoding="utf-8")
             subprocess.run(
                 ["bash", str(LAUNCHER), "page", f"--workdir={workdir}", f"--out={arguments.folder.absolute()}"], check=True
             )
@@ -155,7 +147,7 @@ def _sizes(model: ModelConfig) -> dict[str, Any]:
 
 
 def changed(workdir: Path, before: Rows) -> Iterator[str]:
-    """A Markdown table: every verdict of the earlier rules, the new one, and why they differ."""
+    """A Markdown table: every verdict that the earlier rules gave otherwise, the new one, and why."""
     yield "| part | what | before | now | why it changed |"
     yield "| --- | --- | --- | --- | --- |"
     for part in dict.fromkeys(row["part"] for row in before):
@@ -168,9 +160,11 @@ def changed(workdir: Path, before: Rows) -> Iterator[str]:
             found = {f"{each.relation.split(',')[0]}: {each.first} to {each.other}": _change(each.estimate) for each in changes}
         for what, row in rows.items():
             apart, verdict, why = found[what]
+            if NOW[row["verdict"]] == verdict:
+                continue
             old = f"{_words(*(float(row[name]) for name in ('difference', 'low', 'high')))}, {row['verdict']}"
             new = f"{_words(apart.mean, apart.low, apart.high)}, {verdict}" if apart else verdict
-            yield f"| {part} | {what} | {old} | {new} | {'' if NOW[row['verdict']] == verdict else why} |"
+            yield f"| {part} | {what} | {old} | {new} | {why} |"
 
 
 def _stages_of(rows: Mapping[str, object]) -> list[str]:
