@@ -186,8 +186,7 @@ def _text(folder: str, config: Config, source: str | None, step: int | None, opt
 def _classify(
     folder: RunFolder, config: Config, data: ClassificationDataConfig, source: str, output: str, step: int | None
 ) -> None:
-    from mhsh.data.fine_tuning.classification import encode_examples
-    from mhsh.data.fine_tuning.task import load_vocabulary
+    from mhsh.data.fine_tuning.task import encode_examples, load_vocabulary
     from mhsh.training.checkpoints.restore import load_for_inference
 
     task = find_task(data.task)
@@ -209,8 +208,7 @@ def _answer(
     null_threshold: float,
     details: str | None,
 ) -> None:
-    from mhsh.data.fine_tuning.spans import encode_questions
-    from mhsh.data.fine_tuning.task import load_vocabulary
+    from mhsh.data.fine_tuning.task import encode_questions, load_vocabulary
     from mhsh.evaluation.answers import find_answers
     from mhsh.training.checkpoints.restore import load_for_inference
 

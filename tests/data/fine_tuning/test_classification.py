@@ -12,7 +12,7 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.fine_tuning.classification import ClassificationTask, kept_lengths
+from mhsh.data.fine_tuning.task import ClassificationTask, kept_lengths
 from mhsh.data.fine_tuning.glue import GLUE_TASKS, read_splits
 from mhsh.errors import UserError
 from tests.conftest import load_fields

@@ -10,7 +10,7 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig
-from mhsh.data.fine_tuning.classification import ClassificationCorpus, ClassificationTask
+from mhsh.data.fine_tuning.task import ClassificationCorpus, SpanCorpus, ClassificationTask
 from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file, read_splits
 from mhsh.errors import UserError
 from tests.conftest import load_fields

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ModelConfig, SpanDataConfig
-from mhsh.data.fine_tuning.spans import SpanCorpus, SpanTask, encode_questions, span_targets
 from mhsh.data.fine_tuning.squad import Answer, Question
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError

@@ -11,7 +11,7 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ModelConfig, SpanDataConfig
-from mhsh.data.fine_tuning.spans import SpanTask
+from mhsh.data.fine_tuning.task import SpanTask
 from mhsh.data.fine_tuning.squad import Answer, Question, SquadData, read_prepared_squad, read_squad
 from mhsh.errors import UserError
 from tests.conftest import load_fields
