@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64, Integer
 
@@ -15,11 +15,10 @@ TRAIN, VALIDATION = SPLITS = ("train", "validation")
 Examples = dict[str, np.ndarray]  # arrays that share their first axis: one index of it is one example
 
 
-@dataclasses.dataclass(frozen=True)
-class ExampleGroup:
+class ExampleGroup(msgspec.Struct, frozen=True):
     """Consecutive examples of a table whose arrays have the same shapes."""
 
-    count: int
+    count: int = msgspec.field(name="rows")
     shapes: dict[str, tuple[int, ...]]  # of one example
 
 
