@@ -93,11 +93,7 @@ class Corpus(Generic[TokenizerT]):
 
     def summary(self) -> dict[str, Any]:
         """The counts, the vocabulary and the entropy, for run.json and for people."""
-        return {
-            "vocab_size": self.tokenizer.vocab_size,
-            "unigram_entropy": self.unigram_entropy,
-            **self.counts,
-        }
+        return {"vocab_size": self.tokenizer.vocab_size, "unigram_entropy": self.unigram_entropy, **self.counts}
 
     def save_vocab(self, folder: epath.PathLike) -> None:
         """Writes the vocabulary into a run folder."""
@@ -216,17 +212,14 @@ class StreamedTask(Task[TokenizerT]):
             split = VALIDATION if chosen else TRAIN
             sizes[split] += 1
             yield split, item
-        self._check_sizes(sizes, counts)
-
-    def _check_sizes(self, sizes: Mapping[str, int], counts: Mapping[str, int]) -> None:
         for split, size in sizes.items():
             if size < self.min_items:
-                own = split == VALIDATION and getattr(self.data, "validation_source", "")
-                source = f"data.validation_source = {own!r}" if own else f"data.source = {self.data.source!r}"
+                given = split == VALIDATION and getattr(data, "validation_source", "")
+                source = f"data.validation_source = {given!r}" if given else f"data.source = {data.source!r}"
                 words = ", ".join(f"{count} {name}" for name, count in counts.items())
                 raise UserError(
                     f"{source} leaves {size} {self.items} for {split}, which needs {self.min_items} ({words}, "
-                    f"data.validation_fraction = {self.data.validation_fraction}); give more {self.items}, or change "
+                    f"data.validation_fraction = {data.validation_fraction}); give more {self.items}, or change "
                     "data.validation_fraction or data.seed"
                 )
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from etils import epath
 
-from mhsh.data import tfds
 from mhsh.data.text_files import matching_files, text_lines
+from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
 from mhsh.files import opened
 
@@ -44,6 +44,7 @@ def documents(source: str) -> Iterator[str]:
         text.
       text:GLOB: plain, .gz and .xz files in sorted order, UTF-8, lines ended by "\\n" only. A blank
         line ends a document.
+      parquet:GLOB[:COLUMN]: a column of texts ("text") of Parquet files; each row is a document.
       tfds:NAME: the feature "text" of a data set that TFDS has prepared, such as
         tfds:wikipedia/20230601.en; each record is a document.
 
@@ -59,7 +60,7 @@ def documents(source: str) -> Iterator[str]:
     if kind == "parquet" and rest:
         return _joined(_parquet_texts(source, rest))
     if kind == "tfds" and rest:
-        return _joined(tfds.read_texts(rest))
+        return _joined(record["text"] for record in open_split(rest).records("text"))
     raise UserError(
         f"data.source = {source!r} is not a source; allowed: stdlib, text:GLOB (for example text:corpus/*.txt.xz), "
         "parquet:GLOB[:COLUMN], tfds:NAME, arrayrecord:DIR"
