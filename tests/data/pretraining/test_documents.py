@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mhsh.data.pretraining.documents import TokenDocuments, cut_long_sentences, sentences, tokenise
 from msgspec.structs import replace
 
-from mhsh.data.pretraining.documents import TokenDocuments, cut_long_sentences, sentences, tokenise
 from mhsh.data.pretraining.task import PretrainingTask
 from mhsh.data.tokenizers.wordpiece import ByteTokenizer
 from mhsh.errors import UserError

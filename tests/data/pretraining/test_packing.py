@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from mhsh.data.pretraining.documents import TokenDocuments, tokenise
 
 from mhsh.config.schema import Config
-from mhsh.data.pretraining.documents import TokenDocuments, tokenise
 from mhsh.data.pretraining.packing import Packing, full_examples, pack, split_limit
 from mhsh.data.tokenizers.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError

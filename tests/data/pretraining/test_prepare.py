@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mhsh.data.staging import item_text, items_in, stage
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, to_dict
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.data.shards import UNCOMPRESSED, StoredTable, write_shard
-from mhsh.data.staging import item_text, items_in, stage
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from tests.conftest import ROOT
