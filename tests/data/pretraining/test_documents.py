@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mhsh.data.pretraining.documents import TokenDocuments, cut_long_sentences, sentences, tokenise
 from msgspec.structs import replace
 
+from mhsh.data.pretraining.packing import TokenDocuments, cut_long_sentences, sentences, tokenise
 from mhsh.data.pretraining.task import PretrainingTask
 from mhsh.data.tokenizers.wordpiece import ByteTokenizer
 from mhsh.errors import UserError
+from tests.data.preparing import pretraining_config
 
 # What sentence rules turn on, and white space that is no plain space.
 AWKWARD = [*'.!?()"\n\r\x85\u2028\u2019\xa0\u2026B', "Mr.", "U.S.", "J.", "e.g."]
@@ -32,8 +33,8 @@ def parts(documents: list[str], config: Any) -> dict[str, list[str]]:
     return found
 
 
-def test_duplicates_and_empty_documents_are_left_out_and_counted(make_config: Any) -> None:
-    config = make_config(data__validation_fraction=0.5, model__next_sentence=False)
+def test_duplicates_and_empty_documents_are_left_out_and_counted() -> None:
+    config = pretraining_config(validation_fraction=0.5, next_sentence=False)
     task, counts = PretrainingTask(config.model, config.data), {"read": 0, "empty": 0, "duplicates": 0}
     texts = ["a", "b", "", "a", "A", "a\n", "", "b", *map(str, range(9))]
     kept = [text for _, (text,) in task.split([((text,) for text in texts)], counts)]
@@ -41,8 +42,8 @@ def test_duplicates_and_empty_documents_are_left_out_and_counted(make_config: An
     assert counts == {"read": 17, "empty": 2, "duplicates": 2}
 
 
-def test_the_split_depends_on_content_and_seed_alone(make_config: Any, english: list[str]) -> None:
-    config = make_config()
+def test_the_split_depends_on_content_and_seed_alone(english: list[str]) -> None:
+    config = pretraining_config()
     found = parts(english, config)
     assert [document for document in english if document in found["train"]] == found["train"]
     turned = parts(english[::-1], config)
@@ -54,33 +55,11 @@ def test_the_split_depends_on_content_and_seed_alone(make_config: Any, english: 
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.25, 0.9])
-def test_the_share_held_out(make_config: Any, fraction: float) -> None:
+def test_the_share_held_out(fraction: float) -> None:
     count = 20_000
-    found = parts([f"document {number}" for number in range(count)], make_config(data__validation_fraction=fraction))
+    found = parts([f"document {number}" for number in range(count)], pretraining_config(validation_fraction=fraction))
     # Fair coins; five standard deviations.
     assert abs(len(found["validation"]) / count - fraction) <= 5 * np.sqrt(fraction * (1 - fraction) / count)
-
-
-def test_more_is_held_out_of_the_same(make_config: Any, english: list[str]) -> None:
-    few, many = (set(parts(english, make_config(data__validation_fraction=fraction))["validation"]) for fraction in (0.1, 0.4))
-    assert few < many
-
-
-@pytest.mark.parametrize(("next_sentence", "least"), [(False, 1), (True, 2)])
-def test_either_side_needs_documents(make_config: Any, next_sentence: bool, least: int) -> None:
-    config = make_config(model__next_sentence=next_sentence)
-    task = PretrainingTask(config.model, replace(config.data, validation_fraction=0.5))
-    texts = {"train": [], "validation": []}
-    for split, (text,) in task.split([((str(number),) for number in range(40))], dict.fromkeys(task.counted, 0)):
-        texts[split].append((text,))
-    for split, other in (("train", "validation"), ("validation", "train")):
-        enough = texts[split][:least] + texts[other]
-        assert len(list(task.split([enough], dict.fromkeys(task.counted, 0)))) == len(enough)
-        few = [*enough[1:], enough[-1], ("",)]
-        with pytest.raises(
-            UserError, match=rf"leaves {least - 1} documents for {split}, which needs {least} \({len(few)} read, 1 empty, 1 dup"
-        ):
-            list(task.split([few], dict.fromkeys(task.counted, 0)))
 
 
 @pytest.mark.parametrize(
@@ -141,12 +120,6 @@ def test_bounds_literal() -> None:
     assert documents.tokens.dtype == np.int32
     assert documents.sentence_bounds.tolist() == [0, 2, 3, 4]  # empty sentences are left out
     assert documents.document_bounds.tolist() == [0, 2, 3]  # and the document that has no other
-
-
-def test_nothing_to_tokenise() -> None:
-    for texts in ([], [""]):
-        documents = tokenise(texts, ByteTokenizer(), lines)
-        assert (documents.num_documents, len(documents.tokens), documents.sentence_bounds.tolist()) == (0, 0, [0])
 
 
 @given(st.lists(st.lists(st.text("abc", max_size=12), min_size=1, max_size=5), max_size=5), st.integers(1, 6))

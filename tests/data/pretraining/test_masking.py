@@ -164,16 +164,6 @@ def test_a_word_longer_than_the_budget_is_taken_alone_or_not_at_all() -> None:
     np.testing.assert_array_equal(masked["inputs"], inputs)
 
 
-def test_a_continuation_after_a_special_is_a_word_of_its_own() -> None:
-    # The second half of a sentence that was cut inside a word: the piece before the [SEP] is not
-    # part of that word.
-    inputs = np.zeros(T, np.int32)
-    inputs[:5] = [CLS, 10, SEP, 700, SEP]
-    masked = masked_rows(np.tile(inputs, (50, 1)), np.random.default_rng(6), rule(is_continuation=CONTINUES))
-    chosen = {tuple(check(inputs, row).tolist()) for row in masked}
-    assert chosen == {(1,), (3,)}
-
-
 def test_a_row_without_maskable_tokens_predicts_nothing() -> None:
     inputs = np.zeros(T, np.int32)
     inputs[:3] = [CLS, UNK, SEP]

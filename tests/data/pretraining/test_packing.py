@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from mhsh.data.pretraining.documents import TokenDocuments, tokenise
 
 from mhsh.config.schema import Config
-from mhsh.data.pretraining.packing import Packing, full_examples, pack, split_limit
+from mhsh.data.pretraining.packing import Packing, TokenDocuments, full_examples, pack, split_limit, tokenise
 from mhsh.data.tokenizers.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
+from tests.data.preparing import CLM, pretraining_config
 
 TOKENIZER = ByteTokenizer()
 CLS, SEP, PAD = TOKENIZER.cls_id, TOKENIZER.sep_id, TOKENIZER.pad_id
 A, B, C, D, E = (5 + ord(character) for character in "ABCDE")
-SINGLE = dict(model__next_sentence=False, data__max_predictions=1)
+SINGLE = dict(next_sentence=False, max_predictions=1)
 
 
 def lines(document: str) -> list[str]:
@@ -35,9 +34,9 @@ def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocume
 
 
 @pytest.fixture(scope="module")
-def paired(make_config: Any, english: list[str]) -> tuple[TokenDocuments, Packing]:
+def paired(english: list[str]) -> tuple[TokenDocuments, Packing]:
     texts = [text.replace(". ", ".\n") for text in english]
-    return packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=96))
+    return packed(texts, pretraining_config(tokenizer="bytes", sequence_length=96))
 
 
 def segments(rows: dict[str, np.ndarray], row: int) -> tuple[list[int], list[int]]:
@@ -47,8 +46,8 @@ def segments(rows: dict[str, np.ndarray], row: int) -> tuple[list[int], list[int
     return inputs[1:first].tolist(), inputs[first + 1 : second].tolist()
 
 
-def test_pair_rows_literal(make_config: Any) -> None:
-    config = make_config(data__tokenizer="bytes", data__sequence_length=9)
+def test_pair_rows_literal() -> None:
+    config = pretraining_config(tokenizer="bytes", sequence_length=9)
     found = {}
     for seed in range(30):
         _, packing = packed(["A\nB", "C\nDE"], config, seed)
@@ -89,9 +88,9 @@ def test_pair_labels_are_true(paired: tuple[TokenDocuments, Packing], english: l
     assert set(labels.tolist()) == {0, 1}
 
 
-def test_half_of_the_pairs_are_true(make_config: Any) -> None:
+def test_half_of_the_pairs_are_true() -> None:
     texts = ["\n".join(["abcdefg"] * 400) for _ in range(5)]
-    _, packing = packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=48))
+    _, packing = packed(texts, pretraining_config(tokenizer="bytes", sequence_length=48))
     labels = packing.examples["next_sentence"]
     # A sum of fair coins but for the last rows of a document; five standard deviations.
     assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 5 / len(labels)
@@ -109,9 +108,9 @@ def test_pairs_lose_nothing(paired: tuple[TokenDocuments, Packing]) -> None:
     assert tokens == documents.tokens.tolist()
 
 
-def test_pairs_are_of_whole_sentences(make_config: Any) -> None:
+def test_pairs_are_of_whole_sentences() -> None:
     texts = ["\n".join(f"<{n}{'x' * (n % 7)}>" for n in range(start, start + 40)) for start in (100, 200, 300)]
-    _, packing = packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=40))
+    _, packing = packed(texts, pretraining_config(tokenizer="bytes", sequence_length=40))
     assert packing.cut_sentences == 0
     for row in range(len(packing.examples["inputs"])):
         for segment in segments(packing.examples, row):
@@ -126,8 +125,8 @@ def test_pairs_are_of_whole_sentences(make_config: Any) -> None:
     st.integers(5, 24),
     st.integers(0, 100),
 )
-def test_pairs_always_fit(make_config: Any, texts: list[list[str]], length: int, seed: int) -> None:
-    config = make_config(data__tokenizer="bytes", data__sequence_length=length, data__max_predictions=1)
+def test_pairs_always_fit(texts: list[list[str]], length: int, seed: int) -> None:
+    config = pretraining_config(tokenizer="bytes", sequence_length=length, max_predictions=1)
     documents, packing = packed(["\n".join(sentences) for sentences in texts], config, seed)
     rows = packing.examples
     lengths = rows["inputs_segmentation"].sum(1)
@@ -143,8 +142,8 @@ def test_pairs_always_fit(make_config: Any, texts: list[list[str]], length: int,
     assert tokens == documents.tokens.tolist()
 
 
-def test_single_segments_literal(make_config: Any) -> None:
-    config = make_config(data__tokenizer="bytes", data__sequence_length=6, **SINGLE)
+def test_single_segments_literal() -> None:
+    config = pretraining_config(tokenizer="bytes", sequence_length=6, **SINGLE)
     _, packing = packed(["AB\nC\nD", "E", "ABCDE\nA"], config)
     rows = packing.examples
     assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "token_types"}
@@ -162,9 +161,9 @@ def test_single_segments_literal(make_config: Any) -> None:
 
 @hypothesis_settings(deadline=None)
 @given(st.lists(st.lists(st.text("abc", min_size=1, max_size=20), min_size=1, max_size=6), max_size=5), st.integers(3, 16))
-def test_single_segments_lose_nothing_and_are_full(make_config: Any, texts: list[list[str]], length: int) -> None:
-    fields = dict(data__tokenizer="bytes", data__sequence_length=length, model__num_token_types=0)
-    documents, packing = packed(["\n".join(sentences) for sentences in texts], make_config(**fields, **SINGLE))
+def test_single_segments_lose_nothing_and_are_full(texts: list[list[str]], length: int) -> None:
+    fields = dict(tokenizer="bytes", sequence_length=length, num_token_types=0)
+    documents, packing = packed(["\n".join(sentences) for sentences in texts], pretraining_config(**fields, **SINGLE))
     rows = packing.examples
     assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation"}
     ordinary = rows["inputs"] >= 5
@@ -173,8 +172,8 @@ def test_single_segments_lose_nothing_and_are_full(make_config: Any, texts: list
     assert ((rows["inputs"] == SEP).sum(1) == 1).all()
 
 
-def test_stream_rows_literal(make_config: Any, clm_fields: dict[str, Any]) -> None:
-    config = make_config(**clm_fields, data__sequence_length=3)
+def test_stream_rows_literal() -> None:
+    config = pretraining_config(**CLM, sequence_length=3)
     _, packing = packed(["AB", "CD", "E"], config)  # A B | C D | E | : 8 tokens of stream
     rows = packing.examples
     assert rows["inputs"].tolist() == [[A, B, SEP], [C, D, SEP]]
@@ -187,8 +186,8 @@ def test_stream_rows_literal(make_config: Any, clm_fields: dict[str, Any]) -> No
 
 @hypothesis_settings(deadline=None)
 @given(st.lists(st.text("abc", min_size=1, max_size=20), max_size=6), st.integers(1, 9))
-def test_stream_rows_are_the_stream(make_config: Any, clm_fields: dict[str, Any], texts: list[str], length: int) -> None:
-    config = make_config(**{**clm_fields, "model__num_token_types": 2}, data__sequence_length=length)
+def test_stream_rows_are_the_stream(texts: list[str], length: int) -> None:
+    config = pretraining_config(**{**CLM, "num_token_types": 2}, sequence_length=length)
     _, packing = packed(texts, config)
     rows = packing.examples
     stream = [number for text in texts for number in [*TOKENIZER.encode_batch([text])[0].tolist(), SEP]]
@@ -202,31 +201,29 @@ def test_stream_rows_are_the_stream(make_config: Any, clm_fields: dict[str, Any]
 
 
 @pytest.mark.parametrize(("next_sentence", "smallest"), [(True, 5), (False, 3)])
-def test_rows_too_short_for_their_specials(make_config: Any, next_sentence: bool, smallest: int) -> None:
-    fields = dict(model__next_sentence=next_sentence, data__max_predictions=1)
-    config = make_config(**fields, data__sequence_length=smallest - 1)
+def test_rows_too_short_for_their_specials(next_sentence: bool, smallest: int) -> None:
+    fields = dict(next_sentence=next_sentence, max_predictions=1)
+    config = pretraining_config(**fields, sequence_length=smallest - 1)
     with pytest.raises(UserError, match=rf"data\.sequence_length = {smallest - 1} has no room .*: {smallest} or more"):
         split_limit(config.model, config.data)
-    config = make_config(**fields, data__sequence_length=smallest)
+    config = pretraining_config(**fields, sequence_length=smallest)
     assert split_limit(config.model, config.data) == 1
 
 
-def test_random_sentences_need_a_second_document(make_config: Any) -> None:
+def test_random_sentences_need_a_second_document() -> None:
     with pytest.raises(
         UserError, match=r"model\.next_sentence = True needs text in two documents .* has 1; raise data\.validation_fraction"
     ):
-        packed(["A\nB", ""], make_config(data__tokenizer="bytes", data__sequence_length=9))
+        packed(["A\nB", ""], pretraining_config(tokenizer="bytes", sequence_length=9))
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
-def test_rows_are_kept_in_as_few_bytes_as_their_ids_need(
-    make_config: Any, clm_fields: dict[str, Any], vocab_size: int, dtype: type
-) -> None:
+def test_rows_are_kept_in_as_few_bytes_as_their_ids_need(vocab_size: int, dtype: type) -> None:
     tokenizer = WordPieceTokenizer([*SPECIALS, *map(str, range(vocab_size - len(SPECIALS)))], lowercase=True)
     last = vocab_size - 1
     documents = tokenise([f"{last - 5} 0\n{last - 5}", "1\n2 3"], tokenizer, lines)
-    pairs = make_config(data__sequence_length=9, model__vocab_size=vocab_size)
-    stream = make_config(**clm_fields, data__sequence_length=3, model__vocab_size=vocab_size)
+    pairs = pretraining_config(sequence_length=9, vocab_size=vocab_size)
+    stream = pretraining_config(**CLM, sequence_length=3, vocab_size=vocab_size)
     for config, fields in ((pairs, {"tokens", "ends", "next_sentence"}), (stream, {"tokens"})):
         rows = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0)).examples
         assert set(rows) == fields

@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mhsh.data.staging import item_text, items_in, stage
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, to_dict
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
+from mhsh.data.prepare import item_text, items_in, stage
 from mhsh.data.shards import UNCOMPRESSED, StoredTable, write_shard
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
@@ -95,15 +95,6 @@ def test_batches_of_one_shard_are_those_of_the_source(tmp_path, english_source, 
     assert_same_batches(*validation, [*range(len(validation[0]))])
 
 
-def test_what_training_decides_is_left_to_it(english_rows):
-    """Masks and the order of examples depend on the config of the run, not on the preparation's."""
-    changed = dict(max_predictions=3, mask_fraction=0.3, whole_word_masking=True, validation_fraction=0.7)
-    one = load(with_rows(pretraining_config(**changed), english_rows)).train_steps(B)[0]
-    other = load(with_rows(pretraining_config(**changed, seed=5), english_rows)).train_steps(B)[0]
-    assert one["targets"].shape == (B, 3)
-    assert not np.array_equal(one["inputs_segmentation"], other["inputs_segmentation"])
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_shards_hold_the_documents_of_one(tmp_path, english_source, layout):
     config = pretraining_config(source=english_source, **LAYOUTS[layout])
@@ -160,13 +151,6 @@ def test_no_shard_is_left_with_a_single_document(tmp_path, count, sizes, next_se
     (tmp_path / "staging").mkdir()
     found = [chunk.items for chunk in stage(task, tmp_path / "staging", 4).chunks if chunk.split == "train"]
     assert found == (sizes if next_sentence else [4] * (count // 4) + [count % 4] * (count % 4 > 0))
-
-
-def test_duplicates_are_counted_and_left_out(tmp_path, english):
-    config = pretraining_config(source=write_documents(tmp_path, "t", [*english, *english[::-1], english[0]]))
-    summary, _ = prepared(config, tmp_path / "out", per_shard=50)
-    assert (summary["read"], summary["empty"], summary["duplicates"]) == (121, 0, 61)
-    assert summary["train"]["documents"] + summary["validation"]["documents"] == 60
 
 
 def test_a_vocabulary_can_be_given(tmp_path, english, english_rows):
@@ -265,35 +249,6 @@ def test_validation_rows_replaced_by_training_rows_are_refused(tmp_path, english
     assert StoredTable(path.parent).fingerprint == tables["validation"].fingerprint
     with pytest.raises(UserError, match=f"^{path} is damaged: its SHA-256 is not that of the index; put it back from a copy"):
         load(with_rows(pretraining_config(), tmp_path / "out"))
-
-
-@pytest.mark.parametrize("damage", ["unfinished", "truncated", "no vocabulary"])
-def test_a_damaged_folder_is_named(tmp_path, english_rows, damage):
-    shutil.copytree(english_rows, tmp_path / "out")
-    if damage == "unfinished":
-        (tmp_path / "out" / "train" / "index.json").unlink()
-        complaint = r"train/index\.json is missing: .* holds no finished rows"
-    elif damage == "truncated":
-        path = tmp_path / "out" / "validation" / "00000.arrayrecord"
-        path.write_bytes(path.read_bytes()[:-1])
-        complaint = r"validation/00000\.arrayrecord is damaged"
-    else:
-        (tmp_path / "out" / "vocab.txt").unlink()
-        complaint = r"there is no vocabulary at .*vocab\.txt"
-    with pytest.raises(UserError, match=complaint):
-        load(with_rows(pretraining_config(), tmp_path / "out"))
-
-
-@pytest.mark.parametrize(
-    ("documents", "fields", "complaint"),
-    [
-        (["One. Two."] * 9, {}, r"leaves \d documents for (train|validation), which needs 2 \(9 read, 0 empty, 8 duplicates"),
-        ([f"{number}" for number in range(40)], dict(LAYOUTS["stream"], sequence_length=1000, max_positions=1000), r"fill no row"),
-    ],
-)
-def test_sources_that_will_not_do(tmp_path, documents, fields, complaint):
-    with pytest.raises(UserError, match=complaint):
-        prepared(pretraining_config(source=write_documents(tmp_path, "t", documents), **fields), tmp_path / "out")
 
 
 LINE = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda line: "\n" not in line)
