@@ -88,23 +88,9 @@ def test_a_step_is_a_pure_function(loaded: tuple[Config, Corpus[Tokenizer]]) -> 
     assert reloaded.fingerprint == corpus.fingerprint
     again = reloaded.train_steps(B)
     assert [digest(again[k]) for k in range(20)] == expected
-
-
-def test_far_steps(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
-    _, corpus = loaded
-    steps = corpus.train_steps(B)
-    far = 3_000_000
-    assert digest(steps[far]) == digest(next(iter(prefetched(steps, far, far + 1))))
-    assert digest(steps[far]) != digest(steps[far + 1])
-
-
-def test_another_seed_another_order_and_masking(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
-    config, corpus = loaded
-    other = replace(config.data, seed=config.data.seed + 1)
-    first, second = (
-        part.train_steps(B)[0] for part in (corpus, dataclasses.replace(corpus, task=PretrainingTask(config.model, other)))
-    )
-    assert not np.array_equal(original(first, config), original(second, config))
+    assert digest(steps[3_000_000]) != digest(steps[3_000_001])
+    other = dataclasses.replace(corpus, task=PretrainingTask(config.model, replace(config.data, seed=4))).train_steps(B)
+    assert not np.array_equal(original(other[0], config), original(steps[0], config))
 
 
 def test_every_row_once_an_epoch(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:

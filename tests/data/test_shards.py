@@ -10,7 +10,6 @@ import functools
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from mhsh.data.local_shards import verify
 from mhsh.data.shards import UNCOMPRESSED, ZSTD, StoredTable, _write_records, finished_shard, shard_name, write_index, write_shard
 from mhsh.errors import UserError
 from tests.conftest import ROOT
+from tests.data.preparing import tree
 
 RNG = np.random.default_rng(3)
 
@@ -40,10 +40,6 @@ def rows_of(count: int, length: int = 16) -> dict[str, np.ndarray]:
 def written(folder: Path, shards: list[list[dict[str, np.ndarray]]], compression: str = ZSTD, **meta: object) -> str:
     folder.mkdir()
     return write_index(folder, [write_shard(folder, k, groups, compression, "job", {}) for k, groups in enumerate(shards)], meta)
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def example(table: StoredTable, number: int) -> dict[str, np.ndarray]:
@@ -90,33 +86,6 @@ def test_any_arrays_come_back_as_they_were(tmp_path_factory, data):
         assert [found[name].shape for name in row] == [row[name].shape for name in row]
 
 
-def test_groups_tell_the_shapes_without_reading(tmp_path):
-    short, long, more = rows_of(3, 8), rows_of(5, 32), rows_of(2, 32)
-    written(tmp_path / "rows", [[short, long], [rows_of(0, 8), more]], layout="bucketed")
-    stored = StoredTable(tmp_path / "rows")
-    assert [(group.shapes["inputs"], group.count) for group in stored.groups] == [((8,), 3), ((32,), 5), ((32,), 2)]
-    assert stored.meta == {"layout": "bucketed"} and len(stored) == 10
-    for index, (rows, row) in enumerate(
-        [*((short, i) for i in range(3)), *((long, i) for i in range(5)), *((more, i) for i in range(2))]
-    ):
-        assert_same_row(example(stored, index), {name: values[row] for name, values in rows.items()})
-    with pytest.raises(IndexError):
-        example(stored, 10)
-
-
-@pytest.mark.parametrize("compression", [ZSTD, UNCOMPRESSED])
-def test_rows_are_put_together(tmp_path, compression):
-    """Of odd sizes, so that arrays of a record do not lie where their numbers would like to."""
-    rows = {"a": RNG.integers(0, 9, (70, 3)).astype(np.uint8), "b": RNG.normal(size=(70, 2, 2)), "c": RNG.integers(0, 9, 70)}
-    parts = [{name: values[part] for name, values in rows.items()} for part in (slice(30), slice(30, 30), slice(30, 70))]
-    written(tmp_path / "rows", [[part] for part in parts], compression)
-    stored = StoredTable(tmp_path / "rows")
-    for numbers in (np.array([5]), RNG.integers(0, 70, 200), np.arange(70)[::-1], np.arange(0)):
-        assert_same_row(stored.take(numbers), {name: values[numbers] for name, values in rows.items()})
-    for index in (0, 29, 30, 69):
-        assert_same_row(example(stored, index), {name: values[index] for name, values in rows.items()})
-
-
 @pytest.mark.parametrize("compression", [ZSTD, UNCOMPRESSED])
 def test_equal_rows_give_equal_bytes_and_another_row_another_fingerprint(tmp_path, compression):
     rows = rows_of(300, 64)
@@ -154,13 +123,6 @@ def test_a_finished_shard_is_kept_only_whole_and_of_the_same_job(tmp_path):
     assert finished_shard(tmp_path, 4, "job 1") is None
     path.unlink()
     assert finished_shard(tmp_path, 4, "job 1") is None
-
-
-def test_what_a_killed_process_left_is_cleared(tmp_path):
-    shards = [write_shard(tmp_path, number, [rows_of(5)], ZSTD, "job", {}) for number in range(2)]
-    (tmp_path / ".00002.arrayrecord.0123.tmp").write_bytes(b"half")
-    write_index(tmp_path, shards, {})
-    assert sorted(tree(tmp_path)) == ["00000.arrayrecord", "00001.arrayrecord", "index.json"]
 
 
 def truncated(path: Path) -> None:
@@ -212,11 +174,6 @@ def test_a_flipped_byte_is_named_by_verify_and_by_the_row_it_hits(tmp_path, comp
     assert damaged and all(400 < index < 800 for index in damaged) and len(damaged) <= 40
     with pytest.raises(UserError, match=rf"^{path} is damaged \("):
         stored.take(np.array([3, damaged[0]]))
-
-
-def test_a_sound_folder_verifies(tmp_path):
-    written(tmp_path / "rows", [[rows_of(40)], [rows_of(41)]])
-    verify(tmp_path / "rows")
 
 
 @pytest.mark.parametrize(
@@ -282,16 +239,3 @@ def test_a_full_device_keeps_its_error_number():
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as error:
         _write_records(Path("/dev/full"), [{"a": np.zeros((9, 3), np.int32)}], {"a": "<i4"}, ZSTD)
     assert error.value.errno == errno.ENOSPC and error.value.filename == "/dev/full"
-
-
-def test_rows_are_read_lazily(tmp_path):
-    """Opening a folder costs a small part of reading it."""
-    rows = {"inputs": RNG.integers(0, 1 << 16, (4000, 1024)).astype(np.uint16)}
-    written(tmp_path / "rows", [[rows]])
-    start = time.process_time()
-    stored = StoredTable(tmp_path / "rows")
-    opening = time.process_time() - start
-    start = time.process_time()
-    for index in range(len(stored)):
-        example(stored, index)
-    assert opening < 0.2 * (time.process_time() - start)

@@ -96,29 +96,6 @@ def test_half_of_the_pairs_are_true() -> None:
     assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 5 / len(labels)
 
 
-def test_pairs_lose_nothing(paired: tuple[TokenDocuments, Packing]) -> None:
-    """A, and B where it truly follows, are the documents again: the text behind a random B was put
-    back.
-    """
-    documents, packing = paired
-    tokens: list[int] = []
-    for row, label in enumerate(packing.examples["next_sentence"].tolist()):
-        a, b = segments(packing.examples, row)
-        tokens += a + b if label else a
-    assert tokens == documents.tokens.tolist()
-
-
-def test_pairs_are_of_whole_sentences() -> None:
-    texts = ["\n".join(f"<{n}{'x' * (n % 7)}>" for n in range(start, start + 40)) for start in (100, 200, 300)]
-    _, packing = packed(texts, pretraining_config(tokenizer="bytes", sequence_length=40))
-    assert packing.cut_sentences == 0
-    for row in range(len(packing.examples["inputs"])):
-        for segment in segments(packing.examples, row):
-            text = TOKENIZER.decode(segment)
-            assert text.startswith("<")
-            assert text.endswith(">")
-
-
 @hypothesis_settings(deadline=None)
 @given(
     st.lists(st.lists(st.text("abc", min_size=1, max_size=30), min_size=1, max_size=6), min_size=2, max_size=5),
