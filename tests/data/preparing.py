@@ -144,16 +144,11 @@ import json, os, shutil, signal, sys
 from pathlib import Path
 from mhsh.config.resolve import from_dict
 from mhsh.data.prepare import prepare
-from mhsh.data.pool import run_chunks
-from tests.data.preparing import task_of
+from tests.data.preparing import run_locally, task_of, tree
 
 folder, config, per_shard, stride = Path(sys.argv[1]), from_dict(json.loads(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
 task = task_of(config)
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
-
-
-def run(work, chunks):
-    run_chunks(work, chunks, 1, lambda chunk: None)
 
 
 def child(out, moment):
@@ -172,15 +167,11 @@ def child(out, moment):
 
     sys.addaudithook(hook)
     try:
-        prepare(task, out, per_shard, run, lambda line: None)
+        prepare(task, out, per_shard, lambda *work: run_locally(1, *work), lambda line: None)
     except BaseException as error:
         print("failed", repr(error), flush=True)
         os._exit(1)
     os._exit(0)
-
-
-def tree(out):
-    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
 assert child(folder / "whole", 0) == 0

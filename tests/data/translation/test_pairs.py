@@ -126,20 +126,6 @@ def test_pairs_with_the_same_words_on_other_sides_are_not_the_same() -> None:
     assert [pair for _, pair in kept(replace(DATA, validation_fraction=0.0), pairs)[0]] == pairs
 
 
-def held_out(pairs: list[Pair], data: TranslationDataConfig) -> set[str]:
-    return {pair[0] for split, pair in kept(data, pairs)[0] if split == "validation"}
-
-
-def test_held_out_by_content_and_seed() -> None:
-    pairs = [Pair(f"sentence {number}", f"Satz {number}") for number in range(4000)]
-    chosen = held_out(pairs, DATA)
-    assert 0.08 < len(chosen) / len(pairs) < 0.12
-    assert held_out([Pair(pair.source, "another translation") for pair in pairs], DATA) == chosen
-    assert held_out(pairs, replace(DATA, seed=1)) != chosen
-    assert chosen < held_out(pairs, replace(DATA, validation_fraction=0.3))
-    assert not held_out(pairs, replace(DATA, validation_fraction=0.0))
-
-
 def test_pairs_that_validation_has_of_its_own_are_not_trained_on() -> None:
     pairs = [Pair(text, text.upper()) for text in "abcab"]
     own = [Pair("b", "B"), Pair("x", "X"), Pair("x ", "X"), Pair("", "Y"), Pair("a", "other")]
