@@ -40,7 +40,7 @@ def open_table(folder: epath.Path) -> StoredTable:
     """The examples in a folder, local or in a bucket, after every shard has been compared.
 
     Raises:
-      UserError: as `local_copy`, `StoredTable` and `verify_once`.
+      UserError: as `local_copy` and `verify_once`.
     """
     table = StoredTable(local_copy(folder))
     verify_once(table.folder, table.shards)
@@ -101,7 +101,7 @@ def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
     Of several processes one reads, and the others wait.
 
     Raises:
-      UserError: the SHA-256 of a shard, which is named, is not that of the index.
+      UserError: a shard, which is named, is missing, or its SHA-256 is not that of the index.
     """
     with _compared(folder) as known:
         states = _states(folder, shards)  # from before the reading: what changes meanwhile is read again
@@ -218,5 +218,8 @@ def _compared(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _states(folder: Path, shards: Sequence[Shard]) -> dict[str, list[Any]]:
-    states = [(shard, (folder / shard.name).stat()) for shard in shards]
+    try:
+        states = [(shard, (folder / shard.name).stat()) for shard in shards]
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}), but the index names it; {REMEDY}") from error
     return {shard.name: [shard.sha256, state.st_ino, state.st_size, state.st_ctime_ns] for shard, state in states}

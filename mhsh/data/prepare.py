@@ -36,7 +36,6 @@ from mhsh.data.local_shards import names_in, upload, verify
 from mhsh.data.shards import (
     INDEX_FILE,
     Shard,
-    StoredTable,
     clear_notes,
     finished_shard,
     read_index,
@@ -112,7 +111,7 @@ def _prepare_folder(
         for split in SPLITS:
             clear_notes(out / split)
         shutil.rmtree(out / _STAGING, ignore_errors=True)
-        return StoredTable(out / TRAIN).meta["counts"]
+        return read_index(out / TRAIN)["meta"]["counts"]
 
 
 def describe(counts: Mapping[str, Any]) -> Iterator[str]:

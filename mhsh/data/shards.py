@@ -143,14 +143,10 @@ def write_json(path: epath.PathLike, content: Mapping[str, Any]) -> None:
 
 
 class StoredTable(Table):
-    """The table in a folder. Opening it compares the sizes and counts of all shards with the index.
+    """The table in a folder, whose shards are taken to be those of the index (see local_shards.py).
 
     A file is opened when its first example is read and then stays open, at about 50 bytes an
-    example, which the library keeps of where they lie.
-
-    Raises:
-      UserError: the index is missing or damaged, or a shard (which is named) is missing or differs
-        in size or number of examples.
+    example, which the library keeps of where they lie. Raises UserError: see `read_index`.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -159,8 +155,6 @@ class StoredTable(Table):
         self.fingerprint: str = index["fingerprint"]
         self.meta: dict[str, Any] = index["meta"]
         self.shards = shards_of(index)
-        for shard in self.shards:
-            _check_size_and_count(self.folder / shard.name, shard)
         groups = [group for shard in self.shards for group in shard.groups]
         types = [_record_type(index["fields"], group.shapes) for group in groups]
         self._types = list(dict.fromkeys(types))
@@ -190,12 +184,9 @@ class StoredTable(Table):
         with self._lock:
             reader = self._readers[shard]
             if reader is None:
-                reader = self._readers[shard] = _reader(self.folder / self.shards[shard].name)
+                path = str(self.folder / self.shards[shard].name)
+                reader = self._readers[shard] = ArrayRecordReader(path, _READER_OPTIONS, file_reader_buffer_size=_READ_BYTES)
         return reader
-
-
-def _reader(path: Path) -> ArrayRecordReader:
-    return ArrayRecordReader(str(path), _READER_OPTIONS, file_reader_buffer_size=_READ_BYTES)
 
 
 def _note_path(folder: Path, number: int) -> Path:
@@ -261,23 +252,6 @@ def shards_of(index: Mapping[str, Any]) -> list[Shard]:
 
 def _fingerprint(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _check_size_and_count(path: Path, shard: Shard) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}), but the index names it; {REMEDY}") from error
-    if size != shard.size:
-        raise UserError(f"{path} is damaged: {size} bytes, where the index says {shard.size}; {REMEDY}")
-    try:
-        reader = _reader(path)
-        count = reader.num_records()
-        reader.close()
-    except RuntimeError as error:
-        raise UserError(f"{path} is damaged ({error}); {REMEDY}") from error
-    if count != shard.count:
-        raise UserError(f"{path} is damaged: it has {count} rows, but the index says {shard.count}; {REMEDY}")
 
 
 def check_sha256(path: Path | epath.Path, shard: Shard, origin: epath.Path | None = None) -> None:

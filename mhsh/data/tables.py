@@ -81,6 +81,13 @@ def num_examples(examples: Examples) -> int:
     return len(next(iter(examples.values())))
 
 
+def bounds_of(lengths: Sequence[int] | Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " bounds"]:
+    """The bounds of consecutive runs with these lengths, from 0."""
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
+
+
 def put_together(parts: Sequence[tuple[Int64[np.ndarray, " _"], Examples]], length: int | None) -> Examples:
     """One array for each name: example i of a part becomes example `indices`[i] of the whole.
 

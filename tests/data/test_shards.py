@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mhsh.data import local_shards
-from mhsh.data.local_shards import verify
+from mhsh.data.local_shards import open_table, verify
 from mhsh.data.shards import (
     UNCOMPRESSED,
     ZSTD,
@@ -153,7 +154,7 @@ def test_a_shard_that_is_not_the_index_s_is_named_at_opening(tmp_path, damage):
     path = tmp_path / "rows" / shard_name(1)
     damage(path)
     with pytest.raises(UserError, match=f"^{path} .*put it back from a copy"):
-        StoredTable(tmp_path / "rows")
+        open_table(epath.Path(tmp_path / "rows"))
 
 
 @pytest.mark.parametrize("compression", [ZSTD, UNCOMPRESSED])

@@ -20,7 +20,7 @@ import sentencex
 from jaxtyping import Int32, Int64
 
 from mhsh.config.schema import DataConfig, ModelConfig
-from mhsh.data.tables import Examples
+from mhsh.data.tables import Examples, bounds_of
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 
@@ -95,8 +95,8 @@ def tokenise(documents: Sequence[str], tokenizer: Tokenizer, split: Callable[[st
     sentences_in_document = np.bincount(document_of_text[filled], minlength=len(pieces))
     return TokenDocuments(
         tokens=np.concatenate(ids) if ids else np.zeros(0, np.int32),
-        sentence_bounds=_bounds(lengths[filled]),
-        document_bounds=_bounds(sentences_in_document[sentences_in_document > 0]),
+        sentence_bounds=bounds_of(lengths[filled]),
+        document_bounds=bounds_of(sentences_in_document[sentences_in_document > 0]),
     )
 
 
@@ -104,7 +104,7 @@ def cut_long_sentences(documents: TokenDocuments, longest: int) -> tuple[TokenDo
     """The documents with sentences of at most `longest` tokens, and how many sentences were cut."""
     lengths = np.diff(documents.sentence_bounds)
     pieces = -(-lengths // longest)
-    first_piece = _bounds(pieces)  # number of the first piece of each sentence
+    first_piece = bounds_of(pieces)  # number of the first piece of each sentence
     # A piece starts at its sentence's start plus `longest` for every piece before it.
     number_in_sentence = np.arange(first_piece[-1]) - np.repeat(first_piece[:-1], pieces)
     starts = np.repeat(documents.sentence_bounds[:-1], pieces) + longest * number_in_sentence
@@ -118,13 +118,6 @@ def cut_long_sentences(documents: TokenDocuments, longest: int) -> tuple[TokenDo
     )
 
 
-def _bounds(counts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n+1"]:
-    """The bounds of consecutive runs with these lengths."""
-    bounds = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=bounds[1:])
-    return bounds
-
-
 @dataclasses.dataclass(frozen=True)
 class Packing:
     """The examples that `pack` made, and what it cut and dropped."""
@@ -132,17 +125,6 @@ class Packing:
     examples: Examples
     cut_sentences: int  # mlm: sentences too long for an example, cut into pieces
     dropped_tokens: int  # clm: the end of the stream, which fills no example
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spans:
-    """The tokens of A and B in R examples. B is empty (start = stop) in a single segment."""
-
-    a_start: Int64[np.ndarray, " R"]
-    a_stop: Int64[np.ndarray, " R"]
-    b_start: Int64[np.ndarray, " R"]
-    b_stop: Int64[np.ndarray, " R"]
-    is_next: Int32[np.ndarray, " R"]
 
 
 def split_limit(model: ModelConfig, data: DataConfig) -> int:
@@ -188,11 +170,10 @@ def pack(
         examples, dropped = _stream_examples(documents, tokenizer, length)
         return Packing(examples, 0, dropped)
     pieces, cut = cut_long_sentences(documents, split_limit(model, data))
-    spans = _plan_pairs(pieces, length - 3, rng) if model.next_sentence else _plan_segments(pieces, length - 2)
-    examples = _gather(pieces, spans, tokenizer, length)
     if model.next_sentence:
-        examples["next_sentence"] = spans.is_next
-    return Packing(examples, cut, 0)
+        edges, is_next = _plan_pairs(pieces, length - 3, rng)
+        return Packing(_gather(pieces, edges, tokenizer, length) | {"next_sentence": is_next}, cut, 0)
+    return Packing(_gather(pieces, _plan_segments(pieces, length - 2), tokenizer, length), cut, 0)
 
 
 def full_examples(packed: Examples, model: ModelConfig) -> Examples:
@@ -240,8 +221,10 @@ def _stream_examples(documents: TokenDocuments, tokenizer: Tokenizer, length: in
     return {"tokens": np.concatenate([inputs, last], axis=1)}, len(stream) - used - (1 if num_examples else 0)
 
 
-def _plan_segments(documents: TokenDocuments, room: int) -> _Spans:
-    """As many whole sentences an example as fit into `room` tokens, document by document."""
+def _plan_segments(documents: TokenDocuments, room: int) -> Int64[np.ndarray, "R 4"]:
+    """As many whole sentences an example as fit into `room` tokens, document by document. Each has
+    the first token and the end of A, and an empty B.
+    """
     bounds = documents.sentence_bounds
     spans: list[tuple[int, int]] = []
     for first, stop in zip(documents.document_bounds[:-1].tolist(), documents.document_bounds[1:].tolist(), strict=True):
@@ -251,12 +234,14 @@ def _plan_segments(documents: TokenDocuments, room: int) -> _Spans:
             spans.append((start, end))
             start = end
     edges = bounds[np.array(spans, np.int64).reshape(-1, 2)]
-    nowhere = np.zeros(len(spans), np.int64)
-    return _Spans(edges[:, 0], edges[:, 1], nowhere, nowhere, np.zeros(len(spans), np.int32))
+    return np.concatenate([edges, np.zeros_like(edges)], axis=1)
 
 
-def _plan_pairs(documents: TokenDocuments, room: int, rng: np.random.Generator) -> _Spans:
-    """Sentence pairs that fill `room` tokens as far as whole sentences do.
+def _plan_pairs(
+    documents: TokenDocuments, room: int, rng: np.random.Generator
+) -> tuple[Int64[np.ndarray, "R 4"], Int32[np.ndarray, " R"]]:
+    """Sentence pairs that fill `room` tokens as far as whole sentences do: the first token and the
+    end of A and of B, and whether B follows A.
 
     Sentences are taken in order until the next one would not fit, and split at random into A and
     the rest. In half of the cases B is the rest. Otherwise B is a run of sentences of another
@@ -287,12 +272,14 @@ def _plan_pairs(documents: TokenDocuments, room: int, rng: np.random.Generator) 
             first = int(rng.integers(edges[other], edges[other + 1]))
             last = _fit(bounds, first, edges[other + 1], room - int(bounds[middle] - bounds[start]))
             if last == first:
-                middle, last = _shorten(bounds, start, middle, first, room), first + 1
+                # A is shortened, so that one sentence fits beside it. There is room for one: see
+                # `split_limit`.
+                last = first + 1
+                middle = _fit(bounds, start, middle, room - int(bounds[last] - bounds[first]))
             spans.append((start, middle, first, last, 0))
             start = middle
     table = np.array(spans, np.int64).reshape(-1, 5)
-    tokens = bounds[table[:, :4]]
-    return _Spans(tokens[:, 0], tokens[:, 1], tokens[:, 2], tokens[:, 3], table[:, 4].astype(np.int32))
+    return bounds[table[:, :4]], table[:, 4].astype(np.int32)
 
 
 def _fit(bounds: Int64[np.ndarray, " bounds"], start: int, stop: int, room: int) -> int:
@@ -303,24 +290,16 @@ def _fit(bounds: Int64[np.ndarray, " bounds"], start: int, stop: int, room: int)
     return start + int(bounds[start + 1 : limit + 1].searchsorted(bounds[start] + room, "right"))
 
 
-def _shorten(bounds: Int64[np.ndarray, " bounds"], start: int, middle: int, other: int, room: int) -> int:
-    """The end of A when it must leave room for the sentence `other`.
-
-    One sentence always does, as cut_long_sentences has limited them.
-    """
-    return _fit(bounds, start, middle, room - int(bounds[other + 1] - bounds[other]))
-
-
-def _gather(documents: TokenDocuments, spans: _Spans, tokenizer: Tokenizer, length: int) -> Examples:
-    """The examples of the spans: [CLS] A [SEP], and then B [SEP] where B is not empty."""
-    num_examples = len(spans.a_start)
+def _gather(documents: TokenDocuments, edges: Int64[np.ndarray, "R 4"], tokenizer: Tokenizer, length: int) -> Examples:
+    """The examples of the edges: [CLS] A [SEP], and then B [SEP] where B is not empty."""
+    num_examples = len(edges)
     examples = {"tokens": np.empty((num_examples, length), _token_dtype(tokenizer)), "ends": np.empty((num_examples, 2), np.int32)}
     column = np.arange(length)
     for first in range(0, num_examples, _EXAMPLES_AT_ONCE):
         block = slice(first, min(first + _EXAMPLES_AT_ONCE, num_examples))
-        a_start, b_start = spans.a_start[block, None], spans.b_start[block, None]
-        a_end = 1 + spans.a_stop[block, None] - a_start  # column of the first [SEP]
-        b_length = spans.b_stop[block, None] - b_start
+        a_start, a_stop, b_start, b_stop = (edges[block, side, None] for side in range(4))
+        a_end = 1 + a_stop - a_start  # column of the first [SEP]
+        b_length = b_stop - b_start
         b_end = np.where(b_length > 0, a_end + 1 + b_length, a_end)  # column of the last [SEP]
         source = np.where(column < a_end, a_start + column - 1, b_start + column - a_end - 1)
         # Columns of specials and padding point anywhere inside the array; they are overwritten.

@@ -71,12 +71,13 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer
     ) -> tuple[dict[str, Examples], dict[str, Any]]:
-        """Packed or bucketed examples. The sums are those of EncodingCounts, `rows` (the examples),
-        the `positions` of either side, and `token_counts`: how often each id is a target.
+        """Packed or bucketed examples. The sums are the counts of `encode_pairs`, `rows` (the
+        examples), the `positions` of either side, and `token_counts` (how often each id is a
+        target).
         """
         encoded, counts = encode_pairs(tokenizer, items, self.data)
         groups = examples_by_length(encoded, self.data)
-        return {f"{split}/{length}": examples for length, examples in groups.items()}, dataclasses.asdict(counts) | {
+        return {f"{split}/{length}": examples for length, examples in groups.items()}, counts | {
             "rows": sum(num_examples(examples) for examples in groups.values()),
             "positions": sum(examples["inputs"].size for examples in groups.values()),
             "token_counts": np.bincount(encoded.target.tokens, minlength=tokenizer.vocab_size),

@@ -137,15 +137,15 @@ def test_encoding_drops_and_counts(tokenizer: SubwordTokenizer) -> None:
         fits, alike = longer + 1 <= data.sequence_length, longer <= 10 or longer <= 2 * shorter
         expected.append("kept" if fits and alike else "unlike" if fits else "too_long")
     tally = Counter(expected)
-    assert (counts.pairs, counts.too_long, counts.unlike) == (tally["kept"], tally["too_long"], tally["unlike"])
+    assert (counts["pairs"], counts["too_long"], counts["unlike"]) == (tally["kept"], tally["too_long"], tally["unlike"])
     assert min(tally.values()) >= 2
     kept = [pair for pair, verdict in zip(pairs, expected, strict=True) if verdict == "kept"]
     assert len(rows) == len(kept)
     for side, texts in ((rows.source, [pair.source for pair in kept]), (rows.target, [pair.target for pair in kept])):
         for number, ids in enumerate(tokenizer.encode_batch(texts)):
             np.testing.assert_array_equal(side.tokens[side.bounds[number] : side.bounds[number + 1]], [*ids, EOS_ID])
-    assert counts.source_tokens == rows.source.lengths.sum()
-    assert counts.target_tokens == rows.target.lengths.sum()
+    assert counts["source_tokens"] == rows.source.lengths.sum()
+    assert counts["target_tokens"] == rows.target.lengths.sum()
 
 
 def test_packed_rows_are_mostly_full() -> None:
@@ -153,6 +153,6 @@ def test_packed_rows_are_mostly_full() -> None:
     tokenizer = train_subword("bpe", [text for pair in pairs for text in pair], 400)
     rows, counts = encode_pairs(tokenizer, pairs, replace(DATA, sequence_length=64, max_length_ratio=9.0))
     packed = pack_pairs(rows, 64)
-    assert counts.pairs == 3000
-    assert max(counts.source_tokens, counts.target_tokens) / packed["inputs"].size > 0.9
+    assert counts["pairs"] == 3000
+    assert max(counts["source_tokens"], counts["target_tokens"]) / packed["inputs"].size > 0.9
     assert sum(map(len, read_back(packed))) == 3000
