@@ -124,7 +124,7 @@ class Corpus(Generic[TokenizerT]):
         return ordered_batches(self.task.batch_maker(self, VALIDATION), buckets, part)
 
     def check_batch(self, batch_size: int) -> None:
-        """Raises UserError where some training examples could be in no batch."""
+        """Raises UserError where some training examples would be in no batch."""
         buckets = self.task.buckets(self.train, batch_size)
         if buckets is None and len(self.train) < batch_size:
             raise UserError(

@@ -68,9 +68,6 @@ def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
     Args:
       options: Beam's pipeline options as on a command line, such as "--runner=FlinkRunner
         --parallelism=64"; empty: Beam's defaults.
-
-    Raises:
-      UserError: Beam is not installed, or the error of the first chunk that failed.
     """
     try:
         beam: Any = importlib.import_module("apache_beam")

@@ -69,7 +69,8 @@ def open_split(name: str) -> PreparedSplit:
     """A split whose records are not sentence pairs.
 
     Args:
-      name: DATASET[:SPLIT], such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%].
+      name: DATASET[:SPLIT], such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%]. Data
+        sets are looked for in TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
 
     Raises:
       UserError: the data set is not prepared here, it has no such split, or the split is empty.
@@ -84,10 +85,9 @@ def read_pairs(name: str) -> Iterator[tuple[str, str]]:
     """The (source, target) sentences of one split, in the order of its files.
 
     Args:
-      name: DATASET[:SPLIT[:SOURCE-TARGET]], such as wmt14_translate/de-en,
-        wmt14_translate/de-en:validation or wmt14_translate/de-en:train[:1000]:de-en. The default of
-        SPLIT is train; it may be a slice in TFDS's notation. The default source is English. Data
-        sets are looked for in TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
+      name: DATASET[:SPLIT[:SOURCE-TARGET]], such as wmt14_translate/de-en or
+        wmt14_translate/de-en:train[:1000]:de-en. The default of SPLIT is train; it may be a slice
+        in TFDS's notation. The default source is English.
 
     Raises:
       UserError: as in `open_split` and `PreparedSplit.records`, or the data set lacks a language.

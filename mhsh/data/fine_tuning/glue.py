@@ -118,11 +118,7 @@ GLUE_TASKS = {task.name: task for task in _TASKS}
 
 
 def find_task(name: str) -> GlueTask:
-    """The task of a name in TFDS or of a folder of GLUE: "stsb" or "STS-B".
-
-    Raises:
-      UserError: there is none.
-    """
+    """The task of a name in TFDS or of a folder of GLUE: "stsb" or "STS-B"."""
     task = GLUE_TASKS.get(name.lower().replace("-", ""))
     if task is None:
         raise UserError(f"{name!r} is not a task of GLUE; allowed: {', '.join(GLUE_TASKS)}")
@@ -135,9 +131,6 @@ def read_splits(task: GlueTask, source: str) -> tuple[Sequence[GlueExample], dic
     Sources:
       tsv:DIR: GLUE's original files, in a folder a task.
       tfds:glue, tfds:glue:VERSION: the data set glue/TASK that TFDS has prepared.
-
-    Raises:
-      UserError: no such source, or whatever is wrong with it.
     """
     files = {"train": "train.tsv", **dict(task.evaluation_files)}
     splits: dict[str, Sequence[GlueExample]]
@@ -157,11 +150,7 @@ def read_splits(task: GlueTask, source: str) -> tuple[Sequence[GlueExample], dic
 
 
 def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Path:
-    """ROOT/<the task's folder>/FILE_NAME, or the same with .gz.
-
-    Raises:
-      UserError: neither exists, or the bucket cannot be read.
-    """
+    """ROOT/<the task's folder>/FILE_NAME, or the same with .gz."""
     plain = expanded(root) / task.folder / file_name
     for path in (plain, plain.with_name(f"{file_name}.gz")):
         try:
@@ -180,9 +169,7 @@ def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
     Quotation marks are text: those of MRPC are unbalanced.
 
     Raises:
-      UserError: the file cannot be read, is not UTF-8, lacks a column or has no examples; or a line
-        has the wrong number of columns, an unknown label, a score outside 0 to MAX_SCORE, or the
-        index of an earlier line.
+      UserError: the file cannot be read or lacks a column, or a line (which is named) is malformed.
     """
     lines = read_lines(str(path))
     if not lines:
@@ -247,12 +234,7 @@ def _number(cell: str) -> float:
 
 
 def _read_prepared(task: GlueTask, version: str, split: str) -> tuple[GlueExample, ...]:
-    """The labelled examples of one split of TFDS's glue/TASK, in the order of the original file.
-
-    Raises:
-      UserError: the split cannot be opened, lacks a feature, numbers its labels differently from
-        GLUE, or has an example without a label, which is -1 in TFDS.
-    """
+    """The labelled examples of a split of glue/TASK in TFDS, in the order of the file."""
     name = f"glue/{task.name}:{version}:{split}" if version else f"glue/{task.name}:{split}"
     features = task.features or task.texts
     prepared = open_split(name)
@@ -284,8 +266,7 @@ def read_submission(task: GlueTask, path: str | Path, examples: Sequence[GlueExa
     its name or by its number.
 
     Raises:
-      UserError: the file cannot be read or has no such header, a prediction is not one of the
-        task's, or the indices are not those of the examples, in order.
+      UserError: the file has another form, or the indices are not those of the examples, in order.
     """
     lines = read_lines(str(path))
     if not lines or lines[0] != _SUBMISSION_HEADER:
@@ -314,7 +295,6 @@ def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], p
 
     Raises:
       UserError: a score is not finite, or the file exists or cannot be written.
-      ValueError: the task has no such class, or the two sequences differ in length.
     """
     lines = [f"{index}\t{_written(task, index, value)}" for index, value in zip(indices, predictions, strict=True)]
     write_new(path, "\n".join([_SUBMISSION_HEADER, *lines, ""]))

@@ -67,20 +67,13 @@ def read_questions(source: str, field: str) -> SquadData:
 
 
 def read_squad(path: str | Path) -> SquadData:
-    """The questions of a file (JSON, plain, .gz or .xz).
-
-    Raises:
-      UserError: the file cannot be read, is not JSON, or as in `_parse`.
-    """
+    """The questions of a file (JSON, plain, .gz or .xz). Raises UserError, also as in `_parse`."""
     return _parse(str(path), _read_json(path))
 
 
 def read_prepared_squad(name: str) -> SquadData:
     """The questions of DATASET[:SPLIT], such as squad/v2.0:3.0.0:train[:10%], in the order of its
-    files (shuffled).
-
-    Raises:
-      UserError: as in `open_split` and `PreparedSplit.records`, or as in `_parse`.
+    files (shuffled). Raises UserError as in `open_split`, `PreparedSplit.records` and `_parse`.
     """
     split = open_split(name)
     features = [*_TFDS_FEATURES, _TFDS_IS_IMPOSSIBLE] if _TFDS_IS_IMPOSSIBLE in split.features else _TFDS_FEATURES
@@ -124,8 +117,8 @@ def _parse(source: str, content: dict[str, Any]) -> SquadData:
     If the content does not give its version, it is 2.0 if a question has `is_impossible`.
 
     Raises:
-      UserError: the content has another form, the same id twice, an answer that is not at its
-        answer_start, or an impossible question with an answer; or it has no questions.
+      UserError: the content has another form or no questions, or a question (which is named) is
+        wrong.
     """
     try:
         file = msgspec.convert(content, _File)
@@ -172,11 +165,7 @@ def _broken(what: str) -> UserError:
 
 
 def read_predictions(path: str | Path) -> dict[str, str]:
-    """The answers by question id ("" for none) in a file of one JSON object (plain, .gz or .xz).
-
-    Raises:
-      UserError: the file cannot be read or has another form, or an id occurs twice.
-    """
+    """The answers by question id ("" for none) in a file of one JSON object (plain or packed)."""
     predictions = _read_json(path)
     for question_id, text in predictions.items():
         if not isinstance(text, str):

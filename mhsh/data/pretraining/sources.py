@@ -49,8 +49,8 @@ def documents(source: str) -> Iterator[str]:
         tfds:wikipedia/20230601.en; each record is a document.
 
     Raises:
-      UserError: there is no such source, the glob matches no files, or files have no text, are not
-        UTF-8 or are damaged. Errors inside a file are raised when the reading gets there.
+      UserError: whatever is wrong with the source. Errors inside a file are raised when the reading
+        gets there.
     """
     kind, _, rest = source.partition(":")
     if source == "stdlib":
