@@ -15,7 +15,7 @@ from mhsh.data.tfds import _languages, open_split
 from mhsh.data.translation.pairs import Pair, read_pairs
 from mhsh.errors import UserError
 from tests.conftest import ROOT
-from tests.data.conftest import needs_tensorflow, tfds_folder
+from tests.data.conftest import tfds_folder
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +98,6 @@ def test_tfrecord_needs_tensorflow(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with tfds_folder(tmp_path), pytest.raises(UserError, match=r"^tfds:wmt14_translate/de-en is stored as tfrecord.*-e .*\[tfds\]"):
         read("tfds:wmt14_translate/de-en")
-
-
-@needs_tensorflow
-@pytest.mark.slow
-def test_tfrecord_is_read_with_tensorflow(folder, tmp_path):
-    from tests.data import tfds_builders
-
-    tfds_builders.prepare(tfds_builders.Wmt14Translate, tmp_path, "tfrecord", config="de-en")
-    found = []
-    for each in (tmp_path, folder):
-        with tfds_folder(each):
-            found.append(read("tfds:wmt14_translate/de-en"))
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

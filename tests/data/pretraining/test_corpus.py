@@ -129,13 +129,6 @@ def test_too_few_documents_on_a_side(
         load(pretraining_config(**fields, next_sentence=next_sentence))
 
 
-def test_text_that_fills_no_row(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("a\n\nb\n\nc\n\nd\n")
-    fields = dict(source=f"text:{tmp_path}/t.txt", validation_fraction=0.5)
-    with pytest.raises(UserError, match=r"the \d documents for train of .* fill no row of data\.sequence_length = 48 tokens"):
-        load(pretraining_config(**CLM, **fields))
-
-
 def test_rows_for_one_batch_at_least(english_source: str) -> None:
     corpus = load(pretraining_config(source=english_source))
     num_rows = len(corpus.train)

@@ -33,15 +33,6 @@ def parts(documents: list[str], config: Any) -> dict[str, list[str]]:
     return found
 
 
-def test_duplicates_and_empty_documents_are_left_out_and_counted() -> None:
-    config = pretraining_config(validation_fraction=0.5, next_sentence=False)
-    task, counts = PretrainingTask(config.model, config.data), {"read": 0, "empty": 0, "duplicates": 0}
-    texts = ["a", "b", "", "a", "A", "a\n", "", "b", *map(str, range(9))]
-    kept = [text for _, (text,) in task.split([((text,) for text in texts)], counts)]
-    assert kept == ["a", "b", "A", "a\n", *map(str, range(9))]
-    assert counts == {"read": 17, "empty": 2, "duplicates": 2}
-
-
 def test_the_split_depends_on_content_and_seed_alone(english: list[str]) -> None:
     config = pretraining_config()
     found = parts(english, config)

@@ -33,12 +33,6 @@ def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocume
     return documents, dataclasses.replace(packing, examples=full_examples(packing.examples, config.model))
 
 
-@pytest.fixture(scope="module")
-def paired(english: list[str]) -> tuple[TokenDocuments, Packing]:
-    texts = [text.replace(". ", ".\n") for text in english]
-    return packed(texts, pretraining_config(tokenizer="bytes", sequence_length=96))
-
-
 def segments(rows: dict[str, np.ndarray], row: int) -> tuple[list[int], list[int]]:
     """The tokens of A and B, found by the specials alone."""
     inputs = rows["inputs"][row]
@@ -66,26 +60,6 @@ def test_pair_rows_literal() -> None:
     from_middle = found.pop((CLS, A, SEP, D, E, SEP, PAD, PAD, PAD))
     assert from_middle["next_sentence"] == 0
     assert not found
-
-
-def test_pair_labels_are_true(paired: tuple[TokenDocuments, Packing], english: list[str]) -> None:
-    rows = paired[1].examples
-    streams = [TOKENIZER.encode_batch([text.replace(". ", ".").replace("\n", "")])[0].tolist() for text in english]
-    texts = ["".join(chr(number) for number in stream) for stream in streams]
-    labels = rows["next_sentence"]
-    for row, label in enumerate(labels.tolist()):
-        a, b = ("".join(map(chr, segment)) for segment in segments(rows, row))
-        assert a
-        assert b
-        follows = any(a + b in text for text in texts)
-        assert follows == bool(label)
-        if not label:
-            of_a = {number for number, text in enumerate(texts) if a in text}
-            of_b = {number for number, text in enumerate(texts) if b in text}
-            assert of_a
-            assert of_b
-            assert of_a != of_b or len(of_a) > 1
-    assert set(labels.tolist()) == {0, 1}
 
 
 def test_half_of_the_pairs_are_true() -> None:
