@@ -75,14 +75,7 @@ def test_a_white_space_of_several_bytes_after_an_initial(space: str) -> None:
     assert sentences(document) == [f"John B{space}. came. ", "He left."]
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.sampled_from(AWKWARD),
-            st.text(max_size=4),
-        )
-    ).map(" ".join)
-)
+@given(st.lists(st.one_of(st.sampled_from(AWKWARD), st.text(max_size=4))).map(" ".join))
 def test_sentences_lose_nothing(document: str) -> None:
     found = sentences(document)
     assert "".join(found) == document

@@ -21,7 +21,7 @@ from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.data.tables import unigram_entropy
-from mhsh.data.tokenizers.subword import EOS_ID, SubwordTokenizer, train_subword
+from mhsh.data.tokenizers.subword import EOS_ID, SubwordTokenizer
 from mhsh.data.translation.synthetic_pairs import held_out_pairs
 from mhsh.errors import UserError
 from tests.data.preparing import digest, translation_config
@@ -193,18 +193,6 @@ def test_numbers_are_validated_on_held_out_ones() -> None:
     assert corpus.counts["validation"]["pairs"] == 1000
     assert split_sources(corpus, "validation") == Counter(english for english, _ in held_out_pairs())
     assert corpus.counts["in_both_splits"] == 0
-
-
-def test_saved_vocabulary_wins(files: str, corpora: dict[str, Corpus[SubwordTokenizer]], tmp_path: Path) -> None:
-    trained = corpora["packed"]
-    trained.save_vocab(tmp_path)
-    other = train_subword("bpe", ["other words altogether " * 3], 300)
-    other.save(tmp_path / "other.json")
-    named = config_of(files, vocab_path=str(tmp_path / "other.json"))
-    assert load_corpus(named, None).tokenizer.fingerprint == other.fingerprint
-    assert load_corpus(named, tmp_path).fingerprint == trained.fingerprint
-    with pytest.raises(UserError, match=r"the run's vocabulary .*tokenizer\.json is missing"):
-        load_corpus(named, tmp_path / "gone")
 
 
 @pytest.mark.realdata

@@ -22,15 +22,7 @@ from tests.data.preparing import translation_config
 
 T = 16
 DATA = cast(TranslationDataConfig, translation_config(source="numbers", sequence_length=T, max_length_ratio=2.0).data)
-KEYS = {
-    "inputs",
-    "inputs_position",
-    "inputs_segmentation",
-    "decoder_inputs",
-    "targets",
-    "targets_position",
-    "targets_segmentation",
-}
+KEYS = {"inputs", "inputs_position", "inputs_segmentation", "decoder_inputs", "targets", "targets_position", "targets_segmentation"}
 Sentences = list[tuple[list[int], list[int]]]
 
 
