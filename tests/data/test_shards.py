@@ -263,7 +263,7 @@ def verify_once(folder: Path) -> None:
     local_shards.verify_once(folder, shards_of(read_index(folder)))
 
 
-def test_a_shard_is_read_once_until_it_changes(folder, read):
+def test_a_shard_is_read_once_until_it_changes_and_a_flipped_byte_is_named_every_time(folder, read):
     verify_once(folder)
     verify_once(folder)
     assert sorted(read) == ["00000.arrayrecord", "00001.arrayrecord"]

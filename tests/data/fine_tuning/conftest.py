@@ -1,7 +1,8 @@
-"""A small vocabulary and configs for fine-tuning."""
+"""A small vocabulary, configs and files for fine-tuning."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, SpanDataConfig
+from mhsh.data.fine_tuning.squad import SquadData
 from mhsh.data.fine_tuning.task import ClassificationCorpus, ClassificationTask, SpanCorpus, SpanTask
 from tests.conftest import load_fields
 
@@ -44,3 +46,22 @@ def load_glue(task: str, source: str, vocab: Path, sequence_length: int = 16, **
 
 def load_squad(vocab: Path, **data: Any) -> SpanCorpus:
     return SpanTask(model_config("span"), span_data(vocab_path=str(vocab), **data)).load()
+
+
+def write_squad(path: Path, data: SquadData) -> Path:
+    path.write_text(json.dumps(as_json(data)), encoding="utf-8")
+    return path
+
+
+def as_json(data: SquadData) -> dict[str, Any]:
+    """Questions in SQuAD's form, with an article a question, in their order."""
+    articles = []
+    for each in data.questions:
+        answers = [{"text": answer.text, "answer_start": answer.start} for answer in each.answers]
+        entry: dict[str, Any] = dict(id=each.id, question=each.question, answers=answers)
+        if data.version == "2.0":
+            entry["is_impossible"] = each.is_impossible
+            if each.is_impossible:  # as in the training set; mhsh does not read them
+                entry["plausible_answers"] = [{"text": "anything", "answer_start": 10_000}]
+        articles.append({"title": each.title, "paragraphs": [{"context": each.context, "qas": [entry]}]})
+    return {"version": data.version, "data": articles}

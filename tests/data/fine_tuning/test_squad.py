@@ -26,28 +26,9 @@ from mhsh.data.fine_tuning.squad import (
 )
 from mhsh.errors import UserError
 from tests.data.conftest import needs_tensorflow, tfds_folder
-from tests.data.fine_tuning.conftest import load_squad
+from tests.data.fine_tuning.conftest import as_json, load_squad, write_squad
 
 CONTEXT = "Ève 😀 ate\u2028an apple,\nthen a pear."
-
-
-def write_squad(path: Path, data: SquadData) -> Path:
-    """A file in SQuAD's form with an article a question, in their order."""
-    path.write_text(json.dumps(as_json(data)), encoding="utf-8")
-    return path
-
-
-def as_json(data: SquadData) -> dict[str, Any]:
-    articles = []
-    for each in data.questions:
-        answers = [{"text": answer.text, "answer_start": answer.start} for answer in each.answers]
-        entry: dict[str, Any] = dict(id=each.id, question=each.question, answers=answers)
-        if data.version == "2.0":
-            entry["is_impossible"] = each.is_impossible
-            if each.is_impossible:  # as in the training set; mhsh does not read them
-                entry["plausible_answers"] = [{"text": "anything", "answer_start": 10_000}]
-        articles.append({"title": each.title, "paragraphs": [{"context": each.context, "qas": [entry]}]})
-    return {"version": data.version, "data": articles}
 
 
 def question(number: int, *answers: Answer, is_impossible: bool = False) -> Question:
