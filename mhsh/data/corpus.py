@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from etils import epath
@@ -20,27 +20,14 @@ from mhsh.data.batches import Batches, BatchPart, Bucket, MakeBatch, bucketed_ba
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap
+from mhsh.data.tokenizers.subword import SubwordTokenizer
+from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from mhsh.files import expanded
 
 Item = tuple[str, ...]  # one item of a source: the text of a document, or both sides of a pair
 Log = Callable[[str], None]  # takes a line about the progress
-
-
-@runtime_checkable
-class AnyTokenizer(Protocol):
-    """What every tokenizer has."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def save(self, path: epath.PathLike) -> None: ...
-
-
-TokenizerT = TypeVar("TokenizerT", bound=AnyTokenizer)
+TokenizerT = TypeVar("TokenizerT", bound=Tokenizer | SubwordTokenizer)
 
 # Fields that must be empty where the examples are prepared, as the preparation has used them.
 _USED_BY_PREPARATION = ("validation_source", "vocab_path")
