@@ -1,5 +1,5 @@
-"""Splits that share no document, fingerprints, unigram entropy, and what is said of text that does
-not do.
+"""Splits that share no document and depend on content and seed alone, fingerprints, unigram entropy,
+and text that will not do.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
@@ -47,6 +49,37 @@ def test_validation_shares_nothing_with_training(english_source: str, english: l
     assert train | validation == {f"doc{number}" for number in range(len(english))}
     rows = [{tuple(row) for row in table.all()["tokens"].tolist()} for table in (corpus.train, corpus.validation)]
     assert rows[0].isdisjoint(rows[1])
+
+
+def parts(documents: list[str], config: Any) -> dict[str, list[str]]:
+    task = PretrainingTask(config.model, config.data)
+    found: dict[str, list[str]] = {"train": [], "validation": []}
+    try:
+        for split, (document,) in task.split([((text,) for text in documents)], dict.fromkeys(task.counted, 0)):
+            found[split].append(document)
+    except UserError:  # at the end, where a side has too few
+        pass
+    return found
+
+
+def test_the_split_depends_on_content_and_seed_alone(english: list[str]) -> None:
+    config = pretraining_config()
+    found = parts(english, config)
+    assert [document for document in english if document in found["train"]] == found["train"]
+    turned = parts(english[::-1], config)
+    assert {split: set(texts) for split, texts in turned.items()} == {split: set(texts) for split, texts in found.items()}
+    # A document alone is on the side it is on among others.
+    for split, texts in found.items():
+        assert all(parts([text], config)[split] == [text] for text in texts)
+    assert parts(english, replace(config, data=replace(config.data, seed=1))) != found
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.25, 0.9])
+def test_the_share_held_out(fraction: float) -> None:
+    count = 20_000
+    found = parts([f"document {number}" for number in range(count)], pretraining_config(validation_fraction=fraction))
+    # Fair coins; five standard deviations.
+    assert abs(len(found["validation"]) / count - fraction) <= 5 * np.sqrt(fraction * (1 - fraction) / count)
 
 
 def test_tokenizer_is_trained_on_training_documents_only(english: list[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The three layouts: literal rows, labels that tell the truth, and no token lost or invented."""
+"""Sentences without a loss, and the three layouts: literal rows, and no token lost or invented."""
 
 from __future__ import annotations
 
@@ -11,10 +11,22 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mhsh.config.schema import Config
-from mhsh.data.pretraining.packing import Packing, TokenDocuments, full_examples, pack, split_limit, tokenise
+from mhsh.data.pretraining.packing import (
+    Packing,
+    TokenDocuments,
+    cut_long_sentences,
+    full_examples,
+    pack,
+    sentences,
+    split_limit,
+    tokenise,
+)
 from mhsh.data.tokenizers.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
 from tests.data.preparing import CLM, pretraining_config
+
+# What sentence rules turn on, and white space that is no plain space.
+AWKWARD = [*'.!?()"\n\r\x85\u2028\u2019\xa0\u2026B', "Mr.", "U.S.", "J.", "e.g."]
 
 TOKENIZER = ByteTokenizer()
 CLS, SEP, PAD = TOKENIZER.cls_id, TOKENIZER.sep_id, TOKENIZER.pad_id
@@ -24,6 +36,70 @@ SINGLE = dict(next_sentence=False, max_predictions=1)
 
 def lines(document: str) -> list[str]:
     return document.split("\n")
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("Dr. Smith met J. R. R. Tolkien. He paid $3.50.", ["Dr. Smith met J. R. R. Tolkien. ", "He paid $3.50."]),
+        ("It was 5 p.m. on Jan. 5th. Was it? Yes!", ["It was 5 p.m. on Jan. 5th. ", "Was it? ", "Yes!"]),
+        ("Title\nFirst. Second.\nThird", ["Title\n", "First. ", "Second.\n", "Third"]),
+        ("One.\n\n \nTwo.\n", ["One.\n\n \n", "Two.\n"]),
+        (" \n\nOne.", [" \n\nOne."]),
+        ("", []),
+        ("\n", ["\n"]),
+    ],
+)
+def test_sentences_end_where_a_reader_sees_it(document: str, expected: list[str]) -> None:
+    assert sentences(document) == expected
+
+
+@pytest.mark.parametrize("space", ["\u0085", "\u00a0", "\u2009", "\u2028", "\u3000"])
+def test_a_white_space_of_several_bytes_after_an_initial(space: str) -> None:
+    document = f"John B{space}. came. He left."
+    assert sentences(document) == [f"John B{space}. came. ", "He left."]
+
+
+@given(st.lists(st.one_of(st.sampled_from(AWKWARD), st.text(max_size=4))).map(" ".join))
+def test_sentences_lose_nothing(document: str) -> None:
+    found = sentences(document)
+    assert "".join(found) == document
+    assert all(found)
+    assert len(found) <= 1 or not any(sentence.isspace() for sentence in found)
+    assert not any("\n" in sentence.rstrip() for sentence in found[1:])
+
+
+def as_lists(documents: TokenDocuments) -> list[list[list[int]]]:
+    return [
+        [
+            documents.tokens[documents.sentence_bounds[s] : documents.sentence_bounds[s + 1]].tolist()
+            for s in range(documents.document_bounds[d], documents.document_bounds[d + 1])
+        ]
+        for d in range(documents.num_documents)
+    ]
+
+
+def test_bounds_literal() -> None:
+    documents = tokenise(["ab\nc", "", "\nd\n"], ByteTokenizer(), lines)
+    assert documents.tokens.tolist() == [5 + ord(character) for character in "abcd"]
+    assert documents.tokens.dtype == np.int32
+    assert documents.sentence_bounds.tolist() == [0, 2, 3, 4]  # empty sentences are left out
+    assert documents.document_bounds.tolist() == [0, 2, 3]  # and the document that has no other
+
+
+@given(st.lists(st.lists(st.text("abc", max_size=12), min_size=1, max_size=5), max_size=5), st.integers(1, 6))
+def test_cutting_parts_long_sentences_and_nothing_else(texts: list[list[str]], longest: int) -> None:
+    documents = tokenise(["\n".join(sentences) for sentences in texts], ByteTokenizer(), lines)
+    before = as_lists(documents)
+    assert before == [
+        filled for sentences in texts if (filled := [[5 + ord(character) for character in text] for text in sentences if text])
+    ]
+    cut, count = cut_long_sentences(documents, longest)
+    assert as_lists(cut) == [
+        [sentence[start : start + longest] for sentence in document for start in range(0, len(sentence), longest)]
+        for document in before
+    ]
+    assert count == sum(len(sentence) > longest for document in before for sentence in document)
 
 
 def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocuments, Packing]:
