@@ -1,4 +1,4 @@
-"""Splits that share no document and depend on content and seed alone, fingerprints, unigram entropy,
+"""Splits that share no document and depend on content and seed alone, fingerprints, entropy,
 and text that will not do.
 """
 
