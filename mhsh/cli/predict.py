@@ -158,8 +158,7 @@ def _text(folder: str, source: str | None, step: int | None, *, text: str | None
 def _classify(
     folder: RunFolder, config: Config, data: ClassificationDataConfig, step: int | None, source: str, output: str
 ) -> None:
-    from mhsh.data.fine_tuning.classification import encode_examples
-    from mhsh.data.fine_tuning.task import load_vocabulary
+    from mhsh.data.fine_tuning.task import encode_examples, load_vocabulary
 
     task = find_task(data.task)
     examples = read_glue(task, source)
@@ -180,8 +179,7 @@ def _answer(
     null_threshold: float = 0.0,
     details: str | None = None,
 ) -> None:
-    from mhsh.data.fine_tuning.spans import encode_questions
-    from mhsh.data.fine_tuning.task import load_vocabulary
+    from mhsh.data.fine_tuning.task import encode_questions, load_vocabulary
     from mhsh.evaluation.answers import find_answers
 
     squad = read_squad(source)

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from etils import epath
@@ -20,27 +20,14 @@ from mhsh.data.batches import Batches, BatchPart, Bucket, MakeBatch, bucketed_ba
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap
+from mhsh.data.tokenizers.subword import SubwordTokenizer
+from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from mhsh.files import expanded
 
 Item = tuple[str, ...]  # one item of a source: the text of a document, or both sides of a pair
 Log = Callable[[str], None]  # takes a line about the progress
-
-
-@runtime_checkable
-class AnyTokenizer(Protocol):
-    """What every tokenizer has."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def save(self, path: epath.PathLike) -> None: ...
-
-
-TokenizerT = TypeVar("TokenizerT", bound=AnyTokenizer)
+TokenizerT = TypeVar("TokenizerT", bound=Tokenizer | SubwordTokenizer)
 
 # Fields that must be empty where the examples are prepared, as the preparation has used them.
 _USED_BY_PREPARATION = ("validation_source", "vocab_path")
@@ -93,11 +80,7 @@ class Corpus(Generic[TokenizerT]):
 
     def summary(self) -> dict[str, Any]:
         """The counts, the vocabulary and the entropy, for run.json and for people."""
-        return {
-            "vocab_size": self.tokenizer.vocab_size,
-            "unigram_entropy": self.unigram_entropy,
-            **self.counts,
-        }
+        return {"vocab_size": self.tokenizer.vocab_size, "unigram_entropy": self.unigram_entropy, **self.counts}
 
     def save_vocab(self, folder: epath.PathLike) -> None:
         """Writes the vocabulary into a run folder."""
@@ -128,7 +111,7 @@ class Corpus(Generic[TokenizerT]):
         return ordered_batches(self.task.batch_maker(self, VALIDATION), buckets, part)
 
     def check_batch(self, batch_size: int) -> None:
-        """Raises UserError where some training examples could be in no batch."""
+        """Raises UserError where some training examples would be in no batch."""
         buckets = self.task.buckets(self.train, batch_size)
         if buckets is None and len(self.train) < batch_size:
             raise UserError(
@@ -216,17 +199,14 @@ class StreamedTask(Task[TokenizerT]):
             split = VALIDATION if chosen else TRAIN
             sizes[split] += 1
             yield split, item
-        self._check_sizes(sizes, counts)
-
-    def _check_sizes(self, sizes: Mapping[str, int], counts: Mapping[str, int]) -> None:
         for split, size in sizes.items():
             if size < self.min_items:
-                own = split == VALIDATION and getattr(self.data, "validation_source", "")
-                source = f"data.validation_source = {own!r}" if own else f"data.source = {self.data.source!r}"
+                given = split == VALIDATION and getattr(data, "validation_source", "")
+                source = f"data.validation_source = {given!r}" if given else f"data.source = {data.source!r}"
                 words = ", ".join(f"{count} {name}" for name, count in counts.items())
                 raise UserError(
                     f"{source} leaves {size} {self.items} for {split}, which needs {self.min_items} ({words}, "
-                    f"data.validation_fraction = {self.data.validation_fraction}); give more {self.items}, or change "
+                    f"data.validation_fraction = {data.validation_fraction}); give more {self.items}, or change "
                     "data.validation_fraction or data.seed"
                 )
 

@@ -8,8 +8,7 @@ from etils import epath
 
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, SpanDataConfig, TranslationDataConfig
 from mhsh.data.corpus import Corpus, Task
-from mhsh.data.fine_tuning.classification import ClassificationTask
-from mhsh.data.fine_tuning.spans import SpanTask
+from mhsh.data.fine_tuning.task import ClassificationTask, SpanTask
 from mhsh.data.pretraining.task import PretrainingTask
 from mhsh.data.tokenizers.subword import SubwordTokenizer
 from mhsh.data.tokenizers.wordpiece import Tokenizer

@@ -1,4 +1,5 @@
-"""Prepared examples as a run reads them: on this machine, and compared with their SHA-256.
+"""Prepared examples on this machine and in buckets: copied, uploaded, and compared with their
+SHA-256.
 
 Training reads single records in random order, each a request of tens of milliseconds to a bucket.
 So shards in a bucket are copied once to a folder of the cache that has the fingerprint of their
@@ -7,6 +8,7 @@ index. Every shard is compared with the index once a machine, until it changes.
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import contextlib
 import errno
@@ -21,15 +23,16 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from mhsh.data.shards import INDEX_FILE, Shard, StoredTable, check_sha256, read_index, shards_of, write_json
+from mhsh.data.shards import INDEX_FILE, REMEDY, Shard, StoredTable, check_sha256, read_index, shards_of, write_json
+from mhsh.data.tables import SPLITS
 from mhsh.errors import UserError
-from mhsh.files import cache_folder, clear_half_files, is_remote, locked, opened, read_object, replacing
+from mhsh.files import bucket_objects, cache_folder, clear_half_files, is_remote, locked, opened, read_object, replacing
 from mhsh.text import quantity
 
 _THREADS = 8
 _POLL_SECONDS = 0.2
 _MANY_BYTES = 2e9  # several seconds' reading, of which the user is told
-_BLOCK_BYTES = 1 << 20
+_UPLOAD_BYTES = 4 << 20  # in memory for each thread
 _T = TypeVar("_T")
 
 
@@ -37,7 +40,7 @@ def open_table(folder: epath.Path) -> StoredTable:
     """The examples in a folder, local or in a bucket, after every shard has been compared.
 
     Raises:
-      UserError: as `local_copy`, `StoredTable` and `verify_once`.
+      UserError: as `local_copy` and `verify_once`.
     """
     table = StoredTable(local_copy(folder))
     verify_once(table.folder, table.shards)
@@ -68,19 +71,26 @@ def local_copy(folder: epath.Path) -> Path:
             missing = [shard for shard in shards if sizes.get(shard.name) != shard.size]
             if missing:
                 clear_half_files(copy)
-                size = sum(shard.size for shard in missing)
-                if (free := shutil.disk_usage(copy).free) < size:
-                    raise OSError(errno.ENOSPC, f"it takes {_size(size)}, and {_size(free)} are free")
-                print(f"copying {_size(size)} of {folder} to {copy}", flush=True)
-                in_threads(functools.partial(_copy_shard, folder, copy), missing)
+                size, free = sum(shard.size for shard in missing), shutil.disk_usage(copy).free
+                if free < size:
+                    raise OSError(errno.ENOSPC, f"it takes {quantity(size, 'B')}, and {quantity(free, 'B')} are free")
+                print(f"copying {quantity(size, 'B')} of {folder} to {copy}", flush=True)
+                _in_threads(functools.partial(_copy_shard, folder, copy), missing)
                 with _compared(copy) as known:
                     known.update(_states(copy, missing))
             if not (copy / INDEX_FILE).exists():
                 write_json(copy / INDEX_FILE, index)
     except OSError as error:
         remedy = "check the bucket" if is_remote(error.filename or "") else "set MHSH_CACHE to a folder on a local disk with room"
-        raise UserError(f"cannot copy {folder} to {copy}: {reason(error)}; {remedy}") from error
+        raise UserError(f"cannot copy {folder} to {copy}: {_reason(error)}; {remedy}") from error
     return copy
+
+
+def _copy_shard(folder: epath.Path, copy: Path, shard: Shard) -> None:
+    with replacing(copy / shard.name) as temporary:
+        with opened(folder / shard.name) as source, open(temporary, "wb") as file:
+            shutil.copyfileobj(source, file)
+        check_sha256(temporary, shard, folder / shard.name)
 
 
 def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
@@ -91,7 +101,7 @@ def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
     Of several processes one reads, and the others wait.
 
     Raises:
-      UserError: the SHA-256 of a shard, which is named, is not that of the index.
+      UserError: a shard, which is named, is missing, or its SHA-256 is not that of the index.
     """
     with _compared(folder) as known:
         states = _states(folder, shards)  # from before the reading: what changes meanwhile is read again
@@ -99,7 +109,7 @@ def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
         size = sum(shard.size for shard in unread)
         if size > _MANY_BYTES:
             print(f"comparing {quantity(size, 'B')} of {folder} with its SHA-256s, once until it changes", flush=True)
-        in_threads(functools.partial(check_sha256, folder), unread)
+        _in_threads(lambda shard: check_sha256(folder / shard.name, shard), unread)
         known.update(states)
 
 
@@ -107,14 +117,56 @@ def verify(folder: Path | epath.Path) -> None:
     """Reads every byte of the shards in a folder or a bucket. Raises UserError, naming the first
     shard whose SHA-256 differs from the index.
     """
-    check = functools.partial(_read_shard, folder) if is_remote(folder) else functools.partial(check_sha256, Path(folder))
     try:
-        in_threads(check, shards_of(read_index(folder)))
+        _in_threads(lambda shard: check_sha256(folder / shard.name, shard), shards_of(read_index(folder)))
     except OSError as error:
-        raise UserError(f"cannot read {folder}: {reason(error)}; check the bucket") from error
+        raise UserError(f"cannot read {folder}: {_reason(error)}; {REMEDY}") from error
 
 
-def in_threads(function: Callable[[_T], object], items: Iterable[_T]) -> None:
+def names_in(folder: Path | epath.Path) -> set[str]:
+    """The names of all that is in a folder, or of all objects in a folder of a bucket."""
+    if not is_remote(folder):
+        return {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*")}
+    try:
+        with bucket_objects(folder) as objects:
+            return {name.removeprefix(str(folder).removeprefix("gs://")).lstrip("/") for name in objects.find(str(folder))}
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {_reason(error)}; check the bucket") from error
+
+
+def upload(folder: Path, out: epath.Path) -> None:
+    """Copies a finished prepared folder to a bucket, the indices last: training's after all else.
+
+    Objects that are there with the same bytes are left as they are.
+
+    Raises:
+      UserError: the bucket cannot be written to, or has other bytes afterwards.
+    """
+    last = [folder / split / INDEX_FILE for split in reversed(SPLITS)]
+    try:
+        with bucket_objects(out) as objects:
+            put = functools.partial(_upload_file, objects, folder, out)
+            _in_threads(put, [path for path in folder.rglob("*") if path.is_file() and path not in last])
+            for path in last:
+                put(path)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {_reason(error)}; check the bucket, and run the same command again") from error
+
+
+def _upload_file(objects: Any, folder: Path, out: epath.Path, path: Path) -> None:
+    target = str(out / path.relative_to(folder).as_posix())
+    with open(path, "rb") as file:
+        digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode()
+    if objects.exists(target) and objects.info(target).get("md5Hash") == digest:
+        return
+    # Not put_file: its request for small files loses a carriage return at their end.
+    with open(path, "rb") as file, objects.open(target, "wb", block_size=_UPLOAD_BYTES) as stored:
+        shutil.copyfileobj(file, stored)
+    if objects.info(target).get("md5Hash") != digest:
+        raise UserError(f"{target} has other bytes than {path}, from which it was written; run the same command again")
+
+
+def _in_threads(function: Callable[[_T], object], items: Iterable[_T]) -> None:
     """Calls the function with each item, several at a time; the first error ends it."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         futures = [pool.submit(function, item) for item in items]
@@ -126,24 +178,9 @@ def in_threads(function: Callable[[_T], object], items: Iterable[_T]) -> None:
             raise
 
 
-def reason(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     """What happened, and to which file."""
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
-
-
-def _copy_shard(folder: epath.Path, copy: Path, shard: Shard) -> None:
-    with replacing(copy / shard.name) as temporary, open(temporary, "wb") as file:
-        _read_shard(folder, shard, file.write)
-
-
-def _read_shard(folder: Path | epath.Path, shard: Shard, take: Callable[[bytes], object] = len) -> None:
-    path, digest = folder / shard.name, hashlib.sha256()
-    with opened(path) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            take(block)
-    if digest.hexdigest() != shard.sha256:
-        raise UserError(f"{path} is damaged: its SHA-256 is not that of the index; put it back from a copy, or prepare anew")
 
 
 @contextlib.contextmanager
@@ -181,9 +218,8 @@ def _compared(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _states(folder: Path, shards: Sequence[Shard]) -> dict[str, list[Any]]:
-    states = [(shard, (folder / shard.name).stat()) for shard in shards]
+    try:
+        states = [(shard, (folder / shard.name).stat()) for shard in shards]
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}), but the index names it; {REMEDY}") from error
     return {shard.name: [shard.sha256, state.st_ino, state.st_size, state.st_ctime_ns] for shard, state in states}
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -36,8 +36,6 @@ def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> N
       UserError: the error of the first chunk that failed, or a worker process was killed.
       OSError: that of the first chunk that failed, such as a full disk.
     """
-    if workers < 1:
-        raise UserError(f"--workers={workers} must be 1 or more")
     if workers == 1:
         for chunk in chunks:
             work(chunk)
@@ -70,9 +68,6 @@ def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
     Args:
       options: Beam's pipeline options as on a command line, such as "--runner=FlinkRunner
         --parallelism=64"; empty: Beam's defaults.
-
-    Raises:
-      UserError: Beam is not installed, or the error of the first chunk that failed.
     """
     try:
         beam: Any = importlib.import_module("apache_beam")
@@ -84,16 +79,12 @@ def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
         with beam.Pipeline(options=pipeline_options.PipelineOptions(shlex.split(options))) as pipeline:
             _ = pipeline | beam.Create(list(chunks)) | beam.Reshuffle() | beam.Map(work)
     except Exception as error:
-        for cause in _causes(error):
-            if isinstance(cause, UserError):
-                raise cause from error
-        raise
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise cause from error
 
 
 @contextlib.contextmanager

@@ -4,11 +4,14 @@ becomes one shard.
 data.source = arrayrecord:DIR reads the folder: prepare.json (what it was made of), the vocabulary,
 and the examples of train/ and validation/ (see shards.py). A killed preparation resumes from its
 finished shards and ends with the same bytes.
+
+Until it is finished, staging/ holds the items, cleaned and split, so that workers can share them. A
+chunk is a file such as train-00012.txt. `staged.json`, written last, names all chunks with their
+hashes.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import functools
@@ -17,7 +20,9 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +31,11 @@ import tokenizers
 from etils import epath
 
 from mhsh.bucket_lock import bucket_lock
-from mhsh.data.corpus import Log, StreamedTask
-from mhsh.data.local_shards import in_threads, reason, verify
+from mhsh.data.corpus import Item, Log, StreamedTask
+from mhsh.data.local_shards import names_in, upload, verify
 from mhsh.data.shards import (
     INDEX_FILE,
     Shard,
-    StoredTable,
     clear_notes,
     finished_shard,
     read_index,
@@ -39,17 +43,15 @@ from mhsh.data.shards import (
     write_json,
     write_shard,
 )
-from mhsh.data.staging import Chunk, Staged, read_chunk, read_staged, source_fingerprint, stage
-from mhsh.data.tables import SPLITS, TRAIN
+from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
-from mhsh.files import bucket_objects, cache_folder, clear_half_files, is_remote, locked, read_object, replacing
+from mhsh.files import MissingFile, cache_folder, clear_half_files, is_remote, locked, read_object, replacing
 
 _JOB_FILE = "prepare.json"
+_STAGING, _STAGED_FILE = "staging", "staged.json"
 _LOCK_FILE = ".prepare.lock"  # in a bucket
 _FORMAT = 2
-# Of the notes beside unfinished shards. Shards with notes of another format are written again.
-_NOTE_FORMAT = 2
-_UPLOAD_BYTES = 4 << 20  # in memory for each thread
+_SEPARATOR = "\t"  # between the texts of an item
 
 # Calls a function with each number of a range, anywhere: pool.run_chunks, or the same on Beam.
 RunChunks = Callable[[Callable[[int], None], range], None]
@@ -77,8 +79,8 @@ def prepare(task: StreamedTask[Any], out: epath.PathLike, per_shard: int, run: R
         return _prepare_folder(task, Path(out), job, per_shard, run, log)
     target = epath.Path(out)
     work = cache_folder() / "prepare" / _digest(job | {"out": str(target)})
-    with _claimed_in_bucket(target, job):
-        if _names_in(target).issuperset(f"{split}/{INDEX_FILE}" for split in SPLITS):
+    with _claimed(target, job):
+        if names_in(target).issuperset(f"{split}/{INDEX_FILE}" for split in SPLITS):
             _check_finished(target, task, log)
         else:
             _prepare_folder(task, work, job, per_shard, run, log)
@@ -91,20 +93,25 @@ def prepare(task: StreamedTask[Any], out: epath.PathLike, per_shard: int, run: R
 def _prepare_folder(
     task: StreamedTask[Any], out: Path, job: Mapping[str, Any], per_shard: int, run: RunChunks, log: Log
 ) -> dict[str, Any]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
     with _claimed(out, job):
         if all((out / split / INDEX_FILE).exists() for split in SPLITS):
             _check_finished(out, task, log)
-            _clear(out)
         else:
             staged = _stage(out, task, per_shard, log)
             tokenizer = _tokenizer(out, task, staged, log)
-            digest = _digest({**job, "tokenizer": tokenizer.fingerprint, "note format": _NOTE_FORMAT})
-            work = EncodeChunk(out, task, staged.chunks, digest)
+            work = EncodeChunk(out, task, staged.chunks, _digest({**job, "tokenizer": tokenizer.fingerprint}))
             log(f"encoding {len(staged.chunks)} chunks with {tokenizer.vocab_size} tokens")
             run(work, range(len(staged.chunks)))
             _write_indices(work, staged, tokenizer)
-            _clear(out)
-        return StoredTable(out / TRAIN).meta["counts"]
+        # What only an unfinished preparation needs. After a kill the next start removes it.
+        for split in SPLITS:
+            clear_notes(out / split)
+        shutil.rmtree(out / _STAGING, ignore_errors=True)
+        return read_index(out / TRAIN)["meta"]["counts"]
 
 
 def describe(counts: Mapping[str, Any]) -> Iterator[str]:
@@ -116,6 +123,200 @@ def describe(counts: Mapping[str, Any]) -> Iterator[str]:
             if isinstance(value, int | float)
         ]
         yield f"{name}: {', '.join(words)}"
+
+
+@contextlib.contextmanager
+def _claimed(out: Path | epath.Path, job: Mapping[str, Any]) -> Iterator[None]:
+    """Inside the `with`, `out` belongs to this job, and no other process prepares into it."""
+
+    def waiting() -> None:
+        print(f"{out} is or was in use by another mhsh prepare; waiting up to a minute to see whether it still runs", flush=True)
+
+    with contextlib.ExitStack() as stack:
+        try:
+            if is_remote(out):  # a bucket has no locks of the kernel's
+                holder = {"host": socket.gethostname(), "process": os.getpid()}
+                stack.enter_context(bucket_lock(str(out / _LOCK_FILE), holder, waiting))
+            else:
+                stack.enter_context(locked(Path(out)))
+        except BlockingIOError:
+            raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
+        if not is_remote(out):
+            clear_half_files(Path(out))
+        names = names_in(out) - {_LOCK_FILE}
+        if names and _JOB_FILE not in names:
+            raise UserError(f"{out} is not empty and holds no prepared rows; choose another --out")
+        # A job whose source could not be read has left nothing; another may take its place.
+        left = {name for name in names - {_JOB_FILE} if name.partition("/")[0] != _STAGING or name.endswith(_STAGED_FILE)}
+        if not left:
+            write_json(out / _JOB_FILE, job)
+        old = read_object(out / _JOB_FILE)
+        differing = [f"{name} is {old.get(name)!r} there, {value!r} here" for name, value in job.items() if old.get(name) != value]
+        if differing:
+            raise UserError(f"{out} holds rows of another job ({'; '.join(differing)}); choose another --out, or that job's config")
+        yield
+
+
+def _check_finished(out: Path | epath.Path, task: StreamedTask[Any], log: Log) -> None:
+    log(f"{out} is finished; comparing it with its source and its hashes")
+    _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
+    for split in SPLITS:
+        verify(out / split)
+
+
+def _check_source(out: Path | epath.Path, task: StreamedTask[Any], fingerprint: str) -> None:
+    digest = hashlib.sha256()
+    for stream in task.streams():
+        deque(_hashed(stream, digest), maxlen=0)
+    if digest.hexdigest() != fingerprint:
+        raise UserError(
+            f"{out} was begun with other {task.items} than data.source = {task.data.source!r} holds now; choose another --out"
+        )
+
+
+def _hashed(stream: Iterable[Item], digest: Any) -> Iterator[Item]:
+    for item in stream:
+        # A length before each text, as texts that are not cleaned yet may contain any separator.
+        encoded = [text.encode() for text in item]
+        digest.update(b"".join(b"%d " % len(text) for text in encoded) + b"".join(encoded))
+        yield item
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """One file of items."""
+
+    split: str
+    number: int  # in its split, from 0
+    items: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f"{self.split}-{self.number:05d}.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """All chunks of a source, and what was read and left out."""
+
+    source: str  # SHA-256, in hex, over every item as it is in the source
+    chunks: tuple[Chunk, ...]  # of training, then of validation, each in order
+    counts: dict[str, Any]
+
+
+def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> Staged:
+    """What an earlier start of this job has staged, or the source, staged now."""
+    folder = out / _STAGING
+    try:
+        content = read_object(folder / _STAGED_FILE)
+    except MissingFile:
+        log(f"reading {task.data.source}")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        staged = stage(task, folder, per_shard)
+    else:
+        log("resuming; comparing the source with what was read before")
+        staged = Staged(content["source"], tuple(Chunk(**chunk) for chunk in content["chunks"]), content["counts"])
+        _check_source(out, task, staged.source)
+    for split in SPLITS:
+        (out / split).mkdir(exist_ok=True)
+        clear_half_files(out / split)
+    return staged
+
+
+def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged:
+    """Reads and splits the source, and writes the chunks into the empty `folder`.
+
+    Memory holds one chunk of each split at a time, and eight bytes of each item. The last chunk of
+    a split may have up to `task.min_items` - 1 items more than the others.
+
+    Raises:
+      UserError: whatever is wrong with the source, or a split with too few items.
+    """
+    digest = hashlib.sha256()
+    counts = dict.fromkeys(task.counted, 0)
+    hashes = {split: array("q") for split in SPLITS}
+    waiting: dict[str, list[str]] = {split: [] for split in SPLITS}
+    chunks: dict[str, list[Chunk]] = {split: [] for split in SPLITS}
+
+    def write(split: str, count: int) -> None:
+        content = "".join(waiting[split][:count]).encode()
+        chunk = Chunk(split, len(chunks[split]), count, hashlib.sha256(content).hexdigest())
+        (folder / chunk.name).write_bytes(content)
+        chunks[split].append(chunk)
+        del waiting[split][:count]
+
+    for split, item in task.split([_hashed(stream, digest) for stream in task.streams()], counts):
+        waiting[split].append(item_text(task, item))
+        hashes[split].append(hash(item))
+        # Written only once the remaining items are enough for a chunk of their own.
+        if len(waiting[split]) == items_per_chunk + task.min_items:
+            write(split, items_per_chunk)
+    for split in SPLITS:
+        write(split, len(waiting[split]))
+    both = {"overlap": overlap(hashes[TRAIN], hashes[VALIDATION])}
+    staged = Staged(digest.hexdigest(), (*chunks[TRAIN], *chunks[VALIDATION]), counts | both)
+    write_json(folder / _STAGED_FILE, dataclasses.asdict(staged))
+    return staged
+
+
+def read_chunk(task: StreamedTask[Any], folder: Path, chunk: Chunk) -> list[Item]:
+    """The items of a chunk. Raises UserError where its file has changed."""
+    path = folder / chunk.name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); delete {folder} and run the same command again") from error
+    if hashlib.sha256(content).hexdigest() != chunk.sha256:
+        raise UserError(f"{path} is damaged; delete {folder} and run the same command again")
+    return items_in(task, content.decode("utf-8"))
+
+
+def item_text(task: StreamedTask[Any], item: Item) -> str:
+    """An item as text in a chunk's file."""
+    return _SEPARATOR.join(item) + task.item_end
+
+
+def items_in(task: StreamedTask[Any], content: str) -> list[Item]:
+    """The items in the text of a chunk's file."""
+    return [tuple(text.split(_SEPARATOR, task.item_size - 1)) for text in content.split(task.item_end)[:-1]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainingTexts:
+    """The texts of the training chunks, with one chunk in memory at a time. It can be iterated over
+    again.
+    """
+
+    folder: Path
+    task: StreamedTask[Any]
+    chunks: tuple[Chunk, ...]
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self.chunks:
+            if chunk.split == TRAIN:
+                for item in read_chunk(self.task, self.folder, chunk):
+                    yield from item
+
+
+def _tokenizer(out: Path, task: StreamedTask[Any], staged: Staged, log: Log) -> Any:
+    path = out / task.vocab_file
+    if not path.exists():
+        tokenizer = task.new_tokenizer(_TrainingTexts(out / _STAGING, task, staged.chunks), log)
+        with replacing(path) as temporary:
+            tokenizer.save(temporary)
+    return task.read_tokenizer(path)
+
+
+@functools.lru_cache(maxsize=1)
+def _cached_tokenizer(task: StreamedTask[Any], path: Path) -> Any:
+    return task.read_tokenizer(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +334,7 @@ class EncodeChunk:
         if self.finished(chunk) is not None:
             return
         tokenizer = _cached_tokenizer(self.task, self.out / self.task.vocab_file)
-        items = read_chunk(self.task, _staging(self.out), chunk)
+        items = read_chunk(self.task, self.out / _STAGING, chunk)
         groups, sums = self.task.encode(items, chunk.split, chunk.number, tokenizer)
         note = {name: np.asarray(value).tolist() for name, value in sums.items()}
         write_shard(self.out / chunk.split, chunk.number, [*groups.values()], self.task.compression, self._job_of(chunk), note)
@@ -144,126 +345,6 @@ class EncodeChunk:
 
     def _job_of(self, chunk: Chunk) -> str:
         return _digest({"job": self.job, "chunk": chunk.sha256})
-
-
-@functools.lru_cache(maxsize=1)
-def _cached_tokenizer(task: StreamedTask[Any], path: Path) -> Any:
-    return task.read_tokenizer(path)
-
-
-@contextlib.contextmanager
-def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
-    """Inside the `with`, `out` belongs to this job, and no other process prepares into it."""
-    path = out / _JOB_FILE
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
-    with _unless_in_use(out, lambda: locked(out)):
-        clear_half_files(out)
-        # A job whose source could not be read has left nothing; another may take its place.
-        begun = path.exists() and (read_staged(_staging(out)) is not None or any((out / split).exists() for split in SPLITS))
-        _take(out, job, begun, strange=not path.exists() and any(out.iterdir()))
-        yield
-
-
-@contextlib.contextmanager
-def _claimed_in_bucket(out: epath.Path, job: Mapping[str, Any]) -> Iterator[None]:
-    """`_claimed` in a bucket, which has no locks of the kernel's: see bucket_lock.py."""
-
-    def waiting() -> None:
-        print(f"{out} is or was in use by another mhsh prepare; waiting up to a minute to see whether it still runs", flush=True)
-
-    holder = {"host": socket.gethostname(), "process": os.getpid()}
-    with _unless_in_use(out, lambda: bucket_lock(str(out / _LOCK_FILE), holder, waiting)):
-        names = _names_in(out) - {_LOCK_FILE}
-        begun = names > {_JOB_FILE}
-        _take(out, job, begun, strange=not begun and bool(names - {_JOB_FILE}))
-        yield
-
-
-@contextlib.contextmanager
-def _unless_in_use(out: Path | epath.Path, lock: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(lock())
-        except BlockingIOError:
-            raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
-        yield
-
-
-def _take(out: Path | epath.Path, job: Mapping[str, Any], begun: bool, strange: bool) -> None:
-    """Writes the job into a folder that is not `begun`. One that is must be of this job."""
-    if strange:
-        raise UserError(f"{out} is not empty and holds no prepared rows; choose another --out")
-    if not begun:
-        write_json(out / _JOB_FILE, job)
-        return
-    old = read_object(out / _JOB_FILE)
-    differing = [f"{name} is {old.get(name)!r} there, {value!r} here" for name, value in job.items() if old.get(name) != value]
-    if differing:
-        raise UserError(f"{out} holds rows of another job ({'; '.join(differing)}); choose another --out, or that job's config")
-
-
-def _check_finished(out: Path | epath.Path, task: StreamedTask[Any], log: Log) -> None:
-    log(f"{out} is finished; comparing it with its source and its hashes")
-    _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
-    for split in SPLITS:
-        verify(out / split)
-
-
-def _check_source(out: Path | epath.Path, task: StreamedTask[Any], fingerprint: str) -> None:
-    if source_fingerprint(task) != fingerprint:
-        raise UserError(
-            f"{out} was begun with other {task.items} than data.source = {task.data.source!r} holds now; choose another --out"
-        )
-
-
-def _staging(out: Path) -> Path:
-    return out / "staging"
-
-
-def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> Staged:
-    folder = _staging(out)
-    staged = read_staged(folder)
-    if staged is not None:
-        log("resuming; comparing the source with what was read before")
-        _check_source(out, task, staged.source)
-    else:
-        log(f"reading {task.data.source}")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        staged = stage(task, folder, per_shard)
-    for split in SPLITS:
-        (out / split).mkdir(exist_ok=True)
-        clear_half_files(out / split)
-    return staged
-
-
-@dataclasses.dataclass(frozen=True)
-class _TrainingTexts:
-    """The texts of the training chunks, with one chunk in memory at a time. It can be iterated over
-    again.
-    """
-
-    out: Path
-    task: StreamedTask[Any]
-    chunks: tuple[Chunk, ...]
-
-    def __iter__(self) -> Iterator[str]:
-        for chunk in self.chunks:
-            if chunk.split == TRAIN:
-                for item in read_chunk(self.task, _staging(self.out), chunk):
-                    yield from item
-
-
-def _tokenizer(out: Path, task: StreamedTask[Any], staged: Staged, log: Log) -> Any:
-    path = out / task.vocab_file
-    if not path.exists():
-        tokenizer = task.new_tokenizer(_TrainingTexts(out, task, staged.chunks), log)
-        with replacing(path) as temporary:
-            tokenizer.save(temporary)
-    return task.read_tokenizer(path)
 
 
 def _write_indices(work: EncodeChunk, staged: Staged, tokenizer: Any) -> None:
@@ -289,55 +370,3 @@ def _write_indices(work: EncodeChunk, staged: Staged, tokenizer: Any) -> None:
     # Training last: a folder with both indices is complete.
     for split in reversed(SPLITS):
         write_index(out / split, shards[split], meta | {"unigram_entropy": summaries[split][1]})
-
-
-def _clear(out: Path) -> None:
-    """Removes what only an unfinished preparation needs. After a kill the next start does it."""
-    for split in SPLITS:
-        clear_notes(out / split)
-    shutil.rmtree(_staging(out), ignore_errors=True)
-
-
-def _names_in(folder: epath.Path) -> set[str]:
-    """The names of all objects in a folder of a bucket."""
-    try:
-        with bucket_objects(folder) as objects:
-            return {name.removeprefix(str(folder).removeprefix("gs://")).lstrip("/") for name in objects.find(str(folder))}
-    except OSError as error:
-        raise UserError(f"cannot read {folder}: {reason(error)}; check the bucket") from error
-
-
-def upload(folder: Path, out: epath.Path) -> None:
-    """Copies a finished prepared folder to a bucket, the indices last: training's after all else.
-
-    Objects that are there with the same bytes are left as they are.
-
-    Raises:
-      UserError: the bucket cannot be written to, or has other bytes afterwards.
-    """
-    last = [folder / split / INDEX_FILE for split in reversed(SPLITS)]
-    try:
-        with bucket_objects(out) as objects:
-            put = functools.partial(_upload_file, objects, folder, out)
-            in_threads(put, [path for path in folder.rglob("*") if path.is_file() and path not in last])
-            for path in last:
-                put(path)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {reason(error)}; check the bucket, and run the same command again") from error
-
-
-def _upload_file(objects: Any, folder: Path, out: epath.Path, path: Path) -> None:
-    target = str(out / path.relative_to(folder).as_posix())
-    with open(path, "rb") as file:
-        digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode()
-    if objects.exists(target) and objects.info(target).get("md5Hash") == digest:
-        return
-    # Not put_file: its request for small files loses a carriage return at their end.
-    with open(path, "rb") as file, objects.open(target, "wb", block_size=_UPLOAD_BYTES) as stored:
-        shutil.copyfileobj(file, stored)
-    if objects.info(target).get("md5Hash") != digest:
-        raise UserError(f"{target} has other bytes than {path}, from which it was written; run the same command again")
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -10,7 +10,6 @@ written.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import json
@@ -20,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from etils import epath
@@ -27,7 +27,7 @@ from jaxtyping import Int64
 
 from mhsh.data.tables import ExampleGroup, Examples, Table, num_examples
 from mhsh.errors import UserError
-from mhsh.files import MissingFile, clear_half_files, read_object, replacing, write_atomically
+from mhsh.files import MissingFile, clear_half_files, opened, read_object, replacing, write_atomically
 
 INDEX_FILE = "index.json"
 _FORMAT = 2
@@ -42,15 +42,14 @@ _READ_BYTES = 1 << 11
 # for examples whose arrays repeat each other.
 ZSTD, UNCOMPRESSED = "zstd:1", "uncompressed"
 
-_REMEDY = "put it back from a copy (in mhsh's cache: delete it), or prepare into another folder"
+REMEDY = "put it back from a copy (in mhsh's cache: delete it), or prepare into another folder"
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True):
     """What the index says about one shard."""
 
     name: str
-    size: int  # bytes
+    size: int = msgspec.field(name="bytes")
     sha256: str
     fields: dict[str, str]  # numpy's dtype of each array, in the order of their bytes
     groups: tuple[ExampleGroup, ...]
@@ -81,13 +80,11 @@ def write_shard(
     kept = [examples for examples in groups if num_examples(examples)]
     with replacing(path) as temporary:
         _write_records(temporary, kept, fields, compression)
-        with open(temporary, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        size = temporary.stat().st_size
+        sha256, size = _sha256_of(temporary), temporary.stat().st_size
     shapes = [{name: values.shape[1:] for name, values in examples.items()} for examples in kept]
-    groups_of = tuple(ExampleGroup(num_examples(examples), each) for examples, each in zip(kept, shapes, strict=True))
+    groups_of = tuple(ExampleGroup(num_examples(examples), shape) for examples, shape in zip(kept, shapes, strict=True))
     shard = Shard(path.name, size, sha256, fields, groups_of)
-    write_json(_note_path(folder, number), {"job": job, "shard": _to_json(shard), "note": dict(note)})
+    write_json(_note_path(folder, number), {"job": job, "shard": msgspec.to_builtins(shard), "note": dict(note)})
     return shard
 
 
@@ -102,8 +99,9 @@ def finished_shard(folder: Path, number: int, job: str) -> tuple[Shard, dict[str
         raise UserError(f"{error}; or delete it and run the same command again") from error
     if content["job"] != job:
         return None
-    shard = _parse_shard(content["shard"], content["shard"]["fields"])
-    return (shard, content["note"]) if _is_whole(folder / shard.name, shard) else None
+    shard = msgspec.convert(content["shard"], Shard)
+    path = folder / shard.name
+    return (shard, content["note"]) if path.exists() and _sha256_of(path) == shard.sha256 else None
 
 
 def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) -> str:
@@ -116,7 +114,7 @@ def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) 
         "format": _FORMAT,
         "fields": shards[0].fields,
         "rows": sum(shard.count for shard in shards),
-        "shards": [{name: value for name, value in _to_json(shard).items() if name != "fields"} for shard in shards],
+        "shards": [{name: value for name, value in msgspec.to_builtins(shard).items() if name != "fields"} for shard in shards],
         "meta": dict(meta),
     }
     if any(shard.fields != shards[0].fields for shard in shards):
@@ -145,14 +143,10 @@ def write_json(path: epath.PathLike, content: Mapping[str, Any]) -> None:
 
 
 class StoredTable(Table):
-    """The table in a folder. Opening it compares the sizes and counts of all shards with the index.
+    """The table in a folder, whose shards are taken to be those of the index (see local_shards.py).
 
     A file is opened when its first example is read and then stays open, at about 50 bytes an
-    example, which the library keeps of where they lie.
-
-    Raises:
-      UserError: the index is missing or damaged, or a shard (which is named) is missing or differs
-        in size or number of examples.
+    example, which the library keeps of where they lie. Raises UserError: see `read_index`.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -161,8 +155,6 @@ class StoredTable(Table):
         self.fingerprint: str = index["fingerprint"]
         self.meta: dict[str, Any] = index["meta"]
         self.shards = shards_of(index)
-        for shard in self.shards:
-            _check_size_and_count(self.folder / shard.name, shard)
         groups = [group for shard in self.shards for group in shard.groups]
         types = [_record_type(index["fields"], group.shapes) for group in groups]
         self._types = list(dict.fromkeys(types))
@@ -183,7 +175,7 @@ class StoredTable(Table):
                 # A range, as reading a list takes time in proportion to the examples of the file.
                 (content,) = reads[shard](record, record + 1)
             except (RuntimeError, ValueError, OSError) as error:
-                raise UserError(f"{self.folder / self.shards[shard].name} is damaged ({error}); {_REMEDY}") from error
+                raise UserError(f"{self.folder / self.shards[shard].name} is damaged ({error}); {REMEDY}") from error
             records.append(content)
         table = np.ndarray(len(records), self._types[kind], b"".join(records))
         return {name: np.array(table[name]) for name in self._types[kind].names or ()}
@@ -192,12 +184,9 @@ class StoredTable(Table):
         with self._lock:
             reader = self._readers[shard]
             if reader is None:
-                reader = self._readers[shard] = _reader(self.folder / self.shards[shard].name)
+                path = str(self.folder / self.shards[shard].name)
+                reader = self._readers[shard] = ArrayRecordReader(path, _READER_OPTIONS, file_reader_buffer_size=_READ_BYTES)
         return reader
-
-
-def _reader(path: Path) -> ArrayRecordReader:
-    return ArrayRecordReader(str(path), _READER_OPTIONS, file_reader_buffer_size=_READ_BYTES)
 
 
 def _note_path(folder: Path, number: int) -> Path:
@@ -239,18 +228,6 @@ def _encoded(groups: Sequence[Examples], fields: Mapping[str, str]) -> Iterator[
             yield record.tobytes()
 
 
-def _to_json(shard: Shard) -> dict[str, Any]:
-    groups = [{"rows": group.count, "shapes": group.shapes} for group in shard.groups]
-    return {"name": shard.name, "bytes": shard.size, "sha256": shard.sha256, "fields": shard.fields, "groups": groups}
-
-
-def _parse_shard(entry: Mapping[str, Any], fields: Mapping[str, str]) -> Shard:
-    groups = [
-        ExampleGroup(group["rows"], {name: tuple(shape) for name, shape in group["shapes"].items()}) for group in entry["groups"]
-    ]
-    return Shard(entry["name"], entry["bytes"], entry["sha256"], dict(fields), tuple(groups))
-
-
 def read_index(folder: epath.Path | Path) -> dict[str, Any]:
     """What `write_index` wrote, here or in a bucket. Raises UserError: it is missing or damaged."""
     path = folder / INDEX_FILE
@@ -262,7 +239,7 @@ def read_index(folder: epath.Path | Path) -> dict[str, Any]:
     except MissingFile:
         raise UserError(f"{path} is missing: {folder} holds no finished rows; finish them with mhsh prepare") from None
     except (ValueError, KeyError) as error:
-        raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from error
+        raise UserError(f"{path} is damaged ({error}); {REMEDY}") from error
     if index["format"] != _FORMAT:
         raise UserError(f"{path} has format {index['format']}, this mhsh reads {_FORMAT}; prepare the rows again")
     return index
@@ -270,39 +247,27 @@ def read_index(folder: epath.Path | Path) -> dict[str, Any]:
 
 def shards_of(index: Mapping[str, Any]) -> list[Shard]:
     """The shards that an index names, in order."""
-    return [_parse_shard(entry, index["fields"]) for entry in index["shards"]]
+    return [msgspec.convert({**entry, "fields": index["fields"]}, Shard) for entry in index["shards"]]
 
 
 def _fingerprint(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _check_size_and_count(path: Path, shard: Shard) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}), but the index names it; {_REMEDY}") from error
-    if size != shard.size:
-        raise UserError(f"{path} is damaged: {size} bytes, where the index says {shard.size}; {_REMEDY}")
-    try:
-        reader = _reader(path)
-        count = reader.num_records()
-        reader.close()
-    except RuntimeError as error:
-        raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from error
-    if count != shard.count:
-        raise UserError(f"{path} is damaged: it has {count} rows, but the index says {shard.count}; {_REMEDY}")
+def check_sha256(path: Path | epath.Path, shard: Shard, origin: epath.Path | None = None) -> None:
+    """Reads a shard, here or in a bucket.
+
+    Args:
+      origin: the file that the one at `path` is a copy of, for the error.
+
+    Raises:
+      UserError: its SHA-256 differs from the index.
+      OSError: it cannot be read.
+    """
+    if _sha256_of(path) != shard.sha256:
+        raise UserError(f"{origin or path} is damaged: its SHA-256 is not that of the index; {REMEDY}")
 
 
-def check_sha256(folder: Path, shard: Shard) -> None:
-    """Reads a shard. Raises UserError where its SHA-256 differs from the index."""
-    if not _is_whole(folder / shard.name, shard):
-        raise UserError(f"{folder / shard.name} is damaged: its SHA-256 is not that of the index; {_REMEDY}")
-
-
-def _is_whole(path: Path, shard: Shard) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_size == shard.size and hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
-    except FileNotFoundError:
-        return False
+def _sha256_of(path: Path | epath.Path) -> str:
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # pyrefly: ignore[bad-argument-type] (opened for reading)

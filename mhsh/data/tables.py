@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64, Integer
 
@@ -15,11 +15,10 @@ TRAIN, VALIDATION = SPLITS = ("train", "validation")
 Examples = dict[str, np.ndarray]  # arrays that share their first axis: one index of it is one example
 
 
-@dataclasses.dataclass(frozen=True)
-class ExampleGroup:
+class ExampleGroup(msgspec.Struct, frozen=True):
     """Consecutive examples of a table whose arrays have the same shapes."""
 
-    count: int
+    count: int = msgspec.field(name="rows")
     shapes: dict[str, tuple[int, ...]]  # of one example
 
 
@@ -52,7 +51,18 @@ class Table(abc.ABC):
         for kind in np.unique(kinds).tolist() or [0]:
             chosen = np.flatnonzero(kinds == kind)
             parts.append((chosen, self._read(numbers[chosen], kind)))
-        return put_together(parts, length)
+        (_, first), *others = parts
+        if length is None:
+            if others:
+                raise ValueError("the examples differ in their shapes and cannot be put together without a length")
+            return first
+        if not others and all(values.shape[1] == length for values in first.values()):
+            return first
+        whole = {name: np.zeros((len(numbers), length, *values.shape[2:]), values.dtype) for name, values in first.items()}
+        for indices, part in parts:
+            for name, values in part.items():
+                whole[name][indices, : values.shape[1]] = values
+        return whole
 
     @abc.abstractmethod
     def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
@@ -82,26 +92,11 @@ def num_examples(examples: Examples) -> int:
     return len(next(iter(examples.values())))
 
 
-def put_together(parts: Sequence[tuple[Int64[np.ndarray, " _"], Examples]], length: int | None) -> Examples:
-    """One array for each name: example i of a part becomes example `indices`[i] of the whole.
-
-    Args:
-      parts: indices and examples. The examples of one part have equal shapes.
-      length: as in `Table.take`.
-    """
-    (_, first), *others = parts
-    if length is None:
-        if others:
-            raise ValueError("the examples differ in their shapes and cannot be put together without a length")
-        return first
-    if not others and all(values.shape[1] == length for values in first.values()):
-        return first
-    count = sum(len(indices) for indices, _ in parts)
-    whole = {name: np.zeros((count, length, *values.shape[2:]), values.dtype) for name, values in first.items()}
-    for indices, part in parts:
-        for name, values in part.items():
-            whole[name][indices, : values.shape[1]] = values
-    return whole
+def bounds_of(lengths: Sequence[int] | Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " bounds"]:
+    """The bounds of consecutive runs with these lengths, from 0."""
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
 
 
 def fingerprint_of(vocabulary: Iterable[bytes], tables: Mapping[str, Examples]) -> str:

@@ -22,7 +22,6 @@ _NAME = re.compile(
     r"(?::(?P<split>[a-z_]\w*(?:\[[^\]]*\])?))?"  # validation, or a slice such as train[:1000]
     r"(?::(?P<direction>[a-z_]+-[a-z_]+))?"  # en-de
 )
-_TEXT = "text"
 # Records are read in groups: large enough that seeking costs little, small enough for memory.
 _RECORDS_PER_READ = 1024
 
@@ -46,8 +45,8 @@ class PreparedSplit(NamedTuple):
         TensorFlow, files in TFRecord with it.
 
         Raises:
-          UserError: there is no such feature, or TensorFlow is needed and not installed. While
-            reading: a text is not UTF-8.
+          UserError: there is no such feature, TensorFlow is needed and not installed, or a text is
+            not UTF-8.
         """
         for name in names:
             if name not in self.features:
@@ -55,10 +54,7 @@ class PreparedSplit(NamedTuple):
                     f"tfds:{self.name} has the features {', '.join(sorted(self.features))}, but not {name!r}; name a data set "
                     "that has it"
                 )
-        return self._decoded(names, _records(self.name, self.builder, self.split))
-
-    def _decoded(self, names: Sequence[str], records: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for number, record in enumerate(records):
+        for number, record in enumerate(_records(self.name, self.builder, self.split)):
             try:
                 decoded = {name: _plain(record[name]) for name in names}
             except UnicodeDecodeError as error:
@@ -73,7 +69,8 @@ def open_split(name: str) -> PreparedSplit:
     """A split whose records are not sentence pairs.
 
     Args:
-      name: DATASET[:SPLIT], such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%].
+      name: DATASET[:SPLIT], such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%]. Data
+        sets are looked for in TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
 
     Raises:
       UserError: the data set is not prepared here, it has no such split, or the split is empty.
@@ -84,27 +81,13 @@ def open_split(name: str) -> PreparedSplit:
     return split
 
 
-def read_texts(name: str) -> Iterator[str]:
-    """The feature "text" of every record of one split, in the order of its files.
-
-    Args:
-      name: DATASET[:SPLIT], as for `open_split`.
-
-    Raises:
-      UserError: as in `open_split` and `PreparedSplit.records`.
-    """
-    for record in open_split(name).records(_TEXT):
-        yield record[_TEXT]
-
-
 def read_pairs(name: str) -> Iterator[tuple[str, str]]:
     """The (source, target) sentences of one split, in the order of its files.
 
     Args:
-      name: DATASET[:SPLIT[:SOURCE-TARGET]], such as wmt14_translate/de-en,
-        wmt14_translate/de-en:validation or wmt14_translate/de-en:train[:1000]:de-en. The default of
-        SPLIT is train; it may be a slice in TFDS's notation. The default source is English. Data
-        sets are looked for in TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
+      name: DATASET[:SPLIT[:SOURCE-TARGET]], such as wmt14_translate/de-en or
+        wmt14_translate/de-en:train[:1000]:de-en. The default of SPLIT is train; it may be a slice
+        in TFDS's notation. The default source is English.
 
     Raises:
       UserError: as in `open_split` and `PreparedSplit.records`, or the data set lacks a language.

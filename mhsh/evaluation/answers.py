@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from mhsh.data.fine_tuning.spans import Window
 from mhsh.data.fine_tuning.squad import Question
+from mhsh.data.fine_tuning.task import Window
 
 # As in the run_squad.py of Devlin et al.
 _NUM_BEST = 20

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from mhsh.data.fine_tuning.classification import ClassificationCorpus
-from mhsh.data.fine_tuning.spans import SpanCorpus
+from mhsh.data.fine_tuning.task import ClassificationCorpus, SpanCorpus
 from mhsh.data.tokenizers.subword import SubwordTokenizer
 from mhsh.data.translation.pairs import Pair
 from mhsh.evaluation.answers import find_answers

@@ -15,8 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from mhsh.config.schema import Config
 from mhsh.data.batches import BatchPart, prefetched
 from mhsh.data.corpus import Corpus
-from mhsh.data.fine_tuning.classification import ClassificationCorpus
-from mhsh.data.fine_tuning.spans import SpanCorpus
+from mhsh.data.fine_tuning.task import ClassificationCorpus, SpanCorpus
 from mhsh.data.translation.task import decoded_validation
 from mhsh.evaluation.validation import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model

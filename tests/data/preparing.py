@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import random
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
@@ -20,44 +22,57 @@ from mhsh.data.corpus import StreamedTask
 from mhsh.data.pool import run_chunks
 from mhsh.data.prepare import prepare
 from tests.conftest import ROOT, load_fields
-from tests.data.conftest import CONFIG
 
-_TRANSLATION_MODEL = dict(
-    objective="translation",
-    vocab_size=400,
-    max_positions=64,
-    positions="learned",
-    num_token_types=0,
-    next_sentence=False,
-    num_layers=1,
-    num_decoder_layers=1,
-    heads_per_layer=0,
+CONFIG = {
+    # What the data floor does not read is as in the shipped tiny config.
+    **load_fields("bert", "2l8h"),
+    "model": load_fields("bert", "2l8h")["model"] | dict(heads_per_layer=0, vocab_size=400, max_positions=128),
+    "data": dict(
+        source="stdlib",
+        tokenizer="wordpiece",
+        vocab_path="",
+        lowercase=True,
+        sequence_length=48,
+        max_predictions=8,
+        mask_fraction=0.15,
+        whole_word_masking=False,
+        validation_fraction=0.2,
+        seed=0,
+    ),
+}
+CLM = dict(objective="clm", next_sentence=False, num_token_types=0, tokenizer="bytes")
+
+_TRANSLATION = dict(
+    model=CONFIG["model"]
+    | dict(objective="translation", num_token_types=0, next_sentence=False, num_layers=1, num_decoder_layers=1, max_positions=64),
+    data=dict(
+        source="numbers:1500",
+        validation_source="",
+        tokenizer="bpe",
+        vocab_path="",
+        sequence_length=64,
+        layout="packed",
+        max_length_ratio=2.0,
+        validation_fraction=0.1,
+        validation_sentences=0,
+        seed=0,
+    ),
 )
-_TRANSLATION_DATA = dict(
-    source="numbers:1500",
-    validation_source="",
-    tokenizer="bpe",
-    vocab_path="",
-    sequence_length=64,
-    layout="packed",
-    max_length_ratio=2.0,
-    validation_fraction=0.1,
-    validation_sentences=0,
-    seed=0,
-)
 
 
-def translation_config(vocab_size: int = 400, **data: Any) -> Config:
-    fields = {section: load_fields("bert", "2l8h")[section] for section in ("model", "optimizer", "train", "mesh")}
-    model = fields["model"] | _TRANSLATION_MODEL | {"vocab_size": vocab_size}
-    return from_dict(fields | {"model": model, "data": _TRANSLATION_DATA | data})
+def translation_config(**fields: Any) -> Config:
+    """As `pretraining_config`."""
+    return _changed(CONFIG | _TRANSLATION, fields)
 
 
 def pretraining_config(**fields: Any) -> Config:
-    """CONFIG of the floor, with fields of any section replaced: pretraining_config(source=...,
-    vocab_size=300).
-    """
-    return from_dict({name: {key: fields.get(key, value) for key, value in section.items()} for name, section in CONFIG.items()})
+    """CONFIG, with some fields replaced: pretraining_config(source=..., vocab_size=300)."""
+    return _changed(CONFIG, fields)
+
+
+def _changed(config: dict[str, Any], fields: dict[str, Any]) -> Config:
+    assert fields.keys() <= config["model"].keys() | config["data"].keys()
+    return from_dict({name: {key: fields.get(key, value) for key, value in section.items()} for name, section in config.items()})
 
 
 def task_of(config: Config) -> StreamedTask[Any]:
@@ -82,6 +97,14 @@ def with_rows(config: Config, folder: Path) -> Config:
     names = set(config.data.__struct_fields__)
     data = replace(config.data, **{name: value for name, value in emptied.items() if name in names})
     return replace(config, data=data)
+
+
+def digest(batch: dict[str, np.ndarray]) -> str:
+    state = hashlib.sha256()
+    for name in sorted(batch):
+        state.update(f"{name} {batch[name].shape} {batch[name].dtype}".encode())
+        state.update(np.ascontiguousarray(batch[name]))
+    return state.hexdigest()
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -121,16 +144,11 @@ import json, os, shutil, signal, sys
 from pathlib import Path
 from mhsh.config.resolve import from_dict
 from mhsh.data.prepare import prepare
-from mhsh.data.pool import run_chunks
-from tests.data.preparing import task_of
+from tests.data.preparing import run_locally, task_of, tree
 
 folder, config, per_shard, stride = Path(sys.argv[1]), from_dict(json.loads(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
 task = task_of(config)
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
-
-
-def run(work, chunks):
-    run_chunks(work, chunks, 1, lambda chunk: None)
 
 
 def child(out, moment):
@@ -149,15 +167,11 @@ def child(out, moment):
 
     sys.addaudithook(hook)
     try:
-        prepare(task, out, per_shard, run, lambda line: None)
+        prepare(task, out, per_shard, lambda *work: run_locally(1, *work), lambda line: None)
     except BaseException as error:
         print("failed", repr(error), flush=True)
         os._exit(1)
     os._exit(0)
-
-
-def tree(out):
-    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
 assert child(folder / "whole", 0) == 0

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace as replace_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,7 +144,7 @@ def test_rows_prepared_into_a_bucket_are_those_of_a_disk(bucket, tmp_path, engli
     capsys.readouterr()
     there = load_corpus(with_rows(config, f"{bucket}/out"), None)
     copied = capsys.readouterr().out
-    assert copied.count("\n") == 2 and f" MB of {bucket}/out/train to {tmp_path / 'cache'}" in copied
+    assert copied.count("\n") == 2 and f"B of {bucket}/out/train to {tmp_path / 'cache'}" in copied
     here = load_corpus(with_rows(config, tmp_path / "out"), None)
     assert there.fingerprint == here.fingerprint and there.unigram_entropy == here.unigram_entropy
     for name, values in there.train_steps(4)[3].items():
@@ -196,7 +195,7 @@ def test_copies_are_whole_or_made_again(bucket, tmp_path, english_source, capsys
     (copy / "00002.arrayrecord").write_bytes(b"cut short")
     (copy / ".00001.arrayrecord.0.tmp").touch()  # of a killed copy
     assert local_copy(folder) == copy and tree(copy) == before
-    assert capsys.readouterr().out.startswith("copying 0.3 MB of gs://")
+    assert capsys.readouterr().out.startswith("copying 262 kB of gs://")
     assert (copy / "00000.arrayrecord").stat().st_ino == kept
     assert local_copy(folder) == copy and capsys.readouterr().out == ""
 
@@ -205,7 +204,7 @@ def test_an_index_writes_nothing_outside_of_the_copy(bucket, tmp_path, english_s
     prepared_there(pretraining_config(source=english_source), f"{bucket}/out")
     folder = epath.Path(f"{bucket}/out/train")
     index = read_index(folder)
-    shard = replace_dataclass(shards_of(index)[0], name="../../../escaped")
+    shard = replace(shards_of(index)[0], name="../../../escaped")
     write_index(tmp_path, [shard], index["meta"])
     objects().put_file(str(tmp_path / "index.json"), f"{folder}/index.json")
     with pytest.raises(UserError, match=r"index\.json names a shard '\.\./\.\./\.\./escaped', which is no file name"):
@@ -234,7 +233,7 @@ def test_what_is_wrong_with_a_bucket_of_rows_is_one_line(bucket, tmp_path, engli
     content = objects().cat_file(shard)
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-        with pytest.raises(UserError, match=r"cannot copy .*: it takes 0\.\d MB, and 0\.0 MB are free; set MHSH_CACHE to a folder"):
+        with pytest.raises(UserError, match=r"cannot copy .*: it takes \d+ kB, and 10\.0 B are free; set MHSH_CACHE to a folder"):
             local_copy(folder)
     objects().pipe_file(shard, content[:-1] + b"x")
     with pytest.raises(UserError, match=rf"^{shard} is damaged: its SHA-256 is not that of the index"):
@@ -277,53 +276,39 @@ def test_folders_of_a_bucket_that_will_not_do(bucket, english_source, monkeypatc
         prepared_there(config, "gs://nowhere/out")
 
 
-@pytest.mark.parametrize(
-    "moment",
-    ["bucket", *(pytest.param(name, marks=pytest.mark.slow) for name in ("staging/staged.json", "vocab.txt", "train/00002.json"))],
-)
-def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, english, moment, monkeypatch):
-    """On the same machine it goes on; on another it begins anew. Both end with the same bytes."""
+def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, english, monkeypatch):
+    """Another machine begins anew and ends with the same bytes."""
     config = pretraining_config(source=write_documents(tmp_path, "t", english), vocab_size=200)
     prepared(config, tmp_path / "out", per_shard=3)
     arguments = dict(config=to_dict(config), out=f"{bucket}/out", workers=1, runner="local", beam_options="", per_shard=3)
     process = subprocess.Popen([sys.executable, "-c", COMMAND, json.dumps(arguments)], cwd=ROOT, stdout=-1, stderr=-1, text=True)
-    while not (
-        any(name.endswith("0.arrayrecord") for name in objects().find(f"{bucket}/out"))
-        if moment == "bucket"
-        else [*(tmp_path / "cache").glob(f"prepare/*/{moment}")]
-    ):
+    while not any(name.endswith("0.arrayrecord") for name in objects().find(f"{bucket}/out")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.001)
     process.kill()
     process.communicate()
     assert "train/index.json" not in tree_in(f"{bucket}/out")
     monkeypatch.setattr("mhsh.bucket_lock.DEAD_SECONDS", 0.5)
-    if moment in ("vocab.txt", "bucket"):
-        shutil.rmtree(tmp_path / "cache")  # another machine
+    shutil.rmtree(tmp_path / "cache")
     _, said = prepared_there(config, f"{bucket}/out", 3)
-    assert said[0].startswith("reading" if moment in ("vocab.txt", "bucket") else "resuming")
+    assert said[0].startswith("reading")
     assert tree_in(f"{bucket}/out") == tree(tmp_path / "out")
 
 
 def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):
     objects().pipe_file(f"{bucket}/latin.txt", b"caf\xe9\n")
     objects().pipe_file(f"{bucket}/broken.txt.gz", b"\x1f\x8b no gzip")
-    objects().pipe_file(f"{bucket}/folder/", b"")
     objects().pipe_file(f"{bucket}/no.parquet", b"PAR1 and nothing else PAR1")
     for source, complaint in (
         (
             f"text:{bucket}/none*.txt",
             rf"^data\.source = 'text:{bucket}/none\*\.txt' matches no file; correct the bucket or the glob",
         ),
-        (f"text:{bucket}/folder/*", "matches no file; correct the bucket"),
         ("text:gs://nowhere/*.txt", "matches no file; correct the bucket"),
         ("text:gs://", "^gs:// names no bucket; write gs://BUCKET/NAME"),
-        ("text:gs:///x.txt", "^gs:///x.txt names no bucket"),
-        ("parquet:gs://*.parquet", "matches no file; correct the bucket"),
         (f"text:{bucket}/latin.txt", rf"^{bucket}/latin\.txt line 1 is not UTF-8"),
         (f"text:{bucket}/broken.txt.gz", rf"^{bucket}/broken\.txt\.gz is damaged and cannot be unpacked"),
         (f"parquet:{bucket}/*.parquet", rf"^{bucket}/no\.parquet is damaged or no Parquet"),
-        (f"parquet:{bucket}/none/*", "matches no file; correct the bucket"),
     ):
         with pytest.raises(UserError, match=complaint) as raised:
             list(documents(source))
@@ -332,10 +317,9 @@ def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):
         (f"{bucket}/v.txt", f"there is no vocabulary at {bucket}/v.txt"),
         (bucket, "cannot read the vocabulary"),
     ):
-        with pytest.raises(UserError, match=complaint):
-            load_wordpiece(vocab, lowercase=True)
-        with pytest.raises(UserError, match=complaint):
-            load_subword(vocab)
+        for read in (lambda path: load_wordpiece(path, lowercase=True), load_subword):
+            with pytest.raises(UserError, match=complaint):
+                read(vocab)
     with pytest.raises(UserError, match=rf"cannot read {bucket}/squad\.json: no such object or bucket"):
         read_squad(f"{bucket}/squad.json")
     with pytest.raises(UserError, match=rf"there is neither {bucket}/CoLA/dev\.tsv nor dev\.tsv\.gz"):

@@ -59,18 +59,10 @@ def test_every_chunk_is_done_once_and_told(tmp_path, count):
         assert all(text.split()[1:] == ["false", "False"] for text in found)
 
 
-def test_no_chunks_need_no_processes():
-    run_chunks(never, [], 4, never)
-
-
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_user_error_of_a_worker_is_the_user_s(count):
+def test_errors_of_a_worker_are_the_user_s_and_the_system_s(count):
     with pytest.raises(UserError, match=r"^the text of chunk 3 is no text; write it anew$"):
         run_chunks(functools.partial(fail, "user"), range(9), count, lambda chunk: None)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_full_disk_keeps_its_number(count):
     with pytest.raises(OSError, match="/somewhere/full") as error:
         run_chunks(functools.partial(fail, "disk"), range(9), count, lambda chunk: None)
     assert error.value.errno == errno.ENOSPC
@@ -84,11 +76,6 @@ def test_a_defect_shows_its_own_traceback():
 def test_a_killed_worker_is_an_error_and_not_a_hang():
     with pytest.raises(UserError, match=r"a worker process was killed, perhaps .*run the same command again"):
         run_chunks(functools.partial(fail, "kill"), range(9), 2, lambda chunk: None)
-
-
-def test_fewer_than_one_worker():
-    with pytest.raises(UserError, match="--workers=0"):
-        run_chunks(never, range(9), 0, never)
 
 
 def running(process: int) -> bool:

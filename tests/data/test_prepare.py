@@ -8,7 +8,6 @@ import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -108,12 +107,6 @@ def test_another_config_into_the_same_folder_is_refused(tmp_path, kind, config, 
     assert tree(tmp_path / "out") == before
 
 
-def test_a_folder_of_the_other_kind_is_refused(tmp_path, english_source):
-    prepared(translation_config(), tmp_path / "out")
-    with pytest.raises(UserError, match=r"holds rows of another job \(documents_per_shard is None there"):
-        prepared(pretraining_config(source=english_source), tmp_path / "out")
-
-
 @pytest.mark.parametrize("finished", [True, False])
 def test_another_source_under_the_same_name_is_refused(tmp_path, kind, english, finished):
     config = text_config(kind, tmp_path, english)
@@ -173,6 +166,14 @@ def test_folders_that_will_not_do(tmp_path, config):
         prepared(config, tmp_path / "full" / "letter.txt")
 
 
+@pytest.mark.parametrize(("next_sentence", "least"), [(True, 2), (False, 1)])
+def test_shards_of_too_few_items_are_refused(tmp_path, english_source, next_sentence, least):
+    config = pretraining_config(source=english_source, next_sentence=next_sentence)
+    with pytest.raises(UserError, match=f"^--per-shard={least - 1} must be {least} or more$"):
+        prepared(config, tmp_path / "out", per_shard=least - 1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_two_preparations_into_one_folder_do_not_meet(tmp_path, config):
     def meanwhile(work: Callable[[int], None], chunks: range) -> None:
         with pytest.raises(UserError, match="another mhsh prepare is running in"):
@@ -180,16 +181,3 @@ def test_two_preparations_into_one_folder_do_not_meet(tmp_path, config):
         run_locally(1, work, chunks)
 
     prepare(task_of(config), tmp_path / "out", 10**6, meanwhile, lambda line: None)
-
-
-@pytest.mark.parametrize(
-    ("fields", "least"), [(dict(objective="translation"), 1), (dict(next_sentence=True), 2), (dict(next_sentence=False), 1)]
-)
-def test_shards_of_too_few_items_are_refused(tmp_path, english_source, fields: dict[str, Any], least):
-    if "objective" in fields:
-        config = translation_config()
-    else:
-        config = pretraining_config(source=english_source, **fields)
-    with pytest.raises(UserError, match=f"^--per-shard={least - 1} must be {least} or more$"):
-        prepared(config, tmp_path / "out", per_shard=least - 1)
-    assert not (tmp_path / "out").exists()

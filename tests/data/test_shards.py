@@ -1,29 +1,41 @@
 """Rows of any arrays go through shards unchanged, equal rows give equal bytes, and a damaged shard
-is named.
+is named: at opening, by the SHA-256 of the index (compared once a machine), or by the row it hits.
 """
 
 from __future__ import annotations
 
-import copy
 import errno
 import functools
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mhsh.data.local_shards import verify
-from mhsh.data.shards import UNCOMPRESSED, ZSTD, StoredTable, _write_records, finished_shard, shard_name, write_index, write_shard
+from mhsh.data import local_shards
+from mhsh.data.local_shards import open_table, verify
+from mhsh.data.shards import (
+    UNCOMPRESSED,
+    ZSTD,
+    StoredTable,
+    _write_records,
+    finished_shard,
+    read_index,
+    shard_name,
+    shards_of,
+    write_index,
+    write_shard,
+)
 from mhsh.errors import UserError
 from tests.conftest import ROOT
+from tests.data.preparing import tree
 
 RNG = np.random.default_rng(3)
 
@@ -42,41 +54,35 @@ def written(folder: Path, shards: list[list[dict[str, np.ndarray]]], compression
     return write_index(folder, [write_shard(folder, k, groups, compression, "job", {}) for k, groups in enumerate(shards)], meta)
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def example(table: StoredTable, number: int) -> dict[str, np.ndarray]:
-    """One example of a table."""
     return {name: values[0] for name, values in table.take(np.array([number])).items()}
 
 
-def assert_same_row(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
-    assert list(a) == list(b)
-    for name in a:
-        assert a[name].dtype == b[name].dtype
-        np.testing.assert_array_equal(a[name], b[name])
+def flip(path: Path) -> None:
+    """Another byte in the middle, in the same file and at the same time."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_ino, path.stat().st_size, path.stat().st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
 
 
 DTYPES = st.sampled_from([np.bool_, np.int8, np.uint16, np.int32, np.int64, np.float32, np.dtype(">i2"), np.dtype(">f8")])
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_arrays_come_back_as_they_were(tmp_path_factory, data):
+@given(data=st.data(), compression=st.sampled_from([ZSTD, UNCOMPRESSED]))
+def test_any_arrays_come_back_as_they_were(tmp_path_factory, data, compression):
     counts = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
     dtypes = data.draw(st.lists(DTYPES, min_size=1, max_size=3))
     groups = []
     for count in counts:
         shapes = [data.draw(hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3)) for _ in dtypes]
-        groups.append(
-            {
-                f"k{i}": data.draw(hnp.arrays(dtype, (count, *shape)))
-                for i, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True))
-            }
-        )
+        arrays = [hnp.arrays(dtype, (count, *shape)) for dtype, shape in zip(dtypes, shapes, strict=True)]
+        groups.append({f"k{i}": data.draw(array) for i, array in enumerate(arrays)})
     folder = tmp_path_factory.mktemp("rows") / "rows"
-    written(folder, [groups[:2], groups[2:]] if groups[2:] else [groups])
+    written(folder, [groups[:2], groups[2:]] if groups[2:] else [groups], compression)
     stored = StoredTable(folder)
     expected = [
         {name: values[i].astype(values.dtype.newbyteorder("<")) for name, values in rows.items()}
@@ -85,36 +91,10 @@ def test_any_arrays_come_back_as_they_were(tmp_path_factory, data):
     ]
     assert len(stored) == len(expected)
     for index, row in enumerate(expected):
-        found = example(stored, index)
-        assert [found[name].tobytes() for name in row] == [row[name].tobytes() for name in row]
-        assert [found[name].shape for name in row] == [row[name].shape for name in row]
-
-
-def test_groups_tell_the_shapes_without_reading(tmp_path):
-    short, long, more = rows_of(3, 8), rows_of(5, 32), rows_of(2, 32)
-    written(tmp_path / "rows", [[short, long], [rows_of(0, 8), more]], layout="bucketed")
-    stored = StoredTable(tmp_path / "rows")
-    assert [(group.shapes["inputs"], group.count) for group in stored.groups] == [((8,), 3), ((32,), 5), ((32,), 2)]
-    assert stored.meta == {"layout": "bucketed"} and len(stored) == 10
-    for index, (rows, row) in enumerate(
-        [*((short, i) for i in range(3)), *((long, i) for i in range(5)), *((more, i) for i in range(2))]
-    ):
-        assert_same_row(example(stored, index), {name: values[row] for name, values in rows.items()})
-    with pytest.raises(IndexError):
-        example(stored, 10)
-
-
-@pytest.mark.parametrize("compression", [ZSTD, UNCOMPRESSED])
-def test_rows_are_put_together(tmp_path, compression):
-    """Of odd sizes, so that arrays of a record do not lie where their numbers would like to."""
-    rows = {"a": RNG.integers(0, 9, (70, 3)).astype(np.uint8), "b": RNG.normal(size=(70, 2, 2)), "c": RNG.integers(0, 9, 70)}
-    parts = [{name: values[part] for name, values in rows.items()} for part in (slice(30), slice(30, 30), slice(30, 70))]
-    written(tmp_path / "rows", [[part] for part in parts], compression)
-    stored = StoredTable(tmp_path / "rows")
-    for numbers in (np.array([5]), RNG.integers(0, 70, 200), np.arange(70)[::-1], np.arange(0)):
-        assert_same_row(stored.take(numbers), {name: values[numbers] for name, values in rows.items()})
-    for index in (0, 29, 30, 69):
-        assert_same_row(example(stored, index), {name: values[index] for name, values in rows.items()})
+        read = example(stored, index)
+        assert [(read[name].tobytes(), read[name].shape) for name in row] == [
+            (row[name].tobytes(), row[name].shape) for name in row
+        ]
 
 
 @pytest.mark.parametrize("compression", [ZSTD, UNCOMPRESSED])
@@ -123,8 +103,7 @@ def test_equal_rows_give_equal_bytes_and_another_row_another_fingerprint(tmp_pat
     fingerprints = {written(tmp_path / name, [[rows], [rows]], compression, split="train") for name in "ab"}
     assert len(fingerprints) == 1 and tree(tmp_path / "a") == tree(tmp_path / "b")
     assert sorted(tree(tmp_path / "a")) == ["00000.arrayrecord", "00001.arrayrecord", "index.json"]
-    other = copy.deepcopy(rows)
-    other["inputs"][17, 3] ^= 1
+    other = rows | {"inputs": rows["inputs"] ^ (np.arange(300)[:, None] == 17)}
     assert written(tmp_path / "c", [[rows], [other]], compression, split="train") not in fingerprints
     assert written(tmp_path / "d", [[rows], [rows]], compression, split="validation") not in fingerprints
 
@@ -150,36 +129,23 @@ def test_a_finished_shard_is_kept_only_whole_and_of_the_same_job(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert finished_shard(tmp_path, 4, "job 1") is None
-    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    path.write_bytes(whole)
+    flip(path)
     assert finished_shard(tmp_path, 4, "job 1") is None
     path.unlink()
     assert finished_shard(tmp_path, 4, "job 1") is None
-
-
-def test_what_a_killed_process_left_is_cleared(tmp_path):
-    shards = [write_shard(tmp_path, number, [rows_of(5)], ZSTD, "job", {}) for number in range(2)]
-    (tmp_path / ".00002.arrayrecord.0123.tmp").write_bytes(b"half")
-    write_index(tmp_path, shards, {})
-    assert sorted(tree(tmp_path)) == ["00000.arrayrecord", "00001.arrayrecord", "index.json"]
 
 
 def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-99])
 
 
-def flipped(path: Path, at: float = 0.5) -> None:
-    content = bytearray(path.read_bytes())
-    content[int(len(content) * at)] ^= 0x10
-    path.write_bytes(bytes(content))
-
-
 def replaced(path: Path) -> None:
     """Another shard of the same size but with other rows: riegeli files are padded to blocks of 64
     KiB.
     """
-    other = path.parent.parent / "other"
-    written(other, [[rows_of(3)]])
-    path.write_bytes((other / shard_name(0)).read_bytes())
+    written(path.parent.parent / "other", [[rows_of(3)]])
+    path.write_bytes((path.parent.parent / "other" / shard_name(0)).read_bytes())
 
 
 @pytest.mark.parametrize("damage", [truncated, replaced, Path.unlink])
@@ -188,7 +154,7 @@ def test_a_shard_that_is_not_the_index_s_is_named_at_opening(tmp_path, damage):
     path = tmp_path / "rows" / shard_name(1)
     damage(path)
     with pytest.raises(UserError, match=f"^{path} .*put it back from a copy"):
-        StoredTable(tmp_path / "rows")
+        open_table(epath.Path(tmp_path / "rows"))
 
 
 @pytest.mark.parametrize("compression", [ZSTD, UNCOMPRESSED])
@@ -197,14 +163,14 @@ def test_a_flipped_byte_is_named_by_verify_and_by_the_row_it_hits(tmp_path, comp
     rows = {"inputs": RNG.integers(0, 1 << 16, (400, 4000)).astype(np.uint16)}
     written(tmp_path / "rows", [[rows], [rows]], compression)
     path = tmp_path / "rows" / shard_name(1)
-    flipped(path)
+    flip(path)
     stored = StoredTable(tmp_path / "rows")
     with pytest.raises(UserError, match=f"^{path} is damaged: its SHA-256"):
         verify(tmp_path / "rows")
     damaged = []
     for index in range(len(stored)):
         try:
-            assert_same_row(example(stored, index), {"inputs": rows["inputs"][index % 400]})
+            np.testing.assert_array_equal(example(stored, index)["inputs"], rows["inputs"][index % 400])
         except UserError as error:
             assert str(error).startswith(f"{path} is damaged (")
             damaged.append(index)
@@ -212,11 +178,6 @@ def test_a_flipped_byte_is_named_by_verify_and_by_the_row_it_hits(tmp_path, comp
     assert damaged and all(400 < index < 800 for index in damaged) and len(damaged) <= 40
     with pytest.raises(UserError, match=rf"^{path} is damaged \("):
         stored.take(np.array([3, damaged[0]]))
-
-
-def test_a_sound_folder_verifies(tmp_path):
-    written(tmp_path / "rows", [[rows_of(40)], [rows_of(41)]])
-    verify(tmp_path / "rows")
 
 
 @pytest.mark.parametrize(
@@ -235,25 +196,22 @@ def test_a_damaged_index_is_named(tmp_path, change, complaint):
 
 
 def test_shards_of_different_arrays_are_a_defect(tmp_path):
-    shards = [write_shard(tmp_path, 0, [{"a": np.zeros((2, 3), np.int32)}], ZSTD, "job", {})]
-    shards.append(write_shard(tmp_path, 1, [{"a": np.zeros((2, 3), np.int16)}], ZSTD, "job", {}))
+    groups = [{"a": np.zeros((2, 3), dtype)} for dtype in (np.int32, np.int16)]
     with pytest.raises(ValueError, match="differ"):
-        write_index(tmp_path, shards, {})
+        write_index(tmp_path, [write_shard(tmp_path, number, [groups[number]], ZSTD, "job", {}) for number in range(2)], {})
     with pytest.raises(ValueError, match="differ"):
-        write_shard(tmp_path, 2, [{"a": np.zeros((2, 3), np.int32)}, {"a": np.zeros((2, 3), np.int16)}], ZSTD, "job", {})
+        write_shard(tmp_path, 2, groups, ZSTD, "job", {})
 
 
 def test_threads_read_the_same_rows(tmp_path):
     rows = rows_of(500)
-    written(
-        tmp_path / "rows",
-        [[{name: values[:200] for name, values in rows.items()}], [{name: values[200:] for name, values in rows.items()}]],
-    )
+    written(tmp_path / "rows", [[{name: values[part] for name, values in rows.items()}] for part in (slice(200), slice(200, 500))])
     stored = StoredTable(tmp_path / "rows")
-    order = [int(index) for index in RNG.permutation(500)]
+    order = RNG.permutation(500).tolist()
     with ThreadPoolExecutor(8) as pool:
         for index, row in zip(order, pool.map(functools.partial(example, stored), order), strict=True):
-            assert_same_row(row, {name: values[index] for name, values in rows.items()})
+            for name, values in rows.items():
+                np.testing.assert_array_equal(row[name], values[index])
 
 
 def test_a_write_that_fails_is_told_and_leaves_nothing(tmp_path):
@@ -284,14 +242,46 @@ def test_a_full_device_keeps_its_error_number():
     assert error.value.errno == errno.ENOSPC and error.value.filename == "/dev/full"
 
 
-def test_rows_are_read_lazily(tmp_path):
-    """Opening a folder costs a small part of reading it."""
-    rows = {"inputs": RNG.integers(0, 1 << 16, (4000, 1024)).astype(np.uint16)}
-    written(tmp_path / "rows", [[rows]])
-    start = time.process_time()
-    stored = StoredTable(tmp_path / "rows")
-    opening = time.process_time() - start
-    start = time.process_time()
-    for index in range(len(stored)):
-        example(stored, index)
-    assert opening < 0.2 * (time.process_time() - start)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two shards; and a cache of this test alone."""
+    monkeypatch.setenv("MHSH_CACHE", str(tmp_path / "cache"))
+    written(tmp_path / "rows", [[rows_of(9)], [rows_of(9)]])
+    return tmp_path / "rows"
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the shards that were read."""
+    names: list[str] = []
+    check = local_shards.check_sha256
+    monkeypatch.setattr(local_shards, "check_sha256", lambda path, shard: (names.append(shard.name), check(path, shard)))
+    return names
+
+
+def verify_once(folder: Path) -> None:
+    local_shards.verify_once(folder, shards_of(read_index(folder)))
+
+
+def test_a_shard_is_read_once_until_it_changes_and_a_flipped_byte_is_named_every_time(folder, read):
+    verify_once(folder)
+    verify_once(folder)
+    assert sorted(read) == ["00000.arrayrecord", "00001.arrayrecord"]
+    os.utime(folder / "00001.arrayrecord")
+    verify_once(folder)
+    assert read[2:] == ["00001.arrayrecord"]
+    flip(folder / "00001.arrayrecord")
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"^{folder / '00001.arrayrecord'} is damaged: its SHA-256 is not that of the index; "):
+            verify_once(folder)
+    flip(folder / "00001.arrayrecord")
+    verify_once(folder)
+
+
+def test_without_a_cache_all_is_read_every_time(folder, read, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MHSH_CACHE", str(tmp_path / "file"))
+    verify_once(folder)
+    verify_once(folder)
+    assert len(read) == 4
+    assert "(Not a directory): every start reads all of" in capsys.readouterr().out

@@ -43,11 +43,6 @@ def padded(number: int, length: int) -> dict[str, np.ndarray]:
     return {name: np.pad(values[number], [(0, width), *[(0, 0)] * (values.ndim - 2)]) for name, values in examples.items()}
 
 
-def test_groups_tell_the_shapes(table: Table) -> None:
-    assert len(table) == 10
-    assert [(each.count, each.shapes["inputs"]) for each in table.groups if each.count] == [(3, (4,)), (5, (8,)), (2, (8,))]
-
-
 @pytest.mark.parametrize("length", [8, 11])
 def test_examples_of_different_lengths_are_padded(table: Table, length: int) -> None:
     for numbers in (np.arange(10), np.array([9, 0, 4, 0, 2]), np.array([1]), np.array([3, 8])):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mhsh.data.fine_tuning.spans import Window
 from mhsh.data.fine_tuning.squad import Question
+from mhsh.data.fine_tuning.task import Window
 from mhsh.evaluation.answers import find_answers
 
 LONGEST = 3

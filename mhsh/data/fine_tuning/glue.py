@@ -16,10 +16,8 @@ from mhsh.errors import UserError
 from mhsh.files import expanded, opened, write_new
 
 MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
-_INDEX = re.compile(r"[0-9]{1,18}")  # no file has more examples
 _TSV = "tsv:"
 _TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
-_TFDS_LABEL, _TFDS_INDEX = "label", "idx"
 _SUBMISSION_HEADER = "index\tprediction"
 
 
@@ -30,7 +28,7 @@ class GlueTask:
     name: str  # in TFDS
     folder: str  # in GLUE's own download
     texts: tuple[str, ...]  # the columns of the one or two sentences
-    features: tuple[str, ...]  # the same in TFDS
+    features: tuple[str, ...] = ()  # the same in TFDS, where they have other names
     label_column: str = "label"
     label_names: tuple[str, ...]  # class k is label_names[k]; () for a regression
     written_labels: tuple[str, ...] = ("0", "1")  # class k in files and submissions
@@ -55,91 +53,72 @@ class GlueExample:
     label: int | float | None  # a class, a score from 0 to MAX_SCORE, or None in a test set
 
 
-_SENTENCE = ("sentence",)
 _SENTENCES = ("sentence1", "sentence2")
-_QUESTIONS = ("question1", "question2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI = ("entailment", "neutral", "contradiction")
 _STS_BENCHMARK = ("genre", "file", "year", "old_index", "score", "sentence1", "sentence2")
+_F1 = ("f1", "accuracy")
 
 # QQP's first archive (QQP.zip) has broken lines; GLUE replaced it by QQP-clean.zip. The diagnostic
 # set (AX) is read as a test set of MNLI, and predictions for it are written as one.
-GLUE_TASKS: dict[str, GlueTask] = {
-    task.name: task
-    for task in (
-        GlueTask(
-            name="cola",
-            folder="CoLA",
-            texts=_SENTENCE,
-            features=_SENTENCE,
-            label_names=("unacceptable", "acceptable"),
-            metrics=("matthews",),
-            headerless=(("source", "label", "mark", "sentence"),),
-        ),
-        GlueTask(name="sst2", folder="SST-2", texts=_SENTENCE, features=_SENTENCE, label_names=("negative", "positive")),
-        GlueTask(
-            name="mrpc",
-            folder="MRPC",
-            texts=("#1 String", "#2 String"),
-            features=_SENTENCES,
-            label_column="Quality",
-            label_names=("not_equivalent", "equivalent"),
-            metrics=("f1", "accuracy"),
-        ),
-        GlueTask(
-            name="stsb",
-            folder="STS-B",
-            texts=_SENTENCES,
-            features=_SENTENCES,
-            label_column="score",
-            label_names=(),
-            written_labels=(),
-            metrics=("pearson", "spearman"),
-            # The STS benchmark's own files, which have the labels of GLUE's test set.
-            headerless=(_STS_BENCHMARK, (*_STS_BENCHMARK, "source1", "source2")),
-        ),
-        GlueTask(
-            name="qqp",
-            folder="QQP",
-            texts=_QUESTIONS,
-            features=_QUESTIONS,
-            label_column="is_duplicate",
-            label_names=("not_duplicate", "duplicate"),
-            metrics=("f1", "accuracy"),
-        ),
-        GlueTask(
-            name="mnli",
-            folder="MNLI",
-            texts=_SENTENCES,
-            features=("premise", "hypothesis"),
-            label_column="gold_label",
-            label_names=_NLI,
-            written_labels=_NLI,
-            evaluation_files=(("validation_matched", "dev_matched.tsv"), ("validation_mismatched", "dev_mismatched.tsv")),
-        ),
-        GlueTask(
-            name="qnli",
-            folder="QNLI",
-            texts=("question", "sentence"),
-            features=("question", "sentence"),
-            label_names=_ENTAILMENT,
-            written_labels=_ENTAILMENT,
-        ),
-        GlueTask(
-            name="rte", folder="RTE", texts=_SENTENCES, features=_SENTENCES, label_names=_ENTAILMENT, written_labels=_ENTAILMENT
-        ),
-        # The classes of WNLI are in the opposite order to those of QNLI and RTE.
-        GlueTask(name="wnli", folder="WNLI", texts=_SENTENCES, features=_SENTENCES, label_names=_ENTAILMENT[::-1]),
-    )
-}
+_TASKS = (
+    GlueTask(
+        name="cola",
+        folder="CoLA",
+        texts=("sentence",),
+        label_names=("unacceptable", "acceptable"),
+        metrics=("matthews",),
+        headerless=(("source", "label", "mark", "sentence"),),
+    ),
+    GlueTask(name="sst2", folder="SST-2", texts=("sentence",), label_names=("negative", "positive")),
+    GlueTask(
+        name="mrpc",
+        folder="MRPC",
+        texts=("#1 String", "#2 String"),
+        features=_SENTENCES,
+        label_column="Quality",
+        label_names=("not_equivalent", "equivalent"),
+        metrics=_F1,
+    ),
+    GlueTask(
+        name="stsb",
+        folder="STS-B",
+        texts=_SENTENCES,
+        label_column="score",
+        label_names=(),
+        written_labels=(),
+        metrics=("pearson", "spearman"),
+        # The STS benchmark's own files, which have the labels of GLUE's test set.
+        headerless=(_STS_BENCHMARK, (*_STS_BENCHMARK, "source1", "source2")),
+    ),
+    GlueTask(
+        name="qqp",
+        folder="QQP",
+        texts=("question1", "question2"),
+        label_column="is_duplicate",
+        label_names=("not_duplicate", "duplicate"),
+        metrics=_F1,
+    ),
+    GlueTask(
+        name="mnli",
+        folder="MNLI",
+        texts=_SENTENCES,
+        features=("premise", "hypothesis"),
+        label_column="gold_label",
+        label_names=_NLI,
+        written_labels=_NLI,
+        evaluation_files=(("validation_matched", "dev_matched.tsv"), ("validation_mismatched", "dev_mismatched.tsv")),
+    ),
+    GlueTask(name="qnli", folder="QNLI", texts=("question", "sentence"), label_names=_ENTAILMENT, written_labels=_ENTAILMENT),
+    GlueTask(name="rte", folder="RTE", texts=_SENTENCES, label_names=_ENTAILMENT, written_labels=_ENTAILMENT),
+    # The classes of WNLI are in the opposite order to those of QNLI and RTE.
+    GlueTask(name="wnli", folder="WNLI", texts=_SENTENCES, label_names=_ENTAILMENT[::-1]),
+)
+GLUE_TASKS = {task.name: task for task in _TASKS}
 
 
 def find_task(name: str) -> GlueTask:
-    """The task of a name in TFDS or of a folder of GLUE: "stsb" or "STS-B".
-
-    Raises:
-      UserError: there is none.
-    """
+    """The task of a name in TFDS or of a folder of GLUE: "stsb" or "STS-B"."""
     task = GLUE_TASKS.get(name.lower().replace("-", ""))
     if task is None:
         raise UserError(f"{name!r} is not a task of GLUE; allowed: {', '.join(GLUE_TASKS)}")
@@ -152,9 +131,6 @@ def read_splits(task: GlueTask, source: str) -> tuple[Sequence[GlueExample], dic
     Sources:
       tsv:DIR: GLUE's original files, in a folder a task.
       tfds:glue, tfds:glue:VERSION: the data set glue/TASK that TFDS has prepared.
-
-    Raises:
-      UserError: no such source, or whatever is wrong with it.
     """
     files = {"train": "train.tsv", **dict(task.evaluation_files)}
     splits: dict[str, Sequence[GlueExample]]
@@ -174,11 +150,7 @@ def read_splits(task: GlueTask, source: str) -> tuple[Sequence[GlueExample], dic
 
 
 def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Path:
-    """ROOT/<the task's folder>/FILE_NAME, or the same with .gz.
-
-    Raises:
-      UserError: neither exists, or the bucket cannot be read.
-    """
+    """ROOT/<the task's folder>/FILE_NAME, or the same with .gz."""
     plain = expanded(root) / task.folder / file_name
     for path in (plain, plain.with_name(f"{file_name}.gz")):
         try:
@@ -197,12 +169,22 @@ def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
     Quotation marks are text: those of MRPC are unbalanced.
 
     Raises:
-      UserError: the file cannot be read, is not UTF-8, lacks a column or has no examples; or a line
-        has the wrong number of columns, an unknown label, a score outside 0 to MAX_SCORE, or the
-        index of an earlier line.
+      UserError: the file cannot be read or lacks a column, or a line (which is named) is malformed.
     """
     lines = read_lines(str(path))
-    widths, columns, first = _layout(task, path, lines)
+    if not lines:
+        raise UserError(f"{path} is empty; fetch the file again")
+    columns, first = tuple(lines[0].split("\t")), 1
+    widths = {len(columns)}
+    missing = [name for name in task.texts if name not in columns]
+    if missing and task.headerless:
+        columns, first = task.headerless[0], 0
+        widths = {len(layout) for layout in task.headerless}
+    elif missing:
+        raise UserError(
+            f"{path} line 1 is not a header of {task.folder}: there is no column {missing[0]!r}; fetch the original file again, or "
+            "name another task"
+        )
     texts = [columns.index(name) for name in task.texts]
     index = columns.index("index") if "index" in columns else None
     label = columns.index(task.label_column) if task.label_column in columns else None
@@ -226,24 +208,8 @@ def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
     return tuple(examples)
 
 
-def _layout(task: GlueTask, path: epath.PathLike, lines: Sequence[str]) -> tuple[set[int], tuple[str, ...], int]:
-    """The allowed numbers of columns, the columns' names, and the number of header lines."""
-    if not lines:
-        raise UserError(f"{path} is empty; fetch the file again")
-    header = tuple(lines[0].split("\t"))
-    missing = [name for name in task.texts if name not in header]
-    if not missing:
-        return {len(header)}, header, 1
-    if task.headerless:
-        return {len(layout) for layout in task.headerless}, task.headerless[0], 0
-    raise UserError(
-        f"{path} line 1 is not a header of {task.folder}: there is no column {missing[0]!r}; fetch the original file again, or "
-        "name another task"
-    )
-
-
 def _parse_index(cell: str) -> int:
-    if not _INDEX.fullmatch(cell):
+    if not cell.isdecimal():
         raise ValueError(f"has no index: {cell!r} is not a whole number")
     return int(cell)
 
@@ -268,20 +234,12 @@ def _number(cell: str) -> float:
 
 
 def _read_prepared(task: GlueTask, version: str, split: str) -> tuple[GlueExample, ...]:
-    """The labelled examples of one split of TFDS's glue/TASK, in the order of the original file.
-
-    Args:
-      version: of the data set, such as 2.0.0; empty: the newest that is prepared.
-      split: train, or one of task.evaluation_files.
-
-    Raises:
-      UserError: the split cannot be opened, lacks a feature, numbers its labels differently from
-        GLUE, or has an example without a label, which is -1 in TFDS.
-    """
+    """The labelled examples of a split of glue/TASK in TFDS, in the order of the file."""
     name = f"glue/{task.name}:{version}:{split}" if version else f"glue/{task.name}:{split}"
+    features = task.features or task.texts
     prepared = open_split(name)
-    records = prepared.records(*task.features, _TFDS_LABEL, _TFDS_INDEX)
-    names = getattr(prepared.features[_TFDS_LABEL], "names", ())  # a score is a plain number, without names
+    records = prepared.records(*features, "label", "idx")
+    names = getattr(prepared.features["label"], "names", ())  # a score is a plain number, without names
     if tuple(names) != task.label_names:
         raise UserError(
             f"tfds:{name} numbers the labels of {task.name} as {', '.join(names) or 'a score'}, GLUE as "
@@ -290,13 +248,13 @@ def _read_prepared(task: GlueTask, version: str, split: str) -> tuple[GlueExampl
     highest = len(task.label_names) - 1 if task.label_names else MAX_SCORE
     examples: list[GlueExample] = []
     for record in records:
-        label, index = record[_TFDS_LABEL], record[_TFDS_INDEX]
+        label, index = record["label"], record["idx"]
         if not 0 <= label <= highest:
             raise UserError(
                 f"tfds:{name}: the record with idx {index} has the label {label:g}, which is not from 0 to {highest:g} (-1: none, "
                 "as in test sets); prepare the data set again"
             )
-        examples.append(GlueExample(index, tuple(record[feature] for feature in task.features), label))
+        examples.append(GlueExample(index, tuple(record[feature] for feature in features), label))
     # TFDS shuffles; `idx` is the position in the original file.
     return tuple(sorted(examples, key=lambda example: example.index))
 
@@ -308,8 +266,7 @@ def read_submission(task: GlueTask, path: str | Path, examples: Sequence[GlueExa
     its name or by its number.
 
     Raises:
-      UserError: the file cannot be read or has no such header, a prediction is not one of the
-        task's, or the indices are not those of the examples, in order.
+      UserError: the file has another form, or the indices are not those of the examples, in order.
     """
     lines = read_lines(str(path))
     if not lines or lines[0] != _SUBMISSION_HEADER:
@@ -338,7 +295,6 @@ def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], p
 
     Raises:
       UserError: a score is not finite, or the file exists or cannot be written.
-      ValueError: the task has no such class, or the two sequences differ in length.
     """
     lines = [f"{index}\t{_written(task, index, value)}" for index, value in zip(indices, predictions, strict=True)]
     write_new(path, "\n".join([_SUBMISSION_HEADER, *lines, ""]))

@@ -21,12 +21,11 @@ _TFDS_FEATURES = ("title", "context", "id", "question", "answers")
 _TFDS_IS_IMPOSSIBLE = "is_impossible"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A span of a context; context[start : start + len(text)] == text."""
 
     text: str
-    start: int  # in characters (code points)
+    start: int = msgspec.field(name="answer_start")  # in characters (code points)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,24 +67,13 @@ def read_questions(source: str, field: str) -> SquadData:
 
 
 def read_squad(path: str | Path) -> SquadData:
-    """The questions of a file (JSON, plain, .gz or .xz).
-
-    Raises:
-      UserError: the file cannot be read, is not JSON, or as in `_parse`.
-    """
+    """The questions of a file (JSON, plain, .gz or .xz). Raises UserError, also as in `_parse`."""
     return _parse(str(path), _read_json(path))
 
 
 def read_prepared_squad(name: str) -> SquadData:
-    """The questions of one split that TFDS has prepared, in the order of its files (shuffled).
-
-    Args:
-      name: DATASET[:SPLIT], such as squad/v1.1, squad/v2.0:validation or
-        squad/v2.0:3.0.0:train[:10%]; the default of SPLIT is train. Other data sets with the same
-        features work too.
-
-    Raises:
-      UserError: the split cannot be opened or lacks a feature, or a question is wrong.
+    """The questions of DATASET[:SPLIT], such as squad/v2.0:3.0.0:train[:10%], in the order of its
+    files (shuffled). Raises UserError as in `open_split`, `PreparedSplit.records` and `_parse`.
     """
     split = open_split(name)
     features = [*_TFDS_FEATURES, _TFDS_IS_IMPOSSIBLE] if _TFDS_IS_IMPOSSIBLE in split.features else _TFDS_FEATURES
@@ -101,15 +89,10 @@ def _article(record: dict[str, Any]) -> dict[str, Any]:
     return {"title": record.pop("title"), "paragraphs": [paragraph]}
 
 
-class _Answer(msgspec.Struct):
-    text: str
-    answer_start: int
-
-
 class _Question(msgspec.Struct):
     id: str
     question: str
-    answers: list[_Answer]
+    answers: tuple[Answer, ...]
     is_impossible: bool | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -134,8 +117,8 @@ def _parse(source: str, content: dict[str, Any]) -> SquadData:
     If the content does not give its version, it is 2.0 if a question has `is_impossible`.
 
     Raises:
-      UserError: the content has another form, the same id twice, an answer that is not at its
-        answer_start, or an impossible question with an answer; or it has no questions.
+      UserError: the content has another form or no questions, or a question (which is named) is
+        wrong.
     """
     try:
         file = msgspec.convert(content, _File)
@@ -166,7 +149,7 @@ def _question(entry: _Question, context: str, title: str, version: str, at: str)
     if is_impossible and entry.answers:
         raise _broken(f"{at} is impossible and has an answer")
     for number, answer in enumerate(entry.answers):
-        text, start = answer.text, answer.answer_start
+        text, start = answer.text, answer.start
         if not text:
             raise _broken(f"{at} answers[{number}] is empty")
         if start < 0 or not context.startswith(text, start):
@@ -174,8 +157,7 @@ def _question(entry: _Question, context: str, title: str, version: str, at: str)
             raise _broken(
                 f"{at} answers[{number}] has the answer {text!r} at answer_start = {start}, where its context has {here!r}"
             )
-    answers = tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers)
-    return Question(entry.id, entry.question, context, answers, is_impossible, title)
+    return Question(entry.id, entry.question, context, entry.answers, is_impossible, title)
 
 
 def _broken(what: str) -> UserError:
@@ -183,11 +165,7 @@ def _broken(what: str) -> UserError:
 
 
 def read_predictions(path: str | Path) -> dict[str, str]:
-    """The answers by question id ("" for none) in a file of one JSON object (plain, .gz or .xz).
-
-    Raises:
-      UserError: the file cannot be read or has another form, or an id occurs twice.
-    """
+    """The answers by question id ("" for none) in a file of one JSON object (plain or packed)."""
     predictions = _read_json(path)
     for question_id, text in predictions.items():
         if not isinstance(text, str):
@@ -196,11 +174,8 @@ def read_predictions(path: str | Path) -> dict[str, str]:
 
 
 def read_no_answer_probabilities(path: str | Path) -> dict[str, float]:
-    """Numbers by question id in a file of one JSON object; higher means no answer is more likely.
-
-    Raises:
-      UserError: the file cannot be read or has another form, an id occurs twice, or a number is not
-        finite.
+    """Finite numbers by question id, as in `read_predictions`; higher means that no answer is more
+    likely.
     """
     numbers = _read_json(path)
     for question_id, number in numbers.items():

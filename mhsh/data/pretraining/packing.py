@@ -1,5 +1,5 @@
-"""Tokenised documents packed into examples of T tokens: sentence pairs, single segments, or one
-stream.
+"""Documents cut into sentences, tokenised, and packed into examples of T tokens: sentence pairs,
+single segments, or one stream.
 
 The packed arrays have nothing that follows from the rest; `full_examples` makes of them what a
 model reads:
@@ -12,18 +12,110 @@ model reads:
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import sentencex
 from jaxtyping import Int32, Int64
 
 from mhsh.config.schema import DataConfig, ModelConfig
-from mhsh.data.pretraining.documents import TokenDocuments, cut_long_sentences
-from mhsh.data.tables import Examples
+from mhsh.data.tables import Examples, bounds_of
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.errors import UserError
 
 # Examples gathered at once: bounds the int64 index arrays of a large corpus.
 _EXAMPLES_AT_ONCE = 16384
+# sentencex 1.0.32 panics where a white space of several UTF-8 bytes (U+0085, U+00A0, U+2028 ...)
+# follows an initial, so it gets a plain space instead. One character replaces one, so the cuts that
+# it finds hold in the original too.
+_WHITE_SPACE = {code: " " for code in range(0x10000) if chr(code).isspace()}
+
+# Texts given to the tokenizer at once: enough to keep its threads busy, few enough that its objects
+# stay small.
+_TEXTS_AT_ONCE = 4096
+
+
+def sentences(document: str, language: str = "en") -> list[str]:
+    """The sentences of a document with one paragraph a line. A sentence ends at the end of its line
+    at the latest.
+
+    The splitter is Wikimedia's sentencex, a library that needs no model and no download. Nothing is
+    lost: the sentences joined together are the document again. White space stays with the sentence
+    before it. (WordPiece drops it; bytes keep it.)
+
+    Args:
+      document: lines ended by "\\n" only.
+      language: the ISO 639-1 code, for the abbreviations that the splitter knows.
+    """
+    cut: list[str] = []
+    for line in re.findall(r"[^\n]*\n|[^\n]+", document):
+        start = 0
+        pieces = sentencex.segment(language, line.translate(_WHITE_SPACE))  # pyrefly: ignore[missing-attribute] (compiled)
+        for piece in pieces:
+            stop = start + len(piece)
+            # White space alone is no sentence. It stays with the sentence before it or, at the very
+            # start, with the one after it.
+            if cut and (piece.isspace() or cut[-1].isspace()):
+                cut[-1] += line[start:stop]
+            else:
+                cut.append(line[start:stop])
+            start = stop
+    return cut
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenDocuments:
+    """D documents as one flat array of tokens. Sentences and documents without tokens are left out.
+
+    Sentence s is tokens[sentence_bounds[s] : sentence_bounds[s + 1]]. Document d is the sentences
+    document_bounds[d] to document_bounds[d + 1] - 1.
+    """
+
+    tokens: Int32[np.ndarray, " n"]
+    sentence_bounds: Int64[np.ndarray, " sentence_bounds"]
+    document_bounds: Int64[np.ndarray, " document_bounds"]
+
+    @property
+    def num_documents(self) -> int:
+        """D."""
+        return len(self.document_bounds) - 1
+
+
+def tokenise(documents: Sequence[str], tokenizer: Tokenizer, split: Callable[[str], list[str]]) -> TokenDocuments:
+    """The ids of all documents, each cut by `split` into sentences or into lines."""
+    pieces = [split(document) for document in documents]
+    texts = [text for document in pieces for text in document]
+    ids: list[np.ndarray] = []
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        ids += tokenizer.encode_batch(texts[start : start + _TEXTS_AT_ONCE])
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    filled = lengths > 0
+    document_of_text = np.repeat(np.arange(len(pieces)), [len(document) for document in pieces])
+    sentences_in_document = np.bincount(document_of_text[filled], minlength=len(pieces))
+    return TokenDocuments(
+        tokens=np.concatenate(ids) if ids else np.zeros(0, np.int32),
+        sentence_bounds=bounds_of(lengths[filled]),
+        document_bounds=bounds_of(sentences_in_document[sentences_in_document > 0]),
+    )
+
+
+def cut_long_sentences(documents: TokenDocuments, longest: int) -> tuple[TokenDocuments, int]:
+    """The documents with sentences of at most `longest` tokens, and how many sentences were cut."""
+    lengths = np.diff(documents.sentence_bounds)
+    pieces = -(-lengths // longest)
+    first_piece = bounds_of(pieces)  # number of the first piece of each sentence
+    # A piece starts at its sentence's start plus `longest` for every piece before it.
+    number_in_sentence = np.arange(first_piece[-1]) - np.repeat(first_piece[:-1], pieces)
+    starts = np.repeat(documents.sentence_bounds[:-1], pieces) + longest * number_in_sentence
+    return (
+        TokenDocuments(
+            tokens=documents.tokens,
+            sentence_bounds=np.append(starts, documents.sentence_bounds[-1]),
+            document_bounds=first_piece[documents.document_bounds],
+        ),
+        int((pieces > 1).sum()),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,17 +125,6 @@ class Packing:
     examples: Examples
     cut_sentences: int  # mlm: sentences too long for an example, cut into pieces
     dropped_tokens: int  # clm: the end of the stream, which fills no example
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spans:
-    """The tokens of A and B in R examples. B is empty (start = stop) in a single segment."""
-
-    a_start: Int64[np.ndarray, " R"]
-    a_stop: Int64[np.ndarray, " R"]
-    b_start: Int64[np.ndarray, " R"]
-    b_stop: Int64[np.ndarray, " R"]
-    is_next: Int32[np.ndarray, " R"]
 
 
 def split_limit(model: ModelConfig, data: DataConfig) -> int:
@@ -89,11 +170,10 @@ def pack(
         examples, dropped = _stream_examples(documents, tokenizer, length)
         return Packing(examples, 0, dropped)
     pieces, cut = cut_long_sentences(documents, split_limit(model, data))
-    spans = _plan_pairs(pieces, length - 3, rng) if model.next_sentence else _plan_segments(pieces, length - 2)
-    examples = _gather(pieces, spans, tokenizer, length)
     if model.next_sentence:
-        examples["next_sentence"] = spans.is_next
-    return Packing(examples, cut, 0)
+        edges, is_next = _plan_pairs(pieces, length - 3, rng)
+        return Packing(_gather(pieces, edges, tokenizer, length) | {"next_sentence": is_next}, cut, 0)
+    return Packing(_gather(pieces, _plan_segments(pieces, length - 2), tokenizer, length), cut, 0)
 
 
 def full_examples(packed: Examples, model: ModelConfig) -> Examples:
@@ -141,8 +221,10 @@ def _stream_examples(documents: TokenDocuments, tokenizer: Tokenizer, length: in
     return {"tokens": np.concatenate([inputs, last], axis=1)}, len(stream) - used - (1 if num_examples else 0)
 
 
-def _plan_segments(documents: TokenDocuments, room: int) -> _Spans:
-    """As many whole sentences an example as fit into `room` tokens, document by document."""
+def _plan_segments(documents: TokenDocuments, room: int) -> Int64[np.ndarray, "R 4"]:
+    """As many whole sentences an example as fit into `room` tokens, document by document. Each has
+    the first token and the end of A, and an empty B.
+    """
     bounds = documents.sentence_bounds
     spans: list[tuple[int, int]] = []
     for first, stop in zip(documents.document_bounds[:-1].tolist(), documents.document_bounds[1:].tolist(), strict=True):
@@ -152,12 +234,14 @@ def _plan_segments(documents: TokenDocuments, room: int) -> _Spans:
             spans.append((start, end))
             start = end
     edges = bounds[np.array(spans, np.int64).reshape(-1, 2)]
-    nowhere = np.zeros(len(spans), np.int64)
-    return _Spans(edges[:, 0], edges[:, 1], nowhere, nowhere, np.zeros(len(spans), np.int32))
+    return np.concatenate([edges, np.zeros_like(edges)], axis=1)
 
 
-def _plan_pairs(documents: TokenDocuments, room: int, rng: np.random.Generator) -> _Spans:
-    """Sentence pairs that fill `room` tokens as far as whole sentences do.
+def _plan_pairs(
+    documents: TokenDocuments, room: int, rng: np.random.Generator
+) -> tuple[Int64[np.ndarray, "R 4"], Int32[np.ndarray, " R"]]:
+    """Sentence pairs that fill `room` tokens as far as whole sentences do: the first token and the
+    end of A and of B, and whether B follows A.
 
     Sentences are taken in order until the next one would not fit, and split at random into A and
     the rest. In half of the cases B is the rest. Otherwise B is a run of sentences of another
@@ -188,12 +272,14 @@ def _plan_pairs(documents: TokenDocuments, room: int, rng: np.random.Generator) 
             first = int(rng.integers(edges[other], edges[other + 1]))
             last = _fit(bounds, first, edges[other + 1], room - int(bounds[middle] - bounds[start]))
             if last == first:
-                middle, last = _shorten(bounds, start, middle, first, room), first + 1
+                # A is shortened, so that one sentence fits beside it. There is room for one: see
+                # `split_limit`.
+                last = first + 1
+                middle = _fit(bounds, start, middle, room - int(bounds[last] - bounds[first]))
             spans.append((start, middle, first, last, 0))
             start = middle
     table = np.array(spans, np.int64).reshape(-1, 5)
-    tokens = bounds[table[:, :4]]
-    return _Spans(tokens[:, 0], tokens[:, 1], tokens[:, 2], tokens[:, 3], table[:, 4].astype(np.int32))
+    return bounds[table[:, :4]], table[:, 4].astype(np.int32)
 
 
 def _fit(bounds: Int64[np.ndarray, " bounds"], start: int, stop: int, room: int) -> int:
@@ -204,24 +290,16 @@ def _fit(bounds: Int64[np.ndarray, " bounds"], start: int, stop: int, room: int)
     return start + int(bounds[start + 1 : limit + 1].searchsorted(bounds[start] + room, "right"))
 
 
-def _shorten(bounds: Int64[np.ndarray, " bounds"], start: int, middle: int, other: int, room: int) -> int:
-    """The end of A when it must leave room for the sentence `other`.
-
-    One sentence always does, as cut_long_sentences has limited them.
-    """
-    return _fit(bounds, start, middle, room - int(bounds[other + 1] - bounds[other]))
-
-
-def _gather(documents: TokenDocuments, spans: _Spans, tokenizer: Tokenizer, length: int) -> Examples:
-    """The examples of the spans: [CLS] A [SEP], and then B [SEP] where B is not empty."""
-    num_examples = len(spans.a_start)
+def _gather(documents: TokenDocuments, edges: Int64[np.ndarray, "R 4"], tokenizer: Tokenizer, length: int) -> Examples:
+    """The examples of the edges: [CLS] A [SEP], and then B [SEP] where B is not empty."""
+    num_examples = len(edges)
     examples = {"tokens": np.empty((num_examples, length), _token_dtype(tokenizer)), "ends": np.empty((num_examples, 2), np.int32)}
     column = np.arange(length)
     for first in range(0, num_examples, _EXAMPLES_AT_ONCE):
         block = slice(first, min(first + _EXAMPLES_AT_ONCE, num_examples))
-        a_start, b_start = spans.a_start[block, None], spans.b_start[block, None]
-        a_end = 1 + spans.a_stop[block, None] - a_start  # column of the first [SEP]
-        b_length = spans.b_stop[block, None] - b_start
+        a_start, a_stop, b_start, b_stop = (edges[block, side, None] for side in range(4))
+        a_end = 1 + a_stop - a_start  # column of the first [SEP]
+        b_length = b_stop - b_start
         b_end = np.where(b_length > 0, a_end + 1 + b_length, a_end)  # column of the last [SEP]
         source = np.where(column < a_end, a_start + column - 1, b_start + column - a_end - 1)
         # Columns of specials and padding point anywhere inside the array; they are overwritten.

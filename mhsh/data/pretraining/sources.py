@@ -8,14 +8,14 @@ import itertools
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
-from mhsh.data import tfds
 from mhsh.data.text_files import matching_files, text_lines
+from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
 from mhsh.files import opened
 
@@ -44,22 +44,23 @@ def documents(source: str) -> Iterator[str]:
         text.
       text:GLOB: plain, .gz and .xz files in sorted order, UTF-8, lines ended by "\\n" only. A blank
         line ends a document.
+      parquet:GLOB[:COLUMN]: a column of texts ("text") of Parquet files; each row is a document.
       tfds:NAME: the feature "text" of a data set that TFDS has prepared, such as
         tfds:wikipedia/20230601.en; each record is a document.
 
     Raises:
-      UserError: there is no such source, the glob matches no files, or files have no text, are not
-        UTF-8 or are damaged. Errors inside a file are raised when the reading gets there.
+      UserError: whatever is wrong with the source. Errors inside a file are raised when the reading
+        gets there.
     """
     kind, _, rest = source.partition(":")
     if source == "stdlib":
         return itertools.chain(_manual_topics(), _module_docstrings(Path(sysconfig.get_path("stdlib"))))
     if kind == "text" and rest:
-        return _text_documents(source, rest)
+        return _of_files(source, rest, lambda path: _documents_of_lines(text_lines(path)))
     if kind == "parquet" and rest:
         return _joined(_parquet_texts(source, rest))
     if kind == "tfds" and rest:
-        return _joined(tfds.read_texts(rest))
+        return _joined(record["text"] for record in open_split(rest).records("text"))
     raise UserError(
         f"data.source = {source!r} is not a source; allowed: stdlib, text:GLOB (for example text:corpus/*.txt.xz), "
         "parquet:GLOB[:COLUMN], tfds:NAME, arrayrecord:DIR"
@@ -146,13 +147,10 @@ def _paragraphs(text: str) -> list[str]:
     return lines
 
 
-def _text_documents(source: str, pattern: str) -> Iterator[str]:
+def _of_files(source: str, pattern: str, read: Callable[[epath.Path], Iterator[str]]) -> Iterator[str]:
     paths = matching_files(pattern, f"data.source = {source!r}")
-    yield from _unless_empty((text for path in paths for text in _documents_of_lines(text_lines(path))), _no_text(source, paths))
-
-
-def _no_text(source: str, paths: Sequence[epath.Path]) -> str:
-    return f"data.source = {source!r}: the {len(paths)} files it matches hold no text; name files that do"
+    complaint = f"data.source = {source!r}: the {len(paths)} files it matches hold no text; name files that do"
+    yield from _unless_empty((text for path in paths for text in read(path)), complaint)
 
 
 def _documents_of_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -176,16 +174,13 @@ def _joined(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _parquet_texts(source: str, name: str) -> Iterator[str]:
-    """The texts of a column of Parquet files, file by file and row by row. `name` is
-    GLOB[:COLUMN].
-    """
+    """The texts of GLOB[:COLUMN], file by file and row by row."""
     pattern, colon, column = name.rpartition(":")
     if not colon or "/" in column:  # the colon of gs:// or of a folder
         pattern, column = name, _PARQUET_COLUMN
     if not pattern or not column:
         raise UserError(f"data.source = {source!r} lacks a glob or a column; write parquet:GLOB or parquet:GLOB:COLUMN")
-    paths = matching_files(pattern, f"data.source = {source!r}")
-    yield from _unless_empty((text for path in paths for text in _parquet_column(path, column)), _no_text(source, paths))
+    return _of_files(source, pattern, lambda path: _parquet_column(path, column))
 
 
 def _parquet_column(path: epath.Path, column: str) -> Iterator[str]:

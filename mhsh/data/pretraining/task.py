@@ -13,9 +13,8 @@ from etils import epath
 from mhsh.config.schema import DataConfig
 from mhsh.data.batches import Batch, MakeBatch, Selection
 from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
-from mhsh.data.pretraining.documents import sentences, tokenise
 from mhsh.data.pretraining.masking import MaskingRule, mask_examples
-from mhsh.data.pretraining.packing import full_examples, pack
+from mhsh.data.pretraining.packing import full_examples, pack, sentences, tokenise
 from mhsh.data.pretraining.sources import documents
 from mhsh.data.random_numbers import DOCUMENT_SPLIT, MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
 from mhsh.data.shards import UNCOMPRESSED
@@ -53,7 +52,6 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         return 2 if self.model.next_sentence else 1
 
     def job(self) -> dict[str, Any]:
-        """What decides the bytes; see `StreamedTask.job`."""
         return {
             "sentencex": importlib.metadata.version("sentencex"),
             "model.objective": self.model.objective,
@@ -62,7 +60,6 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         }
 
     def layout(self) -> dict[str, Any]:
-        """What decides the arrays of an example."""
         return {
             "model.objective": self.model.objective,
             "model.next_sentence": self.model.next_sentence,
@@ -72,16 +69,9 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         }
 
     def streams(self) -> Sequence[Iterable[Item]]:
-        """The documents of data.source."""
         return [((document,) for document in documents(self.data.source))]
 
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> Tokenizer:
-        """The vocabulary of data.vocab_path, the bytes, or a WordPiece vocabulary trained on
-        `texts`.
-
-        Raises:
-          UserError: data.vocab_path does not fit, or model.vocab_size is too small.
-        """
         if self.data.vocab_path:
             return self.given_tokenizer()
         if self.data.tokenizer == "bytes":
@@ -90,7 +80,6 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         return train_wordpiece(texts, self.model.vocab_size, self.data.lowercase)
 
     def read_tokenizer(self, path: epath.PathLike) -> Tokenizer:
-        """The vocabulary of a vocab.txt."""
         if self.data.tokenizer == "wordpiece":
             return self.fitting(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
         tokenizer = ByteTokenizer()
@@ -99,7 +88,6 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         return self.fitting(tokenizer, "data.tokenizer = 'bytes'")
 
     def given_tokenizer(self) -> Tokenizer:
-        """The vocabulary of data.vocab_path, which bytes do not have."""
         if self.data.tokenizer == "bytes":
             path = self.data.vocab_path
             raise UserError(f"data.vocab_path = {path!r} is only for data.tokenizer = 'wordpiece'; empty it for 'bytes'")

@@ -91,11 +91,10 @@ class WordPieceTokenizer(Tokenizer):
 
     @property
     def is_continuation(self) -> Bool[np.ndarray, " V"]:
-        """True for the pieces written with ##, by id."""
         return np.array([token.startswith(_CONTINUATION) and token != _CONTINUATION for token in self.vocab])
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
-        """The ids of each text, computed on all cores unless TOKENIZERS_PARALLELISM=false."""
+        # On all cores unless TOKENIZERS_PARALLELISM=false.
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
@@ -117,11 +116,9 @@ class ByteTokenizer(Tokenizer):
 
     @property
     def is_continuation(self) -> Bool[np.ndarray, " V"]:
-        """False everywhere: bytes do not form words."""
         return np.zeros(self.vocab_size, bool)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
-        """The bytes of each text, as ids."""
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32) + len(SPECIALS) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Int32, Int64, Integer
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.corpus import Item
-from mhsh.data.tables import Examples
+from mhsh.data.tables import Examples, bounds_of
 from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer
 
 # Pairs given to the tokenizer at once: enough to keep its threads busy, few enough that its objects
@@ -54,20 +54,9 @@ class EncodedPairs:
         return len(self.source.bounds) - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class EncodingCounts:
-    """The pairs that `encode_pairs` kept and left out."""
-
-    pairs: int  # kept
-    too_long: int  # left out: a side has more than data.sequence_length tokens
-    unlike: int  # left out: the sides differ by more than data.max_length_ratio
-    source_tokens: int  # of the pairs kept, with end marks
-    target_tokens: int
-
-
 def encode_pairs(
     tokenizer: SubwordTokenizer, pairs: Sequence[Item], data: TranslationDataConfig
-) -> tuple[EncodedPairs, EncodingCounts]:
+) -> tuple[EncodedPairs, dict[str, int]]:
     """The pairs as ids, with [EOS] after every sentence, without those that are too long or too
     unlike.
 
@@ -75,6 +64,10 @@ def encode_pairs(
     too unlike if the longer side has more than data.max_length_ratio times the tokens of the
     shorter (the rule of Moses' clean-corpus-n.perl). Pairs of at most 10 tokens a side are exempt:
     for short sentences a ratio means little.
+
+    Returns:
+      the pairs kept, and counts: `pairs` kept, `too_long` and `unlike` ones left out, and of the
+      pairs kept the `source_tokens` and `target_tokens` with end marks.
     """
     encoded: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
     too_long = unlike = 0
@@ -88,7 +81,13 @@ def encode_pairs(
         kept = np.flatnonzero(fits & alike)
         encoded.append(([source[index] for index in kept], [target[index] for index in kept]))
     sides = EncodedPairs(*(_ended([ids for chunk in encoded for ids in chunk[side]]) for side in (0, 1)))
-    return sides, EncodingCounts(len(sides), too_long, unlike, len(sides.source.tokens), len(sides.target.tokens))
+    return sides, {
+        "pairs": len(sides),
+        "too_long": too_long,
+        "unlike": unlike,
+        "source_tokens": len(sides.source.tokens),
+        "target_tokens": len(sides.target.tokens),
+    }
 
 
 def pack_pairs(encoded: EncodedPairs, length: int) -> Examples:
@@ -129,8 +128,7 @@ def examples_by_length(encoded: EncodedPairs, data: TranslationDataConfig) -> di
 
 
 def _ended(sentences: Sequence[np.ndarray]) -> EncodedSide:
-    bounds = np.zeros(len(sentences) + 1, np.int64)
-    np.cumsum([len(ids) + 1 for ids in sentences], out=bounds[1:])
+    bounds = bounds_of([len(ids) + 1 for ids in sentences])
     tokens = np.full(bounds[-1], EOS_ID, np.int32)
     is_end = np.zeros(len(tokens), bool)
     is_end[bounds[1:] - 1] = True
@@ -142,8 +140,7 @@ def _ended(sentences: Sequence[np.ndarray]) -> EncodedSide:
 def _select(encoded: EncodedPairs, chosen: Int64[np.ndarray, " k"]) -> EncodedPairs:
     def part(side: EncodedSide) -> EncodedSide:
         lengths = side.lengths[chosen]
-        bounds = np.zeros(len(chosen) + 1, np.int64)
-        np.cumsum(lengths, out=bounds[1:])
+        bounds = bounds_of(lengths)
         return EncodedSide(side.tokens[np.repeat(side.bounds[chosen], lengths) + _positions(bounds)], bounds)
 
     return EncodedPairs(part(encoded.source), part(encoded.target))

@@ -39,8 +39,8 @@ def read_pairs(source: str) -> Iterator[Pair]:
       tfds:NAME: a translation data set that TFDS has prepared, such as tfds:wmt14_translate/de-en.
 
     Raises:
-      UserError: no such source, or files that do not exist, do not pair, are damaged or are not
-        UTF-8. An error inside a file is raised when the reading gets there.
+      UserError: whatever is wrong with the source. Errors inside a file are raised when the reading
+        gets there.
     """
     kind, _, rest = source.partition(":")
     if kind == "numbers":

@@ -45,27 +45,22 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
     data: TranslationDataConfig
 
     def layout(self) -> dict[str, Any]:
-        """What decides the arrays of an example."""
         return {"data.layout": self.data.layout, "data.sequence_length": self.data.sequence_length}
 
     def streams(self) -> Sequence[Iterable[Item]]:
-        """The pairs of validation, where it has its own, and those of data.source."""
         own = validation_pairs(self.data)
         return [*([] if own is None else [own]), read_pairs(self.data.source)]
 
     def clean(self, item: Item) -> Item:
-        """Both sides cleaned; see `pairs.clean_text`."""
         return tuple(clean_text(text) for text in item)
 
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> SubwordTokenizer:
-        """The vocabulary of data.vocab_path, or one trained on `texts`, of both languages."""
         if self.data.vocab_path:
             return self.given_tokenizer()
         log(f"learning a {self.data.tokenizer} vocabulary")
         return train_subword(self.data.tokenizer, texts, self.model.vocab_size)
 
     def read_tokenizer(self, path: epath.PathLike) -> SubwordTokenizer:
-        """The vocabulary of a tokenizer.json."""
         tokenizer = load_subword(expanded(path))
         if tokenizer.kind != self.data.tokenizer:
             raise UserError(
@@ -76,12 +71,13 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer
     ) -> tuple[dict[str, Examples], dict[str, Any]]:
-        """Packed or bucketed examples. The sums are those of EncodingCounts, `rows` (the examples),
-        the `positions` of either side, and `token_counts`: how often each id is a target.
+        """Packed or bucketed examples. The sums are the counts of `encode_pairs`, `rows` (the
+        examples), the `positions` of either side, and `token_counts` (how often each id is a
+        target).
         """
         encoded, counts = encode_pairs(tokenizer, items, self.data)
         groups = examples_by_length(encoded, self.data)
-        return {f"{split}/{length}": examples for length, examples in groups.items()}, dataclasses.asdict(counts) | {
+        return {f"{split}/{length}": examples for length, examples in groups.items()}, counts | {
             "rows": sum(num_examples(examples) for examples in groups.values()),
             "positions": sum(examples["inputs"].size for examples in groups.values()),
             "token_counts": np.bincount(encoded.target.tokens, minlength=tokenizer.vocab_size),
@@ -101,7 +97,6 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         return plain, entropy_of_counts(sums["token_counts"])
 
     def batch_maker(self, corpus: Corpus[SubwordTokenizer], split: str) -> MakeBatch:
-        """Batches with the weights of the examples where there is a target, and 0 in padding."""
         table = corpus.train if split == TRAIN else corpus.validation
 
         def make(chosen: Selection) -> Batch:

@@ -1,5 +1,5 @@
-"""GLUE's files: every layout read, every malformed line named, the order of labels compared,
-predictions written and read.
+"""GLUE's files and its copies in TFDS: every layout read, what is malformed named, the order of
+labels compared, predictions written and read.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,16 +19,20 @@ from mhsh.data.fine_tuning.glue import (
     find_file,
     find_task,
     read_glue,
+    read_splits,
     read_submission,
     write_submission,
 )
 from mhsh.errors import UserError
+from tests.data.conftest import tfds_folder
+from tests.data.fine_tuning.conftest import load_glue
 
 # The headers of the original files.
 MNLI = (
     "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse sentence1 sentence2"
 )
 STSB = "index genre filename year old_index source1 source2 sentence1 sentence2"
+RTE = "index sentence1 sentence2"
 # Of every task a file with labels, a line of it, and the example that it is.
 LABELLED = {
     "cola": ("", 'gj04|0|*|Whatever "it is.', (0, ('Whatever "it is.',), 0)),
@@ -41,44 +46,31 @@ LABELLED = {
         (5, ("Up.", "Down."), 2),
     ),
     "qnli": ("index question sentence label", "0|Who?|He.|not_entailment", (0, ("Who?", "He."), 1)),
-    "rte": ("index sentence1 sentence2 label", "9|A.|B.|entailment", (9, ("A.", "B."), 0)),
-    "wnli": ("index sentence1 sentence2 label", "0|A.|B.|1", (0, ("A.", "B."), 1)),
+    "rte": (RTE + " label", "9|A.|B.|entailment", (9, ("A.", "B."), 0)),
+    "wnli": (RTE + " label", "0|A.|B.|1", (0, ("A.", "B."), 1)),
 }
-UNLABELLED = {
-    "cola": ("index sentence", "0|Bill left.", (0, ("Bill left.",), None)),
-    "sst2": ("index sentence", "0|fine .", (0, ("fine .",), None)),
-    "mrpc": ("index|#1 ID|#2 ID|#1 String|#2 String", "0|7|8|A.|B.", (0, ("A.", "B."), None)),
-    "stsb": (STSB, "0|a|b|2012|0000|none|none|One.|Two.", (0, ("One.", "Two."), None)),
-    "qqp": ("id question1 question2", "0|Why?|How?", (0, ("Why?", "How?"), None)),
-    "mnli": (MNLI, "0|1|1n|slate|(|)|(|)|Up.|Down.", (0, ("Up.", "Down."), None)),
-    "qnli": ("index question sentence", "0|Who?|He.", (0, ("Who?", "He."), None)),
-    "rte": ("index sentence1 sentence2", "0|A.|B.", (0, ("A.", "B."), None)),
-    "wnli": ("index sentence1 sentence2", "0|A.|B.", (0, ("A.", "B."), None)),
-}
+# Files of other columns: three test sets, and the STS benchmark's own.
+OTHERS = [
+    ("cola", "index sentence", "0|Bill left.", (0, ("Bill left.",), None)),
+    ("stsb", STSB, "0|a|b|2012|0000|none|none|One.|Two.", (0, ("One.", "Two."), None)),
+    ("qqp", "id question1 question2", "0|Why?|How?", (0, ("Why?", "How?"), None)),
+    ("stsb", "", "news|MSR|2012|0024|2.500|A.|B.", (0, ("A.", "B."), 2.5)),
+    ("stsb", "", "news|MSR|2012|0025|0.000|C.|D.|http://a|http://b", (0, ("C.", "D."), 0.0)),
+]
 
 
 def content(header: str, *lines: str) -> bytes:
-    """A file as LABELLED and UNLABELLED write it, with tabs where it has bars or, in the header,
-    spaces.
-    """
+    """A file with tabs where there are bars or, in the header, spaces."""
     rows = [header if "|" in header else header.replace(" ", "|"), *lines]
     return "".join(row + "\n" for row in rows if row).replace("|", "\t").encode()
 
 
-@pytest.mark.parametrize("cases", [LABELLED, UNLABELLED], ids=["labelled", "unlabelled"])
-@pytest.mark.parametrize("name", GLUE_TASKS)
-def test_the_layouts_of_all_tasks(tmp_path: Path, name: str, cases: dict) -> None:
-    header, line, example = cases[name]
+@pytest.mark.parametrize(("name", "header", "line", "example"), [*((name, *case) for name, case in LABELLED.items()), *OTHERS])
+def test_the_layouts_of_all_tasks(tmp_path: Path, name: str, header: str, line: str, example: tuple) -> None:
     plain, packed = tmp_path / "file.tsv", tmp_path / "file.tsv.gz"
     plain.write_bytes(b"\xef\xbb\xbf" + content(header, line).replace(b"\n", b"\r\n"))
     packed.write_bytes(gzip.compress(content(header, line)))
     assert read_glue(GLUE_TASKS[name], plain) == read_glue(GLUE_TASKS[name], packed) == (GlueExample(*example),)
-
-
-def test_the_sts_benchmarks_own_layout(tmp_path: Path) -> None:
-    path = tmp_path / "sts-test.csv"
-    path.write_bytes(content("", "news|MSR|2012|0024|2.500|A.|B.", "news|MSR|2012|0025|0.000|C.|D.|http://a|http://b"))
-    assert read_glue(GLUE_TASKS["stsb"], path) == (GlueExample(0, ("A.", "B."), 2.5), GlueExample(1, ("C.", "D."), 0.0))
 
 
 def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
@@ -87,31 +79,19 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
     assert read_glue(GLUE_TASKS["sst2"], path)[0].texts == ("one\x0ctwo\u2028three\x85\r",)
 
 
-SST2 = "sentence label"
-RTE = "index sentence1 sentence2 label"
 MALFORMED = [
     ("rte", b"", "is empty"),
-    ("rte", content(RTE), "has no examples"),
-    ("cola", b"", "is empty"),
-    ("rte", content(SST2, "fine|1"), "line 1 is not a header of RTE: there is no column 'sentence1'"),
-    ("rte", content(RTE, "0|A.|B.|entailment", "1|A."), "line 3 has 2 columns instead of 4"),
-    ("rte", content(RTE, "0|A.|B.|entailment|more"), "line 2 has 5 columns instead of 4"),
-    ("rte", content(RTE, "0|A.|B.|entailment").replace(b"A", b"\n"), "line 2 has 2 columns"),
-    ("cola", content("", "gj04|1||Fine.", "gj04|1|Not."), "line 2 has 3 columns instead of 4"),
+    ("rte", content(RTE + " label"), "has no examples"),
+    ("rte", content("sentence label", "fine|1"), "line 1 is not a header of RTE: there is no column 'sentence1'"),
+    ("rte", content(RTE + " label", "0|A.|B.|entailment", "1|A."), "line 3 has 2 columns instead of 4"),
     ("stsb", content("", "a|b|c|d|1.0|A.|B.|e"), "line 1 has 8 columns instead of 7 or 9"),
-    ("rte", content(RTE, "0|A.|B.|neutral"), "line 2 has the label 'neutral', which is none of entailment, not_entailment"),
-    ("rte", content(RTE, "0|A.|B.|1"), "line 2 has the label '1'"),
-    ("mnli", content(MNLI + " gold_label", "5|1|1n|slate|(|)|(|)|Up.|Down.|-"), "line 2 has the label '-'"),
-    ("sst2", content(SST2, "fine|1", "bad|2"), "line 3 has the label '2', which is none of 0, 1"),
-    ("sst2", content(SST2, "fine|"), "line 2 has the label ''"),
+    ("rte", content(RTE + " label", "0|A.|B.|neutral"), "line 2 has the label 'neutral', which is none of entailment, not_entail"),
+    ("sst2", content("sentence label", "fine|1", "bad|2"), "line 3 has the label '2', which is none of 0, 1"),
     ("stsb", content("sentence1 sentence2 score", "A.|B.|nan"), "line 2 has the score 'nan', which is not a number from 0 to 5"),
-    ("stsb", content("sentence1 sentence2 score", "A.|B.|5.001"), "line 2 has the score '5.001'"),
-    ("stsb", content("sentence1 sentence2 score", "A.|B.|-0.1"), "line 2 has the score '-0.1'"),
     ("stsb", content("sentence1 sentence2 score", "A.|B.|high"), "line 2 has the score 'high'"),
-    ("rte", content(RTE, "0|A.|B.|entailment", "0|C.|D.|entailment"), "line 3 has index 0 a second time"),
-    ("rte", content(RTE, "-1|A.|B.|entailment"), "line 2 has no index: '-1' is not a whole number"),
-    ("rte", content(RTE, "9" * 5000 + "|A.|B.|entailment"), "line 2 has no index"),
-    ("sst2", content(SST2, "fine|1", "b\xe4d|1").replace("ä".encode(), b"\xe4"), "line 3 is not UTF-8"),
+    ("rte", content(RTE + " label", "0|A.|B.|entailment", "0|C.|D.|entailment"), "line 3 has index 0 a second time"),
+    ("rte", content(RTE + " label", "-1|A.|B.|entailment"), "line 2 has no index: '-1' is not a whole number"),
+    ("sst2", content("sentence label", "fine|1") + b"b\xe4d\t1\n", "line 3 is not UTF-8"),
 ]
 
 
@@ -136,21 +116,16 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
         assert str(path) in str(error)
 
 
-def test_the_table_holds_together() -> None:
-    assert len(GLUE_TASKS) == 9
+def test_the_table_holds_together(tmp_path: Path) -> None:
+    assert [task.num_classes for task in GLUE_TASKS.values()] == [2, 2, 2, 1, 2, 3, 2, 2, 2]
     for task in GLUE_TASKS.values():
-        assert len(task.written_labels) == len(task.label_names) == (0 if task.name == "stsb" else task.num_classes)
         # Where files write names, they are the table's own.
         assert task.written_labels in (task.label_names, ("0", "1"))
         assert find_task(task.name) is find_task(task.folder) is find_task(task.folder.upper()) is task
-    assert [GLUE_TASKS[name].num_classes for name in ("stsb", "mnli", "wnli")] == [1, 3, 2]
     # GLUE itself turns the order round from task to task.
     assert GLUE_TASKS["rte"].label_names == GLUE_TASKS["wnli"].label_names[::-1]
     with pytest.raises(UserError, match="'squad' is not a task of GLUE; allowed: cola, sst2"):
         find_task("squad")
-
-
-def test_files_are_found_plain_or_packed(tmp_path: Path) -> None:
     task = GLUE_TASKS["sst2"]
     with pytest.raises(UserError, match=re.escape(f"neither {tmp_path}/SST-2/dev.tsv nor dev.tsv.gz")):
         find_file(task, tmp_path, "dev.tsv")
@@ -170,14 +145,12 @@ def test_what_is_handed_in_is_read_back(tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.getbasetemp() / f"{task.name}.tsv"
     path.unlink(missing_ok=True)
     write_submission(task, path, indices, predictions)
-    examples = [GlueExample(index, ("",), None) for index in indices]
-    assert read_submission(task, path, examples) == predictions
+    assert read_submission(task, path, [GlueExample(index, ("",), None) for index in indices]) == predictions
 
 
 def test_the_form_that_is_handed_in(tmp_path: Path) -> None:
     for name, predictions, lines in (
         ("mnli", (2, 0, 1), ("contradiction", "entailment", "neutral")),
-        ("rte", (1, 0), ("not_entailment", "entailment")),
         ("wnli", (1, 0), ("1", "0")),
         ("stsb", (-0.25, 5.5, 2.5), ("0.0", "5.0", "2.5")),
     ):
@@ -185,12 +158,10 @@ def test_the_form_that_is_handed_in(tmp_path: Path) -> None:
         write_submission(GLUE_TASKS[name], path, range(len(predictions)), predictions)
         expected = [f"{index}\t{line}\n" for index, line in enumerate(lines)]
         assert path.read_bytes().decode() == "".join(["index\tprediction\n", *expected])
-        with pytest.raises(UserError, match="exists; choose another name"):
-            write_submission(GLUE_TASKS[name], path, [0], predictions[:1])
+    with pytest.raises(UserError, match="exists; choose another name"):
+        write_submission(GLUE_TASKS["stsb"], tmp_path / "stsb", [0], [1.0])
     with pytest.raises(UserError, match="prediction for example 8 of stsb is nan; look why"):
         write_submission(GLUE_TASKS["stsb"], tmp_path / "new", [7, 8], [1.0, float("nan")])
-    with pytest.raises(UserError, match=r"cannot write .*No such file or directory"):
-        write_submission(GLUE_TASKS["rte"], tmp_path / "missing" / "new", [0], [1])
     with pytest.raises(ValueError, match="2 is not a class of rte"):
         write_submission(GLUE_TASKS["rte"], tmp_path / "new", [0], [2])
     assert not (tmp_path / "new").exists()
@@ -206,25 +177,14 @@ def test_predictions_of_other_systems(tmp_path: Path) -> None:
 
     # By name or by number, with any line ends.
     assert read("rte", "index\tprediction\r\n4\tnot_entailment\r\n7\t0\r\n") == (1, 0)
-    assert read("sst2", "index\tprediction\n4\tpositive\n7\t0") == (1, 0)
     assert read("stsb", "index\tprediction\n4\t-1e3\n7\t9") == (-1000.0, 9.0)
     for task, text, message in (
-        ("rte", "", "line 1 is not the header index<TAB>prediction; write"),
-        ("rte", "4\t0\n7\t0\n", "line 1 is not the header"),
+        ("rte", "4\t0\n7\t0\n", "line 1 is not the header index<TAB>prediction; write"),
         ("rte", "index\tprediction\n4\t0\n", "has 1 predictions for 2 examples; give one for each"),
-        ("rte", "index\tprediction\n4\t0\n7\t0\n\n", "has 3 predictions for 2 examples"),
         ("rte", "index\tprediction\n7\t0\n4\t0\n", "line 2 has index 7 instead of 4; write"),
-        ("rte", "index\tprediction\n4\t0\n4\t0\n", "line 3 has index 4 instead of 7"),
         ("rte", "index\tprediction\n4\t0\n7 0\n", "line 3 has 1 columns instead of 2"),
-        (
-            "rte",
-            "index\tprediction\n4\t0\n7\t2\n",
-            "line 3 has the prediction '2', which is neither one of entailment, not_entailment nor",
-        ),
-        ("rte", "index\tprediction\n4\t0\n7\tnan\n", "line 3 has the prediction 'nan', which is neither one of"),
+        ("rte", "index\tprediction\n4\t0\n7\t2\n", "line 3 has the prediction '2', which is neither one of entailment, not_ent"),
         ("stsb", "index\tprediction\n4\t0\n7\tnan\n", "line 3 has the prediction 'nan', which is not a finite number"),
-        ("stsb", "index\tprediction\n4\t0\n7\t-inf\n", "line 3 has the prediction '-inf', which is not a finite number"),
-        ("stsb", "index\tprediction\n4\t0\n7\thigh\n", "line 3 has the prediction 'high', which is not a finite number"),
     ):
         with pytest.raises(UserError, match=re.escape(f"{path} {message}")):
             read(task, text)
@@ -244,23 +204,114 @@ REAL_FILES = {
 @pytest.mark.parametrize("name", REAL_FILES)
 def test_the_real_files(real_data: Path, name: str) -> None:
     task = GLUE_TASKS[name]
-    files = {file: read_glue(task, find_file(task, real_data / "glue", f"{file}.tsv")) for file in REAL_FILES[name]}
-    assert {file: len(examples) for file, examples in files.items()} == REAL_FILES[name]
-    for file, examples in files.items():
-        assert [example.index for example in examples] == list(range(len(examples)))
+    for file, count in REAL_FILES[name].items():
+        examples = read_glue(task, find_file(task, real_data / "glue", f"{file}.tsv"))
+        assert [example.index for example in examples] == list(range(count))
+        assert {len(example.texts) for example in examples} == {len(task.texts)}
         labels = {example.label for example in examples}
         if file == "test":
             assert labels == {None}
         elif task.label_names:
             assert labels == set(range(task.num_classes))
         else:
-            assert min(labels) == 0
-            assert max(labels) == 5
-        assert {len(example.texts) for example in examples} == {len(task.texts)}
-    if name == "stsb":
-        # The same pairs, but for blanks at their ends: so the labels of the STS benchmark are those
-        # of GLUE's test set.
-        test, labelled = (
-            [[text.strip() for text in example.texts] for example in files[file]] for file in ("test", "sts-test.original-labeled")
-        )
-        assert test == labelled
+            assert (min(labels), max(labels)) == (0, 5)
+
+
+WORDS = ["red", "Green", 'blue "blue', "blueish\u2028", "ü", "violet ."]
+LABELS = {"stsb": ["0.000", "4.750", "5.000", "2.333"], "mnli": ["entailment", "contradiction", "neutral"]}
+
+
+def lines_of(task: str, start: int, count: int) -> list[str]:
+    """A file of the task's layout: its header, and examples with numbers of their own."""
+    texts, column = GLUE_TASKS[task].texts, GLUE_TASKS[task].label_column
+    labels = LABELS.get(task, GLUE_TASKS[task].written_labels[::-1])
+    lines = [] if task == "cola" else ["\t".join(["id", "#1 ID", "#2 ID", *texts, column])]
+    for number in range(start, start + count):
+        words = [WORDS[number % len(WORDS)]] * (1 + number % 7)
+        sentences = [f"{number} {side} {' '.join(words)}" for side in range(len(texts))]
+        label = labels[number % len(labels)]
+        # CoLA's columns: source, label, mark, sentence.
+        cells = ["x", label, "", *sentences] if task == "cola" else [str(number), str(number), "7", *sentences, label]
+        lines.append("\t".join(cells))
+    return lines
+
+
+def write(path: Path, lines: list[str], mark: str = "") -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(mark + "".join(line + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def write_task(folder: Path, name: str) -> dict[str, tuple[str, str]]:
+    """The original files of a task; and the file that TFDS makes each split of (for MRPC the
+    examples of both, and the ids).
+    """
+    task = GLUE_TASKS[name]
+    files = {"train": "train.tsv", **dict(task.evaluation_files)}
+    splits = {}
+    for number, (split, file_name) in enumerate(files.items()):
+        lines = lines_of(name, 100 * number, 40 if split == "train" else 9)
+        splits[split] = (write(folder / task.folder / file_name, lines), "")
+        if name == "mrpc":
+            # TFDS takes the examples whose ids are listed, out of a file that begins with a byte
+            # order mark.
+            others = lines_of(name, 1000, 30)[1:]
+            mixed = [lines[0], *others[:10], *lines[1:5], *others[10:], *lines[5:]]
+            ids = ["\t".join(line.split("\t")[1:3]) for line in lines]
+            splits[split] = (write(folder / "msr" / file_name, mixed, "\ufeff"), write(folder / "msr" / f"ids-{file_name}", ids))
+    return splits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The original files of all tasks, and, under `prepared`, the data sets that TFDS made of them
+    and of others.
+    """
+    from tests.data.tfds_builders import prepare_glue
+
+    folder = tmp_path_factory.mktemp("glue")
+    splits = {name: write_task(folder, name) for name in GLUE_TASKS}
+    sets: list[tuple[str, str, dict[str, Any]]] = [(task, "2.0.0", {}) for task in splits]
+    # Older versions, which are broken here.
+    sets += [
+        ("rte", "1.0.0", {"label_classes": ["not_entailment", "entailment"]}),
+        ("wnli", "1.0.0", {"label_column": "no such column"}),
+        ("stsb", "1.0.0", {"label_column": "no such column"}),
+        ("qnli", "1.0.0", {"text_features": {"premise": "question", "sentence": "sentence"}}),
+    ]
+    for task, version, changes in sets:
+        prepare_glue(folder / "prepared", task, version, splits[task], changes)
+    return folder
+
+
+@pytest.mark.parametrize("task", GLUE_TASKS.values(), ids=GLUE_TASKS)
+def test_the_same_rows_in_the_same_order_as_from_the_original_files(folder, vocab, task):
+    fields = dict(vocab=vocab, num_classes=task.num_classes, vocab_size=30522)
+    original = load_glue(task.name, f"tsv:{folder}", **fields)
+    with tfds_folder(folder / "prepared"):
+        corpus, named = (load_glue(task.name, source, **fields) for source in ("tfds:glue", "tfds:glue:2.0.0"))
+        train, _ = read_splits(task, "tfds:glue")
+    assert corpus.fingerprint == named.fingerprint == original.fingerprint
+    summary = corpus.summary()
+    assert summary == named.summary() == original.summary()
+    assert summary["cut_texts"] > 0 and summary["train"]["rows"] == 40
+    # TFDS counts MRPC's examples before it divides them.
+    indices = [example.index for example in train]
+    assert indices == ([*range(10, 14), *range(34, 70)] if task.name == "mrpc" else [*range(40)])
+
+
+def test_what_is_wrong_with_a_data_set_is_named_in_one_line(folder):
+    cases = {
+        ("rte", "1.0.0"): (
+            "tfds:glue/rte:1.0.0:train numbers the labels of rte as not_entailment, entailment, GLUE as entailment, "
+            "not_entailment; class numbers would change their meaning"
+        ),
+        ("rte", "3.0.0"): "tfds:glue/rte:3.0.0 is not prepared in .*; run: tfds build glue/rte:3.0.0 --file_format=array_record",
+        ("wnli", "1.0.0"): r"tfds:glue/wnli:1.0.0:train: the record with idx \d+ has the label -1, which is not from 0 to 1 \(-1: ",
+        ("stsb", "1.0.0"): r"tfds:glue/stsb:1.0.0:train: the record with idx \d+ has the label -1, which is not from 0 to 5",
+        ("qnli", "1.0.0"): "tfds:glue/qnli:1.0.0:train has the features idx, label, premise, sentence, but not 'question'; name",
+    }
+    for (task, version), expected in cases.items():
+        with tfds_folder(folder / "prepared"), pytest.raises(UserError, match=f"^{expected}") as caught:
+            read_splits(GLUE_TASKS[task], f"tfds:glue:{version}")
+        assert "\n" not in str(caught.value)

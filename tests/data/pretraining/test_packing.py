@@ -1,9 +1,8 @@
-"""The three layouts: literal rows, labels that tell the truth, and no token lost or invented."""
+"""Sentences without a loss, and the three layouts: literal rows, and no token lost or invented."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +11,95 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mhsh.config.schema import Config
-from mhsh.data.pretraining.documents import TokenDocuments, tokenise
-from mhsh.data.pretraining.packing import Packing, full_examples, pack, split_limit
+from mhsh.data.pretraining.packing import (
+    Packing,
+    TokenDocuments,
+    cut_long_sentences,
+    full_examples,
+    pack,
+    sentences,
+    split_limit,
+    tokenise,
+)
 from mhsh.data.tokenizers.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
+from tests.data.preparing import CLM, pretraining_config
+
+# What sentence rules turn on, and white space that is no plain space.
+AWKWARD = [*'.!?()"\n\r\x85\u2028\u2019\xa0\u2026B', "Mr.", "U.S.", "J.", "e.g."]
 
 TOKENIZER = ByteTokenizer()
 CLS, SEP, PAD = TOKENIZER.cls_id, TOKENIZER.sep_id, TOKENIZER.pad_id
 A, B, C, D, E = (5 + ord(character) for character in "ABCDE")
-SINGLE = dict(model__next_sentence=False, data__max_predictions=1)
+SINGLE = dict(next_sentence=False, max_predictions=1)
 
 
 def lines(document: str) -> list[str]:
     return document.split("\n")
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("Dr. Smith met J. R. R. Tolkien. He paid $3.50.", ["Dr. Smith met J. R. R. Tolkien. ", "He paid $3.50."]),
+        ("It was 5 p.m. on Jan. 5th. Was it? Yes!", ["It was 5 p.m. on Jan. 5th. ", "Was it? ", "Yes!"]),
+        ("Title\nFirst. Second.\nThird", ["Title\n", "First. ", "Second.\n", "Third"]),
+        ("One.\n\n \nTwo.\n", ["One.\n\n \n", "Two.\n"]),
+        (" \n\nOne.", [" \n\nOne."]),
+        ("", []),
+        ("\n", ["\n"]),
+    ],
+)
+def test_sentences_end_where_a_reader_sees_it(document: str, expected: list[str]) -> None:
+    assert sentences(document) == expected
+
+
+@pytest.mark.parametrize("space", ["\u0085", "\u00a0", "\u2009", "\u2028", "\u3000"])
+def test_a_white_space_of_several_bytes_after_an_initial(space: str) -> None:
+    document = f"John B{space}. came. He left."
+    assert sentences(document) == [f"John B{space}. came. ", "He left."]
+
+
+@given(st.lists(st.one_of(st.sampled_from(AWKWARD), st.text(max_size=4))).map(" ".join))
+def test_sentences_lose_nothing(document: str) -> None:
+    found = sentences(document)
+    assert "".join(found) == document
+    assert all(found)
+    assert len(found) <= 1 or not any(sentence.isspace() for sentence in found)
+    assert not any("\n" in sentence.rstrip() for sentence in found[1:])
+
+
+def as_lists(documents: TokenDocuments) -> list[list[list[int]]]:
+    return [
+        [
+            documents.tokens[documents.sentence_bounds[s] : documents.sentence_bounds[s + 1]].tolist()
+            for s in range(documents.document_bounds[d], documents.document_bounds[d + 1])
+        ]
+        for d in range(documents.num_documents)
+    ]
+
+
+def test_bounds_literal() -> None:
+    documents = tokenise(["ab\nc", "", "\nd\n"], ByteTokenizer(), lines)
+    assert documents.tokens.tolist() == [5 + ord(character) for character in "abcd"]
+    assert documents.tokens.dtype == np.int32
+    assert documents.sentence_bounds.tolist() == [0, 2, 3, 4]  # empty sentences are left out
+    assert documents.document_bounds.tolist() == [0, 2, 3]  # and the document that has no other
+
+
+@given(st.lists(st.lists(st.text("abc", max_size=12), min_size=1, max_size=5), max_size=5), st.integers(1, 6))
+def test_cutting_parts_long_sentences_and_nothing_else(texts: list[list[str]], longest: int) -> None:
+    documents = tokenise(["\n".join(sentences) for sentences in texts], ByteTokenizer(), lines)
+    before = as_lists(documents)
+    assert before == [
+        filled for sentences in texts if (filled := [[5 + ord(character) for character in text] for text in sentences if text])
+    ]
+    cut, count = cut_long_sentences(documents, longest)
+    assert as_lists(cut) == [
+        [sentence[start : start + longest] for sentence in document for start in range(0, len(sentence), longest)]
+        for document in before
+    ]
+    assert count == sum(len(sentence) > longest for document in before for sentence in document)
 
 
 def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocuments, Packing]:
@@ -34,12 +109,6 @@ def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocume
     return documents, dataclasses.replace(packing, examples=full_examples(packing.examples, config.model))
 
 
-@pytest.fixture(scope="module")
-def paired(make_config: Any, english: list[str]) -> tuple[TokenDocuments, Packing]:
-    texts = [text.replace(". ", ".\n") for text in english]
-    return packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=96))
-
-
 def segments(rows: dict[str, np.ndarray], row: int) -> tuple[list[int], list[int]]:
     """The tokens of A and B, found by the specials alone."""
     inputs = rows["inputs"][row]
@@ -47,8 +116,8 @@ def segments(rows: dict[str, np.ndarray], row: int) -> tuple[list[int], list[int
     return inputs[1:first].tolist(), inputs[first + 1 : second].tolist()
 
 
-def test_pair_rows_literal(make_config: Any) -> None:
-    config = make_config(data__tokenizer="bytes", data__sequence_length=9)
+def test_pair_rows_literal() -> None:
+    config = pretraining_config(tokenizer="bytes", sequence_length=9)
     found = {}
     for seed in range(30):
         _, packing = packed(["A\nB", "C\nDE"], config, seed)
@@ -69,55 +138,12 @@ def test_pair_rows_literal(make_config: Any) -> None:
     assert not found
 
 
-def test_pair_labels_are_true(paired: tuple[TokenDocuments, Packing], english: list[str]) -> None:
-    rows = paired[1].examples
-    streams = [TOKENIZER.encode_batch([text.replace(". ", ".").replace("\n", "")])[0].tolist() for text in english]
-    texts = ["".join(chr(number) for number in stream) for stream in streams]
-    labels = rows["next_sentence"]
-    for row, label in enumerate(labels.tolist()):
-        a, b = ("".join(map(chr, segment)) for segment in segments(rows, row))
-        assert a
-        assert b
-        follows = any(a + b in text for text in texts)
-        assert follows == bool(label)
-        if not label:
-            of_a = {number for number, text in enumerate(texts) if a in text}
-            of_b = {number for number, text in enumerate(texts) if b in text}
-            assert of_a
-            assert of_b
-            assert of_a != of_b or len(of_a) > 1
-    assert set(labels.tolist()) == {0, 1}
-
-
-def test_half_of_the_pairs_are_true(make_config: Any) -> None:
+def test_half_of_the_pairs_are_true() -> None:
     texts = ["\n".join(["abcdefg"] * 400) for _ in range(5)]
-    _, packing = packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=48))
+    _, packing = packed(texts, pretraining_config(tokenizer="bytes", sequence_length=48))
     labels = packing.examples["next_sentence"]
     # A sum of fair coins but for the last rows of a document; five standard deviations.
     assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 5 / len(labels)
-
-
-def test_pairs_lose_nothing(paired: tuple[TokenDocuments, Packing]) -> None:
-    """A, and B where it truly follows, are the documents again: the text behind a random B was put
-    back.
-    """
-    documents, packing = paired
-    tokens: list[int] = []
-    for row, label in enumerate(packing.examples["next_sentence"].tolist()):
-        a, b = segments(packing.examples, row)
-        tokens += a + b if label else a
-    assert tokens == documents.tokens.tolist()
-
-
-def test_pairs_are_of_whole_sentences(make_config: Any) -> None:
-    texts = ["\n".join(f"<{n}{'x' * (n % 7)}>" for n in range(start, start + 40)) for start in (100, 200, 300)]
-    _, packing = packed(texts, make_config(data__tokenizer="bytes", data__sequence_length=40))
-    assert packing.cut_sentences == 0
-    for row in range(len(packing.examples["inputs"])):
-        for segment in segments(packing.examples, row):
-            text = TOKENIZER.decode(segment)
-            assert text.startswith("<")
-            assert text.endswith(">")
 
 
 @hypothesis_settings(deadline=None)
@@ -126,8 +152,8 @@ def test_pairs_are_of_whole_sentences(make_config: Any) -> None:
     st.integers(5, 24),
     st.integers(0, 100),
 )
-def test_pairs_always_fit(make_config: Any, texts: list[list[str]], length: int, seed: int) -> None:
-    config = make_config(data__tokenizer="bytes", data__sequence_length=length, data__max_predictions=1)
+def test_pairs_always_fit(texts: list[list[str]], length: int, seed: int) -> None:
+    config = pretraining_config(tokenizer="bytes", sequence_length=length, max_predictions=1)
     documents, packing = packed(["\n".join(sentences) for sentences in texts], config, seed)
     rows = packing.examples
     lengths = rows["inputs_segmentation"].sum(1)
@@ -143,8 +169,8 @@ def test_pairs_always_fit(make_config: Any, texts: list[list[str]], length: int,
     assert tokens == documents.tokens.tolist()
 
 
-def test_single_segments_literal(make_config: Any) -> None:
-    config = make_config(data__tokenizer="bytes", data__sequence_length=6, **SINGLE)
+def test_single_segments_literal() -> None:
+    config = pretraining_config(tokenizer="bytes", sequence_length=6, **SINGLE)
     _, packing = packed(["AB\nC\nD", "E", "ABCDE\nA"], config)
     rows = packing.examples
     assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "token_types"}
@@ -162,9 +188,9 @@ def test_single_segments_literal(make_config: Any) -> None:
 
 @hypothesis_settings(deadline=None)
 @given(st.lists(st.lists(st.text("abc", min_size=1, max_size=20), min_size=1, max_size=6), max_size=5), st.integers(3, 16))
-def test_single_segments_lose_nothing_and_are_full(make_config: Any, texts: list[list[str]], length: int) -> None:
-    fields = dict(data__tokenizer="bytes", data__sequence_length=length, model__num_token_types=0)
-    documents, packing = packed(["\n".join(sentences) for sentences in texts], make_config(**fields, **SINGLE))
+def test_single_segments_lose_nothing_and_are_full(texts: list[list[str]], length: int) -> None:
+    fields = dict(tokenizer="bytes", sequence_length=length, num_token_types=0)
+    documents, packing = packed(["\n".join(sentences) for sentences in texts], pretraining_config(**fields, **SINGLE))
     rows = packing.examples
     assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation"}
     ordinary = rows["inputs"] >= 5
@@ -173,8 +199,8 @@ def test_single_segments_lose_nothing_and_are_full(make_config: Any, texts: list
     assert ((rows["inputs"] == SEP).sum(1) == 1).all()
 
 
-def test_stream_rows_literal(make_config: Any, clm_fields: dict[str, Any]) -> None:
-    config = make_config(**clm_fields, data__sequence_length=3)
+def test_stream_rows_literal() -> None:
+    config = pretraining_config(**CLM, sequence_length=3)
     _, packing = packed(["AB", "CD", "E"], config)  # A B | C D | E | : 8 tokens of stream
     rows = packing.examples
     assert rows["inputs"].tolist() == [[A, B, SEP], [C, D, SEP]]
@@ -187,8 +213,8 @@ def test_stream_rows_literal(make_config: Any, clm_fields: dict[str, Any]) -> No
 
 @hypothesis_settings(deadline=None)
 @given(st.lists(st.text("abc", min_size=1, max_size=20), max_size=6), st.integers(1, 9))
-def test_stream_rows_are_the_stream(make_config: Any, clm_fields: dict[str, Any], texts: list[str], length: int) -> None:
-    config = make_config(**{**clm_fields, "model__num_token_types": 2}, data__sequence_length=length)
+def test_stream_rows_are_the_stream(texts: list[str], length: int) -> None:
+    config = pretraining_config(**{**CLM, "num_token_types": 2}, sequence_length=length)
     _, packing = packed(texts, config)
     rows = packing.examples
     stream = [number for text in texts for number in [*TOKENIZER.encode_batch([text])[0].tolist(), SEP]]
@@ -202,31 +228,29 @@ def test_stream_rows_are_the_stream(make_config: Any, clm_fields: dict[str, Any]
 
 
 @pytest.mark.parametrize(("next_sentence", "smallest"), [(True, 5), (False, 3)])
-def test_rows_too_short_for_their_specials(make_config: Any, next_sentence: bool, smallest: int) -> None:
-    fields = dict(model__next_sentence=next_sentence, data__max_predictions=1)
-    config = make_config(**fields, data__sequence_length=smallest - 1)
+def test_rows_too_short_for_their_specials(next_sentence: bool, smallest: int) -> None:
+    fields = dict(next_sentence=next_sentence, max_predictions=1)
+    config = pretraining_config(**fields, sequence_length=smallest - 1)
     with pytest.raises(UserError, match=rf"data\.sequence_length = {smallest - 1} has no room .*: {smallest} or more"):
         split_limit(config.model, config.data)
-    config = make_config(**fields, data__sequence_length=smallest)
+    config = pretraining_config(**fields, sequence_length=smallest)
     assert split_limit(config.model, config.data) == 1
 
 
-def test_random_sentences_need_a_second_document(make_config: Any) -> None:
+def test_random_sentences_need_a_second_document() -> None:
     with pytest.raises(
         UserError, match=r"model\.next_sentence = True needs text in two documents .* has 1; raise data\.validation_fraction"
     ):
-        packed(["A\nB", ""], make_config(data__tokenizer="bytes", data__sequence_length=9))
+        packed(["A\nB", ""], pretraining_config(tokenizer="bytes", sequence_length=9))
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
-def test_rows_are_kept_in_as_few_bytes_as_their_ids_need(
-    make_config: Any, clm_fields: dict[str, Any], vocab_size: int, dtype: type
-) -> None:
+def test_rows_are_kept_in_as_few_bytes_as_their_ids_need(vocab_size: int, dtype: type) -> None:
     tokenizer = WordPieceTokenizer([*SPECIALS, *map(str, range(vocab_size - len(SPECIALS)))], lowercase=True)
     last = vocab_size - 1
     documents = tokenise([f"{last - 5} 0\n{last - 5}", "1\n2 3"], tokenizer, lines)
-    pairs = make_config(data__sequence_length=9, model__vocab_size=vocab_size)
-    stream = make_config(**clm_fields, data__sequence_length=3, model__vocab_size=vocab_size)
+    pairs = pretraining_config(sequence_length=9, vocab_size=vocab_size)
+    stream = pretraining_config(**CLM, sequence_length=3, vocab_size=vocab_size)
     for config, fields in ((pairs, {"tokens", "ends", "next_sentence"}), (stream, {"tokens"})):
         rows = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0)).examples
         assert set(rows) == fields

@@ -36,19 +36,11 @@ def test_stdlib_is_about_two_megabytes_of_english(stdlib: list[str]) -> None:
     assert 1.5e6 < len(text) < 3e6
     assert len(stdlib) > 400
     assert text.count(" the ") > 10_000
-    assert any('The "if" statement is used for conditional execution' in document for document in stdlib)  # the manual
-    assert any("JSON (JavaScript Object Notation)" in document for document in stdlib)  # a module
-
-
-def test_stdlib_documents_have_paragraphs_on_single_lines(stdlib: list[str]) -> None:
-    lines = [line for document in stdlib for line in document.split("\n")]
+    lines = text.split("\n")
     assert all(line.strip() for line in lines)
     assert sum(len(line) > 100 for line in lines) > 2000  # docstrings are wrapped at 79 columns; these were put together
-
-
-def test_stdlib_holds_a_class_before_what_follows_it(stdlib: list[str]) -> None:
-    (module,) = [document for document in stdlib if document.startswith("Synchronized queue") or "A multi-producer" in document]
-    assert module.index("Create a queue object") < module.index("Variant of Queue that retrieves open entries in priority order")
+    assert any('The "if" statement is used for conditional execution' in document for document in stdlib)  # the manual
+    assert any("JSON (JavaScript Object Notation)" in document for document in stdlib)  # a module
 
 
 @pytest.mark.slow
@@ -88,11 +80,6 @@ def test_a_library_that_does_not_parse_is_named(tmp_path: Path) -> None:
         list(_module_docstrings(tmp_path))
 
 
-def test_a_library_without_sources_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no Python sources under"):
-        list(_module_docstrings(tmp_path))
-
-
 def test_text_files_in_sorted_order_whatever_their_packing(tmp_path: Path) -> None:
     write(tmp_path / "b.txt", "B title\nb text\n\nB2\n")
     with gzip.open(tmp_path / "a.gz", "wb") as file:
@@ -103,21 +90,10 @@ def test_text_files_in_sorted_order_whatever_their_packing(tmp_path: Path) -> No
     assert read(f"text:{tmp_path}/*") == ["A title\na text ü", "B title\nb text", "B2", "C", "C2 without an end"]
 
 
-def test_globs_go_into_folders(tmp_path: Path) -> None:
-    (tmp_path / "x" / "y").mkdir(parents=True)
-    write(tmp_path / "x" / "y" / "deep.txt", "deep\n")
-    assert read(f"text:{tmp_path}/**/*.txt") == ["deep"]
-
-
 def test_only_newlines_end_lines(tmp_path: Path) -> None:
     # U+0085, U+2028, form feed and vertical tab end a line for str.splitlines, not for us.
     write(tmp_path / "t.txt", "one\u0085still one\u2028still\x0bstill\x0cstill\x1cstill\n \t\r\n\ufeffmiddle\r\nlast\n")
     assert read(f"text:{tmp_path}/t.txt") == ["one\u0085still one\u2028still\x0bstill\x0cstill\x1cstill", "\ufeffmiddle\nlast"]
-
-
-def test_a_byte_order_mark_at_the_start_is_not_text(tmp_path: Path) -> None:
-    write(tmp_path / "t.txt", "\ufefftitle\n")
-    assert read(f"text:{tmp_path}/t.txt") == ["title"]
 
 
 @pytest.mark.parametrize("source", ["wikipedia", "text:", "", "stdlib:x", "Text:a"])
@@ -136,16 +112,6 @@ def test_files_without_text(tmp_path: Path) -> None:
     write(tmp_path / "b.txt", " \n\r\n\t\n")
     with pytest.raises(UserError, match="the 2 files it matches hold no text"):
         read(f"text:{tmp_path}/*.txt")
-
-
-def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"tea\ncaf\xe9 au lait\n")
-    with pytest.raises(UserError, match=r"latin\.txt line 2 is not UTF-8: .* at byte 3 of the line"):
-        read(f"text:{tmp_path}/latin.txt")
-    with gzip.open(tmp_path / "latin.gz", "wb") as file:
-        file.write(b"\xff")
-    with pytest.raises(UserError, match=r"latin\.gz line 1 is not UTF-8: .* at byte 0 of the line"):
-        read(f"text:{tmp_path}/latin.gz")
 
 
 @pytest.mark.parametrize("suffix", ["gz", "xz"])

@@ -14,16 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhsh.data.tokenizers.subword import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    SPECIALS,
-    UNK_ID,
-    SubwordTokenizer,
-    load_subword,
-    train_subword,
-)
+from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, SubwordTokenizer, load_subword, train_subword
 from mhsh.data.translation.pairs import clean_text
 from mhsh.data.translation.synthetic_pairs import training_pairs
 from mhsh.errors import UserError

@@ -5,6 +5,7 @@ contract.
 from __future__ import annotations
 
 from collections import Counter
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,32 +15,14 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
-from mhsh.data.translation.packing import EncodedPairs, EncodedSide, bucket_pairs, encode_pairs, examples_by_length, pack_pairs
+from mhsh.data.translation.packing import EncodedPairs, EncodedSide, bucket_pairs, encode_pairs, pack_pairs
 from mhsh.data.translation.pairs import Pair
 from mhsh.data.translation.synthetic_pairs import training_pairs
+from tests.data.preparing import translation_config
 
 T = 16
-DATA = TranslationDataConfig(
-    source="numbers",
-    validation_source="",
-    tokenizer="bpe",
-    vocab_path="",
-    sequence_length=T,
-    layout="packed",
-    max_length_ratio=2.0,
-    validation_fraction=0.1,
-    validation_sentences=0,
-    seed=0,
-)
-KEYS = {
-    "inputs",
-    "inputs_position",
-    "inputs_segmentation",
-    "decoder_inputs",
-    "targets",
-    "targets_position",
-    "targets_segmentation",
-}
+DATA = cast(TranslationDataConfig, translation_config(source="numbers", sequence_length=T, max_length_ratio=2.0).data)
+KEYS = {"inputs", "inputs_position", "inputs_segmentation", "decoder_inputs", "targets", "targets_position", "targets_segmentation"}
 Sentences = list[tuple[list[int], list[int]]]
 
 
@@ -126,13 +109,6 @@ def test_buckets_are_the_shortest_that_hold_a_pair(pairs: Sentences) -> None:
         assert read_back(buckets[width]) == mine
 
 
-def test_layout_decides() -> None:
-    pairs = encoded([([9, EOS_ID], [8, 7, EOS_ID]), ([EOS_ID], [EOS_ID])])
-    assert {length: len(rows["inputs"]) for length, rows in examples_by_length(pairs, DATA).items()} == {16: 1}
-    bucketed = examples_by_length(pairs, replace(DATA, layout="bucketed"))
-    assert {length: len(rows["inputs"]) for length, rows in bucketed.items()} == {2: 1, 4: 1, 8: 0, 16: 0}
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> SubwordTokenizer:
     return train_subword("bpe", ["a b c d"], 270)  # single letters, so that lengths are plain to see
@@ -153,21 +129,15 @@ def test_encoding_drops_and_counts(tokenizer: SubwordTokenizer) -> None:
         fits, alike = longer + 1 <= data.sequence_length, longer <= 10 or longer <= 2 * shorter
         expected.append("kept" if fits and alike else "unlike" if fits else "too_long")
     tally = Counter(expected)
-    assert (counts.pairs, counts.too_long, counts.unlike) == (tally["kept"], tally["too_long"], tally["unlike"])
+    assert (counts["pairs"], counts["too_long"], counts["unlike"]) == (tally["kept"], tally["too_long"], tally["unlike"])
     assert min(tally.values()) >= 2
     kept = [pair for pair, verdict in zip(pairs, expected, strict=True) if verdict == "kept"]
     assert len(rows) == len(kept)
     for side, texts in ((rows.source, [pair.source for pair in kept]), (rows.target, [pair.target for pair in kept])):
         for number, ids in enumerate(tokenizer.encode_batch(texts)):
             np.testing.assert_array_equal(side.tokens[side.bounds[number] : side.bounds[number + 1]], [*ids, EOS_ID])
-    assert counts.source_tokens == rows.source.lengths.sum()
-    assert counts.target_tokens == rows.target.lengths.sum()
-
-
-def test_nothing_to_encode(tokenizer: SubwordTokenizer) -> None:
-    rows, counts = encode_pairs(tokenizer, [], DATA)
-    assert (len(rows), counts.pairs) == (0, 0)
-    assert pack_pairs(rows, T)["inputs"].shape == (0, T)
+    assert counts["source_tokens"] == rows.source.lengths.sum()
+    assert counts["target_tokens"] == rows.target.lengths.sum()
 
 
 def test_packed_rows_are_mostly_full() -> None:
@@ -175,6 +145,6 @@ def test_packed_rows_are_mostly_full() -> None:
     tokenizer = train_subword("bpe", [text for pair in pairs for text in pair], 400)
     rows, counts = encode_pairs(tokenizer, pairs, replace(DATA, sequence_length=64, max_length_ratio=9.0))
     packed = pack_pairs(rows, 64)
-    assert counts.pairs == 3000
-    assert max(counts.source_tokens, counts.target_tokens) / packed["inputs"].size > 0.9
+    assert counts["pairs"] == 3000
+    assert max(counts["source_tokens"], counts["target_tokens"]) / packed["inputs"].size > 0.9
     assert sum(map(len, read_back(packed))) == 3000

@@ -6,7 +6,7 @@ import gzip
 import lzma
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,24 +15,13 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.translation import synthetic_pairs
-from mhsh.data.translation.pairs import Pair, clean_text, read_pairs, validation_pairs
-from mhsh.data.translation.synthetic_pairs import held_out_pairs, training_pairs
+from mhsh.data.translation.pairs import Pair, clean_text, read_pairs
+from mhsh.data.translation.synthetic_pairs import training_pairs
 from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
 from tests.data.preparing import translation_config
 
-DATA = TranslationDataConfig(
-    source="numbers",
-    validation_source="",
-    tokenizer="bpe",
-    vocab_path="",
-    sequence_length=32,
-    layout="packed",
-    max_length_ratio=3.0,
-    validation_fraction=0.1,
-    validation_sentences=0,
-    seed=0,
-)
+DATA = cast(TranslationDataConfig, translation_config(source="numbers", sequence_length=32, max_length_ratio=3.0).data)
 
 
 def test_files_pair_in_sorted_order_plain_and_packed(tmp_path: Path) -> None:
@@ -59,13 +48,6 @@ def test_files_of_unequal_length(tmp_path: Path, source: int, target: int) -> No
     (tmp_path / "t.en").write_text("a\n" * source)
     (tmp_path / "t.de").write_text("b\n" * target)
     with pytest.raises(UserError, match=rf"t\.en has {source} lines, .*t\.de {target}; line n must translate line n"):
-        list(read_pairs(f"text:{tmp_path}/t.en,{tmp_path}/t.de"))
-
-
-def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
-    (tmp_path / "t.en").write_bytes(b"one\ntwo\nthr\xffee\n")
-    (tmp_path / "t.de").write_bytes(b"eins\nzwei\ndrei\n")
-    with pytest.raises(UserError, match=r"t\.en line 3 is not UTF-8: invalid start byte at byte 3 of the line; convert it"):
         list(read_pairs(f"text:{tmp_path}/t.en,{tmp_path}/t.de"))
 
 
@@ -144,20 +126,6 @@ def test_pairs_with_the_same_words_on_other_sides_are_not_the_same() -> None:
     assert [pair for _, pair in kept(replace(DATA, validation_fraction=0.0), pairs)[0]] == pairs
 
 
-def held_out(pairs: list[Pair], data: TranslationDataConfig) -> set[str]:
-    return {pair[0] for split, pair in kept(data, pairs)[0] if split == "validation"}
-
-
-def test_held_out_by_content_and_seed() -> None:
-    pairs = [Pair(f"sentence {number}", f"Satz {number}") for number in range(4000)]
-    chosen = held_out(pairs, DATA)
-    assert 0.08 < len(chosen) / len(pairs) < 0.12
-    assert held_out([Pair(pair.source, "another translation") for pair in pairs], DATA) == chosen
-    assert held_out(pairs, replace(DATA, seed=1)) != chosen
-    assert chosen < held_out(pairs, replace(DATA, validation_fraction=0.3))
-    assert not held_out(pairs, replace(DATA, validation_fraction=0.0))
-
-
 def test_pairs_that_validation_has_of_its_own_are_not_trained_on() -> None:
     pairs = [Pair(text, text.upper()) for text in "abcab"]
     own = [Pair("b", "B"), Pair("x", "X"), Pair("x ", "X"), Pair("", "Y"), Pair("a", "other")]
@@ -165,12 +133,3 @@ def test_pairs_that_validation_has_of_its_own_are_not_trained_on() -> None:
     assert found[:3] == [("validation", ("b", "B")), ("validation", ("x", "X")), ("validation", ("a", "other"))]
     assert found[3:] == [("train", ("a", "A")), ("train", ("c", "C"))]
     assert counts == {"read": 5, "empty": 0, "duplicates": 2, "in_both_splits": 1}
-
-
-def test_pairs_for_validation(tmp_path: Path) -> None:
-    (tmp_path / "v.en").write_text("a\n")
-    (tmp_path / "v.de").write_text("b\n")
-    assert list(validation_pairs(DATA) or []) == held_out_pairs()
-    text = f"text:{tmp_path}/v.en,{tmp_path}/v.de"
-    assert list(validation_pairs(replace(DATA, validation_source=text)) or []) == [("a", "b")]
-    assert validation_pairs(replace(DATA, source=text)) is None
