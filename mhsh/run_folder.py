@@ -305,15 +305,18 @@ class RunFolder:
         path = self.path / vocab_file(config)
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
-    def check_vocabulary(self, config: Config) -> None:
-        """Raises UserError if the vocabulary is not the one that run.json records. An imported
-        checkpoint has no record.
+    def vocabulary(self, config: Config) -> epath.Path | None:
+        """The vocabulary's file; None if there is none yet (see `has_vocabulary`).
+
+        Raises:
+          UserError: it is not the one that run.json records.
         """
         if self.has_run_record() and self.read_run().get("vocabulary") != self.vocabulary_hash(config):
             raise UserError(
                 f"{self.path / vocab_file(config)} is missing, or is not the vocabulary that the run began with; put it back from "
                 "a copy, or train again in another --workdir"
             )
+        return self.path / vocab_file(config) if self.has_vocabulary() else None
 
     def write_run(self, record: Mapping[str, Any]) -> None:
         """Replaces run.json."""

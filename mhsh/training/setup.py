@@ -65,8 +65,7 @@ class Run:
         self.abstract = abstract = abstract_state(config, optimizer, mesh)  # shapes, dtypes and shardings of the state
         check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
 
-        folder.check_vocabulary(config)
-        self.corpus = load_corpus(config, folder.path if folder.has_vocabulary() else None)
+        self.corpus = load_corpus(config, folder.vocabulary(config))
         self.corpus.check_batch(config.train.batch_size)
         self._rows = functools.partial(process_rows, mesh)
         _check_same_data(folder, self.corpus)

@@ -79,7 +79,7 @@ def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
     Raises:
       UserError: data.source has changed since, or does not exist on this machine.
     """
-    corpus = load_corpus(config, folder.path)
+    corpus = load_corpus(config, folder.vocabulary(config))
     # The data of an imported checkpoint was never recorded.
     recorded = folder.read_run()["data"]["fingerprint"] if folder.has_run_record() else corpus.fingerprint
     if corpus.fingerprint != recorded:

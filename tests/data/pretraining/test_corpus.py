@@ -118,7 +118,7 @@ def test_saved_vocabulary_wins(make_config: Any, english_source: str, english: l
     assert restored.tokenizer.vocab == trained.tokenizer.vocab
     assert restored.fingerprint == trained.fingerprint
     trained.save_vocab(tmp_path)
-    assert load_corpus(other, tmp_path).fingerprint == trained.fingerprint
+    assert load_corpus(other, tmp_path / "vocab.txt").fingerprint == trained.fingerprint
     with pytest.raises(UserError, match=r"the run's vocabulary .*gone\.txt is missing"):
         load(config, saved_vocab=tmp_path / "gone.txt")
     byte_config = make_config(data__source=english_source, data__tokenizer="bytes")

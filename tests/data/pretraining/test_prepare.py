@@ -212,11 +212,11 @@ def test_a_vocabulary_beside_prepared_rows_is_refused(tmp_path, english_rows):
     corpus = load(config)
     (tmp_path / "run").mkdir()
     corpus.save_vocab(tmp_path / "run")
-    assert load_corpus(config, tmp_path / "run").fingerprint == corpus.fingerprint
+    assert load_corpus(config, tmp_path / "run" / "vocab.txt").fingerprint == corpus.fingerprint
     path = tmp_path / "run" / "vocab.txt"
     path.write_bytes(path.read_bytes().replace(b"\nin\n", b"\nout\n"))
     with pytest.raises(UserError, match=r"is not the vocabulary of the run, .*vocab\.txt; put back the folder"):
-        load_corpus(config, tmp_path / "run")
+        load_corpus(config, tmp_path / "run" / "vocab.txt")
 
 
 def test_rows_of_translation_are_refused_and_the_other_way_round(tmp_path, english_rows):

@@ -74,7 +74,7 @@ def make(files: str) -> Make:
 
 
 def load(config: Config, saved: Path | None = None) -> Corpus[SubwordTokenizer]:
-    return load_corpus(config, saved)
+    return load_corpus(config, saved and saved / "tokenizer.json")
 
 
 @pytest.fixture(scope="module")

@@ -68,10 +68,10 @@ def test_rows_of_another_config_or_run_are_refused(tmp_path, text):
     # A run that goes on brings its own vocabulary, which must be the folder's.
     corpus = load_corpus(config, None)
     corpus.save_vocab(tmp_path)
-    assert load_corpus(config, tmp_path).fingerprint == corpus.fingerprint
+    assert load_corpus(config, tmp_path / "tokenizer.json").fingerprint == corpus.fingerprint
     train_subword("bpe", ["some other words"], 300).save(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match=r"tokenizer\.json is not the vocabulary of the run"):
-        load_corpus(config, tmp_path)
+        load_corpus(config, tmp_path / "tokenizer.json")
 
 
 def pairs_in(rows: Any) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
