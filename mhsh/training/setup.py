@@ -72,7 +72,8 @@ class Run:
         wait_for_all("the data")  # a host may have copied prepared rows from a bucket
         preflight(_facts(config, self.corpus))
 
-        self.checkpoints = Checkpoints.of_run(folder, config.train)
+        kept = dict(keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
+        self.checkpoints = Checkpoints(folder.checkpoints_path, **kept)
         config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
         self.config = config
         self.model = model = build_model(config.model)

@@ -17,10 +17,9 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote, make_durable, make_name_durable
-from mhsh.run_folder import Counters, RunFolder
+from mhsh.run_folder import Counters
 from mhsh.training.checkpoints.replicas import read_once, split_replicas
 from mhsh.training.checkpoints.verify import (
     Manifest,
@@ -151,14 +150,13 @@ class StoredCheckpoints:
         where = self._folder / str(step)
         wanted = flatten(abstract)
         try:
-            saved: Manifest = self._manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"][
-                item
-            ]
-            shapes = {path: {"shape": entry["shape"], "dtype": entry["dtype"]} for path, entry in saved.items()}
-            sums_saved = {path: entry["checksum"] for path, entry in saved.items()}
+            manifests = self._manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"]
+            saved: Manifest = {
+                path: {key: entry[key] for key in ("shape", "dtype", "checksum")} for path, entry in manifests[item].items()
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
-        compare_manifests(shapes, manifest(wanted), where)
+        compare_manifests(saved, manifest(wanted), where)
         replicas = split_replicas(next(iter(wanted.values())).sharding)
         try:
             if replicas is not None:
@@ -168,7 +166,7 @@ class StoredCheckpoints:
         except Exception as error:  # Orbax raises a bare Exception where a read fails
             raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
         for path, sums in jax.device_get(checksums(restored)).items():
-            if as_hex(sums) != sums_saved[path]:
+            if as_hex(sums) != saved[path]["checksum"]:
                 raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
         return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
 
@@ -187,11 +185,6 @@ class Checkpoints(StoredCheckpoints):
             async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
         )
         super().__init__(folder, options)
-
-    @classmethod
-    def of_run(cls, folder: RunFolder, train: TrainConfig) -> Checkpoints:
-        """The checkpoints of a run, kept as its config says."""
-        return cls(folder.checkpoints_path, keep=train.keep_checkpoints, keep_every=train.keep_every)
 
     def save(self, step: int, state: TrainState, counters: Counters | None = None) -> None:
         """Copies the state and returns; it is written in the background. `counters` go with it,
