@@ -41,27 +41,24 @@ def params_of(step: int) -> dict[str, dict[str, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    folder: Path = tmp_path_factory.mktemp("checkpoints")
-    found = Checkpoints(folder, keep=len(STEPS), keep_every=0)
+    folder = tmp_path_factory.mktemp("checkpoints")
+    kept = Checkpoints(folder, keep=len(STEPS), keep_every=0)
     for step in STEPS:
-        found.save(step, jax.device_put(TrainState(params_of(step), {"moment": np.zeros(2, np.float32)}, np.int32(step))))
-    found.close()
+        kept.save(step, jax.device_put(TrainState(params_of(step), {"moment": np.zeros(2, np.float32)}, np.int32(step))))
+    kept.close()
     return Checkpoints(folder, keep=len(STEPS), keep_every=0)
 
 
-def abstract() -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), params_of(0))
-
-
-@pytest.mark.parametrize(("count", "step", "averaged"), [(4, None, STEPS), (2, None, (40, 30)), (2, 30, (30, 20)), (1, 20, (20,))])
+@pytest.mark.parametrize(("count", "step", "averaged"), [(4, None, STEPS), (2, 30, (30, 20)), (1, 20, (20,))])
 def test_as_numpy_averages(checkpoints, count, step, averaged):
     steps = newest_steps(checkpoints, count, step)
     assert sorted(steps) == sorted(averaged)
     expected = jax.tree.map(lambda *leaves: np.mean(np.float64(leaves), axis=0), *map(params_of, averaged))
-    found = average(checkpoints, steps, abstract())
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-10), found, expected)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), params_of(0))
+    mean = average(checkpoints, steps, abstract)
+    assert jax.tree.structure(mean) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-10), mean, expected)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +67,6 @@ def test_as_numpy_averages(checkpoints, count, step, averaged):
         (5, None, r"5 checkpoints cannot be averaged: up to step 40 there are 4 \(10, 20, 30, 40\)"),
         (3, 20, r"up to step 20 there are 2 \(10, 20\)"),
         (0, None, "average 1 to 4"),
-        (1, 25, "holds no checkpoint of step 25; there are 10, 20, 30, 40"),
     ],
 )
 def test_too_few(checkpoints, count, step, message):
@@ -110,9 +106,8 @@ def classification(config: Config, folder: Path) -> Config:
     return starting_from(replace(config, model=model, data=data), folder, eval_batches=0)
 
 
-@pytest.mark.parametrize("shape", [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2, 2)])
-def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, shape):
-    config, folder, saved = pretrained
+def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained):
+    (config, folder, saved), shape = pretrained, (2, 2, 2)
     config = classification(config, folder)
     state = fresh_state(config, shape)
     (params, opt_state, step), report = init_from_run(config, state, mesh_of(*shape))
@@ -151,12 +146,6 @@ def test_a_longer_position_table_goes_on_where_the_old_one_ends(pretrained):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        pytest.param(
-            dict(embed_dim=32),
-            r"embeddings\.norm\.bias is float32\[64\] there, float32\[32\] in the config",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(dict(num_layers=3), r"encoder\.layers\..* in the config", marks=pytest.mark.slow),
         (dict(residual="post_ln"), r"omega is float32\[2, 64\] there, absent in the config"),
         (dict(max_positions=32), r"embeddings\.position is float32\[64, 64\] there, float32\[32, 64\]"),
     ],
@@ -168,12 +157,6 @@ def test_another_shape_is_refused(pretrained, change, named):
     config = replace(config, model=replace(config.model, **change), data=data)
     with pytest.raises(UserError, match=named):
         init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
-
-
-def test_a_folder_without_a_run_is_named(pretrained, tmp_path):
-    config, _, _ = pretrained
-    with pytest.raises(UserError, match=str(tmp_path)):
-        init_from_run(starting_from(config, tmp_path), fresh_state(config), mesh_of(1, 1, 1))
 
 
 # Two phases.
@@ -207,7 +190,7 @@ def configs_of_phases(folder: Path, changes: dict[str, Any]) -> list[Config]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_two_phases_on_rows_of_one_length_are_one_training(tmp_path, optimizer):
     """Nine steps, and one more with their moments and at their rate, equal ten."""
     settings = {"optimizer.name": optimizer, "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 3, "train.num_steps": 10}
