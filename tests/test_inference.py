@@ -201,7 +201,7 @@ WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
     ("causal", lambda model: model.loss("a"), "the text has 1 token; a causal model predicts each but the first"),
     ("causal", lambda model: model.generate("b" * 48), "prompt 1 has 48 tokens, and model.max_positions = 48 leaves no room"),
     ("causal", lambda model: model.generate("a", max_tokens=0), "max_tokens = 0; allowed: 1 or more"),
-    ("causal", lambda model: model.generate("a", temperature=-0.5), "temperature = -0.5; allowed: 0, the likeliest token, or more"),
+    ("causal", lambda model: model.generate("a", temperature=-0.5), "temperature = -0.5; allowed: 0 or more"),
     ("masked", lambda model: model.fill("the number"), "the text has no [MASK]"),
     ("masked", lambda model: model.fill("[MASK]", top=0), "top = 0; allowed: 1 or more"),
     ("masked", lambda model: model.loss("xyz"), "the text has no token that could be masked"),

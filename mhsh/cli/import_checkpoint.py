@@ -141,7 +141,7 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
     model, optimizer = build_model(config.model), build_optimizer(config)
     created = create_state(single, model, optimizer, mesh, {})  # Post-LN: no batch is looked at
     state = TrainState(_merged(created.params, imported), created.opt_state, created.step)
-    checkpoints = Checkpoints.of_run(folder, config.train)
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=1, keep_every=0)
     with contextlib.closing(checkpoints):  # waits for what is being written, even when interrupted
         checkpoints.save(0, state)
 

@@ -148,10 +148,10 @@ def _check(folder: str, objective: str, options: Mapping[str, Any], source: str 
 
 def _translated(folder: str, config: Config, source: str | None, step: int | None, options: Mapping[str, Any]) -> str:
     """The translation of each line, a line each."""
-    from mhsh.inference import check_beam, load
+    from mhsh.inference import check_values, load
 
     beam = {name: options[name] for name in ("beam", "length_penalty", "batch_tokens") if name in options}
-    check_beam(**beam)  # before the checkpoint is read
+    check_values(**beam)  # before the checkpoint is read
     lines = read_lines(source)
     model = load(folder, step=step, average=options.get("average", 1))
     translated = model.translate_lines(lines, **beam, cut_overlong=options.get("overlong") == "cut")
@@ -167,17 +167,13 @@ def _text(folder: str, config: Config, source: str | None, step: int | None, opt
     """The text and what a causal model writes after it; or, by a masked one, a line a word,
     probability first, with an empty line between masks.
     """
-    from mhsh.inference import check_fill, check_sampling, load
+    from mhsh.inference import check_values, load
 
     own = {name: value for name, value in options.items() if name not in ("text", "average")}
-    causal = config.model.objective == "clm"
-    if causal:
-        check_sampling(**own)  # before anything is read
+    check_values(**own)  # before anything is read
     text = options["text"] if "text" in options else "\n".join(read_lines(source))
-    if not causal:
-        check_fill(text, **own)
     model = load(folder, step=step, average=options.get("average", 1))
-    if causal:
+    if config.model.objective == "clm":
         return model.generate(text, **own) + "\n"
     words = ("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in model.fill(text, **own))
     return "\n".join(words)

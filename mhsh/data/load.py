@@ -51,5 +51,5 @@ def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordToke
         )
     vocabulary = folder.vocabulary(config)
     if vocabulary is None:
-        raise UserError(f"{folder.path} holds no vocabulary of a run; train it first")
+        raise UserError(f"{folder.checkpoints_path} holds no checkpoint; train the run first")
     return task.read_tokenizer(vocabulary)
