@@ -62,14 +62,6 @@ def member(store: Store, process: int) -> socket.socket:
     return connection
 
 
-def test_a_lost_process_is_named_to_all(run: tuple[Store, Peers, Said]) -> None:
-    store, _, said = run
-    with member(store, 2) as two:
-        member(store, 1).close()
-        assert said.get(timeout=10)[0].startswith("process 1 of this run is lost")
-        assert two.recv(100).startswith(b"1 ")
-
-
 def test_a_process_that_takes_leave_is_not_lost(run: tuple[Store, Peers, Said]) -> None:
     store, _, said = run
     with member(store, 1) as one, member(store, 2) as two:

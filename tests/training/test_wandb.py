@@ -178,11 +178,3 @@ def test_without_wandb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"needs the package wandb .*: .*pip install -e .*\[wandb\]'"):
         trackers.check_wandb()
-
-
-@pytest.mark.slow  # the test above is of the same function
-def test_without_a_key_the_way_out_is_named(folder: RunFolder, tmp_path: Path) -> None:
-    env = environment("http://127.0.0.1:9", HOME=str(tmp_path))
-    del env["WANDB_API_KEY"]
-    refused = process(folder, env, "0 1 finishes")
-    assert "No API key configured. Use `wandb login` to log in.; or set WANDB_MODE=offline" in refused.stderr

@@ -182,7 +182,7 @@ class Checkpoints(StoredCheckpoints):
         options = ocp.CheckpointManagerOptions(
             enable_async_checkpointing=True,
             cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._complete),
         )
         super().__init__(folder, options)
 
@@ -196,14 +196,14 @@ class Checkpoints(StoredCheckpoints):
         items = {"params": flatten(state.params), "opt_state": flatten((state.opt_state, state.step))}
         manifests = {name: manifest(leaves, jax.device_get(checksums(leaves))) for name, leaves in items.items()}
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items()}
-        self._finish_save()
+        self._wait()
         self._saving, self._counters = step, counters
-        with self._naming_failures():
+        with self._failures_named():
             self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave(manifests), **saved))
 
     def raise_failed_save(self) -> None:
         """Raises UserError if a background save has failed."""
-        with self._naming_failures():
+        with self._failures_named():
             self._manager.check_for_errors()
 
     def set_aside(self, step: int) -> epath.Path:
@@ -224,17 +224,17 @@ class Checkpoints(StoredCheckpoints):
         """Waits for the background save, until it would outlive a power cut. Raises UserError if it
         fails.
         """
-        self._finish_save()
+        self._wait()
         self._manager.close()
 
-    def _finish_save(self) -> None:
+    def _wait(self) -> None:
         """Waits for the background save, and deletes what is no longer kept.
 
         Orbax would delete as soon as it has renamed the new checkpoint. But its name, and the
         record that Orbax wrote just before, must be on the disk first. All else was flushed before
         the checkpoint was committed.
         """
-        with self._naming_failures():
+        with self._failures_named():
             self._manager.wait_until_finished()
         if self._saving is None:
             return
@@ -249,7 +249,7 @@ class Checkpoints(StoredCheckpoints):
                 self._manager.delete(step)
 
     @contextlib.contextmanager
-    def _naming_failures(self) -> Iterator[None]:
+    def _failures_named(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # any error of the threads of a save: Orbax has no class for it
@@ -259,7 +259,7 @@ class Checkpoints(StoredCheckpoints):
                 "whole: make room or repair the folder, and run the same command again"
             ) from error
 
-    def _list_files(self) -> None:
+    def _complete(self) -> None:
         """Called by Orbax when all files are written, before it commits the checkpoint."""
         if jax.process_index() == 0:
             [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]
