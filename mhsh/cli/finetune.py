@@ -126,11 +126,12 @@ def _numbers(seeds: str) -> list[int]:
 
 
 def _last_validation(folder: RunFolder) -> dict[str, float]:
-    """The figures of the last validation row, without what it shares with a training row."""
+    """The figures of the last validation row, without what says how it was made."""
     rows = [row for row in folder.read_metrics().rows if row["split"] == "validation"]
     if not rows:
         raise UserError(f"{folder.path} is finished and has no validation figures in metrics.jsonl; put it back from a copy")
-    return {name: value for name, value in rows[-1].items() if name not in ("step", "split", "tokens", "flops", "seconds", "batch")}
+    shared = ("step", "split", "tokens", "flops", "seconds", "batch", "loss_parts")
+    return {name: value for name, value in rows[-1].items() if name not in shared}
 
 
 def _print_table(figures: Mapping[int, Mapping[str, float]], summary: Mapping[str, Mapping[str, Any]]) -> None:
