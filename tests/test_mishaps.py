@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import time
@@ -14,7 +13,7 @@ import pytest
 from etils import epath
 
 from mhsh.run_folder import RunFolder
-from mhsh.training.checkpoints.verify import find_damage, write_file_manifest
+from mhsh.training.checkpoints.verify import find_damage
 from tests.runs import CONFIG, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start
 
 
@@ -152,22 +151,6 @@ def test_twenty_kills_change_nothing(corpus, tmp_path):
     for a, b in zip(final_state(tmp_path / "killed"), final_state(tmp_path / "whole"), strict=True):
         np.testing.assert_array_equal(a, b)
     print("killed after the steps", last)
-
-
-def test_a_lost_omega_is_an_error(unbroken, tmp_path):
-    """A whole checkpoint without omega is one of another model, not a damaged one: nothing is
-    filled in.
-    """
-    workdir = cut_back(unbroken, tmp_path / "run")
-    path = workdir / "checkpoints" / "24" / "manifest" / "metadata"
-    manifest = json.loads(path.read_text())
-    del manifest["params"]["encoder.layers.attention_residual.omega"]
-    path.write_text(json.dumps(manifest))
-    write_file_manifest(epath.Path(workdir / "checkpoints" / "24"), None)
-    done = mhsh_here("train", f"--workdir={workdir}")
-    assert done.returncode == 2
-    assert "encoder.layers.attention_residual.omega is absent there" in done.stderr
-    assert (workdir / "checkpoints" / "24").is_dir()
 
 
 def test_a_vocabulary_that_a_failed_start_left_is_made_again(unbroken, corpus, tmp_path):

@@ -89,7 +89,11 @@ def test_a_state_changed_after_saving_is_saved_as_it_was(make_config, tmp_path):
 def test_a_checkpoint_of_another_model_is_named_before_it_is_read(make_config, tmp_path, change, message):
     config = make_config("bert", "2l8h")
     save(tmp_path, 7, fresh_state(config))
-    abstract = abstract_of(replace(config, model=replace(config.model, **change)))
+    abstract, other = abstract_of(config), replace(config, model=replace(config.model, **change))
+    save(tmp_path / "other", 7, fresh_state(other))
+    with pytest.raises(UserError, match="of another model"):  # nothing is filled in
+        stored(tmp_path / "other").restore(7, abstract)
+    abstract = abstract_of(other)
     with pytest.raises(UserError, match=message):
         stored(tmp_path).restore(7, abstract)
 

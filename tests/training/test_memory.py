@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mhsh.config.schema import RESIDUALS
 from mhsh.models.build import build_model
-from mhsh.models.transformer import group_sizes
 from mhsh.training.memory import CANDIDATES, USABLE_SHARE, choose_remat, footprint, resolve_remat, saved_activations, with_policy
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh
@@ -106,14 +103,11 @@ def test_rematerialisation_and_bf16_save_less(tiny):
     assert saved_activations(tiny(**{"model.compute_dtype": "bfloat16"}), 8) < saved_activations(tiny(), 8)
 
 
-@pytest.mark.parametrize(
-    "residual", ["admin", *(pytest.param(name, marks=pytest.mark.slow) for name in RESIDUALS if name != "admin")]
-)
-def test_activations_are_linear_in_the_layers(tiny, residual):
-    for policy in ("none", "full"):
-        config = {"model.residual": residual, "model.remat_policy": policy}
-        depths = [saved_activations(tiny(**config, **{"model.num_layers": depth}), 8) for depth in (2, 4, 6)]
-        assert depths[1] - depths[0] == depths[2] - depths[1] > 0
+@pytest.mark.parametrize("policy", ["none", "full"])
+def test_activations_are_linear_in_the_layers(tiny, policy):
+    config = {"model.residual": "admin", "model.remat_policy": policy}
+    depths = [saved_activations(tiny(**config, **{"model.num_layers": depth}), 8) for depth in (2, 4, 6)]
+    assert depths[1] - depths[0] == depths[2] - depths[1] > 0
 
 
 @pytest.mark.parametrize(("heads", "projections"), [(N, 4 * N), (1, 4)], ids=["as four products", "narrow, in one"])
@@ -130,12 +124,6 @@ def test_what_a_layer_saves(tiny, heads, projections):
     stream = 8 * P * D * 4
     assert stream <= of_a_layer("full") <= stream + 64
     assert of_a_layer("projections") - of_a_layer("full") == 8 * P * (projections * H + F) * 4
-
-
-def test_groups_are_as_many_as_layers_in_a_group_where_that_divides():
-    assert group_sizes(384) in ((24, 16), (16, 24))
-    assert group_sizes(144) == (12, 12)
-    assert all(np.prod(group_sizes(num_layers)) == num_layers for num_layers in range(1, 60))
 
 
 @pytest.mark.parametrize("candidates", CANDIDATES.values(), ids=list(CANDIDATES))
