@@ -11,8 +11,17 @@ from mhsh.config.schema import MeshConfig
 from mhsh.errors import UserError
 from mhsh.models.build import boxed_parameters
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import MESH_AXES, check_divisibility, make_mesh, mesh_shape, parameter_specs, process_rows, put_batch
-from mhsh.training.state import state_shardings
+from mhsh.training.sharding import (
+    MESH_AXES,
+    check_divisibility,
+    make_mesh,
+    mesh_shape,
+    parameter_specs,
+    process_rows,
+    put_batch,
+    shardings_of,
+)
+from mhsh.training.state import abstract_state
 from tests.training.states import mesh_of
 
 
@@ -50,7 +59,7 @@ def test_where_parameters_lie(make_config):
     specs = {}
     for variant in ("2l8h", "16l1h"):
         config = make_config("bert", variant)
-        shardings = state_shardings(config, build_optimizer(config), mesh_of(2, 2, 2))
+        shardings = shardings_of(abstract_state(config, build_optimizer(config), mesh_of(2, 2, 2)))
         params, moments = shardings.params, optax.tree.get(shardings.opt_state, "mu")
         assert moments == params
         layers = params["encoder"]["layers"]
