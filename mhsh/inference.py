@@ -170,7 +170,7 @@ class LoadedModel:
             positions.
         """
         self._check_method("generate")
-        check_values(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
+        _check_values(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
         limit, vocabulary = self.config.model.max_positions, self.config.model.vocab_size
@@ -209,7 +209,7 @@ class LoadedModel:
           UserError: the model is not masked, the text has no [MASK], or `encode` refuses it.
         """
         self._check_method("fill")
-        check_values(top=top)
+        _check_values(top=top)
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
         if MASK not in text:
@@ -250,7 +250,7 @@ class LoadedModel:
         `mhsh.evaluation.translation.translate_lines`.
         """
         self._check_method("translate")
-        check_values(beam=beam, length_penalty=length_penalty, batch_tokens=batch_tokens)
+        _check_values(beam=beam, length_penalty=length_penalty, batch_tokens=batch_tokens)
         assert isinstance(self.model, Seq2Seq) and isinstance(self.tokenizer, SubwordTokenizer)
         return translate_lines(
             lines,
@@ -355,7 +355,7 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
     return LoadedModel(str(folder.path), config, tokenizer, model, params, made)
 
 
-def check_values(**values: int | float) -> None:
+def _check_values(**values: int | float) -> None:
     """Raises UserError where a method of LoadedModel cannot take the value of an argument."""
     for name, value in values.items():
         least, most = _ALLOWED[name]

@@ -58,12 +58,12 @@ def test_a_new_file_overwrites_nothing(tmp_path):
     with pytest.raises(UserError, match=r"cannot write .*: No such file or directory; choose another name"):
         write_new(tmp_path / "nowhere" / "file", "text")
     assert (tmp_path / "file").read_text() == "text"
-    check_new_file(None)  # --out is checked before any work
-    check_new_file(str(tmp_path / "other"))
+    check_new_file("--out", None)  # --out is checked before any work
+    check_new_file("--out", str(tmp_path / "other"))
     with pytest.raises(UserError, match="exists, and nothing is overwritten"):
-        check_new_file(str(tmp_path / "file"))
+        check_new_file("--out", str(tmp_path / "file"))
     with pytest.raises(UserError, match="there is no folder"):
-        check_new_file(str(tmp_path / "nowhere" / "file"))
+        check_new_file("--out", str(tmp_path / "nowhere" / "file"))
 
 
 def test_an_object_is_read(tmp_path):

@@ -71,7 +71,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
 
 
-@pytest.mark.slow  # tests/cli/test_translate.py translates with less
+@pytest.mark.slow  # tests/cli/test_predict.py translates with less
 def test_eval_and_predict(run, tmp_path):
     _, workdir = run
     done = mhsh("eval", str(workdir))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -36,6 +37,20 @@ class Answers:
         if not self.candidates or (threshold is not None and self.null_difference > threshold):
             return ""
         return self.candidates[0].text
+
+    def details(self) -> dict[str, Any]:
+        """The candidates with their probabilities among themselves, and `null_difference`, for
+        JSON.
+        """
+        scores = np.array([candidate.score for candidate in self.candidates])
+        shares = np.exp(scores - scores.max(initial=-np.inf))
+        return {
+            "no_answer_difference": self.null_difference if np.isfinite(self.null_difference) else None,
+            "best": [
+                {"text": candidate.text, "score": candidate.score, "probability": float(share / shares.sum())}
+                for candidate, share in zip(self.candidates, shares, strict=True)
+            ],
+        }
 
 
 def find_answers(
