@@ -293,22 +293,18 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
       UserError: it cannot be read, or `parse_object` refuses it.
     """
     try:
-        content = _whole(path)
+        if is_remote(path):
+            # In one request. Opening an object would first ask for its size, and cut to that
+            # length what another process then puts in its place.
+            with bucket_objects(path) as objects:
+                content = objects.cat_file(str(path))
+        else:
+            content = Path(path).read_bytes()
     except FileNotFoundError as error:
         raise MissingFile(f"there is no {path}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     return parse_object(content, str(path))
-
-
-def _whole(path: epath.PathLike) -> bytes:
-    """The content of a file as one process wrote it. Opening an object asks for its size first: if
-    another process replaces it then, the new content is cut to the old length.
-    """
-    if not is_remote(path):
-        return epath.Path(path).read_bytes()
-    with bucket_objects(path) as objects:
-        return objects.cat_file(str(path))
 
 
 def parse_object(content: bytes, what: str) -> dict[str, Any]:
@@ -363,8 +359,9 @@ def new_folder(out: str) -> Iterator[Path]:
             raise UserError(f"another process is writing {out}; wait for it, or choose another --out") from None
         _unfinished.add(around)
         try:
-            _empty(around)
             unfinished = around / final.name
+            if unfinished.exists():  # of a killed process
+                shutil.rmtree(unfinished)
             unfinished.mkdir()
             yield unfinished
             make_durable(unfinished)
@@ -387,14 +384,6 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(_SECONDS_TO_REMOVE / 40)
         gone = 0 if folder.exists() else gone + 1
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -39,9 +39,14 @@ from mhsh.training.sharding import ROWS, axis_rules, put_batch, whole
 from mhsh.training.shards import over_shards
 
 # What only the models of one objective do.
-METHODS = {"clm": "generate", "mlm": "fill", "translation": "translate"}
+_METHODS = {"clm": "generate", "mlm": "fill", "translation": "translate"}
 _MASKED_AT_ONCE = 64  # rows, of a masked model's loss
 _LARGEST_SEED = 2**32 - 1
+_ALLOWED = {  # of the arguments of methods: the least and the largest value
+    **dict.fromkeys(("top", "max_tokens", "beam", "batch_tokens"), (1, sys.maxsize)),
+    **dict.fromkeys(("temperature", "top_k", "length_penalty"), (0, sys.maxsize)),
+    "seed": (0, _LARGEST_SEED),
+}
 
 Tokens = Int32[np.ndarray, " _"]
 
@@ -164,8 +169,8 @@ class LoadedModel:
           UserError: the model is not causal, a value is not allowed, or a prompt fills the model's
             positions.
         """
-        _check_sampling(max_tokens, temperature, top_k, seed)
-        check_objective(self.folder, self.config, "generate")
+        self._check_method("generate")
+        _check_values(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
         limit, vocabulary = self.config.model.max_positions, self.config.model.vocab_size
@@ -203,10 +208,12 @@ class LoadedModel:
         Raises:
           UserError: the model is not masked, the text has no [MASK], or `encode` refuses it.
         """
-        check_objective(self.folder, self.config, "fill")
+        self._check_method("fill")
+        _check_values(top=top)
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
-        _check_fill(text, top)
+        if MASK not in text:
+            raise UserError(f"the text has no {MASK}; write {MASK} where a word is to be found")
         (ids,) = self.encode(text)
         masks = np.flatnonzero(ids == tokenizer.mask_id)
         logits = self.logits(text).logits[0, masks].astype(np.float64)
@@ -242,8 +249,8 @@ class LoadedModel:
         """The translations of many lines, in batches of about `batch_tokens` source tokens; see
         `mhsh.evaluation.translation.translate_lines`.
         """
-        _check_beam(beam, length_penalty, batch_tokens)
-        check_objective(self.folder, self.config, "translate")
+        self._check_method("translate")
+        _check_values(beam=beam, length_penalty=length_penalty, batch_tokens=batch_tokens)
         assert isinstance(self.model, Seq2Seq) and isinstance(self.tokenizer, SubwordTokenizer)
         return translate_lines(
             lines,
@@ -261,6 +268,11 @@ class LoadedModel:
     @functools.cached_property
     def _whole_params(self) -> Any:
         return whole(self.params, self.mesh)
+
+    def _check_method(self, method: str) -> None:
+        if _METHODS[self._objective] != method:
+            others = f"{_METHODS[self._objective]}, logits and loss are there"
+            raise UserError(f"{self.folder} is a run of model.objective = {self._objective!r}, which does not {method}; {others}")
 
     def _check_targets(self, targets: object) -> None:
         if (targets is not None) != (self._objective == "translation"):
@@ -343,41 +355,13 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
     return LoadedModel(str(folder.path), config, tokenizer, model, params, made)
 
 
-def check_objective(run: epath.PathLike, config: Config, method: str) -> None:
-    """Raises UserError where the models of this run do not have the method."""
-    objective = config.model.objective
-    if METHODS.get(objective) != method:
-        others = f"{METHODS[objective]}, logits and loss are there" if objective in METHODS else "use mhsh predict"
-        raise UserError(f"{run} is a run of model.objective = {objective!r}, which does not {method}; {others}")
-
-
-def _check_fill(text: str, top: int) -> None:
-    """Raises UserError where `LoadedModel.fill` cannot take a value."""
-    if MASK not in text:
-        raise UserError(f"the text has no {MASK}; write {MASK} where a word is to be found")
-    if top < 1:
-        raise UserError(f"top = {top}; allowed: 1 or more")
-
-
-def _check_sampling(max_tokens: int, temperature: float, top_k: int, seed: int) -> None:
-    """Raises UserError where `LoadedModel.generate` cannot take a value."""
-    if max_tokens < 1:
-        raise UserError(f"max_tokens = {max_tokens}; allowed: 1 or more")
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise UserError(f"temperature = {temperature}; allowed: 0, the likeliest token, or more")
-    if top_k < 0:
-        raise UserError(f"top_k = {top_k}; allowed: 0, all tokens, or more")
-    if not 0 <= seed <= _LARGEST_SEED:
-        raise UserError(f"seed = {seed}; allowed: from 0 to {_LARGEST_SEED}")
-
-
-def _check_beam(beam: int, length_penalty: float, batch_tokens: int) -> None:
-    """Raises UserError where `LoadedModel.translate_lines` cannot take a value."""
-    for name, value in (("beam", beam), ("batch_tokens", batch_tokens)):
-        if value < 1:
-            raise UserError(f"{name} = {value}; allowed: 1 or more")
-    if not (math.isfinite(length_penalty) and length_penalty >= 0):
-        raise UserError(f"length_penalty = {length_penalty}; allowed: 0 or more")
+def _check_values(**values: int | float) -> None:
+    """Raises UserError where a method of LoadedModel cannot take the value of an argument."""
+    for name, value in values.items():
+        least, most = _ALLOWED[name]
+        if not least <= value <= most:
+            allowed = f"{least} or more" if most > _LARGEST_SEED else f"from {least} to {most}"
+            raise UserError(f"{name} = {value}; allowed: {allowed}")
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:

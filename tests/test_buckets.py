@@ -137,9 +137,3 @@ def test_what_another_process_has_written_is_there(bucket, monkeypatch):
     upload = f"{bucket}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name=run/two"
     with urllib.request.urlopen(urllib.request.Request(upload, data=b"of another", method="POST"), timeout=30):
         assert (folder / "two").exists()
-
-
-def test_another_kind_of_bucket_is_refused(corpus):
-    done = mhsh_here("train", *CONFIG, corpus, "--workdir=s3://bucket/run")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "gs:// buckets" in done.stderr

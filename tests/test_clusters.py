@@ -37,8 +37,7 @@ def assert_same_run(folder: Path, reference: Path) -> None:
         assert np.abs(a - b).max() <= 1e-4 * max(np.abs(b).max(), 1e-3)
 
 
-# The default test of both is the next one: it stops in the middle, and goes on with another number.
-@pytest.mark.slow
+@pytest.mark.slow  # by default: the next test, which goes on with another number
 @pytest.mark.parametrize("count", [2, 4])
 def test_several_processes_equal_one(unbroken, corpus, tmp_path, count):
     results = finish(start(count, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]))
@@ -46,9 +45,7 @@ def test_several_processes_equal_one(unbroken, corpus, tmp_path, count):
     assert_same_run(tmp_path / "run", unbroken)
 
 
-@pytest.mark.parametrize(
-    ("count", "back"), [(2, 1), pytest.param(4, 1, marks=pytest.mark.slow), pytest.param(4, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("count", "back"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_stopped_on_several_gone_on_with_fewer(unbroken, corpus, tmp_path, count, back):
     arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]
     processes = start(count, arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
 import sys
 
@@ -22,30 +22,33 @@ from mhsh.files import (
 )
 from tests.conftest import ROOT
 
+KILLED = """
+import os, pathlib, signal, sys
+from mhsh import files
+with files.{function}({type}(sys.argv[1])) as unfinished:
+    pathlib.Path(unfinished, {name!r}).write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(path, function, type, name=""):
+    """A process is killed while it writes `path`."""
+    code = KILLED.format(function=function, type=type, name=name)
+    assert subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "file"
     write_atomically(path, "é\n")
-    assert path.read_bytes() == "é\n".encode()
     with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
         temporary.write_text("half")
         raise KeyboardInterrupt
+    assert path.read_bytes() == "é\n".encode() and list(tmp_path.iterdir()) == [path]
+    killed(path, "replacing", "pathlib.Path")
+    assert path.read_bytes() == "é\n".encode() and len(list(tmp_path.iterdir())) == 2
+    clear_half_files(tmp_path)
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_killed_write_leaves_the_old_file_and_a_half_one_to_clear(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-    code = (
-        "import os, pathlib, signal, sys\nfrom mhsh.files import replacing\n"
-        "with replacing(pathlib.Path(sys.argv[1])) as file:\n    file.write_text('half')\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, check=False).returncode < 0
-    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
-    clear_half_files(tmp_path)
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_new_file_overwrites_nothing(tmp_path):
@@ -55,6 +58,12 @@ def test_a_new_file_overwrites_nothing(tmp_path):
     with pytest.raises(UserError, match=r"cannot write .*: No such file or directory; choose another name"):
         write_new(tmp_path / "nowhere" / "file", "text")
     assert (tmp_path / "file").read_text() == "text"
+    check_new_file("--out", None)  # --out is checked before any work
+    check_new_file("--out", str(tmp_path / "other"))
+    with pytest.raises(UserError, match="exists, and nothing is overwritten"):
+        check_new_file("--out", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="there is no folder"):
+        check_new_file("--out", str(tmp_path / "nowhere" / "file"))
 
 
 def test_an_object_is_read(tmp_path):
@@ -71,7 +80,6 @@ def test_an_object_is_read(tmp_path):
     ("content", "message"),
     [
         (b"", "Expecting value"),
-        (b"{", "Expecting"),
         (b"[" * 100_000, "maximum recursion depth exceeded"),
         (b'{"a": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
         (b'{"a": ' + b"1" * 5000 + b"}", "Exceeds the limit"),
@@ -87,12 +95,16 @@ def test_damaged_json_is_one_line(tmp_path, content, message):
     assert str(error.value).startswith(f"{path} is damaged") and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("empty_before", [False, True])
-def test_it_appears_at_the_end(tmp_path, empty_before):
+@pytest.mark.parametrize("before", ["nothing", "an empty folder", "a killed process"])
+def test_a_folder_appears_at_the_end(tmp_path, before):
     out = tmp_path / "deep" / "out"
-    if empty_before:
+    if before == "an empty folder":
         out.mkdir(parents=True)
+    elif before == "a killed process":
+        killed(out, "new_folder", "str", "file")
+        assert not out.exists()
     with new_folder(str(out)) as unfinished:
+        assert not list(unfinished.iterdir())
         (unfinished / "file").write_text("text")
         assert not out.exists() or not any(out.iterdir())
     assert (out / "file").read_text() == "text"
@@ -112,6 +124,8 @@ def test_what_exists_is_not_touched(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("text")
+    with pytest.raises(UserError, match=r"cannot make the folder"):
+        new_folder("file/out").__enter__()
     for out, message in (("file", "exists and is no folder"), ("link", "exists and is no folder"), ("full", "is not empty")):
         for call in (check_new_folder, lambda name: new_folder(name).__enter__()):
             with pytest.raises(UserError, match=message):
@@ -122,38 +136,9 @@ def test_what_exists_is_not_touched(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "link"]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot make the folder"), new_folder(str(tmp_path / "file" / "out")):
-        pass
-
-
 def test_of_two_that_make_a_folder_at_once_the_first_to_end_makes_it(tmp_path):
     with pytest.raises(UserError, match=r"cannot make the folder .*out: .*not empty"), new_folder(str(tmp_path / "out")) as ours:
         (ours / "file").write_text("ours")
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "file").write_text("theirs")
     assert (tmp_path / "out" / "file").read_text() == "theirs" and len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_killed_process_leaves_no_half_folder(tmp_path):
-    code = (
-        "import os, signal, sys\nfrom mhsh.files import new_folder\n"
-        "with new_folder(sys.argv[1]) as folder:\n    (folder / 'file').write_text('text')\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], cwd=ROOT, check=False)
-    assert done.returncode < 0 and not os.path.lexists(tmp_path / "out")
-    with new_folder(str(tmp_path / "out")) as unfinished:
-        (unfinished / "file").write_text("again")
-    assert (tmp_path / "out" / "file").read_text() == "again"
-
-
-def test_out_is_checked_before_any_work(tmp_path):
-    check_new_file("--out", None)
-    check_new_file("--out", str(tmp_path / "new.json"))
-    (tmp_path / "there.json").write_text("{}")
-    with pytest.raises(UserError, match="exists, and nothing is overwritten"):
-        check_new_file("--out", str(tmp_path / "there.json"))
-    with pytest.raises(UserError, match="there is no folder"):
-        check_new_file("--out", str(tmp_path / "nowhere" / "new.json"))

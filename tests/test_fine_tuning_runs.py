@@ -113,14 +113,9 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path, capsys):
     assert main(["predict", str(runs[0].path), f"--input={glue}/RTE/test.tsv", f"--output={answers}"]) == 2
     assert "exists" in capsys.readouterr().err
 
-
-def test_the_same_shape_without_what_was_learnt(pretrained, glue, tmp_path):
-    config = ["--config=glue:rte", f"--config.data.source=tsv:{glue}", "--fresh"]
-    assert finetune(pretrained, tmp_path, *config) == 0
-    run = RunFolder(tmp_path / "seed-0")
-    assert run.read_run()["started_from"] is None
-    assert json.loads((tmp_path / "summary.json").read_text())["started_from"] is None
-    assert run.read_config().model.num_layers == RunFolder(pretrained).read_config().model.num_layers
+    assert finetune(pretrained, tmp_path / "fresh", *config, "--fresh") == 0
+    assert RunFolder(tmp_path / "fresh" / "seed-0").read_run()["started_from"] is None
+    assert json.loads((tmp_path / "fresh" / "summary.json").read_text())["started_from"] is None
 
 
 def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
@@ -133,11 +128,16 @@ def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
 
     questions = tmp_path / "questions.json"
     questions.write_text(json.dumps({"version": "v2.0", "data": [article(number) for number in range(12)]}))
-    config = ["--config=squad:v2", f"--config.data.source=json:{questions}", "--config.data.validation_source="]
-    config += ["--config.data.validation_fraction=0.25", "--config.data.stride=8", "--config.data.max_question_length=12"]
+    config = ["--config=squad:v2", *(f"--config.data.{name}=json:{questions}" for name in ("source", "validation_source"))]
+    config += ["--config.data.stride=8", "--config.data.max_question_length=12"]
     assert finetune(pretrained, tmp_path / "run", *config) == 0
     figures = json.loads((tmp_path / "run" / "summary.json").read_text())["figures"]
     assert {"exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1"} <= set(figures)
+    assert "24 of 24 validation examples are also training examples: " in capsys.readouterr().out
+    trained = RunFolder(tmp_path / "run" / "seed-0")
+    assert trained.read_run()["data"]["overlap"] == {"count": 24, "of": 24}
+    validated = [row["batch"] for row in trained.read_metrics().rows if row["split"] == "validation"]
+    assert validated and len(set(validated)) == 1
 
     answers, details = tmp_path / "answers.json", tmp_path / "details.json"
     arguments = ["predict", str(tmp_path / "run" / "seed-0"), f"--input={questions}", f"--output={answers}"]
@@ -157,22 +157,6 @@ def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["missing"] == 0
 
 
-def test_questions_that_are_trained_on_validate_nothing(pretrained, tmp_path, capsys):
-    context = "The hat is red. The shoe is green."
-    qas = [{"id": str(number), "question": f"What is {number}?", "answers": []} for number in range(9)]
-    questions = tmp_path / "questions.json"
-    content = {"version": "v2.0", "data": [{"title": "Hats", "paragraphs": [{"context": context, "qas": qas}]}]}
-    questions.write_text(json.dumps(content).replace('"answers"', '"is_impossible": true, "answers"'))
-    sources = [f"--config.data.{name}=json:{questions}" for name in ("source", "validation_source")]
-    config = ["--config=squad:v2", *sources, "--config.data.stride=8", "--config.data.max_question_length=12"]
-    assert finetune(pretrained, tmp_path / "run", *config) == 0
-    assert "9 of 9 validation examples are also training examples: " in capsys.readouterr().out
-    run = RunFolder(tmp_path / "run" / "seed-0")
-    assert run.read_run()["data"]["overlap"] == {"count": 9, "of": 9}
-    validated = [row["batch"] for row in run.read_metrics().rows if row["split"] == "validation"]
-    assert validated and len(set(validated)) == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -188,18 +172,17 @@ def test_what_cannot_be_fine_tuned_is_said_in_a_line(pretrained, tmp_path, capsy
     assert said in error and error.count("\n") == 1, error
 
 
-def test_a_causal_model_reads_no_row_in_both_directions(make_config, tmp_path, capsys):
-    RunFolder.open_for_training(
-        tmp_path / "clm", make_config("bert", "2l8h", **{"model.objective": "clm", "model.next_sentence": False})
-    )
-    assert main(["finetune", str(tmp_path / "clm"), f"--workdir={tmp_path / 'run'}", "--config=glue:rte"]) == 2
-    assert "is a causal language model" in capsys.readouterr().err
-
-
-def test_a_translation_model_is_no_encoder(make_config, tmp_path, capsys):
-    RunFolder.open_for_training(tmp_path / "translation", make_config("translation", "tiny"))
-    assert main(["finetune", str(tmp_path / "translation"), f"--workdir={tmp_path / 'run'}", "--config=glue:rte"]) == 2
-    assert "an encoder that was trained on WordPiece tokens" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("variant", "changes", "said"),
+    [
+        ("bert:2l8h", {"model.objective": "clm", "model.next_sentence": False}, "is a causal language model"),
+        ("translation:tiny", {}, "an encoder that was trained on WordPiece tokens"),
+    ],
+)
+def test_what_is_no_encoder_is_not_fine_tuned(make_config, tmp_path, capsys, variant, changes, said):
+    RunFolder.open_for_training(tmp_path / "other", make_config(*variant.split(":"), **changes))
+    assert main(["finetune", str(tmp_path / "other"), f"--workdir={tmp_path / 'run'}", "--config=glue:rte"]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.fixture

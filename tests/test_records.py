@@ -74,7 +74,6 @@ def test_a_run_that_went_on_with_other_code_has_both(unbroken, corpus, edited, t
     [
         ("JAX_ENABLE_X64", "1", "jax_enable_x64"),
         pytest.param("JAX_DEFAULT_PRNG_IMPL", "rbg", "jax_default_prng_impl", marks=pytest.mark.slow),
-        pytest.param("JAX_DEFAULT_MATMUL_PRECISION", "bfloat16", "jax_default_matmul_precision", marks=pytest.mark.slow),
     ],
 )
 def test_other_numeric_settings_are_not_comparable(unbroken, corpus, tmp_path, name, value, setting):

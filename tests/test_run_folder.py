@@ -13,7 +13,6 @@ import re
 import socket
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,8 +23,7 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import unlocked_mount
 from mhsh.run_folder import Metrics, RunFolder
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +77,8 @@ def test_a_held_run_is_refused_and_a_killed_holder_holds_nothing(folder, config)
     assert contents(folder.path) == before
 
 
-def test_a_held_folder_keeps_its_config(tmp_path, config):
-    """A run that has not begun may be given another config, but not while its process runs."""
+def test_a_run_that_has_not_begun_may_be_given_another_config(tmp_path, config):
+    """But not while its process runs."""
     folder = RunFolder.open_for_training(tmp_path / "run", config)
     other = replace(config, train=replace(config.train, seed=1))
     with folder.held(), pytest.raises(UserError, match="is in use"):
@@ -89,9 +87,8 @@ def test_a_held_folder_keeps_its_config(tmp_path, config):
     assert RunFolder.open_for_training(folder.path, other).read_config() == other
 
 
-@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
-def test_more_steps_extend_a_run(tmp_path, config, schedule):
-    shorter = replace(config, optimizer=replace(config.optimizer, schedule=schedule))
+def test_more_steps_extend_a_run(tmp_path, config):
+    shorter = replace(config, optimizer=replace(config.optimizer, schedule="constant"))
     longer = replace(shorter, train=replace(shorter.train, num_steps=shorter.train.num_steps + 1))
     folder = RunFolder.open_for_training(tmp_path / "run", shorter)
     folder.append_metrics([{"step": 1, "split": "train", "loss": 3.0}])
@@ -101,8 +98,6 @@ def test_more_steps_extend_a_run(tmp_path, config, schedule):
     other = replace(longer, train=replace(longer.train, num_steps=50, seed=1))
     with pytest.raises(UserError, match=r"train.seed is 0 there, 1 here; train.num_steps is 41 there, 50 here"):
         RunFolder.open_for_training(folder.path, other)
-    with folder.held(), pytest.raises(UserError, match="is in use"):
-        RunFolder.open_for_training(folder.path, replace(longer, train=replace(longer.train, num_steps=50)))
     assert folder.read_config() == longer
 
 
@@ -125,8 +120,6 @@ def test_a_file_system_without_locks_is_said(folder, monkeypatch):
 MOUNTS = {
     "nfs4 rw,vers=4.2,local_lock=none": "",
     "nfs rw,vers=3,nolock,hard": "nfs mounted with nolock",
-    "nfs rw,vers=3,local_lock=all": "nfs mounted with local_lock=all",
-    "ext4 rw,errors=remount-ro": "",
     "fuse.gcsfuse rw,user_id=0": "fuse.gcsfuse",
 }
 
@@ -143,64 +136,46 @@ def test_a_mount_whose_locks_end_at_the_machine_is_said(tmp_path, mount):
     assert unlocked_mount(tmp_path, table) == ""
 
 
-def test_a_config_that_lacks_a_field_is_refused_by_its_name(folder):
-    path = folder.path / "config.json"
-    fields = json.loads(path.read_text())
-    del fields["model"]["num_classes"]
-    path.write_text(json.dumps(fields))
-    with pytest.raises(UserError, match=r"config\.json: model\.num_classes is missing from the config"):
-        folder.read_config()
-
-
-def test_a_new_folder_holds_the_config_and_opens_again(tmp_path: Path, config: Config) -> None:
+def test_a_new_folder_holds_the_config_and_opens_again_for_it_alone(tmp_path, config):
     path = tmp_path / "some" / "run"
-    assert RunFolder.open_for_training(path, config).read_config() == config
+    folder = RunFolder.open_for_training(path, config)
+    folder.append_metrics([{"step": 1, "split": "train", "loss": 3.0}])
     before = contents(path)
     assert RunFolder.open_for_training(path, config).read_config() == config
+    other = replace(config, train=replace(config.train, batch_size=16))
+    with pytest.raises(UserError, match=r"train\.batch_size is 8 there, 16 here"):
+        RunFolder.open_for_training(path, other)
     assert contents(path) == before
 
 
-def test_another_config_is_refused_by_field_and_nothing_changes(folder: RunFolder, config: Config) -> None:
-    other = replace(config, train=replace(config.train, batch_size=16))
-    before = contents(folder.path)
-    with pytest.raises(UserError, match=r"train\.batch_size is 8 there, 16 here"):
-        RunFolder.open_for_training(folder.path, other)
-    assert contents(folder.path) == before
-
-
-def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path, config: Config) -> None:
+def test_what_is_no_run_is_refused(tmp_path, config):
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match="is not empty and holds no run"):
-        RunFolder.open_for_training(tmp_path, config)
+    for path, said in (
+        (tmp_path, "is not empty and holds no run"),
+        (tmp_path / "thesis.tex" / "run", "cannot make the run folder"),
+    ):
+        with pytest.raises(UserError, match=said):
+            RunFolder.open_for_training(path, config)
     assert contents(tmp_path) == {"thesis.tex": b"mine"}
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, config: Config) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="cannot make the run folder"):
-        RunFolder.open_for_training(tmp_path / "file" / "run", config)
-    with pytest.raises(UserError, match="cannot make the run folder"):
-        RunFolder.open_for_training(tmp_path / "file", config)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {}}', "\x00", "[" * 100_000, '{"model": ' + "1" * 5000 + "}"])
-def test_a_damaged_config_is_an_error(folder: RunFolder, text: str) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '{"model": {}}'])
+def test_a_damaged_config_is_an_error(folder, text):
     (folder.path / "config.json").write_text(text)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"config\.json"):
         folder.read_config()
 
 
-def test_missing_files_are_errors_that_name_them(tmp_path: Path) -> None:
+def test_missing_files_are_errors_that_name_them(tmp_path):
     folder = RunFolder(tmp_path)
     with pytest.raises(UserError, match=r"config\.json is missing"):
         folder.read_config()
     with pytest.raises(UserError, match=r"run\.json is missing"):
         folder.read_run()
     assert not folder.has_run_record()
-    metrics = folder.read_metrics()
-    assert metrics.rows == []
-    assert metrics.problem is not None
-    assert "does not exist" in metrics.problem
+    assert folder.read_metrics() == Metrics([], f"{metrics_path(folder)} does not exist; the run has logged nothing")
+    metrics_path(folder).write_text("")
+    assert folder.read_metrics() == Metrics([], f"{metrics_path(folder)} is empty; the run has logged nothing")
 
 
 def test_rows_come_back_as_they_were_appended(folder: RunFolder) -> None:
@@ -211,10 +186,10 @@ def test_rows_come_back_as_they_were_appended(folder: RunFolder) -> None:
     assert metrics.series("train", "step", "grad_norm") == ([], [])
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_null_in_the_file_and_nan_again(folder: RunFolder, value: float) -> None:
-    folder.append_metrics([{"step": 6, "split": "train", "loss": value}])
-    assert json.loads(metrics_path(folder).read_text().splitlines()[-1])["loss"] is None
+def test_a_number_that_is_not_finite_is_null_in_the_file_and_nan_again(folder):
+    folder.append_metrics([{"step": 6, "split": "train", "loss": math.nan, "grad_norm": -math.inf}])
+    row = json.loads(metrics_path(folder).read_text().splitlines()[-1])
+    assert (row["loss"], row["grad_norm"]) == (None, None)
     assert math.isnan(folder.read_metrics().series("train", "step", "loss")[1][-1])
 
 
@@ -228,7 +203,7 @@ def test_a_line_cut_short_hides_only_itself(folder: RunFolder) -> None:
         assert "cut short in line 6" in metrics.problem
 
 
-@pytest.mark.parametrize("line", ["", "[]", "{", '{"step": "2", "split": "train"}', '{"step": 2}', "\ufffd", "[" * 100_000])
+@pytest.mark.parametrize("line", ["", "[]", '{"step": "2", "split": "train"}', "\ufffd", "[" * 100_000])
 def test_reading_ends_before_a_damaged_line(folder: RunFolder, line: str) -> None:
     lines = metrics_path(folder).read_text().splitlines()
     lines[2] = line
@@ -237,11 +212,6 @@ def test_reading_ends_before_a_damaged_line(folder: RunFolder, line: str) -> Non
     assert [row["step"] for row in metrics.rows] == [1, 2]
     assert metrics.problem is not None
     assert "line 3 is damaged" in metrics.problem
-
-
-def test_an_empty_file_is_a_problem(folder: RunFolder) -> None:
-    metrics_path(folder).write_text("")
-    assert folder.read_metrics() == Metrics([], f"{metrics_path(folder)} is empty; the run has logged nothing")
 
 
 def test_cutting_drops_later_rows_and_a_half_line(folder: RunFolder) -> None:
@@ -262,30 +232,12 @@ def test_cutting_where_nothing_is_to_cut_changes_nothing(folder: RunFolder) -> N
     RunFolder(folder.path / "nowhere").cut_metrics(0, 0, False)
 
 
-def test_cutting_to_the_start_drops_everything(folder: RunFolder) -> None:
-    folder.cut_metrics(0, 0, False)
-    assert metrics_path(folder).read_bytes() == b""
-
-
 def test_the_seconds_of_dropped_rows_are_counted(tmp_path: Path, config: Config) -> None:
     folder = RunFolder.open_for_training(tmp_path / "timed", config)
     rows = [{"step": step, "split": split, "seconds": step / 2} for step in range(1, 11) for split in ("train", "validation")]
     for step, seconds in ((10, 0.0), (6, 2.0), (0, 3.0)):
         folder.append_metrics(rows if step == 10 else [])
         assert folder.cut_metrics(step, 2 * step, False) == (2 * step, 0, seconds)
-
-
-def test_cutting_keeps_no_row_in_memory(tmp_path: Path, config: Config) -> None:
-    folder = RunFolder.open_for_training(tmp_path / "long", config)
-    line = json.dumps({"step": 1, "split": "train", "loss": 1.0, "note": "x" * 200}) + "\n"
-    with open(metrics_path(folder), "w", encoding="utf-8") as file:
-        for _ in range(100):
-            file.write(line * 1000)
-        file.write(line.replace("1", "2", 1))
-    tracemalloc.start()
-    folder.cut_metrics(1, 100_000, False)
-    assert tracemalloc.get_traced_memory()[1] < 3e6 < len(metrics_path(folder).read_bytes())
-    tracemalloc.stop()
 
 
 LOSSES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
@@ -313,26 +265,14 @@ def test_an_accepted_gap_is_counted(folder: RunFolder) -> None:
     assert folder.cut_metrics(4, 4, False)[:2] == (4, 0)
 
 
-def test_a_record_is_replaced_as_a_whole(folder: RunFolder) -> None:
+def test_a_record_is_replaced_as_a_whole_or_stays(folder):
+    """Its files may not grow beyond 4 KiB: the disk is full in the middle of a write."""
     folder.write_run({"status": "running", "omega": None})
     folder.write_run({"status": "finished"})
-    assert folder.has_run_record()
-    assert folder.read_run() == {"status": "finished"}
-
-
-def test_a_write_that_fails_before_it_starts_leaves_the_old_content(folder: RunFolder) -> None:
-    folder.write_run({"status": "running"})
+    assert folder.has_run_record() and folder.read_run() == {"status": "finished"}
     before = contents(folder.path)
     with pytest.raises(ValueError, match="not JSON compliant"):
         folder.write_run({"loss": math.nan})
-    assert contents(folder.path) == before
-
-
-def test_a_write_that_fails_half_way_leaves_the_old_content_and_no_half_file(folder: RunFolder) -> None:
-    # A process of its own, whose files may not grow beyond 4 KiB: the disk is full in the middle of
-    # the write.
-    folder.write_run({"status": "running"})
-    before = contents(folder.path)
     code = (
         "import resource, signal, sys; from mhsh.run_folder import RunFolder; "
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
@@ -340,13 +280,4 @@ def test_a_write_that_fails_half_way_leaves_the_old_content_and_no_half_file(fol
     )
     done = subprocess.run([sys.executable, "-c", code, folder.path], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "File too large" in done.stderr
-    assert contents(folder.path) == before
-
-
-def test_a_target_that_cannot_be_replaced_stays(folder: RunFolder) -> None:
-    (folder.path / "run.json").mkdir()
-    (folder.path / "run.json" / "kept").write_text("mine")
-    before = contents(folder.path)
-    with pytest.raises(OSError, match="directory"):
-        folder.write_run({"status": "finished"})
     assert contents(folder.path) == before

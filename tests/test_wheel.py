@@ -40,13 +40,19 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def of_the_checkout(folder: str) -> set[Path]:
-    return {path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"}
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the wheel unpacked, which is what pip does besides writing the command."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return str(folder)
 
 
 def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     found = {name: content for name, content in contents(wheel).items() if ".dist-info/" not in name}
-    wanted = {str(path.relative_to(ROOT)): path.read_bytes() for path in of_the_checkout("mhsh")}
+    files = {path for path in (ROOT / "mhsh").rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    wanted = {str(path.relative_to(ROOT)): path.read_bytes() for path in files}
     assert found == wanted
     assert {"mhsh/py.typed", "mhsh/configs/bert.py", "mhsh/report/page/page.html"} <= set(found)
 
@@ -63,23 +69,16 @@ def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path
     assert rebuilt.name == wheel.name and contents(rebuilt) == contents(wheel)
 
 
-def test_a_shipped_config_and_one_of_the_users_own(wheel: Path, tmp_path: Path) -> None:
-    """Unpacked, which is what pip does with it besides writing the command."""
-    site, work = tmp_path / "site", tmp_path / "work"
-    work.mkdir()
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    (work / "mine.py").write_text("from mhsh.configs.bert import get_config\n")
+def test_a_shipped_config_and_one_of_the_users_own(site: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from mhsh.configs.bert import get_config\n")
     plan = ("-m", "mhsh", "plan", "--json", "--config=bert:2l8h", "--config=mine.py:2l8h")
-    configs = json.loads(run(sys.executable, *plan, cwd=work, PYTHONPATH=str(site)))["configs"]
+    configs = json.loads(run(sys.executable, *plan, cwd=tmp_path, PYTHONPATH=site))["configs"]
     assert configs["bert:2l8h"] == configs["mine.py:2l8h"] and configs["bert:2l8h"]["shape"] == "2 layers x 8 heads"
 
 
-def test_an_extra_is_installed_by_the_names_of_its_packages(wheel: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
+def test_an_extra_is_installed_by_the_names_of_its_packages(site: str, tmp_path: Path) -> None:
     code = "from mhsh.errors import install_command as f; print(f('gcs'), f('tpu'), sep='\\n')"
-    gcs, tpu = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path)).splitlines()
+    gcs, tpu = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=site).splitlines()
     assert gcs.endswith("pip install 'gcsfs>=2025.9' 'google-cloud-storage>=3.4'")
     version = "0.0.45" if sys.version_info < (3, 12) else "0.0.50"
     assert tpu.endswith(f"pip install 'libtpu=={version}.*' 'requests>=2.32'")
@@ -105,27 +104,22 @@ assert len(translating.translate(["the in", "of"], beam=2)) == 2
 """
 
 
-def in_hand(wheel: Path, tmp_path: Path, folder: str, **variables: str) -> None:
-    """IN_HAND with the wheel alone, from a folder of its own; the causal run is in `folder`."""
-    site, work = tmp_path / "site", tmp_path / "work"
+@pytest.mark.parametrize("place", ["disk", pytest.param("bucket", marks=pytest.mark.slow)])
+def test_runs_in_hand(site: str, tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
+    """IN_HAND with the wheel alone, from a folder of its own; the causal run is on disk or in a
+    bucket.
+    """
+    folder, variables = "runs/causal", {}
+    if place == "bucket":
+        folder, variables = "gs://runs/here/causal", bucket_variables(request.getfixturevalue("bucket"))
+    work = tmp_path / "work"
     work.mkdir()
     (work / "text.txt").write_text("\n\n".join(f"Number {n} is a number.\nSo is {n + 1}." for n in range(200)))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
     config = small_bert.small_config(num_heads=2, vocab_size=32, embed_dim=16)
     masked = saved_run(tmp_path / "masked", config, small_bert.small_tokenizer(), small_bert.trained_params(config.model))
     translation = (small_translation.small_config(), small_translation.small_tokenizer(), small_translation.random_params(4))
     runs = (folder, masked, saved_run(tmp_path / "translating", *translation))
-    run(sys.executable, "-c", IN_HAND, str(site), *runs, cwd=work, PYTHONPATH=str(site), **variables)
-
-
-def test_runs_in_hand(wheel: Path, tmp_path: Path) -> None:
-    in_hand(wheel, tmp_path, "runs/causal")
-
-
-@pytest.mark.slow  # by default: the same on disk
-def test_a_run_in_a_bucket_in_hand(wheel: Path, tmp_path: Path, bucket: str) -> None:
-    in_hand(wheel, tmp_path, "gs://runs/here/causal", **bucket_variables(bucket))
+    run(sys.executable, "-c", IN_HAND, site, *runs, cwd=work, PYTHONPATH=site, **variables)
 
 
 @pytest.mark.slow  # the default tests above read the wheel and use its configs

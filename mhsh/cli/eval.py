@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 
-from msgspec.structs import replace
-
 from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.run_folder import RunFolder
 
@@ -16,25 +14,17 @@ EXAMPLES = ("mhsh eval runs/2l8h", "mhsh eval runs/2l8h --step=40")
 def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
     """Prints a checkpoint's metrics on all validation rows of its run, as one JSON object."""
     import jax
-    import optax
 
-    from mhsh.models.build import build_model
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
-    from mhsh.training.checkpoints.restore import load_recorded_corpus
+    from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
     from mhsh.training.sharding import make_mesh, process_rows
-    from mhsh.training.state import abstract_state
     from mhsh.training.validation import Decoding, Validator
 
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
-    checkpoints = StoredCheckpoints(run_folder.checkpoints_path)
-    step = checkpoints.existing_step(step)
+    step = StoredCheckpoints(run_folder.checkpoints_path).existing_step(step)
     mesh = make_mesh(config)
-    # Only training uses cuDNN.
-    model = build_model(replace(config.model, attention_implementation="xla"))
-    # The parameters do not depend on the optimiser.
-    params = checkpoints.restore_params(step, abstract_state(config, optax.identity(), mesh).params)
-
+    model, params = load_for_inference(run_folder, config, step, 1, mesh)
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)
     # The decoding of the authors' recipe for translation (see mhsh/configs/translation.py).

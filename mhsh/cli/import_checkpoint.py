@@ -144,7 +144,7 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
     theirs = {name: created.params[name] for name in imported.params}  # whole parts of the model
     taken = jax.tree.map(lambda new, old: jax.device_put(np.asarray(new), old.sharding), imported.params, theirs)
     state = created._replace(params=created.params | taken)
-    checkpoints = Checkpoints.of_run(folder, config.train)
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=1, keep_every=0)
     with contextlib.closing(checkpoints):  # waits for what is being written, even when interrupted
         checkpoints.save(0, state)
 

@@ -82,14 +82,14 @@ def profiled_steps(steps: str, num_steps: int) -> tuple[int, int] | None:
 
 
 def named_flags(flags: str) -> dict[str, str | bool]:
-    """The flags that train.xla_flags names; none where it is `none` or `recommended`.
+    """The flags that train.xla_flags names; none where it is `none`.
 
     Raises:
       UserError: it is something else.
     """
-    allowed = "give none, recommended, or flags such as '--xla_a=true --xla_b=2'"
+    allowed = "give none, or flags such as '--xla_a=true --xla_b=2'"
     options: dict[str, str | bool] = {}
-    for flag in () if flags in ("none", "recommended") else flags.split() or [flags]:
+    for flag in () if flags == "none" else flags.split() or [flags]:
         match = re.fullmatch(r"--(\w+)=(\S+)", flag)
         if not match:
             raise UserError(f"train.xla_flags: {flag!r} is no flag; {allowed}")

@@ -295,7 +295,7 @@ class TrainConfig(Section, frozen=True):
     gradient_dtype: Annotated[
         Literal["compute", "float32"], precision("of kernels' gradients where devices add them up; compute: model.compute_dtype")
     ] = "compute"
-    xla_flags: Annotated[str, execution("none, recommended, or --xla_a=1")] = "none"
+    xla_flags: Annotated[str, execution("none, or --xla_a=1")] = "none"
     accumulation_steps: Annotated[Count, clock("micro-batches that one step is cut into", "micro-batches", "named")] = 1
     log_interval: Annotated[Count, bookkeeping("steps from one row of metrics.jsonl to the next")] = 5
     tracker: Annotated[

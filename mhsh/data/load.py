@@ -14,7 +14,7 @@ from mhsh.data.tokenizers.subword import SubwordTokenizer
 from mhsh.data.tokenizers.wordpiece import Tokenizer
 from mhsh.data.translation.task import TranslationTask
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.run_folder import RunFolder
 
 
 def task_of(config: Config) -> Task[Any]:
@@ -30,13 +30,11 @@ def task_of(config: Config) -> Task[Any]:
             return PretrainingTask(config.model, config.data)
 
 
-def load_corpus(config: Config, saved: epath.PathLike | None) -> Corpus[Any]:
-    """The corpus of a config; see `Task.load`.
-
-    Args:
-      saved: the run folder with the vocabulary of this run. None: there is none yet.
+def load_corpus(config: Config, vocabulary: epath.PathLike | None) -> Corpus[Any]:
+    """The corpus of a config, with the `vocabulary` of its run (None: there is none yet); see
+    `Task.load`.
     """
-    return task_of(config).load(epath.Path(saved) / vocab_file(config) if saved is not None else None)
+    return task_of(config).load(vocabulary)
 
 
 def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordTokenizer:
@@ -50,6 +48,7 @@ def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordToke
         raise UserError(
             f"{folder.path} is a run of model.objective = {config.model.objective!r}, for a task's examples: see mhsh predict"
         )
-    path = folder.path / vocab_file(config)
-    folder.check_vocabulary(config)
-    return task.read_tokenizer(path)
+    vocabulary = folder.vocabulary(config)
+    if vocabulary is None:
+        raise UserError(f"{folder.checkpoints_path} holds no checkpoint; train the run first")
+    return task.read_tokenizer(vocabulary)

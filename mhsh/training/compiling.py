@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,9 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from mhsh.config.resolve import named_flags
 from mhsh.errors import UserError
-from mhsh.models.costs import PEAK_FLOPS
 from mhsh.run_folder import RunFolder
 
 CACHE_FOLDER = "compilation_cache"
-
-# What `recommended` is, by jax's name of the kind of device; none of it was measured on one.
-#
-# GPUs: collectives run beside other work (NVIDIA's own images of jax set it:
-# docs.nvidia.com/jax-toolbox/environment-variables).
-#
-# TPUs: none. With the sets of https://github.com/AI-Hypercomputer/maxtext at 05d3525,
-# benchmarks/xla_flags_library.py, lines 35 to 41 (gathers beside products) and 116 to 123
-# (all-reduces beside other work), a v5e's program is the same to the byte; a v6e's compiler refuses
-# the first set and a v6e's and v5p's programs are the same with the second
-# (docs/development/speed.md).
-_GPU: dict[str, str | bool] = {"xla_gpu_enable_latency_hiding_scheduler": True}
-RECOMMENDED: Mapping[str, Mapping[str, str | bool]] = {kind: _GPU for kind in PEAK_FLOPS if kind.startswith("NVIDIA")}
 
 # From the environment; they apply to everything that the process compiles.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -49,24 +34,18 @@ _NO_NUMBERS = (
 )
 
 
-def compiler_options(flags: str, device_kind: str) -> dict[str, str | bool]:
-    """The options of train.xla_flags for this kind of device."""
-    return dict(RECOMMENDED.get(device_kind, {})) if flags == "recommended" else named_flags(flags)
-
-
-def flags_in_force(flags: str, device_kind: str) -> dict[str, Any]:
+def flags_in_force(flags: str) -> dict[str, Any]:
     """What run.json records: the step's own flags, and those of the environment."""
-    return {"step": compiler_options(flags, device_kind)} | {name: os.environ.get(name, "") for name in _VARIABLES}
+    return {"step": named_flags(flags)} | {name: os.environ.get(name, "") for name in _VARIABLES}
 
 
-def numeric_flags(flags: str, device_kind: str) -> dict[str, str]:
+def numeric_flags(flags: str) -> dict[str, str]:
     """Of the flags in force, those that may change numbers. The step's own come last and win."""
     in_force: dict[str, str] = {}
-    for name in _VARIABLES:
-        for argument in shlex.split(os.environ.get(name, "")):
-            flag, _, value = argument.lstrip("-").partition("=")
-            in_force[flag] = value or "true"  # without a value it is switched on
-    in_force |= {flag: str(value).lower() for flag, value in compiler_options(flags, device_kind).items()}
+    for argument in shlex.split(" ".join(os.environ.get(name, "") for name in _VARIABLES)):
+        flag, _, value = argument.lstrip("-").partition("=")
+        in_force[flag] = value or "true"  # without a value it is switched on
+    in_force |= {flag: str(value).lower() for flag, value in named_flags(flags).items()}
     return {flag: in_force[flag] for flag in sorted(in_force) if not any(part in flag for part in _NO_NUMBERS)}
 
 

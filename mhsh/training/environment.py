@@ -98,7 +98,7 @@ def numerics(config: Config) -> dict[str, Any]:
     """The settings of jax, XLA and NVIDIA's libraries that change numbers."""
     return {
         **{name: jax.config.values[name] for name in _NUMERIC_SETTINGS},
-        "xla_flags": numeric_flags(config.train.xla_flags, jax.devices()[0].device_kind),
+        "xla_flags": numeric_flags(config.train.xla_flags),
         # 0: no TF32 in cuBLAS and cuDNN, whatever else is set.
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
     }

@@ -21,7 +21,7 @@ from mhsh.training.record import Log, RunRecord, outcome_of
 from mhsh.training.setup import Run, start
 from mhsh.training.signals import StopSignals, maintenance_watch
 from mhsh.training.state import TrainState
-from mhsh.training.trackers import check_wandb, open_trackers, send_rest
+from mhsh.training.trackers import MetricsFile, TensorBoard, WandbRun, check_wandb, send_rest
 
 
 def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept_gap: bool = False) -> int | None:
@@ -82,7 +82,9 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
     with StopSignals() as stop:  # until all is written
         with run.callbacks:
             if jax.process_index() == 0:
-                run.callbacks.add(*open_trackers(config.train.tracker, folder, step, display.note))
+                is_wandb = config.train.tracker == "wandb"
+                tracker = WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, step)
+                run.callbacks.add(MetricsFile(folder), tracker)
             display.begin(step)
             stopped_by = _steps(run, Log(run, used), record, state, step, stop)
             with run.callbacks.phase("saving"):

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from msgspec.structs import replace
 
-from mhsh.config.schema import Config, ModelConfig
+from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.models.build import build_model, forward
+from mhsh.models.devices import BATCH_AXES
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.transformer import group_sizes
 from mhsh.models.types import SUBLAYERS
@@ -53,7 +54,7 @@ class Footprint(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The sum. A compiled step needs some scratch memory in addition."""
+        """The sum, without the scratch memory of a compiled step."""
         return sum(self)
 
 
@@ -64,22 +65,19 @@ def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
     boxed = _boxed_state(config)
     specs = parameter_specs(boxed, mesh_shape, config.model)
 
-    def bytes_of(tree: Any, spec_tree: Any) -> int:
-        parts = jax.tree.map(lambda leaf, spec: _bytes(leaf) // _num_shards(spec, mesh_shape), nn.unbox(tree), spec_tree)
-        return sum(jax.tree.leaves(parts))
+    def bytes_of(tree: Any, specs: Any, shape: dict[str, int]) -> int:
+        shards = jax.tree.map(lambda spec: math.prod(shape[axis] for axis in jax.tree.leaves(tuple(spec))), specs)
+        return sum(jax.tree.leaves(jax.tree.map(lambda leaf, count: _bytes(leaf) // count, nn.unbox(tree), shards)))
 
-    parameters = gradients = bytes_of(boxed.params, specs.params)
+    parameters = gradients = bytes_of(boxed.params, specs.params, mesh_shape)
     gathered = 0
     if mesh_shape[FSDP_AXIS] > 1:
         used = jax.eval_shape(functools.partial(as_used, config.model), nn.unbox(boxed.params))
-        gathered = bytes_of(used, jax.tree.map(_whole, specs.params))
-        gradients = gathered
-    shards = mesh_shape["data"] * mesh_shape["fsdp"]
-    rows = config.train.batch_size // config.train.accumulation_steps // shards
-    moments = bytes_of(boxed.opt_state, specs.opt_state)
-    return Footprint(
-        parameters, gathered, gradients, moments, saved_activations(config, rows), recomputed_activations(config, rows)
-    )
+        gathered = gradients = bytes_of(used, specs.params, mesh_shape | {FSDP_AXIS: 1})
+    moments = bytes_of(boxed.opt_state, specs.opt_state, mesh_shape)
+    rows = config.train.batch_size // config.train.accumulation_steps // math.prod(mesh_shape[axis] for axis in BATCH_AXES)
+    saved, recomputed = saved_activations(config, rows), recomputed_activations(config, rows)
+    return Footprint(parameters, gathered, gradients, moments, saved, recomputed)
 
 
 def check_state_fits(state: TrainState, device_bytes: int) -> None:
@@ -120,12 +118,10 @@ def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | Non
 
 def choose_remat(config: Config, mesh_shape: dict[str, int], device_bytes: int, candidates: tuple[str, ...]) -> RematChoice:
     """The first candidate whose footprint fits; if none does, the last, which may still fit."""
-    choice = None
     for policy in candidates:
         choice = RematChoice(policy, footprint(with_policy(config, policy), mesh_shape).total, device_bytes)
         if choice.needed_bytes <= USABLE_SHARE * device_bytes:
             break
-    assert choice is not None, "there is always a candidate"
     return choice
 
 
@@ -137,9 +133,9 @@ def device_bytes(device: Any) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.local_device_count()
 
 
-def with_policy(config: Config, policy: str) -> Config:
-    """The config with this remat policy."""
-    return replace(config, model=replace(config.model, remat_policy=policy))
+def with_policy(config: Config, policy: str, **fields: Any) -> Config:
+    """The config with this remat policy, and with other `fields` of the model."""
+    return replace(config, model=replace(config.model, remat_policy=policy, **fields))
 
 
 @functools.cache
@@ -159,9 +155,8 @@ def saved_activations(config: Config, rows: int) -> int:
         nonlocal saved
 
         def loss(params: Any) -> jax.Array:
-            return total_loss(
-                compute_metrics(forward(model, params, batch, key), batch, config.train.label_smoothing), loss_weights(batch)
-            )
+            sums = compute_metrics(forward(model, params, batch, key), batch, config.train.label_smoothing)
+            return total_loss(sums, loss_weights(batch))
 
         _, backward = jax.vjp(loss, params)
         known = {id(leaf) for leaf in jax.tree.leaves((params, batch))}
@@ -179,36 +174,23 @@ def recomputed_activations(config: Config, rows: int) -> int:
     model = config.model
     if model.remat_policy in ("auto", "none"):
         return 0
-    one, two = (saved_activations(_with_model(config, remat_policy="none", **_layers_like(model, count)), rows) for count in (1, 2))
+
+    def saved_of(count: int) -> int:
+        layers = {"num_layers": count, "num_decoder_layers": count if model.num_decoder_layers else 0}
+        return saved_activations(with_policy(config, "none", **layers), rows)
+
+    layer = saved_of(2) - saved_of(1)
     if model.remat_policy != "groups":
-        return two - one
+        return layer
     stream = rows * config.data.sequence_length * model.embed_dim * jnp.dtype(model.residual_dtype).itemsize
-    return two - one + group_sizes(max(model.num_layers, model.num_decoder_layers))[1] * stream
-
-
-def _layers_like(model: ModelConfig, count: int) -> dict[str, int]:
-    """The same stacks with `count` layers each."""
-    return {"num_layers": count, "num_decoder_layers": count if model.num_decoder_layers else 0}
+    return layer + group_sizes(max(model.num_layers, model.num_decoder_layers))[1] * stream
 
 
 def _boxed_state(config: Config) -> TrainState:
     """The boxed state. The remat policy does not matter."""
-    config = _with_model(config, remat_policy="none")
+    config = with_policy(config, "none")
     return boxed_state(config, build_optimizer(config))
-
-
-def _with_model(config: Config, **fields: Any) -> Config:
-    return replace(config, model=replace(config.model, **fields))
 
 
 def _bytes(leaf: Any) -> int:
     return math.prod(leaf.shape) * leaf.dtype.itemsize
-
-
-def _whole(spec: PartitionSpec) -> PartitionSpec:
-    return PartitionSpec(*(None if axis == FSDP_AXIS else axis for axis in spec))
-
-
-def _num_shards(spec: Any, mesh_shape: dict[str, int]) -> int:
-    axes = [axis for entry in spec if entry for axis in (entry if isinstance(entry, tuple) else (entry,))]
-    return math.prod(mesh_shape[axis] for axis in axes)

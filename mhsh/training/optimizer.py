@@ -39,7 +39,15 @@ def decay_mask(params: Any) -> Any:
     Raises:
       KeyError: a parameter that DECAYED_PARAMETERS does not cover.
     """
-    return jax.tree_util.tree_map_with_path(lambda path, _: _is_decayed(parameter_path(path)), params)
+
+    def decays(path: tuple[Any, ...], _: Any) -> bool:
+        name = parameter_path(path)
+        for pattern, decayed in DECAYED_PARAMETERS:
+            if re.search(pattern, name):
+                return decayed
+        raise KeyError(f"no row of DECAYED_PARAMETERS covers the parameter {name}; add one")
+
+    return jax.tree_util.tree_map_with_path(decays, params)
 
 
 def decayed_count(params: Any) -> int:
@@ -151,10 +159,3 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
         return jax.tree_util.tree_map_with_path(scale, updates, params), state
 
     return optax.GradientTransformation(plain.init, update)
-
-
-def _is_decayed(path: str) -> bool:
-    for pattern, decayed in DECAYED_PARAMETERS:
-        if re.search(pattern, path):
-            return decayed
-    raise KeyError(f"no row of DECAYED_PARAMETERS covers the parameter {path}; add one")

@@ -126,7 +126,7 @@ class RunRecord:
             "objective": config.model.objective,
             "mesh": dict(run.mesh.shape),
             "remat_policy": config.model.remat_policy,
-            "xla_flags": flags_in_force(config.train.xla_flags, jax.devices()[0].device_kind),
+            "xla_flags": flags_in_force(config.train.xla_flags),
             "choices": [str(run.remat)] if run.remat else [],
             "parameters": parameter_counts(config.model),
             "weight_decayed_parameters": decayed_count(state.params),

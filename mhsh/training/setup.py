@@ -20,13 +20,12 @@ import numpy as np
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
-from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
 from mhsh.training.callbacks import Callbacks, Profiler, ProgressDisplay, WallTime, Watchdog
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
-from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run
+from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
 from mhsh.training.cluster import preflight, wait_for_all
 from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.memory import check_state_fits, device_bytes, resolve_remat
@@ -65,15 +64,14 @@ class Run:
         self.abstract = abstract = abstract_state(config, optimizer, mesh)  # shapes, dtypes and shardings of the state
         check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
 
-        folder.check_vocabulary(config)
-        self.corpus = load_corpus(config, folder.path if folder.has_vocabulary() else None)
+        self.corpus = load_recorded_corpus(folder, config)
         self.corpus.check_batch(config.train.batch_size)
         self._rows = functools.partial(process_rows, mesh)
-        _check_same_data(folder, self.corpus)
         wait_for_all("the data")  # a host may have copied prepared rows from a bucket
         preflight(_facts(config, self.corpus))
 
-        self.checkpoints = Checkpoints.of_run(folder, config.train)
+        kept = dict(keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
+        self.checkpoints = Checkpoints(folder.checkpoints_path, **kept)
         config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
         self.config = config
         self.model = model = build_model(config.model)
@@ -132,18 +130,6 @@ def start(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
         + "".join(f"; {name}: {', '.join(report[name])}" for name in ("fresh", "left") if report[name])
     )
     return state, 0, report
-
-
-def _check_same_data(folder: RunFolder, corpus: Corpus) -> None:
-    """Raises UserError if a run to be resumed would not see the data that it began with."""
-    if not folder.has_run_record():
-        return
-    recorded = folder.read_run().get("data", {}).get("fingerprint")
-    if recorded != corpus.fingerprint:
-        raise UserError(
-            f"{folder.path} was trained on other data (fingerprint {str(recorded)[:12]}, here {corpus.fingerprint[:12]}); "
-            "restore the text files (or, for the source stdlib, the same Python), or start again in another --workdir"
-        )
 
 
 def _facts(config: Config, corpus: Corpus) -> dict[str, str]:

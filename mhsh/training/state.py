@@ -17,7 +17,7 @@ from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
 from mhsh.models.admin import profile_omega, set_omega
 from mhsh.models.build import Model, boxed_parameters
 from mhsh.models.types import Batch
-from mhsh.training.sharding import axis_rules, batch_sharding, tree_shardings, whole
+from mhsh.training.sharding import axis_rules, batch_sharding, shardings_of, tree_shardings, whole
 
 
 class TrainState(NamedTuple):
@@ -60,11 +60,6 @@ def boxed_state(config: Config, optimizer: optax.GradientTransformation) -> Trai
     return jax.eval_shape(functools.partial(_start, optimizer), boxed_parameters(config.model))
 
 
-def state_shardings(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """The NamedSharding of every array of the state."""
-    return tree_shardings(boxed_state(config, optimizer), mesh, config.model)
-
-
 def abstract_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The shapes, dtypes and shardings of the state: a restore asks for them."""
     boxed = boxed_state(config, optimizer)
@@ -78,7 +73,7 @@ def create_state(
     """A fresh state, made sharded as it will be used. For profiled Admin, omega is measured on
     `first_batch`.
     """
-    shardings = state_shardings(config, optimizer, mesh)
+    shardings = shardings_of(abstract_state(config, optimizer, mesh))
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         state = jax.jit(lambda: nn.unbox(_initial_state(config, model, optimizer)), out_shardings=shardings)()
         profiled = config.model.residual == "admin" and config.model.admin_omega == "profiled"

@@ -16,6 +16,7 @@ from flax import linen as nn
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, UInt32
 
+from mhsh.config.resolve import named_flags
 from mhsh.config.schema import Config, rows_in_batch
 from mhsh.errors import UserError
 from mhsh.models.build import Model, forward
@@ -23,7 +24,6 @@ from mhsh.models.devices import shard_index
 from mhsh.models.losses import WeightedSum, WeightedSums, compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Batch
 from mhsh.training.checkpoints.verify import checksum
-from mhsh.training.compiling import compiler_options
 from mhsh.training.optimizer import global_norm, learning_rate
 from mhsh.training.sharding import axis_rules, batch_sharding, replicated, shapes_of, shardings_of
 from mhsh.training.shards import over_shards, shard_specs, summed, summed_gradients
@@ -165,11 +165,10 @@ def compile_train_step(
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
     )
-    options = compiler_options(config.train.xla_flags, mesh.devices.flat[0].device_kind)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         lowered = jitted.lower(shapes_of(state), shapes_of(batch))
         try:
-            return lowered.compile(options or None)
+            return lowered.compile(named_flags(config.train.xla_flags) or None)
         except jax.errors.JaxRuntimeError as error:
             refused = re.search(r"No such compile option: .*|While setting option .*", str(error))
             if refused is None:

@@ -33,13 +33,6 @@ _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 15.0  # a spot machine goes 30 seconds after its notice
 
 
-def open_trackers(name: str, folder: RunFolder, step: int, note: Callable[[str], None]) -> list[Callback]:
-    """metrics.jsonl and the tracker `name` of a run that goes on after `step`. `note` shows a line
-    to the user.
-    """
-    return [MetricsFile(folder), TensorBoard(folder, step) if name == "tensorboard" else WandbRun(folder, note)]
-
-
 def curves(row: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a row by tag, such as train/loss, without the axes. One that is not finite is
     left out, which leaves a gap in its curve; metrics.jsonl has null.

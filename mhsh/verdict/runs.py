@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from etils import epath
 
@@ -20,7 +19,7 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, check_bucket, is_remote
-from mhsh.run_folder import METRICS_FILE, Metrics, RunFolder, recorded_lineage, vocab_file
+from mhsh.run_folder import METRICS_FILE, RunFolder, recorded_lineage, vocab_file
 from mhsh.text import numbered, sanitize
 
 AXES = ("step", "tokens", "flops", "seconds")
@@ -269,25 +268,13 @@ def read_rows(folder: RunFolder) -> tuple[Sequence[Mapping[str, Any]], str | Non
     """The rows of metrics.jsonl before the first that is damaged or would draw a wrong curve, and
     what is wrong with that.
     """
-    metrics = _decoded(folder) or folder.read_metrics()
+    metrics = folder.read_metrics()
     rows = metrics.rows
     unsound = _first_unsound(rows)
     if unsound is None:
         return rows, metrics.problem
     index, reason = unsound
     return rows[:index], f"{folder.path / METRICS_FILE} line {index + 1}: {reason}; only the {index} rows before it are read"
-
-
-def _decoded(folder: RunFolder) -> Metrics | None:
-    """All rows, read faster than by json; None if json has to say which line is damaged."""
-    blocks, decode = folder.metrics_blocks(), msgspec.json.Decoder().decode_lines
-    try:
-        decoded = [(lines.count(b"\n"), decode(lines)) for lines in blocks]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # also for NaN and Infinity, which json knows
-        return None
-    rows = [row for _, of_block in decoded for row in of_block]
-    is_sound = all(type(row) is dict and type(row.get("step")) is int and type(row.get("split")) is str for row in rows)
-    return Metrics(rows, blocks.problem) if is_sound and len(rows) == sum(lines for lines, _ in decoded) else None
 
 
 def _first_unsound(rows: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:

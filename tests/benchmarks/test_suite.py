@@ -62,7 +62,7 @@ def test_what_cannot_run_here_says_why():
     missing = {stage.name: stage.missing for stage in stages(SIZES["full"], "NVIDIA H200")}
     assert not missing["train-large"] and not missing["train-flags"]
     on_a_tpu = {stage.name: stage.missing for stage in stages(SIZES["full"], "TPU v5 lite")}
-    assert on_a_tpu["train-flags"] == "no flags are recommended for TPU v5 lite"
+    assert on_a_tpu["train-flags"] == "there are no flags to try on TPU v5 lite"
 
 
 def test_a_stage_that_does_not_exist(tmp_path, capsys):

@@ -222,11 +222,11 @@ def test_the_vocabulary_is_that_of_the_rows(tmp_path, english_rows):
         load_corpus(named, None)
     corpus = load_corpus(config, None)
     corpus.save_vocab(tmp_path)
-    assert load_corpus(config, tmp_path).fingerprint == corpus.fingerprint
+    assert load_corpus(config, tmp_path / "vocab.txt").fingerprint == corpus.fingerprint
     path = tmp_path / "vocab.txt"
     path.write_bytes(path.read_bytes().replace(b"\nin\n", b"\nout\n"))
     with pytest.raises(UserError, match=r"is not the vocabulary of the run, .*vocab\.txt; put back the folder"):
-        load_corpus(config, tmp_path)
+        load_corpus(config, tmp_path / "vocab.txt")
 
 
 def test_a_damaged_row_is_named_when_a_batch_needs_it(tmp_path, english_rows):

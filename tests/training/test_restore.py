@@ -41,27 +41,24 @@ def params_of(step: int) -> dict[str, dict[str, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    folder: Path = tmp_path_factory.mktemp("checkpoints")
-    found = Checkpoints(folder, keep=len(STEPS), keep_every=0)
+    folder = tmp_path_factory.mktemp("checkpoints")
+    kept = Checkpoints(folder, keep=len(STEPS), keep_every=0)
     for step in STEPS:
-        found.save(step, jax.device_put(TrainState(params_of(step), {"moment": np.zeros(2, np.float32)}, np.int32(step))))
-    found.close()
+        kept.save(step, jax.device_put(TrainState(params_of(step), {"moment": np.zeros(2, np.float32)}, np.int32(step))))
+    kept.close()
     return Checkpoints(folder, keep=len(STEPS), keep_every=0)
 
 
-def abstract() -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), params_of(0))
-
-
-@pytest.mark.parametrize(("count", "step", "averaged"), [(4, None, STEPS), (2, None, (40, 30)), (2, 30, (30, 20)), (1, 20, (20,))])
+@pytest.mark.parametrize(("count", "step", "averaged"), [(4, None, STEPS), (2, 30, (30, 20)), (1, 20, (20,))])
 def test_as_numpy_averages(checkpoints, count, step, averaged):
     steps = newest_steps(checkpoints, count, step)
     assert sorted(steps) == sorted(averaged)
     expected = jax.tree.map(lambda *leaves: np.mean(np.float64(leaves), axis=0), *map(params_of, averaged))
-    found = average(checkpoints, steps, abstract())
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-10), found, expected)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), params_of(0))
+    mean = average(checkpoints, steps, abstract)
+    assert jax.tree.structure(mean) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-10), mean, expected)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +67,6 @@ def test_as_numpy_averages(checkpoints, count, step, averaged):
         (5, None, r"5 checkpoints cannot be averaged: up to step 40 there are 4 \(10, 20, 30, 40\)"),
         (3, 20, r"up to step 20 there are 2 \(10, 20\)"),
         (0, None, "average 1 to 4"),
-        (1, 25, "holds no checkpoint of step 25; there are 10, 20, 30, 40"),
     ],
 )
 def test_too_few(checkpoints, count, step, message):
@@ -110,9 +106,8 @@ def classification(config: Config, folder: Path) -> Config:
     return starting_from(replace(config, model=model, data=data), folder, eval_batches=0)
 
 
-@pytest.mark.parametrize("shape", [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2, 2)])
-def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, shape):
-    config, folder, saved = pretrained
+def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained):
+    (config, folder, saved), shape = pretrained, (2, 2, 2)
     config = classification(config, folder)
     state = fresh_state(config, shape)
     (params, opt_state, step), report = init_from_run(config, state, mesh_of(*shape))
@@ -135,28 +130,9 @@ def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, shape):
     }
 
 
-def test_a_longer_position_table_goes_on_where_the_old_one_ends(pretrained):
-    config, folder, saved = pretrained
-    longer = replace(config.model, max_positions=config.model.max_positions + 16)
-    config = starting_from(replace(config, model=longer), folder)
-    fresh = fresh_state(config).params
-    (params, *_), report = init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
-    table = np.asarray(params["embeddings"]["position"])
-    np.testing.assert_array_equal(table[:-16], saved["embeddings"]["position"])
-    np.testing.assert_array_equal(table[-16:], fresh["embeddings"]["position"][-16:])
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params["prediction"]), saved["prediction"])
-    assert report["fresh"] == report["left"] == []
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        pytest.param(
-            dict(embed_dim=32),
-            r"embeddings\.norm\.bias is float32\[64\] there, float32\[32\] in the config",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(dict(num_layers=3), r"encoder\.layers\..* in the config", marks=pytest.mark.slow),
         (dict(residual="post_ln"), r"omega is float32\[2, 64\] there, absent in the config"),
         (dict(max_positions=32), r"embeddings\.position is float32\[64, 64\] there, float32\[32, 64\]"),
     ],
@@ -168,12 +144,6 @@ def test_another_shape_is_refused(pretrained, change, named):
     config = replace(config, model=replace(config.model, **change), data=data)
     with pytest.raises(UserError, match=named):
         init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
-
-
-def test_a_folder_without_a_run_is_named(pretrained, tmp_path):
-    config, _, _ = pretrained
-    with pytest.raises(UserError, match=str(tmp_path)):
-        init_from_run(starting_from(config, tmp_path), fresh_state(config), mesh_of(1, 1, 1))
 
 
 # Two phases.
@@ -207,7 +177,7 @@ def configs_of_phases(folder: Path, changes: dict[str, Any]) -> list[Config]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_two_phases_on_rows_of_one_length_are_one_training(tmp_path, optimizer):
     """Nine steps, and one more with their moments and at their rate, equal ten."""
     settings = {"optimizer.name": optimizer, "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 3, "train.num_steps": 10}
@@ -226,19 +196,24 @@ def test_two_phases_on_rows_of_one_length_are_one_training(tmp_path, optimizer):
     assert_close(actual, wanted, 1e-5)
 
 
-def test_new_positions_and_fresh_heads_have_no_moments(make_config, tmp_path):
+def test_a_longer_position_table_goes_on_where_the_old_one_ends(make_config, tmp_path):
     config = make_config("bert", "2l8h", **NO_DROPOUT)
     trained = steps_on(config, fresh_state(config), range(2))
     save(config, tmp_path / "run", 2, trained)
     longer = replace(config.model, max_positions=config.model.max_positions + 16, next_sentence=False)
     onwards = starting_from(replace(config, model=longer), tmp_path / "run", keep_moments=True)
     state, report = init_from_run(onwards, fresh_state(onwards), mesh_of(1, 1, 1))
-    assert report["left"] == ["next_sentence", "pooler"]
-    for key in ("mu", "nu"):
-        there, here = (jax.device_get(optax.tree.get(each.opt_state, key)) for each in (trained, state))
-        np.testing.assert_array_equal(here["embeddings"]["position"][:-16], there["embeddings"]["position"])
-        assert not here["embeddings"]["position"][-16:].any() and there["embeddings"]["position"].any()
-        jax.tree.map(np.testing.assert_array_equal, here["encoder"], there["encoder"])
+    assert (report["fresh"], report["left"]) == ([], ["next_sentence", "pooler"])
+    fresh = jax.device_get(fresh_state(onwards).params["embeddings"]["position"])
+    for key in ("params", "mu", "nu"):
+        before, after = (
+            jax.device_get(one.params if key == "params" else optax.tree.get(one.opt_state, key)) for one in (trained, state)
+        )
+        table = after["embeddings"]["position"]
+        np.testing.assert_array_equal(table[:-16], before["embeddings"]["position"])
+        np.testing.assert_array_equal(table[-16:], fresh[-16:] if key == "params" else 0)
+        assert before["embeddings"]["position"].any()
+        jax.tree.map(np.testing.assert_array_equal, after["encoder"], before["encoder"])
     assert optax.tree.get(state.opt_state, "count") == 2
 
 

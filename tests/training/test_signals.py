@@ -23,6 +23,10 @@ PROGRAM = """
 import os, signal
 from mhsh.training.signals import StopSignals
 number = signal.Signals({number})
+before = signal.getsignal(number)
+with StopSignals():
+    pass
+assert signal.getsignal(number) is before
 with StopSignals() as stop:
     os.kill(os.getpid(), number)
     print("first:", stop.signal, flush=True)
@@ -37,14 +41,6 @@ def test_a_second_signal_ends_the_process_at_once(number):
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == f"first: {int(number)}\n"
     assert done.returncode == -number
-
-
-def test_outside_nothing_is_changed():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with StopSignals() as stop:
-        assert stop.signal is None
-        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
-    assert {number: signal.getsignal(number) for number in before} == before
 
 
 class MetadataServer(ThreadingHTTPServer):
@@ -81,39 +77,23 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
-        ("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE"),
-        ("preempted", "TRUE"),
-    ],
-)
-def test_an_announcement_is_heard(server, path, value):
-    assert not announced()
-    server.values[path] = value
-    assert announced()
-
-
-def test_no_server_is_no_announcement(monkeypatch):
-    monkeypatch.setenv(HOST_VARIABLE, "127.0.0.1:9")
-    assert not announced()
-
-
-def test_the_run_is_asked_to_stop_when_the_notice_comes(server, monkeypatch):
+@pytest.mark.parametrize(("path", "value"), [("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"), ("preempted", "TRUE")])
+def test_an_announcement_asks_the_run_to_stop(server, monkeypatch, path, value):
     monkeypatch.setattr(signals, "POLL_SECONDS", 0.01)
     with StopSignals() as stop, maintenance_watch(stop):
         time.sleep(0.2)
         assert stop.signal is None
-        server.values["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+        server.values[path] = value
         deadline = time.monotonic() + 60
         while stop.signal is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert stop.signal == signal.SIGTERM
 
 
-def test_elsewhere_nobody_is_asked(monkeypatch):
-    monkeypatch.delenv(HOST_VARIABLE, raising=False)
+def test_without_a_server_no_notice_is_heard(monkeypatch):
+    monkeypatch.setenv(HOST_VARIABLE, "127.0.0.1:9")
+    assert not announced()
+    monkeypatch.delenv(HOST_VARIABLE)
     before = threading.active_count()
     with StopSignals() as stop, maintenance_watch(stop):
         assert threading.active_count() == before

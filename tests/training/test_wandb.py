@@ -7,6 +7,7 @@ Every process here is a real one, with wandb and its own process behind it; the 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 from mhsh.training import trackers
 from tests.conftest import ROOT, MakeConfig
+from tests.runs import CONFIG, mhsh, start, wait_for_step
 from tests.training.wandb_server import WandbServer, client_variables, expected_lines, lines_of, only_run, wandb_server
 
 # One process of a run, without the training: as in training, rows go to metrics.jsonl first. A
@@ -144,15 +146,35 @@ def test_offline_rows_that_the_server_got_since_are_not_uploaded_again(folder: R
     assert_every_step_once(folder, server, 120)
 
 
+@pytest.mark.slow  # by default: the tests above, without the training
+def test_a_stopped_and_killed_run_is_one_run(
+    corpus: str, tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in client_variables(server.url).items():
+        monkeypatch.setenv(name, value)
+    workdir, intervals = tmp_path / "run", ["--config.train.log_interval=1", "--config.train.eval_interval=9"]
+    arguments = ["train", *CONFIG, corpus, *intervals, "--config.train.tracker=wandb", f"--workdir={workdir}"]
+    stopped = start(*arguments)
+    wait_for_step(workdir, 3, stopped)
+    stopped.send_signal(signal.SIGTERM)
+    assert "state saved" in stopped.communicate()[0] and stopped.returncode == os.EX_TEMPFAIL
+    run = only_run(server, RunFolder(workdir))
+    assert run.exit_code == 0 and lines_of(run) == expected_lines(RunFolder(workdir))
+    killed = start(*arguments)
+    wait_for_step(workdir, 14, killed)
+    killed.kill()
+    killed.communicate()
+    again = mhsh(*arguments)
+    assert again.returncode == 0 and "WARNING" not in again.stderr, again.stderr
+    clocks = ("seconds", "train/tokens_per_second", "train/flops_per_second")  # of the process that was first at a step
+    sent, logged = (
+        [{name: value for name, value in line.items() if name not in clocks} for line in lines]
+        for lines in (lines_of(only_run(server, RunFolder(workdir))), expected_lines(RunFolder(workdir)))
+    )
+    assert sent == logged
+
+
 def test_without_wandb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"needs the package wandb .*: .*pip install -e .*\[wandb\]'"):
         trackers.check_wandb()
-
-
-@pytest.mark.slow  # the test above is of the same function
-def test_without_a_key_the_way_out_is_named(folder: RunFolder, tmp_path: Path) -> None:
-    env = environment("http://127.0.0.1:9", HOME=str(tmp_path))
-    del env["WANDB_API_KEY"]
-    refused = process(folder, env, "0 1 finishes")
-    assert "No API key configured. Use `wandb login` to log in.; or set WANDB_MODE=offline" in refused.stderr

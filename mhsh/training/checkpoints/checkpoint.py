@@ -17,10 +17,9 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from mhsh.config.schema import TrainConfig
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote, make_durable, make_name_durable
-from mhsh.run_folder import Counters, RunFolder
+from mhsh.run_folder import Counters
 from mhsh.training.checkpoints.replicas import read_once, split_replicas
 from mhsh.training.checkpoints.verify import (
     Manifest,
@@ -151,14 +150,13 @@ class StoredCheckpoints:
         where = self._folder / str(step)
         wanted = flatten(abstract)
         try:
-            saved: Manifest = self._manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"][
-                item
-            ]
-            shapes = {path: {"shape": entry["shape"], "dtype": entry["dtype"]} for path, entry in saved.items()}
-            sums_saved = {path: entry["checksum"] for path, entry in saved.items()}
+            manifests = self._manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"]
+            saved: Manifest = {
+                path: {key: entry[key] for key in ("shape", "dtype", "checksum")} for path, entry in manifests[item].items()
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
-        compare_manifests(shapes, manifest(wanted), where)
+        compare_manifests(saved, manifest(wanted), where)
         replicas = split_replicas(next(iter(wanted.values())).sharding)
         try:
             if replicas is not None:
@@ -168,7 +166,7 @@ class StoredCheckpoints:
         except Exception as error:  # Orbax raises a bare Exception where a read fails
             raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
         for path, sums in jax.device_get(checksums(restored)).items():
-            if as_hex(sums) != sums_saved[path]:
+            if as_hex(sums) != saved[path]["checksum"]:
                 raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
         return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
 
@@ -184,14 +182,9 @@ class Checkpoints(StoredCheckpoints):
         options = ocp.CheckpointManagerOptions(
             enable_async_checkpointing=True,
             cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._list_files),
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._complete),
         )
         super().__init__(folder, options)
-
-    @classmethod
-    def of_run(cls, folder: RunFolder, train: TrainConfig) -> Checkpoints:
-        """The checkpoints of a run, kept as its config says."""
-        return cls(folder.checkpoints_path, keep=train.keep_checkpoints, keep_every=train.keep_every)
 
     def save(self, step: int, state: TrainState, counters: Counters | None = None) -> None:
         """Copies the state and returns; it is written in the background. `counters` go with it,
@@ -203,14 +196,14 @@ class Checkpoints(StoredCheckpoints):
         items = {"params": flatten(state.params), "opt_state": flatten((state.opt_state, state.step))}
         manifests = {name: manifest(leaves, jax.device_get(checksums(leaves))) for name, leaves in items.items()}
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items()}
-        self._finish_save()
+        self._wait()
         self._saving, self._counters = step, counters
-        with self._naming_failures():
+        with self._failures_named():
             self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave(manifests), **saved))
 
     def raise_failed_save(self) -> None:
         """Raises UserError if a background save has failed."""
-        with self._naming_failures():
+        with self._failures_named():
             self._manager.check_for_errors()
 
     def set_aside(self, step: int) -> epath.Path:
@@ -231,17 +224,17 @@ class Checkpoints(StoredCheckpoints):
         """Waits for the background save, until it would outlive a power cut. Raises UserError if it
         fails.
         """
-        self._finish_save()
+        self._wait()
         self._manager.close()
 
-    def _finish_save(self) -> None:
+    def _wait(self) -> None:
         """Waits for the background save, and deletes what is no longer kept.
 
         Orbax would delete as soon as it has renamed the new checkpoint. But its name, and the
         record that Orbax wrote just before, must be on the disk first. All else was flushed before
         the checkpoint was committed.
         """
-        with self._naming_failures():
+        with self._failures_named():
             self._manager.wait_until_finished()
         if self._saving is None:
             return
@@ -256,7 +249,7 @@ class Checkpoints(StoredCheckpoints):
                 self._manager.delete(step)
 
     @contextlib.contextmanager
-    def _naming_failures(self) -> Iterator[None]:
+    def _failures_named(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # any error of the threads of a save: Orbax has no class for it
@@ -266,7 +259,7 @@ class Checkpoints(StoredCheckpoints):
                 "whole: make room or repair the folder, and run the same command again"
             ) from error
 
-    def _list_files(self) -> None:
+    def _complete(self) -> None:
         """Called by Orbax when all files are written, before it commits the checkpoint."""
         if jax.process_index() == 0:
             [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]

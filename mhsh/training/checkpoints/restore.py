@@ -74,16 +74,19 @@ def inference_mesh(config: Config, axes: Mapping[str, int]) -> Mesh:
 
 
 def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
-    """The data that the run was trained on.
+    """The data of a run: what it was trained on, if it has been.
 
     Raises:
       UserError: data.source has changed since, or does not exist on this machine.
     """
-    corpus = load_corpus(config, folder.path)
-    # The data of an imported checkpoint was never recorded.
+    corpus = load_corpus(config, folder.vocabulary(config))
+    # A run that begins has no record, and the data of an imported checkpoint was never recorded.
     recorded = folder.read_run()["data"]["fingerprint"] if folder.has_run_record() else corpus.fingerprint
     if corpus.fingerprint != recorded:
-        raise UserError(f"{folder.path} was trained on other data (fingerprint {recorded[:12]}, here {corpus.fingerprint[:12]})")
+        raise UserError(
+            f"{folder.path} was trained on other data (fingerprint {recorded[:12]}, here {corpus.fingerprint[:12]}); "
+            "restore the text files (or, for the source stdlib, the same Python), or start again in another --workdir"
+        )
     return corpus
 
 
@@ -182,14 +185,14 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
 
 def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
     """Raises UserError if the run of train.start_from has not the vocabulary of the data."""
-    vocabulary = RunFolder(config.train.start_from).path / vocab_file(config)
+    other = RunFolder(config.train.start_from)
     with tempfile.TemporaryDirectory() as folder:
         corpus.save_vocab(epath.Path(folder))
-        here = (epath.Path(folder) / vocab_file(config)).read_bytes()
-    if not vocabulary.exists() or vocabulary.read_bytes() != here:
+        here = RunFolder(folder).vocabulary_hash(config)
+    if other.vocabulary_hash(config) != here:
         raise UserError(
             f"train.start_from = {config.train.start_from!r} was trained with another vocabulary than the data's; prepare the data "
-            f"with --config.data.vocab_path={vocabulary}, or start from another run"
+            f"with --config.data.vocab_path={other.path / vocab_file(config)}, or start from another run"
         )
 
 

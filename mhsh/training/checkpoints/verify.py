@@ -96,17 +96,14 @@ def compare_manifests(saved: Manifest, wanted: Manifest, where: epath.Path) -> N
     dtype.
     """
 
-    def described(entry: dict[str, Any] | None) -> str:
-        return "absent" if entry is None else f"{entry['dtype']}{entry['shape']}"
+    def described(path: str, arrays: Manifest) -> str:
+        return f"{arrays[path]['dtype']}{arrays[path]['shape']}" if path in arrays else "absent"
 
-    differences = [
-        f"{path} is {described(saved.get(path))} there, {described(wanted.get(path))} in the config"
-        for path in sorted(saved.keys() | wanted.keys())
-        if saved.get(path) != wanted.get(path)
-    ]
-    if differences:
-        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-        raise UserError(f"the checkpoint {where} is of another model: {differences[0]}{more}; give the config it was saved with")
+    differing = [path for path in sorted(saved.keys() | wanted.keys()) if described(path, saved) != described(path, wanted)]
+    if differing:
+        first = f"{differing[0]} is {described(differing[0], saved)} there, {described(differing[0], wanted)} in the config"
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        raise UserError(f"the checkpoint {where} is of another model: {first}{more}; give the config it was saved with")
 
 
 def write_file_manifest(folder: epath.Path, counters: Counters | None) -> None:

@@ -119,7 +119,7 @@ def test_saved_vocabulary_wins(english_source: str, english: list[str], tmp_path
     assert restored.tokenizer.vocab == trained.tokenizer.vocab
     assert restored.fingerprint == trained.fingerprint
     trained.save_vocab(tmp_path)
-    assert load_corpus(other, tmp_path).fingerprint == trained.fingerprint
+    assert load_corpus(other, tmp_path / "vocab.txt").fingerprint == trained.fingerprint
     with pytest.raises(UserError, match=r"the run's vocabulary .*gone\.txt is missing"):
         load(config, saved_vocab=tmp_path / "gone.txt")
     with pytest.raises(UserError, match=r"run\.txt is not the vocabulary of data\.tokenizer = 'bytes'"):
