@@ -211,7 +211,7 @@ def _answer(
 ) -> None:
     from mhsh.data.fine_tuning.spans import encode_questions
     from mhsh.data.fine_tuning.task import load_vocabulary
-    from mhsh.evaluation.answers import find_answers
+    from mhsh.evaluation.squad import find_answers
     from mhsh.training.checkpoints.restore import load_for_inference
 
     squad = read_squad(source)

@@ -15,7 +15,7 @@ from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, SubwordTokenize
 from mhsh.data.translation.pairs import clean_text
 from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded, beam_search
-from mhsh.models.decoding import decode_step, decoding_params, empty_caches, encode, extend_caches
+from mhsh.models.generation import decode_step, decoding_params, empty_cache, encode, extend_caches
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch
 
@@ -163,7 +163,7 @@ def _decode_batch(
             model, weights, tokens, position, ancestry_mask, caches, memory
         ),
         lambda caches, length: extend_caches(caches, num_hypotheses, length),
-        empty_caches(model.config, limits.shape[0], num_hypotheses, 0),
+        (empty_cache(model.config, limits.shape[0], 0),) * model.config.num_decoder_layers,
         limits,
         num_hypotheses=num_hypotheses,
         cache_buckets=cache_buckets(max_length),

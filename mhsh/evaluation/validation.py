@@ -13,10 +13,9 @@ from mhsh.data.fine_tuning.classification import ClassificationCorpus
 from mhsh.data.fine_tuning.spans import SpanCorpus
 from mhsh.data.tokenizers.subword import SubwordTokenizer
 from mhsh.data.translation.pairs import Pair
-from mhsh.evaluation.answers import find_answers
 from mhsh.evaluation.bleu import score_translations
 from mhsh.evaluation.glue import predicted_labels, score_glue
-from mhsh.evaluation.squad import score_squad
+from mhsh.evaluation.squad import find_answers, score_squad
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.models.losses import WeightedSum, WeightedSums
 from mhsh.models.seq2seq import Seq2Seq

@@ -7,7 +7,7 @@ import pytest
 
 from mhsh.data.fine_tuning.spans import Window
 from mhsh.data.fine_tuning.squad import Question
-from mhsh.evaluation.answers import find_answers
+from mhsh.evaluation.squad import find_answers
 
 LONGEST = 3
 

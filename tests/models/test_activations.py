@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhsh.models.activations import ACTIVATIONS
+from mhsh.models.layers import ACTIVATIONS
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])

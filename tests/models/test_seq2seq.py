@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import RESIDUALS
 from mhsh.config.shapes import regroup
 from mhsh.models.build import build_model, forward
-from mhsh.models.decoding import decode_step, decoding_params, empty_caches, encode
+from mhsh.models.generation import decode_step, decoding_params, empty_cache, encode
 from mhsh.models.layers import sinusoids
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.training.sharding import AXIS_RULES
@@ -249,7 +249,7 @@ def decoded(config, params, batch, length):
             logits, caches = decode_step(model, weights, tokens[:, :, position], position, ancestry_mask, caches, memory)
             return caches, logits
 
-        _, logits = jax.lax.scan(step, empty_caches(config, rows, 3, length), jnp.arange(length))
+        _, logits = jax.lax.scan(step, (empty_cache(config, rows, 3 * length),) * config.num_decoder_layers, jnp.arange(length))
         return jnp.moveaxis(logits, 0, 2)
 
     return decode(params, source, tokens), tokens
@@ -283,7 +283,7 @@ def test_decoding_in_bf16_has_a_bf16_cache_and_fp32_logits(tiny_seq2seq, make_pa
     config = tiny_seq2seq(compute_dtype="bfloat16", residual="admin")
     batch = make_pairs([[1] * 5], [[1] * 4])
     params = random_params(config)
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(empty_caches(config, 1, 3, 4))} == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(empty_cache(config, 1, 12))} == {"bfloat16"}
     logits, tokens = decoded(config, params, batch, 4)
     whole = run(config, params, batch | {"decoder_inputs": tokens[:, 0]})
     assert logits.dtype == "float32"
