@@ -64,7 +64,7 @@ JOINS = {
 }
 
 
-def stack(params, sublayers, x, join):
+def run_stack(params, sublayers, x, join):
     """The layers of an encoder or a decoder; `join(x, f, p)` adds a sublayer to the stream."""
     for index in range(len(params["layers"]["feed_forward"]["up_bias"])):
         layer = jax.tree.map(lambda stacked: stacked[index], params["layers"])  # noqa: B023
@@ -82,7 +82,7 @@ def encoder_decoder(config, params, batch, joins, end=lambda stack, x: x):
 
     within = may_look(sources, sources)
     sublayers = {"attention": lambda p, x: attention(p, x, x, within), "feed_forward": feed_forward}
-    x = stack(params["encoder"], sublayers, embed("source", "inputs", "inputs_position"), joins["encoder"])
+    x = run_stack(params["encoder"], sublayers, embed("source", "inputs", "inputs_position"), joins["encoder"])
     encoded = end("encoder", x)
     own, across = may_look(targets, targets, causal=True), may_look(targets, sources)
     sublayers = {
@@ -90,5 +90,5 @@ def encoder_decoder(config, params, batch, joins, end=lambda stack, x: x):
         "cross_attention": lambda p, y: attention(p, y, encoded, across),
         "feed_forward": feed_forward,
     }
-    y = stack(params["decoder"], sublayers, embed("target", "decoder_inputs", "targets_position"), joins["decoder"])
+    y = run_stack(params["decoder"], sublayers, embed("target", "decoder_inputs", "targets_position"), joins["decoder"])
     return end("decoder", y)

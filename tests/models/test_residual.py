@@ -139,7 +139,7 @@ STACKS = {
 
 @pytest.mark.parametrize(
     ("name", "init"),
-    [("bert", "xavier"), ("bert", "fairseq"), ("seq2seq", "xavier"), pytest.param("bert", "bert", marks=pytest.mark.slow)],,
+    [("bert", "xavier"), ("bert", "fairseq"), ("seq2seq", "xavier"), pytest.param("bert", "bert", marks=pytest.mark.slow)],
 )
 def test_each_stack_is_scaled_and_starts_by_its_own_depth(tiny, tiny_seq2seq, make_batch, make_pairs, fresh, name, init):
     """DeepNorm scales value, output and feed-forward kernels, Admin sets its omega, and nothing
@@ -196,7 +196,8 @@ def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, ran
     model, batch, params = build_model(config), make_batch([[1, 1, 1, 0]]), random_params(config)
     seen = jax.eval_shape(lambda params: captured(model, params, batch, None), params)
     assert seen["embeddings"].dtype == seen["encoder"].dtype == residual_dtype
-    assert jax.eval_shape(lambda params: forward(model, params, batch, None).logits, params).dtype == "float32"
+    outputs = jax.eval_shape(lambda params: forward(model, params, batch, None), params)
+    assert outputs.logits.dtype == outputs.next_sentence.dtype == "float32"
     # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
     layer, first = EncoderLayer(config, STRATEGIES[residual]), jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"])
     stream = STRATEGIES[residual].start(jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool))
