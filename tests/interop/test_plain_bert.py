@@ -34,8 +34,7 @@ def difference(model, params, plain, plain_params):
     "fields",
     [
         dict(residual="admin", num_heads=3),
-        pytest.param(dict(residual="admin", num_heads=1, num_layers=5), marks=pytest.mark.slow),  # as the ones beside it
-        pytest.param(dict(residual="deepnorm", num_heads=2), marks=pytest.mark.slow),
+        pytest.param(dict(residual="deepnorm", num_heads=2), marks=pytest.mark.slow),  # as the ones beside it
         dict(residual="post_ln", num_heads=1),
         dict(residual="admin", num_heads=5, head_dim=1, positions="sinusoidal", num_layers=3),
     ],
@@ -87,7 +86,7 @@ def test_folding_by_hand():
     np.testing.assert_array_equal(after["feed_forward"]["down_kernel"], before["feed_forward"]["down_kernel"])
 
 
-@pytest.mark.parametrize("value", [0.0, SMALLEST_OMEGA / 2, -SMALLEST_OMEGA / 2, np.inf, np.nan])
+@pytest.mark.parametrize("value", [0.0, -SMALLEST_OMEGA / 2, np.inf, np.nan])
 def test_an_omega_that_cannot_be_divided_by(value):
     model = small_model(**HEADS["mlm"], residual="admin")
     params = trained_params(model)
