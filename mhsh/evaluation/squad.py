@@ -17,9 +17,6 @@ from mhsh.data.fine_tuning.spans import Window
 from mhsh.data.fine_tuning.squad import Question, SquadData
 from mhsh.errors import UserError
 
-# As in the run_squad.py of Devlin et al.
-_NUM_BEST = 20
-_MAX_ANSWER_LENGTH = 30
 # The default of evaluate-v2.0.py: an answer with a higher no-answer probability counts as none.
 NO_ANSWER_THRESHOLD = 1.0
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -53,10 +50,10 @@ def find_answers(
     windows: Sequence[Window],
     logits: Float[np.ndarray, "rows 2 T"],
     *,
-    num_best: int = _NUM_BEST,
-    max_answer_length: int = _MAX_ANSWER_LENGTH,
+    num_best: int = 20,
+    max_answer_length: int = 30,
 ) -> list[Answers]:
-    """The answers to every question, chosen as in the run_squad.py of Devlin et al.
+    """The answers to every question, by the rules and numbers of Devlin et al.'s run_squad.py.
 
     An answer begins at a token whose `is_best` is true and has at most `max_answer_length` tokens.
     The score of no answer is that of [CLS], the lowest of all windows of the question.
@@ -167,7 +164,8 @@ def _score_v2(
     if no_answer_probabilities is None:
         scores = raw
     else:
-        _check_probabilities(raw["exact"], no_answer_probabilities)
+        for question_id in raw["exact"].keys() - no_answer_probabilities.keys():
+            raise UserError(f"question {question_id} has a prediction and no no-answer probability; give one for every prediction")
         scores = {name: _with_threshold(questions, values, no_answer_probabilities) for name, values in raw.items()}
     metrics: dict[str, float | int] = {}
     for prefix, group in (
@@ -204,12 +202,6 @@ def _f1_v2(prediction: str, answer: str) -> float:
     if not normalize_answer(prediction) and not normalize_answer(answer):
         return 1.0
     return word_f1(prediction, answer)
-
-
-def _check_probabilities(scores: Mapping[str, float], no_answer_probabilities: Mapping[str, float]) -> None:
-    for question_id in scores:
-        if question_id not in no_answer_probabilities:
-            raise UserError(f"question {question_id} has a prediction and no no-answer probability; give one for every prediction")
 
 
 def _with_threshold(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -147,7 +148,8 @@ def source_batch(members: Sequence[Sentence], rows: int, length: int) -> dict[st
     }
 
 
-def _decode_batch(
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _decode(
     model: Seq2Seq,
     num_hypotheses: int,
     length_penalty: float,
@@ -172,6 +174,3 @@ def _decode_batch(
         end=EOS_ID,
         forbidden=forbidden,
     )
-
-
-_decode = jax.jit(_decode_batch, static_argnums=(0, 1, 2, 3, 4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -136,16 +135,10 @@ def run_cost(config: Config) -> RunCost:
     """The cost of one run of `config`, computed from the config alone."""
     steps = config.train.num_steps
     return RunCost(
-        parameters=_total_parameters(config.model),
+        parameters=parameter_counts(config.model)["total"],
         tokens=steps * rows_in_batch(config) * config.data.sequence_length,
         flops=steps * step_flops(config),
     )
-
-
-@functools.cache
-def _total_parameters(model: ModelConfig) -> int:
-    # Counting traces the model, and many runs of a sweep have the same one.
-    return parameter_counts(model)["total"]
 
 
 def parameter_shapes(model: ModelConfig) -> Any:

@@ -1,5 +1,5 @@
-"""The encoder-decoder against loops over layers and heads; causality, packing, padding; cached
-decoding; the shared table.
+"""The encoder-decoder against loops over layers and heads; packing and padding; cached decoding; one
+table.
 """
 
 from __future__ import annotations
@@ -79,70 +79,20 @@ def test_equals_loops_over_layers_and_heads(tiny_seq2seq, make_pairs, random_par
     assert error(gradients, expected_gradients) < TOLERANCE
 
 
-def test_no_position_sees_the_future_or_another_pair(tiny_seq2seq, make_pairs, random_params):
-    """d logits[t] / d position vector, every token of both sides standing at a position of its
-    own.
-    """
-    config = tiny_seq2seq(positions="learned", residual="pre_ln")
-    sources, targets = np.array([1, 1, 2, 2, 2, 3, 0]), np.array([1, 1, 1, 2, 2, 3, 3, 0])
-    batch = make_pairs([sources], [targets])
-    batch |= {"inputs_position": np.arange(7, dtype=np.int32)[None], "targets_position": np.arange(8, dtype=np.int32)[None]}
-    params, model = random_params(config), build_model(config)
-    weighting = jax.random.normal(jax.random.key(0), (48,))
-
-    def logits(source_position, target_position):
-        table = params["embeddings"] | {"source_position": source_position, "target_position": target_position}
-        return forward(model, params | {"embeddings": table}, batch, None).logits[0] @ weighting
-
-    jacobians = jax.jit(jax.jacrev(logits, argnums=(0, 1)))(
-        params["embeddings"]["source_position"], params["embeddings"]["target_position"]
-    )
-    real = targets > 0
-    by_source, by_target = (np.abs(jacobian).max(axis=-1)[real] > 0 for jacobian in jacobians)
-    np.testing.assert_array_equal(by_source[:, :7], targets[real, None] == sources[None])
-    np.testing.assert_array_equal(by_target[:, :8], ((targets[:, None] == targets[None]) & np.tri(8, dtype=bool))[real])
-
-
-@pytest.fixture(
-    scope="module",
-    params=["pre_ln", "admin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("post_ln", "deepnorm", "rezero"))],
-)
-def packed(request, tiny_seq2seq, make_pairs, random_params):
-    """A model, its logits of the packed batch, and the same three pairs in rows of
-    their own with more padding.
-    """
-    config, batch = tiny_seq2seq(residual=request.param), make_pairs(*PACKED)
-    params = random_params(config)
-    apart = {key: np.zeros((3, 8), rows.dtype) for key, rows in batch.items()}
+@pytest.mark.parametrize("residual", ["admin", pytest.param("rezero", marks=pytest.mark.slow)])
+def test_packed_rows_are_separate_rows_and_padding_changes_nothing(tiny_seq2seq, make_pairs, random_params, error, residual):
+    """The three pairs in rows of their own, with more padding that holds other tokens."""
+    config, batch = tiny_seq2seq(residual=residual), make_pairs(*PACKED)
+    params, outputs = random_params(config), compiled_forward(config)
+    apart = {key: np.full((3, 8), 0 if "segm" in key or key == "weights" else 5, rows.dtype) for key, rows in batch.items()}
     for pair, (row, segment) in enumerate([(0, 1), (0, 2), (1, 1)]):
         for key, rows in batch.items():
             mine = batch["inputs_segmentation" if key.startswith("inputs") else "targets_segmentation"][row] == segment
             apart[key][pair, : mine.sum()] = 1 if key.endswith("segmentation") else rows[row, mine]
-    return config, params, batch, run(config, params, batch), apart
-
-
-def test_packed_rows_are_separate_rows_and_padding_changes_nothing(packed, error):
-    config, params, batch, logits, apart = packed
-    separate = run(config, params, apart)
-    expected = jnp.concatenate([separate[0, :2], separate[1, :3], separate[2, :3]])
-    assert error(jnp.concatenate([logits[0, :5], logits[1, :3]]), expected) < TOLERANCE
-    outputs = compiled_forward(config)
-    losses = [float(batch_loss(outputs(params, each, None), each)) for each in (batch, apart)]
-    assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE)
-
-
-def test_what_stands_in_padding_changes_nothing(packed, error):
-    config, params, batch, logits, _ = packed
-    sides = {"inputs": ("inputs", "inputs_position"), "targets": ("decoder_inputs", "targets", "targets_position")}
-    garbage = {
-        key: np.where(batch[f"{side}_segmentation"] > 0, batch[key], 5).astype(np.int32)
-        for side, keys in sides.items()
-        for key in keys
-    }
-    real = batch["targets_segmentation"] > 0
-    changed = run(config, params, batch | garbage)
-    assert error(changed[real], logits[real]) < 1e-6
-    assert error(changed[~real], logits[~real]) > 1e-2
+    packed, separate = outputs(params, batch, None), outputs(params, apart, None)
+    expected = jnp.concatenate([separate.logits[0, :2], separate.logits[1, :3], separate.logits[2, :3]])
+    assert error(jnp.concatenate([packed.logits[0, :5], packed.logits[1, :3]]), expected) < TOLERANCE
+    assert float(batch_loss(packed, batch)) == pytest.approx(float(batch_loss(separate, apart)), rel=TOLERANCE)
 
 
 def decoded(config, params, batch, length):
