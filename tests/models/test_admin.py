@@ -1,5 +1,5 @@
-"""Admin's profiled omega against a plain computation, layer after layer, and what it is for: a
-stable deep model.
+"""Admin's profiled omega against a plain computation, layer after layer. What it is for, a stable
+deep model: tests/probes/test_amplification.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jax.sharding import AxisType
-from msgspec.structs import replace
 from scipy.special import erf
 
 from mhsh.models.admin import profile_omega, read_omega, set_omega
-from mhsh.models.build import build_model, forward
+from mhsh.models.build import build_model
 from mhsh.training.sharding import MESH_AXES, axis_rules, batch_sharding, tree_shardings
 from tests.models.plain import attention, encoder_decoder, feed_forward, may_look, norm, run_stack
 
@@ -166,52 +165,3 @@ def test_set_and_read(translation):
         assert (np.asarray(read_omega(params)[stack]) == 1.0).all()
     back = set_omega(set_omega(params, omega), jax.tree.map(jnp.ones_like, omega))
     jax.tree.map(np.testing.assert_array_equal, back, params)
-
-
-DEPTHS = (6, 96)
-PERTURBATION = 1e-3
-SEEDS = 2
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def output_change(config, seed):
-    """E|f(w + d) - f(w)|^2 / E|f(w)|^2 over the logits of a fresh model; d is normal, for every
-    kernel of the encoder a thousandth of that kernel's own deviation.
-    """
-    model = build_model(config)
-    initial, noise, tokens = jax.random.split(jax.random.key(seed), 3)
-    batch = {
-        "inputs": jax.random.randint(tokens, (4, 16), 0, config.vocab_size),
-        "inputs_position": jnp.broadcast_to(jnp.arange(16)[None], (4, 16)),
-        "inputs_segmentation": jnp.ones((4, 16), jnp.int32),
-    }
-    params = nn.unbox(model.init(initial, batch, None))["params"]
-    if config.residual == "admin":
-        params = set_omega(params, profile_omega(config, params, batch))
-
-    leaves, structure = jax.tree_util.tree_flatten_with_path(params["encoder"])
-    moved = [
-        leaf + PERTURBATION * leaf.std() * jax.random.normal(key, leaf.shape) if path[-1].key.endswith("kernel") else leaf
-        for (path, leaf), key in zip(leaves, jax.random.split(noise, len(leaves)), strict=True)
-    ]
-    before = forward(model, params, batch, None).logits
-    after = forward(model, params | {"encoder": jax.tree.unflatten(structure, moved)}, batch, None).logits
-    return ((after - before) ** 2).mean() / (before**2).mean()
-
-
-def changes(make_config, residual):
-    """The output change at each depth."""
-    base = make_config("evidence", "amplification", **{"model.residual": residual}).model
-    return [float(np.mean([output_change(replace(base, num_layers=depth), seed) for seed in range(SEEDS)])) for depth in DEPTHS]
-
-
-@pytest.mark.slow  # the closed form's default test: tests/probes/test_amplification.py
-def test_a_small_perturbation_is_amplified_far_less_with_depth_than_in_post_ln(make_config):
-    """arXiv 2004.08249, section 4: the output change is O(depth) under Post-LN and O(log depth)
-    with Admin. As the exponent g of a fit change ~ depth^g over 6 and 96 layers.
-    """
-    post_ln, admin = changes(make_config, "post_ln"), changes(make_config, "admin")
-    exponents = [np.polyfit(np.log(DEPTHS), np.log(change), 1)[0] for change in (post_ln, admin)]
-    assert exponents[0] > 0.9, (post_ln, exponents)
-    assert exponents[1] < 0.65, (admin, exponents)
-    assert post_ln[-1] > 8 * admin[-1]

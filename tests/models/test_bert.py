@@ -1,5 +1,5 @@
-"""BERT: its heads and tied table, initialisation, dropout sites, dtypes, axis names. Its outputs are
-held against transformers (tests/interop/test_golden.py) and full passes (test_generation.py).
+"""BERT: its heads and tied table, initialisation, dropout sites, dtypes, axis names. Its outputs
+are compared with transformers (tests/interop/test_golden.py) and full passes (test_generation.py).
 """
 
 from __future__ import annotations

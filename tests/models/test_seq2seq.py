@@ -1,5 +1,5 @@
-"""The encoder-decoder against loops over layers and heads; packing and padding; cached decoding; one
-table.
+"""The encoder-decoder against loops over layers and heads; packing and padding; cached decoding;
+one table.
 """
 
 from __future__ import annotations
