@@ -131,6 +131,16 @@ def cudnn_form(implementation):
     return call
 
 
+def real_values(module, params, x, mask, real):
+    """The output where it is not padding, and the gradients of a function of it."""
+
+    def weighted(params, x):
+        out = module.apply({"params": params}, x, None, mask, None).astype(jnp.float32) * real[:, :, None]
+        return (out * jnp.cos(out)).sum(), out
+
+    return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
+
+
 ON_A_GPU = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu"))
 
 
@@ -141,19 +151,10 @@ def test_the_call_of_cudnn_computes_the_plain_attention(tiny, random_like, error
     mask = attention_mask(jnp.asarray(SEGMENTS), causal=masked == "causal")
     plain, params, x = fresh_module(random_like, config)
     cudnn = MultiHeadAttention(replace(config, attention_implementation="cudnn"))
-    real = jnp.asarray(SEGMENTS > 0)[:, :, None]
-
-    def values(module):
-        def weighted(params, x):
-            out = module.apply({"params": params}, x, None, mask, None)
-            return (out * jnp.cos(out) * real).sum(), out * real
-
-        return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
-
-    expected = values(plain)
+    expected = real_values(plain, params, x, mask, SEGMENTS > 0)
     monkeypatch.setattr(jax.nn, "dot_product_attention", cudnn_form("xla"))
     monkeypatch.setattr(attention, "current_platform", lambda: "gpu")
-    assert error(values(cudnn), expected) < TOLERANCE
+    assert error(real_values(cudnn, params, x, mask, SEGMENTS > 0), expected) < TOLERANCE
 
 
 def test_cudnn_is_called_in_bf16_and_lowers_for_cuda(tiny, random_like, monkeypatch):
@@ -217,16 +218,11 @@ def test_cudnn_on_a_gpu_is_the_plain_attention(tiny, random_like, error, masked)
     _, params, x = fresh_module(random_like, config, length=96)
     params = jax.tree.map(lambda leaf: 0.3 * leaf, params)
 
-    def values(implementation):
-        module = MultiHeadAttention(replace(config, attention_implementation=implementation))
-
-        def weighted(params, x):
-            out = module.apply({"params": params}, x, None, mask, None).astype(jnp.float32) * (segments > 0)[:, :, None]
-            return (out * jnp.cos(out)).sum(), out
-
-        return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
-
-    assert error(values("cudnn"), values("xla")) < 0.05
+    cudnn, xla = (
+        real_values(MultiHeadAttention(replace(config, attention_implementation=name)), params, x, mask, segments > 0)
+        for name in ("cudnn", "xla")
+    )
+    assert error(cudnn, xla) < 0.05
 
 
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 4), (3, 6)])  # joint and separate projections
