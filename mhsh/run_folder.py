@@ -469,6 +469,8 @@ def _number(value: Any) -> float:
 
 
 def _finite_or_none(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite_or_none(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

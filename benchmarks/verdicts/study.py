@@ -1,6 +1,6 @@
 """The study's verdicts computed again, from the losses of its runs that docs/study keeps.
 
-  python -m benchmarks.verdicts.study docs/study          # prints which verdicts changed, and why
+  python -m benchmarks.verdicts.study docs/study          # the table in docs/development/study.md
   python -m benchmarks.verdicts.study docs/study --page   # writes docs/study/index.md anew, too
 
 docs/study/runs.csv has a row for every run that ended: its stage and name, whether it left the
@@ -49,16 +49,11 @@ NOT_KEPT = {"code": {"0": "not kept"}, "numerics": {"0": "not kept"}}
 # The verdicts of the earlier rules in the words of the new ones.
 NOW = {"lower": LOWER, "higher": HIGHER, "no significant difference": LEVEL}
 
-WHY = """`python -m benchmarks.verdicts.study docs/study` computes all verdicts of this page from the final
-losses that are kept. What is not kept is left out above: curves, steps to the target, and whether
-data, batches and code were equal. The first reports compared data and batches, and named no
-difference but sizes."""
-
 Rows = Sequence[Mapping[str, str]]
 
 
 def main() -> None:
-    """Prints the table; with --page also writes the page."""
+    """Prints which verdicts changed, and why; with --page also writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="docs/study")
     parser.add_argument("--page", action="store_true", help="write its index.md and pictures")
@@ -69,12 +64,9 @@ def main() -> None:
         sweeps, workdir = Path(temporary) / "sweeps", Path(temporary) / "study"
         for stage in dict.fromkeys(row["stage"] for row in runs):
             plant(sweeps / stage, stage, [row for row in runs if row["stage"] == stage])
-        table = "\n".join(changed(sweeps, before))
-        print(table)
+        print("\n".join(changed(sweeps, before)))
         if arguments.page:
             publish(sweeps, workdir / "published")
-            (workdir / "published/verdicts").mkdir()
-            (workdir / "published/verdicts/report.md").write_text(f"{WHY}\n\n{table}\n", encoding="utf-8")
             subprocess.run(
                 ["bash", str(LAUNCHER), "page", f"--workdir={workdir}", f"--out={arguments.folder.absolute()}"], check=True
             )
@@ -155,7 +147,7 @@ def _sizes(model: ModelConfig) -> dict[str, Any]:
 
 
 def changed(workdir: Path, before: Rows) -> Iterator[str]:
-    """A Markdown table: every verdict of the earlier rules, the new one, and why they differ."""
+    """A Markdown table: the verdicts that the earlier rules gave otherwise, and why."""
     yield "| part | what | before | now | why it changed |"
     yield "| --- | --- | --- | --- | --- |"
     for part in dict.fromkeys(row["part"] for row in before):
@@ -167,10 +159,11 @@ def changed(workdir: Path, before: Rows) -> Iterator[str]:
         else:
             found = {f"{each.relation.split(',')[0]}: {each.first} to {each.other}": _change(each.estimate) for each in changes}
         for what, row in rows.items():
-            apart, verdict, why = found[what]
+            verdict, why = found[what]
+            if NOW[row["verdict"]] == verdict:
+                continue
             old = f"{_words(*(float(row[name]) for name in ('difference', 'low', 'high')))}, {row['verdict']}"
-            new = f"{_words(apart.mean, apart.low, apart.high)}, {verdict}" if apart else verdict
-            yield f"| {part} | {what} | {old} | {new} | {'' if NOW[row['verdict']] == verdict else why} |"
+            yield f"| {part} | {what} | {old} | {verdict} | {why} |"
 
 
 def _stages_of(rows: Mapping[str, object]) -> list[str]:
@@ -189,12 +182,12 @@ def _compared(sweeps: Sequence[Path]) -> tuple[list[Comparison], list[Change]]:
     return judge_page(comparisons)
 
 
-def _findings(comparison: Comparison) -> Iterator[tuple[str, tuple[Estimate | None, str, str]]]:
+def _findings(comparison: Comparison) -> Iterator[tuple[str, tuple[str, str]]]:
     """By the value on the first axis of the sweep."""
     axis = comparison.experiment.axes[0].path
     for place, finding in enumerate(comparison.findings):
         if finding is not None:
-            yield str(finding.group.settings[axis]), (finding.difference, finding.verdict, _why(comparison, place, finding))
+            yield str(finding.group.settings[axis]), (finding.verdict, _why(comparison, place, finding))
 
 
 def _why(comparison: Comparison, place: int, finding: Finding) -> str:
@@ -208,7 +201,7 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
         measured.values[place].final, measured.values[comparison.baseline].final, resolution=measured.measure.resolution
     )
     if not plain.excludes_zero:
-        return f"{WIDENING} times as wide an interval, for {plain.seeds} seeds"
+        return f"the interval is {WIDENING} times as wide"
     assert finding.difference is not None
     if finding.difference.excludes_zero:
         return "Holm's correction over the page"
@@ -217,13 +210,12 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
     choice, group = comparison.choices[worse], comparison.experiment.groups[worse]
     if choice.optimum is not None and choice.optimum.at_edge:
         return f"{group.name}'s best rate, {choice.optimum.rate:g}, is at the edge of those tried"
-    return f"rates between those tried may be {choice.hidden:.3f} better for {group.name}"
+    return f"untried rates may be {choice.hidden:.3f} better for {group.name}"
 
 
-def _change(apart: Estimate) -> tuple[Estimate, str, str]:
+def _change(apart: Estimate) -> tuple[str, str]:
     verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
-    wider = f"an interval {WIDENING} times as wide, for {apart.seeds} seeds, and what the grids hide"
-    return apart, verdict, "Holm's correction over the page" if apart.excludes_zero else wider
+    return verdict, "Holm's correction over the page" if apart.excludes_zero else "a wider interval, and what the grids hide"
 
 
 def _words(mean: float, low: float, high: float) -> str:

@@ -40,7 +40,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
     # The decoding of the authors' recipe for translation (see mhsh/configs/translation.py).
     decoding = Decoding(num_sentences=None, num_hypotheses=4, length_penalty=0.6)
     validator = Validator(config, model, mesh, corpus, functools.partial(process_rows, mesh), params, decoding)
-    values, _ = validator(params)
+    values = validator(params).values
     if jax.process_index() == 0:
         figures = {name.removeprefix("target_"): value for name, value in values.items()}
         print(json.dumps({"step": step, "batches": validator.num_batches, **figures}))

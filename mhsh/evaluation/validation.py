@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,29 +17,43 @@ from mhsh.evaluation.bleu import score_translations
 from mhsh.evaluation.glue import predicted_labels, score_glue
 from mhsh.evaluation.squad import find_answers, score_squad
 from mhsh.evaluation.translation import model_decoder, translate_lines
-from mhsh.models.losses import WeightedSum, WeightedSums
+from mhsh.models.losses import WeightedSums
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch
 
 _BATCH_TOKENS = 4096  # of source sentences, translated at once
+_MAX_PARTS = 20  # enough for Student's t, and short enough for a row of metrics.jsonl
 
 
-def evaluate(step: Callable[[Any, Batch], WeightedSums], params: Any, batches: Iterable[Batch]) -> dict[str, float]:
+class Evaluated(NamedTuple):
+    """What the batches of an evaluation gave."""
+
+    values: dict[str, float]
+    loss_parts: list[float]  # of consecutive parts of the batches, as many in each; at most _MAX_PARTS
+
+
+def evaluate(step: Callable[[Any, Batch], WeightedSums], params: Any, batches: Iterable[Batch]) -> Evaluated:
     """The metrics of `step` over all batches: each sum is divided by its weight at the end."""
-    return _divided(jax.device_get(step(params, batch)) for batch in batches)
+    return _divided([jax.device_get(step(params, batch)) for batch in batches])
 
 
 def evaluate_rows(
     step: Callable[[Any, Batch], tuple[WeightedSums, Array]], params: Any, batches: Iterable[Batch], num_rows: int
-) -> tuple[dict[str, float], Float[np.ndarray, "rows ..."]]:
+) -> tuple[Evaluated, Float[np.ndarray, "rows ..."]]:
     """Like `evaluate`, and the logits of the first `num_rows` rows; the rest is padding."""
-    parts: list[tuple[WeightedSums, np.ndarray]] = [jax.device_get(step(params, batch)) for batch in batches]
-    return _divided(sums for sums, _ in parts), np.concatenate([logits for _, logits in parts])[:num_rows]
+    of_batches: list[tuple[WeightedSums, np.ndarray]] = [jax.device_get(step(params, batch)) for batch in batches]
+    return _divided([sums for sums, _ in of_batches]), np.concatenate([logits for _, logits in of_batches])[:num_rows]
 
 
-def _divided(parts: Iterable[dict[str, WeightedSum]]) -> dict[str, float]:
+def _divided(of_batches: Sequence[WeightedSums]) -> Evaluated:
+    parts = np.array_split(np.arange(len(of_batches)), min(len(of_batches), _MAX_PARTS))
+    means = (_means([of_batches[batch] for batch in part]) for part in parts)
+    return Evaluated(_means(of_batches), [values["target_loss"] for values in means])
+
+
+def _means(of_batches: Sequence[WeightedSums]) -> dict[str, float]:
     totals: dict[str, tuple[float, float]] = {}
-    for sums in parts:
+    for sums in of_batches:
         for name, each in sums.items():
             total, weight = totals.get(name, (0.0, 0.0))
             totals[name] = (total + float(each.sum), weight + float(each.weight))

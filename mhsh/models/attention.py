@@ -108,7 +108,7 @@ class MultiHeadAttention(nn.Module):
         Of `x` alone, and where all three together are no wider than it, by one product: so `x` is
         read once, and once more for the gradients of all three kernels. The kernels are stacked for
         it along an axis of their own, P, so that the heads can be sharded. Wider ones cost more to
-        stack than they save (docs/plan.md).
+        stack than they save (docs/development/speed.md).
         """
         config = self.config
         if source is not None or 3 * config.num_heads * config.head_dim > config.embed_dim:

@@ -32,7 +32,8 @@ CACHE_FOLDER = "compilation_cache"
 # TPUs: none. With the sets of https://github.com/AI-Hypercomputer/maxtext at 05d3525,
 # benchmarks/xla_flags_library.py, lines 35 to 41 (gathers beside products) and 116 to 123
 # (all-reduces beside other work), a v5e's program is the same to the byte; a v6e's compiler refuses
-# the first set and a v6e's and v5p's programs are the same with the second (docs/plan.md).
+# the first set and a v6e's and v5p's programs are the same with the second
+# (docs/development/speed.md).
 _GPU: dict[str, str | bool] = {"xla_gpu_enable_latency_hiding_scheduler": True}
 RECOMMENDED: Mapping[str, Mapping[str, str | bool]] = {kind: _GPU for kind in PEAK_FLOPS if kind.startswith("NVIDIA")}
 

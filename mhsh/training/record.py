@@ -72,7 +72,8 @@ class Log:
 
     def validation(self, step: int, validated: Validated) -> None:
         """Writes a validation row."""
-        self._write(self._row(step, "validation", self._used.seconds, validated.values) | {"batch": validated.batches})
+        row = self._row(step, "validation", self._used.seconds, validated.values)
+        self._write(row | {"loss_parts": validated.loss_parts, "batch": validated.batches})
 
     def counters(self) -> Counters:
         """What has been used up to the last row. All rows are on the disk then: a checkpoint must

@@ -39,6 +39,7 @@ class Validated(NamedTuple):
     """What an evaluation found."""
 
     values: dict[str, float]
+    loss_parts: list[float]  # see mhsh.evaluation.validation.Evaluated
     batches: str  # a checksum of all its batches in order, the same on any mesh: sixteen hexadecimal digits
 
 
@@ -81,10 +82,10 @@ class Validator:
         seen = hashlib.sha256()
         batches = self._put(min(num_batches or self.num_batches, self.num_batches), seen, heartbeat)
         if isinstance(corpus, ClassificationCorpus | SpanCorpus):
-            values, logits = evaluate_rows(self._step, params, batches, len(corpus.validation))
+            (values, parts), logits = evaluate_rows(self._step, params, batches, len(corpus.validation))
             values |= span_metrics(corpus, logits) if isinstance(corpus, SpanCorpus) else classification_metrics(corpus, logits)
         else:
-            values = evaluate(self._step, params, batches)
+            values, parts = evaluate(self._step, params, batches)
         if self._pairs:
             assert isinstance(model, Seq2Seq)
             values |= translation_metrics(
@@ -96,7 +97,7 @@ class Validator:
                 length_penalty=self._decoding.length_penalty,
             )
         heartbeat()
-        return Validated(values, seen.hexdigest()[:16])
+        return Validated(values, parts, seen.hexdigest()[:16])
 
     def _put(self, num_batches: int, seen: Any, heartbeat: Callable[[], None]) -> Iterator[dict[str, jax.Array]]:
         """The batches on the devices. `seen`, a hash, takes the checksum of each."""

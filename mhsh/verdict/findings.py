@@ -13,7 +13,7 @@ from mhsh.text import format_list, sanitize
 from mhsh.verdict.estimate import MIN_SEEDS, Estimate, Replicate, difference, fisher, holm, known_estimate
 from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.fairness import DEFAULT_TREATMENT, Fairness, fairness, other_unit
-from mhsh.verdict.outcomes import LOSS, Measured, measure_all
+from mhsh.verdict.outcomes import LOSS, Measured, measure_all, sampling_error
 from mhsh.verdict.tuning import Choice
 
 # The verdicts on a group against the baseline.
@@ -69,6 +69,10 @@ class Comparison:
     def hidden(self, place: int) -> tuple[float, float]:
         """How much lower a group and the baseline may be where they are tuned on a finer grid."""
         return (self.choices[place].hidden, self.choices[self.baseline].hidden) if self.choices else (0.0, 0.0)
+
+    def sampling_error(self, place: int) -> float:
+        """How far its difference to the baseline may be off because validation is a sample."""
+        return sampling_error(*(self.measured.values[each] for each in (place, self.baseline)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +160,8 @@ def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
     )
     apart = None
     if ours and theirs and one_unit:
-        apart = difference(ours, theirs, resolution=measured.measure.resolution, hidden=comparison.hidden(place))
+        resolution = measured.measure.resolution + comparison.sampling_error(place)
+        apart = difference(ours, theirs, resolution=resolution, hidden=comparison.hidden(place))
     if group.untrained or other.untrained:
         counts = [(len(each.trained), len(each.trained) + len(each.untrained)) for each in (group, other)]
         p_value = fisher(*counts[0], *counts[1]) if all(total for _, total in counts) else None
@@ -184,7 +189,8 @@ def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
                 # that of its baseline hides.
                 high, low = other.hidden(counterplace)
                 first_high, first_low = first.hidden(place)
-                apart = difference(theirs, ours, hidden=(high + first_low, low + first_high))
+                resolution = first.sampling_error(place) + other.sampling_error(counterplace)
+                apart = difference(theirs, ours, resolution=resolution, hidden=(high + first_low, low + first_high))
                 changes.append(Change(relation, first.name, other.name, (group.name, counterpart.name), apart))
     return changes
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mhsh.errors import UserError, closest
 from mhsh.outcome import smoothed_final
-from mhsh.verdict.estimate import Replicate
+from mhsh.verdict.estimate import Replicate, sampling_half
 from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.runs import AXES, OWN_STEP, Curve, Run
 
@@ -36,7 +36,7 @@ class Measure:
 
     key: str  # `loss`, or a metric of the validation rows such as bleu
     split: str
-    resolution: float  # below this, a difference is not one: the last digit that is logged
+    resolution: float  # half a unit of the last digit that is logged: a smaller difference is none
 
     @property
     def name(self) -> str:
@@ -50,6 +50,7 @@ class Values:
     """What was measured of one group, by replicate; of the runs that trained alone."""
 
     final: Mapping[Replicate, float]  # the primary measure
+    loss_parts: Mapping[Replicate, np.ndarray]  # Run.loss_parts where that loss is the primary measure, else empty
     metrics: Mapping[str, Mapping[Replicate, float]]  # every other number of the last validation row
     lowest: Mapping[Replicate, float]
     mean: Mapping[Replicate, float]  # over the common evaluations, by step
@@ -118,13 +119,28 @@ def crossing(curve: Curve, target: float, axis: str = "step") -> tuple[float, bo
     return float(x[row - 1] + share * (x[row] - x[row - 1])), False
 
 
+def sampling_error(values: Values, baseline: Values) -> float:
+    """How far the difference of two groups may be off because the validation rows are a sample:
+    half of its 95 % interval over the parts of these rows. 0 if that is not known: one batch has
+    one part.
+    """
+    common = values.loss_parts.keys() & baseline.loss_parts.keys()
+    groups = [group.loss_parts for group in (values, baseline)]
+    ours, theirs = ([parts[key] for key in (common if len(common) > 1 else parts)] for parts in groups)
+    if not ours or not theirs or len({len(parts) for parts in (*ours, *theirs)}) > 1:
+        return 0.0
+    return sampling_half(np.mean(ours, axis=0) - np.mean(theirs, axis=0))
+
+
 def _values(group: Group, measure: Measure, target: float | None, steps: np.ndarray, metrics: Sequence[str]) -> Values:
     runs = {member.replicate: member.run for member in group.trained if member.run is not None}
     common = {replicate: _at(run.curves[measure.split], steps) for replicate, run in runs.items()}
     level = -math.inf if target is None else target
     others = [name for name in (LOSS, *metrics) if name != measure.key]
+    in_parts = (measure.key, measure.split) == (LOSS, "validation")
     return Values(
         {replicate: final_value(run, measure.key, measure.split) for replicate, run in runs.items()},
+        {replicate: run.loss_parts for replicate, run in runs.items() if in_parts and len(run.loss_parts)},
         {name: {replicate: final_value(run, name, measure.split) for replicate, run in runs.items()} for name in others},
         {replicate: _lowest(curve.loss) for replicate, curve in common.items()},
         {replicate: _mean(curve) for replicate, curve in common.items()},

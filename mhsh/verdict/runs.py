@@ -66,6 +66,7 @@ class Run:
     curves: Mapping[str, Curve]  # by split; a split without rows is an empty curve
     batches: Mapping[str, np.ndarray]  # `step` and `checksum` of the training rows, which name their batch
     validated: tuple[str, ...]  # the checksums of validation's batches, each once
+    loss_parts: np.ndarray  # the last validation loss of consecutive parts of its batches; empty: not known
     vocabulary: str | None  # SHA-256 of the folder's vocabulary; None if there is none
     problems: tuple[str, ...]  # one line each, naming the file
 
@@ -248,6 +249,7 @@ def _load(name: str, path: epath.Path) -> Run:
         {split: curve_of(of_split) for split, of_split in by_split.items()},
         _batches(rows),
         tuple(sorted(filter(None, validated))),
+        _loss_parts(by_split["validation"]),
         vocabulary,
         tuple(map(sanitize, problems)),
     )
@@ -318,6 +320,12 @@ def curve_of(rows: Sequence[Mapping[str, Any]]) -> Curve:
 def _batches(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, np.ndarray]:
     named = {row["step"]: checksum for row in rows if row["split"] == "train" and (checksum := _checksum(row)) is not None}
     return {"step": np.array(list(named), np.float64), "checksum": np.array(list(named.values()), np.bytes_)}
+
+
+def _loss_parts(validation: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    parts = validation[-1].get("loss_parts") if validation else None
+    known = isinstance(parts, list) and all(_is_number(part) and _finite(part) is not None for part in parts)
+    return np.array(parts if known else [], np.float64)
 
 
 def _checksum(row: Mapping[str, Any]) -> str | None:

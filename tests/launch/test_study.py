@@ -139,8 +139,9 @@ def test_the_page_is_what_was_published(launch, tmp_path):
         done = launch(*words, *more)
         assert (done.returncode, done.stderr) == (2, said)
     report = (
-        "- Higher.\n\n![Curves](report.svg)\n\n![Loss](report_1.svg)\n\nResults by group:\n\n| a |\n\n"
-        "{}Other measures, not tested:\n\n| b |\n"
+        "<!-- by -->\n\n- Higher,\n  by 2.\n- 3x8 is at its best rate, by 10\n  trials.\n- 3x8: it has 2 % more parameters.\n\n"
+        "![Curves](report.svg)\n\n![Loss](report_1.svg)\n\n{0}Results by group:\n\n| a |\n\n▼ lower.\n\n"
+        "{0}Other measures, not tested:\n\n| b |\n"
     )
     for file, text in {
         "width/report.md": report.format(""),
@@ -148,7 +149,7 @@ def test_the_page_is_what_was_published(launch, tmp_path):
         "width/report.png": "curves",
         "gap/report.md": report.format("small: "),
         "gap/report_1.png": "a picture of width",
-        "heads/report.md": "- Higher. See \\](x.png)\n",
+        "heads/report.md": "- Higher.\n- See \\](x.png)\n",
         "heads/report.json": "{}",
         "probes/ablation.md": "![ablation](ablation.png)\n\n| model |\n",
         "probes/ablation.png": "a picture",
@@ -157,9 +158,9 @@ def test_the_page_is_what_was_published(launch, tmp_path):
         (published / file).write_text(text)
     assert launch(*words, f"--out={page}").returncode == 0
     text = (page / "index.md").read_text()
-    results = "Results by group:\n\n| a |\n\n## "
-    assert f"at equal size\n\n- Higher.\n\n![Loss](width/report_1.png)\n\n{results}" in text
-    assert f"with size?\n\n- Higher.\n\n{results}" in text
+    single = "- 3x8: it has 2 % more parameters.\n\n![Loss](width/report_1.png)\n\n| a |\n\n## "
+    assert f"at equal size\n\n{single}" in text  # its verdict and best rate stand in the table
+    assert "with size?\n\n- Higher,\n  by 2.\n\n## " in text
     assert (
         text.index("See")
         < text.index("with size?")
@@ -180,8 +181,8 @@ def test_the_page_keeps_what_another_folder_published(launch, tmp_path):
         assert launch("study", "page", f"--workdir={tmp_path}/{folder}", f"--out={tmp_path}/{out}").returncode == 0
         return (tmp_path / out / "index.md").read_text()
 
-    first = {"heads": "- Higher.\n", "gap_heads": "- It grows.\n", "keel": "- Lower.\n"}
-    second = {"width": "- Wider.\n", "keel": "- Higher.\n"}
+    first = {"heads": "| higher |\n", "gap_heads": "- It grows.\n", "keel": "| lower |\n"}
+    second = {"width": "| wider |\n", "keel": "| higher |\n"}
     assert "\n\n- It grows.\n" in page("first", "kept", first)
     assert page("second", "kept", second) == page("both", "at_once", first | second)
 
@@ -204,4 +205,4 @@ def test_the_published_verdicts_are_those_of_the_kept_losses():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.verdicts.study", "docs/study"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout in (ROOT / "docs/study/index.md").read_text(encoding="utf-8")
+    assert done.stdout in (ROOT / "docs/development/study.md").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import numpy as np
 import pytest
 
 from mhsh.data.load import load_corpus
@@ -40,3 +41,15 @@ def test_the_checksum_is_that_of_all_validation_batches(config):
     assert found["same", ONE] == found["same", (4, 2, 1)]
     assert found["other", ONE][0] != found["same", ONE][0]
     assert found["other", ONE][1] == found["same", ONE][1] != found["same", ONE][0]
+
+
+def test_the_parts_of_the_loss_are_those_of_its_batches(config):
+    corpus, mesh = load_corpus(config, None), mesh_of(*ONE)
+    params = fresh_state(config, ONE).params
+    rows = functools.partial(process_rows, mesh)
+    validator = Validator(config, build_model(config.model), mesh, corpus, rows, params, Decoding(0, 1, 0.0))
+    weights = [batch["weights"].sum() for batch in corpus.validation_batches(config.train.batch_size, rows)]
+    whole, first = validator(params), validator(params, 1)
+    assert 1 < len(whole.loss_parts) == validator.num_batches <= 20
+    assert first.loss_parts == [first.values["target_loss"]] == whole.loss_parts[:1]
+    np.testing.assert_allclose(np.average(whole.loss_parts, weights=weights), whole.values["target_loss"], rtol=1e-12)

@@ -25,6 +25,12 @@ def test_among_ten_equal_groups_a_difference_is_rarely_seen(noise: str, seeds: i
     assert wrong_verdicts(noise, seeds, True, 2000 if noise == "normal" else 1000)[1] <= 0.05
 
 
+@pytest.mark.parametrize("seeds", [3, 10])
+def test_a_quiet_baseline_beside_skewed_groups_makes_no_verdict(seeds: int) -> None:
+    before, wrong = wrong_verdicts("skewed", seeds, True, 1000, quiet=True)
+    assert wrong <= 0.05 < before
+
+
 @pytest.mark.parametrize("deviation", [0.03, 0.01])
 @pytest.mark.parametrize("design", [(5, 2, 3), (5, 2, 5), (7, 3, 5)])
 @pytest.mark.parametrize("uneven", [1.0, 4.0])

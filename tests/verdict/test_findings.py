@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mhsh.errors import UserError
@@ -355,3 +357,28 @@ def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
         assert verdicts(judge([sweep], baseline=name)) == [LOWER, None]
     with pytest.raises(UserError, match="allowed: 3x8 admin and 24x1 admin"):
         judge([sweep], baseline="nobody")
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.05, HIGHER), (0.02, LEVEL)])
+def test_what_other_validation_rows_may_change_is_no_difference(make_run, shift: float, verdict: str):
+    # The seeds agree to 0.001. By the twenty parts of validation, the mean difference of other rows
+    # may be 0.03 away: 2.09 standard errors of 0.0144.
+    noise = 0.0644 * np.array([-1.0, 1.0] * 10)
+    paths = []
+    for layers, extra in ((6, 0.0), (2, 1.0)):
+        for seed in range(4):
+            loss = 2.5 + 0.001 * seed + 0.0003 * seed * extra + shift * extra
+            parts = (loss + extra * noise).tolist()
+            training = {"seed": seed, "num_steps": 20, "eval_interval": 10}
+            name = f"{layers}-{seed}"
+            folder = make_run(name, [3.0] * 10 + [loss] * 10, [2.9, loss], model={"num_layers": layers}, training=training)
+            rows = (folder / "metrics.jsonl").read_text().splitlines()
+            rows[-1] = json.dumps(json.loads(rows[-1]) | {"loss_parts": parts})
+            (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+            paths.append(folder)
+    comparison = judge(paths)
+    assert verdicts(comparison) == [None, verdict]
+    finding = comparison.findings[1]
+    assert finding is not None
+    assert finding.difference is not None
+    assert finding.difference.high - finding.difference.mean > 0.0302

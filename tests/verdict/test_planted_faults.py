@@ -114,9 +114,7 @@ def by_the_rules(losses: Mapping[Place, float], faults: Mapping[Place, str]) -> 
     mean, error = sum(pairs) / len(pairs), float(stats.sem(pairs))
     if len(pairs) < 3:
         return TOO_FEW_SEEDS, len(pairs), mean
-    test = stats.ttest_1samp(pairs, 0.0)
-    excluded = abs(mean) > WIDENING * float(stats.t.ppf(0.975, len(pairs) - 1)) * error
-    told = excluded and float(test.pvalue) <= 0.05
+    told = abs(mean) > WIDENING * float(stats.t.ppf(0.975, len(pairs) - 1)) * error
     return (LEVEL if not told else HIGHER if mean > 0 else LOWER), len(pairs), mean
 
 

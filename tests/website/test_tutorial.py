@@ -18,7 +18,7 @@ from website.tutorial import COLOUR, SHELL, read_tutorial
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOTEBOOK = DOCS / "tutorial.ipynb"
 FENCE = re.compile(r"^```(python|bash)\n(.*?)\n```$", re.M | re.S)
-AGAIN = "run it again, as docs/testing.md says"
+AGAIN = "run it again, as docs/development/testing.md says"
 
 
 def cells(kind: str) -> list[dict[str, Any]]:
