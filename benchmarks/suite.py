@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mhsh.bench.results import read
-from mhsh.bench.table import show
+from mhsh.bench.results import read, show
 from mhsh.errors import UserError
 from mhsh.files import read_object, write_new
 from mhsh.text import timing

@@ -232,14 +232,14 @@ def write_new(path: str | Path, content: str | bytes) -> None:
         raise
 
 
-def check_new_file(out: str | None) -> None:
-    """Raises UserError where `write_new` could not write --out; nothing is checked for None."""
-    if out is None:
+def check_new_file(flag: str, path: str | Path | None) -> None:
+    """Raises UserError where `write_new` could not write the file of a flag; None is none."""
+    if path is None:
         return
-    if os.path.lexists(out):
-        raise UserError(f"--out={out} exists, and nothing is overwritten; choose another file")
-    if not Path(out).absolute().parent.is_dir():
-        raise UserError(f"--out={out}: there is no folder {Path(out).absolute().parent}; make it, or choose another file")
+    if os.path.lexists(path):
+        raise UserError(f"{flag}={path} exists, and nothing is overwritten; choose another file")
+    if not Path(path).absolute().parent.is_dir():
+        raise UserError(f"{flag}={path}: there is no folder {Path(path).absolute().parent}; make it, or choose another file")
 
 
 @contextlib.contextmanager

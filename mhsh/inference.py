@@ -164,7 +164,7 @@ class LoadedModel:
           UserError: the model is not causal, a value is not allowed, or a prompt fills the model's
             positions.
         """
-        check_sampling(max_tokens, temperature, top_k, seed)
+        _check_sampling(max_tokens, temperature, top_k, seed)
         check_objective(self.folder, self.config, "generate")
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
@@ -206,7 +206,7 @@ class LoadedModel:
         check_objective(self.folder, self.config, "fill")
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
-        check_fill(text, top)
+        _check_fill(text, top)
         (ids,) = self.encode(text)
         masks = np.flatnonzero(ids == tokenizer.mask_id)
         logits = self.logits(text).logits[0, masks].astype(np.float64)
@@ -242,7 +242,7 @@ class LoadedModel:
         """The translations of many lines, in batches of about `batch_tokens` source tokens; see
         `mhsh.evaluation.translation.translate_lines`.
         """
-        check_beam(beam, length_penalty, batch_tokens)
+        _check_beam(beam, length_penalty, batch_tokens)
         check_objective(self.folder, self.config, "translate")
         assert isinstance(self.model, Seq2Seq) and isinstance(self.tokenizer, SubwordTokenizer)
         return translate_lines(
@@ -351,7 +351,7 @@ def check_objective(run: epath.PathLike, config: Config, method: str) -> None:
         raise UserError(f"{run} is a run of model.objective = {objective!r}, which does not {method}; {others}")
 
 
-def check_fill(text: str, top: int = 5) -> None:
+def _check_fill(text: str, top: int) -> None:
     """Raises UserError where `LoadedModel.fill` cannot take a value."""
     if MASK not in text:
         raise UserError(f"the text has no {MASK}; write {MASK} where a word is to be found")
@@ -359,7 +359,7 @@ def check_fill(text: str, top: int = 5) -> None:
         raise UserError(f"top = {top}; allowed: 1 or more")
 
 
-def check_sampling(max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0) -> None:
+def _check_sampling(max_tokens: int, temperature: float, top_k: int, seed: int) -> None:
     """Raises UserError where `LoadedModel.generate` cannot take a value."""
     if max_tokens < 1:
         raise UserError(f"max_tokens = {max_tokens}; allowed: 1 or more")
@@ -371,7 +371,7 @@ def check_sampling(max_tokens: int = 50, temperature: float = 0.8, top_k: int = 
         raise UserError(f"seed = {seed}; allowed: from 0 to {_LARGEST_SEED}")
 
 
-def check_beam(beam: int = 4, length_penalty: float = 0.6, batch_tokens: int = 4096) -> None:
+def _check_beam(beam: int, length_penalty: float, batch_tokens: int) -> None:
     """Raises UserError where `LoadedModel.translate_lines` cannot take a value."""
     for name, value in (("beam", beam), ("batch_tokens", batch_tokens)):
         if value < 1:

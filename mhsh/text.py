@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from mhsh.errors import UserError
+
 NOT_RECORDED = "not recorded"
 _HASH = re.compile(r"[0-9a-f]{16,}")
 _SUFFIXES = ((3, "k"), (6, "M"), (9, "G"), (12, "T"), (15, "P"), (18, "E"), (21, "Z"), (24, "Y"))
@@ -64,6 +66,19 @@ def quantity(number: int | float | None, unit: str) -> str:
 def _digits(number: float) -> str:
     """Three digits, of the rounded number: 99.96 is 100."""
     return f"{number:.{0 if abs(number) >= 99.95 else 1 if abs(number) >= 9.995 else 2}f}"
+
+
+def whole_numbers(flag: str, text: str, least: int = 1) -> list[int]:
+    """The numbers of a list such as 1,4,16, which a flag was given.
+
+    Raises:
+      UserError: one of them is not a whole number, is below `least`, or is there twice.
+    """
+    parts = text.split(",")
+    numbers = [int(part) if part.isdecimal() else -1 for part in parts]
+    if min(numbers) < least or len(set(numbers)) < len(numbers):
+        raise UserError(f"{flag}{text}: give whole numbers of at least {least} with commas between, each once")
+    return numbers
 
 
 def sanitize(text: str) -> str:

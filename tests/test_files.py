@@ -150,10 +150,10 @@ def test_a_killed_process_leaves_no_half_folder(tmp_path):
 
 
 def test_out_is_checked_before_any_work(tmp_path):
-    check_new_file(None)
-    check_new_file(str(tmp_path / "new.json"))
+    check_new_file("--out", None)
+    check_new_file("--out", str(tmp_path / "new.json"))
     (tmp_path / "there.json").write_text("{}")
     with pytest.raises(UserError, match="exists, and nothing is overwritten"):
-        check_new_file(str(tmp_path / "there.json"))
+        check_new_file("--out", str(tmp_path / "there.json"))
     with pytest.raises(UserError, match="there is no folder"):
-        check_new_file(str(tmp_path / "nowhere" / "new.json"))
+        check_new_file("--out", str(tmp_path / "nowhere" / "new.json"))

@@ -176,7 +176,7 @@ def test_questions_that_are_trained_on_validate_nothing(pretrained, tmp_path, ca
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--config=glue:rte", "--seeds=0,0"], "--seeds=0,0 must be whole numbers"),
+        (["--config=glue:rte", "--seeds=0,0"], "--seeds=0,0: give whole numbers"),
         (["--config=glue:cola", "--config.data.source=tsv:nowhere", "--config.data.sequence_length=64"], "nowhere"),
         (["--config=glue:rte", "--config.model.num_layers=3"], "num_layers"),
     ],

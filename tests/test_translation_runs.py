@@ -81,7 +81,7 @@ def test_eval_gives_the_loss_that_training_logged(run):
     assert {"loss", "accuracy", "bleu", "chrf", "exact_match"} <= set(figures)
 
 
-@pytest.mark.slow  # tests/cli/test_translate.py translates with less
+@pytest.mark.slow  # tests/cli/test_predict.py translates with less
 def test_translate_gives_a_line_for_a_line(run, tmp_path):
     _, workdir = run
     source = tmp_path / "source.en"

@@ -5,12 +5,11 @@ python -m website.pages DIR
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
 
-from website import api, commands
+from website import api, reference
 from website.sample_report import write_sample_report
 from website.tutorial import read_tutorial
 
@@ -23,7 +22,8 @@ def write_pages(to: Path) -> None:
         shutil.rmtree(to)
     shutil.copytree(DOCS, to, ignore=shutil.ignore_patterns("runs"))  # which the tutorial makes
     shutil.copy(Path(__file__).parent / "site.css", to)
-    _write(to / "commands.md", commands.markdown())
+    _write(to / "config.md", (DOCS / "config.md").read_text(encoding="utf-8") + reference.fields())
+    _write(to / "commands.md", reference.commands())
     for name, page in api.PAGES.items():
         _write(to / "api" / f"{name}.md", api.markdown(page))
     tutorial = read_tutorial(DOCS / "tutorial.ipynb")
@@ -39,5 +39,4 @@ def _write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["COLUMNS"] = "80"  # of the usage lines that argparse wraps
     write_pages(Path(sys.argv[1]))

@@ -27,7 +27,7 @@ from typing import Any
 
 from mhsh.cli.compare import Question, write_report
 from mhsh.config.schema import Config, ModelConfig
-from mhsh.configs import take_fields
+from mhsh.configs import parse_fields, take_changes
 from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import cells_of, parse_axes
@@ -119,7 +119,8 @@ def plant(path: Path, stage: str, rows: Rows) -> None:
     """Writes the sweep folder of a stage, with a run folder for each row."""
     config, *words = stages()[stage]
     flags = [word for word in words if word.startswith("--config.")]
-    fields, _ = take_fields("config", config, [*flags, *(SOURCES if stage == "multi30k" else ())])
+    changes, _ = take_changes("config", [*flags, *(SOURCES if stage == "multi30k" else ())])
+    fields = parse_fields("config", config, changes)
     assert fields is not None
     axes = parse_axes([word for word in words if not word.startswith("--")], fields)
     cost = {"parameters": 0, "tokens": 0, "flops": 0}

@@ -1,1 +1,1 @@
-"""Timing mhsh beside its twins, its peers and the device's own limits, in turns."""
+"""Timing configs beside each other, in alternating turns."""

@@ -1,5 +1,5 @@
-"""The JSON file of a bench: its fields, how it is written and read, and the intervals in it.
-Imports no jax.
+"""The JSON file of a bench (its fields, how it is written and read, the intervals in it) and its
+table in a terminal. Imports no jax.
 
 All times are in seconds. What a kind of bench does not measure is null.
 """
@@ -14,37 +14,32 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
+from rich.console import Console
+from rich.table import Table
 
 from mhsh.errors import UserError
 from mhsh.files import read_object, write_new
+from mhsh.text import quantity, timing
 
 FORMAT = 1
+WIDTH = 100  # columns of the table, unless the terminal has more
 GRID_KINDS = ("train", "inference")  # whose settings are batch and length
 
 CONFIDENCE = 0.95
-SMALLEST, LARGEST = 1e-300, 1e300  # of numbers above 0 whose 1 / x is finite too
 
-NonNegative = Annotated[float, Meta(ge=0, lt=LARGEST)]
+NonNegative = Annotated[float, Meta(ge=0, lt=1e300)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 PositiveInt = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
 T = TypeVar("T")
 
 
 class Interval(Struct, frozen=True):
-    """A median, and an interval that holds the true median with probability `confidence`.
-
-    Raises:
-      ValueError: the median lies outside its interval.
-    """
+    """A median, and an interval that holds the true median with probability `confidence`."""
 
     median: NonNegative
     low: NonNegative
     high: NonNegative
     confidence: Annotated[float, Meta(gt=0, le=1)]  # at least CONFIDENCE, or that of the whole range of too few values
-
-    def __post_init__(self) -> None:
-        if not self.low <= self.median <= self.high:
-            raise ValueError("the median lies outside its interval")
 
     def scaled(self, factor: float) -> Interval:
         """Times a number above 0."""
@@ -115,10 +110,6 @@ class CandidateResult(Struct, kw_only=True):
     bytes_per_second: float | None = None  # of one device
     share_of_copy: float | None = None  # that over the ceiling
 
-    def __post_init__(self) -> None:
-        if min(self.seconds.low, self.time_ratio.low if self.time_ratio else 1.0) < SMALLEST:
-            raise ValueError("seconds and time_ratio must be above 0")
-
     @property
     def memory_bytes(self) -> int | None:
         """What has to fit in a device's memory at once; None where it is not known."""
@@ -133,14 +124,6 @@ class SettingResults(Struct):
 
     setting: dict[str, Any]  # batch and length (train, inference), or what else the kind varies
     candidates: Annotated[list[CandidateResult], Meta(min_length=1)] = field(name="contestants")
-
-    def __post_init__(self) -> None:
-        names = [candidate.name for candidate in self.candidates]
-        for candidate in self.candidates:
-            if names.count(candidate.name) > 1:
-                raise ValueError(f"has {candidate.name} more than once")
-            if candidate.baseline is not None and candidate.baseline not in names:
-                raise ValueError(f"has no {candidate.baseline}, the baseline of {candidate.name}")
 
     @property
     def batch_and_length(self) -> tuple[int, int]:
@@ -202,6 +185,18 @@ class _GridSetting(Struct):
     length: PositiveInt
 
 
+class _Cell(Struct):
+    setting: _GridSetting
+
+
+class _Grid(Struct):
+    """What a file of GRID_KINDS has of the plain dictionaries."""
+
+    environment: _Environment
+    configs: dict[str, _Config]
+    cells: list[_Cell]
+
+
 def read(path: str) -> BenchResults:
     """The results of any kind of bench.
 
@@ -217,7 +212,7 @@ def read(path: str) -> BenchResults:
 
 
 def read_grid(path: str) -> BenchResults:
-    """The results of `mhsh bench train` or `mhsh bench inference`; no setting is there twice.
+    """The results of `mhsh bench train` or `mhsh bench inference`.
 
     Raises:
       UserError: the file cannot be read, is of another kind or format, or is damaged.
@@ -225,35 +220,85 @@ def read_grid(path: str) -> BenchResults:
     results = read(path)
     if results.kind not in GRID_KINDS:
         raise UserError(f"{path} is of mhsh bench {results.kind}; only {' and '.join(GRID_KINDS)} can be compared")
-    _convert(results.environment, _Environment, path, "environment")
-    for name, config in results.configs.items():
-        _convert(config, _Config, path, f"configs.{name}")
-    settings = []
-    for number, cell in enumerate(results.cells):
-        _convert(cell.setting, _GridSetting, path, f"cells[{number}].setting")
-        for candidate in cell.candidates:
-            if candidate.config not in results.configs:
-                raise _damaged(path, f"cells[{number}]", f"{candidate.name} is of config {candidate.config!r}, which is missing")
-        if cell.batch_and_length in settings:
-            batch, length = cell.batch_and_length
-            raise UserError(f"{path} has batch {batch} x length {length} more than once; measure each once with mhsh bench")
-        settings.append(cell.batch_and_length)
+    _convert(msgspec.to_builtins(results), _Grid, path)
     return results
 
 
-def _convert(value: Any, kind: type[T], path: str, where: str = "") -> T:
-    """`value`, which is at `where` in the file, as a `kind`."""
+def _convert(value: Any, kind: type[T], path: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        reason, _, inner = str(error).partition(" - at `$")
-        raise _damaged(path, (where + inner.rstrip("`")).lstrip("."), reason) from error
-
-
-def _damaged(path: str, where: str, reason: str) -> UserError:
-    return UserError(f"{path} is damaged: {where}: {reason}; measure again with mhsh bench")
+        reason, _, where = str(error).partition(" - at `$")
+        raise UserError(f"{path} is damaged: {where.strip('.`')}: {reason}; measure again with mhsh bench") from error
 
 
 def write(results: BenchResults, out: str) -> None:
     """Writes the results into a new file. Raises UserError where it exists."""
     write_new(out, json.dumps(msgspec.to_builtins(results), indent=1) + "\n")
+
+
+def show(results: BenchResults) -> None:
+    """Prints what was measured: the candidates, a row for each setting and candidate, and what the
+    columns mean.
+    """
+    console = Console(width=max(WIDTH, Console().width))
+    settings = [cell.setting for cell in results.cells]
+    varied = [key for key in settings[0] if len({str(setting[key]) for setting in settings}) > 1]
+    if "setting" in varied:  # its name says the rest
+        varied = ["setting"]
+    rows = [(cell.setting, candidate) for cell in results.cells for candidate in cell.candidates]
+    texts = [_texts(candidate, results.unit) for _, candidate in rows]
+    titles = [title for title in texts[0] if any(text[title] for text in texts)]
+    table = Table(box=None, pad_edge=False)
+    for title in (*(name.upper() for name in varied), ""):
+        table.add_column(title, no_wrap=True)
+    for title in titles:
+        table.add_column(title, min_width=len(title))
+    for (setting, candidate), text in zip(rows, texts, strict=True):
+        table.add_row(*(str(setting[key]) for key in varied), candidate.name, *(text[title] or "-" for title in titles))
+    fixed = [f"{key.replace('_', ' ')} {value}" for key, value in settings[0].items() if key not in varied]
+    for paragraph in [_head(results, fixed), *map(_candidate, results.cells[0].candidates)]:
+        console.print(paragraph, highlight=False, markup=False)
+    console.print()
+    console.print(table)
+    console.print()
+    console.print(_foot(results, rows[0][1]), highlight=False, markup=False)
+
+
+def _head(results: BenchResults, fixed: list[str]) -> str:
+    environment = results.environment
+    device, torch = environment["devices"], environment["torch"] or {"versions": {}}
+    versions = {"jax": environment["versions"]["jax"]} | torch["versions"]
+    return (
+        f"mhsh bench {results.kind}{': ' if fixed else ''}{', '.join(fixed)}; {device['count']} x {device['kind']}, "
+        f"{environment['cores']} cores; {', '.join(f'{name} {version}' for name, version in versions.items())}"
+    )
+
+
+def _candidate(result: CandidateResult) -> str:
+    parameters = "" if result.parameters is None else f", {result.parameters:,} parameters"
+    return f"{result.name}: {result.label}{parameters}" + (f" ({result.omega:,} of them omega)" if result.omega else "")
+
+
+def _texts(result: CandidateResult, unit: str) -> dict[str, str]:
+    """The text of each column by its title; a column without any text is left out."""
+    ratio, cpu, matmul, peak = result.time_ratio, result.cpu_ratio, result.share_of_matmul, result.share_of_peak
+    return {
+        "TIME": timing(result.seconds.median),
+        "INTERVAL": f"{timing(result.seconds.low)} to {timing(result.seconds.high)}",
+        f"{unit.upper()}S/S": quantity(result.rate, "").strip(),
+        "RATIO": f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})" if ratio else "",
+        "CPU": f"{cpu.median:.2f}" if cpu else "",
+        "MATMUL": f"{matmul:.1%}" if matmul else "",
+        "PEAK": f"{peak:.1%}" if peak else "",
+        "MEMORY": quantity(result.memory_bytes, "B"),
+    }
+
+
+def _foot(results: BenchResults, first: CandidateResult) -> str:
+    return (
+        f"Time: the median of {len(first.turns)} alternating turns, with its distribution-free interval "
+        f"({first.seconds.confidence:.1%}, as all intervals here). Ratio: time per {results.unit} over that of the baseline in "
+        "the same round; above 1 is slower. CPU: the same of CPU seconds. Matmul: FLOP/s over those of a big matrix product. "
+        "Peak: over those of the data sheet."
+    )

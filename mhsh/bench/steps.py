@@ -22,10 +22,11 @@ from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, forward
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import Batch, Outputs
+from mhsh.text import whole_numbers
 from mhsh.training.memory import resolve_remat
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import ROWS, make_mesh, put_batch
-from mhsh.training.state import TrainState, create_state, example_batch
+from mhsh.training.state import create_state, example_batch
 from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step
 
 BATCH_SEED = 0
@@ -88,22 +89,10 @@ def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[
     """
     positions = min(config.model.max_positions for config in configs.values())
     fitting = [tokens for tokens in LENGTHS if tokens <= positions] or [positions]
-    lengths = whole_numbers("length", length) if length is not None else fitting
+    lengths = whole_numbers("--length=", length) if length is not None else fitting
     for config in configs.values():
         setting_config(config, 1, max(lengths))
-    return [(rows, tokens) for rows in whole_numbers("batch", batch) for tokens in lengths]
-
-
-def whole_numbers(flag: str, text: str) -> list[int]:
-    """The whole numbers of a list such as 1,4,16.
-
-    Raises:
-      UserError: an item is not a whole number of at least 1.
-    """
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(f"--{flag}={text}: give whole numbers of at least 1, as in --{flag}=1,4,16")
-    return [int(part) for part in parts]
+    return [(rows, tokens) for rows in whole_numbers("--batch=", batch) for tokens in lengths]
 
 
 def training(name: str, config: Config, note: Note) -> Candidate:
@@ -115,38 +104,30 @@ def training(name: str, config: Config, note: Note) -> Candidate:
     batch = put_batch(synthetic_batch(config, config.train.batch_size), mesh)
     state = create_state(config, model, optimizer, mesh, batch)
     step = compile_train_step(config, model, optimizer, mesh, state)
-    runner = _Training(name, step, state, batch)
+    metrics: StepMetrics | None = None
+
+    def run(repetitions: int) -> None:
+        nonlocal state, metrics
+        for _ in range(repetitions):
+            state, metrics = step(state, batch)
+        jax.block_until_ready(state)
+
+    def check() -> None:
+        if metrics is not None and not bool(metrics.is_finite):
+            raise UserError(
+                f"{name}: the loss or a gradient is not finite after {int(state.step)} steps; "
+                "give more optimizer.warmup_steps, or a smaller optimizer.learning_rate"
+            )
+
     return Candidate(
         name=name,
         label=label(config),
-        run=runner.run,
-        check=runner.check,
+        run=run,
+        check=check,
         work=tokens(config, config.train.batch_size),
         baseline=baseline_of(name),
         facts=_facts(name, config, mesh, step) | {"flops": step_flops(config)},
     )
-
-
-class _Training:
-    """Holds the state, which each step replaces."""
-
-    def __init__(self, name: str, step: jax.stages.Compiled, state: TrainState, batch: dict[str, jax.Array]) -> None:
-        self._name, self._step, self._state, self._batch = name, step, state, batch
-        self._metrics: StepMetrics | None = None
-
-    def run(self, repetitions: int) -> None:
-        """Steps; the device is waited for after the last."""
-        for _ in range(repetitions):
-            self._state, self._metrics = self._step(self._state, self._batch)
-        jax.block_until_ready(self._state)
-
-    def check(self) -> None:
-        """Raises UserError where the loss or a gradient of the last step was not finite."""
-        if self._metrics is not None and not bool(self._metrics.is_finite):
-            raise UserError(
-                f"{self._name}: the loss or a gradient is not finite after {int(self._state.step)} steps; "
-                "give more optimizer.warmup_steps, or a smaller optimizer.learning_rate"
-            )
 
 
 class Inference:

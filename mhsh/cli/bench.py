@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mhsh.bench.results import BenchResults, write
-from mhsh.bench.table import show
+from mhsh.bench.results import BenchResults, show, write
 from mhsh.cli import early_stop
-from mhsh.cli.flags import AgainstFlag, ConfigFlag
+from mhsh.cli.parser import AgainstFlag, ConfigFlag
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import check_new_file
@@ -128,7 +127,7 @@ def measured(name: str, bench: Callable[[], BenchResults], out: str | None, numb
     Raises:
       UserError: one of the `numbers` is not above 0, or `out` cannot be written.
     """
-    check_new_file(out)
+    check_new_file("--out", out)
     for option, value in numbers.items():
         if isinstance(value, int | float) and not 0 < value < math.inf:
             raise UserError(f"--{option.replace('_', '-')}={value}: give a number above 0")

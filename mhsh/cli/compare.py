@@ -82,17 +82,8 @@ def run(
         raise UserError("mhsh compare needs PATH; see mhsh compare --help")
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the field that they choose a value of")
-    question = Question(
-        paths,
-        over,
-        by.split(",") if by else (),
-        choosing_seeds,
-        measure,
-        target,
-        baseline,
-        treatment.split(",") if treatment else None,
-        with_pretraining,
-    )
+    fields, meant = by.split(",") if by else (), treatment.split(",") if treatment else None
+    question = Question(paths, over, fields, choosing_seeds, measure, target, baseline, meant, with_pretraining)
     if watch:
         if out is not None or png:
             raise UserError("--watch serves the page and writes nothing; leave --out and --png away")

@@ -9,30 +9,33 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mhsh import configs
-from mhsh.configs import shipped_names
+from mhsh.config.fields import sections
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import ROLES, ModelConfig, to_dict
 
 EXAMPLES = ("mhsh configs", "mhsh configs bert:384l1h")
 
 
-def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /, *, markdown: bool = False) -> int:
+def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /) -> int:
     """Lists the config files with their variants, and every field; or prints one config in full.
 
     Args:
       config: print this config as JSON
-      markdown: print docs/config.md, the reference of all fields
 
     Raises:
       UserError: there is no such file or variant, or the config is not valid.
     """
-    from mhsh.config import reference
-
-    if markdown:
-        print(reference.markdown(), end="")
-    elif config is not None:
+    if config is not None:
         print(json.dumps(_resolved(config), indent=2))
-    else:
-        print(f"Configs, as --config takes them besides FILE.py:VARIANT:\n\n{_files()}\n")
-        print(f"Fields, and what a difference in them does to a comparison:\n\n{reference.text()}")
+        return 0
+    print(f"Configs, as --config takes them besides FILE.py:VARIANT:\n\n{_files()}\n")
+    print("Fields, and what a difference in them does to a comparison:\n")
+    for role, meaning in ROLES.items():
+        print(f"{role}: {meaning}")
+    for heading, doc, fields in sections():
+        print(f"\n{heading}: {doc}")
+        for field in fields:
+            print(f"  {field.path} ({field.values}; {field.role})\n      {field.doc}")
     return 0
 
 
@@ -40,17 +43,13 @@ def _resolved(name: str) -> dict[str, Any]:
     """The fields of a config. One for fine-tuning lacks what `mhsh finetune` takes from the
     pre-trained run.
     """
-    from mhsh.config.resolve import from_dict
-    from mhsh.config.schema import ModelConfig, to_dict
-    from mhsh.configs import load_fields
-
-    fields = load_fields(name)
+    fields = configs.load_fields(name)
     return to_dict(from_dict(fields)) if set(ModelConfig.__struct_fields__) <= set(fields["model"]) else fields
 
 
 def _files() -> str:
     """A paragraph a config file: what it is for, and its variants as `--config` takes them."""
-    return "\n\n".join(map(_file, shipped_names()))
+    return "\n\n".join(map(_file, configs.shipped_names()))
 
 
 def _file(name: str) -> str:

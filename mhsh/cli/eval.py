@@ -7,7 +7,7 @@ import json
 
 from msgspec.structs import replace
 
-from mhsh.cli.flags import RunFolderArgument, StepFlag
+from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.run_folder import RunFolder
 
 EXAMPLES = ("mhsh eval runs/2l8h", "mhsh eval runs/2l8h --step=40")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mhsh.cli.flags import RunFolderArgument, StepFlag
+from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, TranslationDataConfig
+from mhsh.config.shapes import shape_in_words
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.data.tokenizers.wordpiece import load_wordpiece
 from mhsh.errors import UserError
@@ -47,8 +48,8 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None) -> int
 
 def _print(model: ModelConfig, plain: ModelConfig, folder: str, step: int | None, out: str) -> None:
     print(
-        f"{out}: {architecture_of(plain)} of {folder}, step {step}, {plain.num_layers} layers x {plain.num_heads} heads of "
-        f"{plain.head_dim}, D = {plain.embed_dim}, F = {plain.mlp_dim}"
+        f"{out}: {architecture_of(plain)} of {folder}, step {step}, {shape_in_words(plain)} of {plain.head_dim}, "
+        f"D = {plain.embed_dim}, F = {plain.mlp_dim}"
     )
     if model.residual != plain.residual:
         print(f"folded into the weights: the scales on the residual stream of model.residual = {model.residual!r}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.flags import FieldsFlag
+from mhsh.cli.parser import FieldsFlag
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.text import whole_numbers
 
 SUMMARY_FILE = "summary.json"
 
@@ -53,7 +54,9 @@ def run(
     Raises:
       UserError: the run cannot be fine-tuned, or whatever is wrong with the config or its data.
     """
-    configs = {seed: fine_tuning_config(RunFolder(folder), config, seed, fresh) for seed in _numbers(seeds)}
+    configs = {
+        seed: fine_tuning_config(RunFolder(folder), config, seed, fresh) for seed in whole_numbers("--seeds=", seeds, least=0)
+    }
     # After the configs are checked: it takes seconds.
     from mhsh.training.loop import train
 
@@ -67,7 +70,7 @@ def run(
     summary = summarise(figures)
     path = Path(workdir) / SUMMARY_FILE
     path.write_text(json.dumps({"started_from": None if fresh else folder, "figures": summary}, indent=1) + "\n", encoding="utf-8")
-    _print_table(figures, summary)
+    _print_table(summary)
     return 0
 
 
@@ -108,38 +111,26 @@ def summarise(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str,
     """By figure: its mean, its standard deviation (None for a single seed), and its value by
     seed.
     """
-    names = next(iter(figures.values()))
     summary = {}
-    for name in names:
-        values = [each[name] for each in figures.values()]
+    for name in next(iter(figures.values())):
+        by_seed = {str(seed): row[name] for seed, row in figures.items()}
+        values = list(by_seed.values())
         deviation = statistics.stdev(values) if len(values) > 1 else None
-        by_seed = {str(seed): each[name] for seed, each in figures.items()}
         summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "by_seed": by_seed}
     return summary
 
 
-def _numbers(seeds: str) -> list[int]:
-    parts = seeds.split(",")
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(f"--seeds={seeds} must be whole numbers with commas between, each once, such as 0,1,2")
-    return [int(part) for part in parts]
-
-
 def _last_validation(folder: RunFolder) -> dict[str, float]:
     """The figures of the last validation row, without what it shares with a training row."""
-    rows = [row for row in folder.read_metrics().rows if row["split"] == "validation"]
-    if not rows:
-        raise UserError(f"{folder.path} is finished and has no validation figures in metrics.jsonl; put it back from a copy")
-    return {name: value for name, value in rows[-1].items() if name not in ("step", "split", "tokens", "flops", "seconds", "batch")}
+    *_, last = (row for row in folder.read_metrics().rows if row["split"] == "validation")
+    others = ("step", "split", "tokens", "flops", "seconds", "loss_parts", "batch")
+    return {name: value for name, value in last.items() if name not in others}
 
 
-def _print_table(figures: Mapping[int, Mapping[str, float]], summary: Mapping[str, Mapping[str, Any]]) -> None:
-    seeds: Sequence[int] = list(figures)
+def _print_table(summary: Mapping[str, Mapping[str, Any]]) -> None:
+    seeds = next(iter(summary.values()))["by_seed"]
     table = Table("figure", "mean", "deviation", *(f"seed {seed}" for seed in seeds))
     for name, values in summary.items():
-        deviation = values["deviation"]
-        row = [figures[seed][name] for seed in seeds]
-        table.add_row(
-            name, f"{values['mean']:.4f}", "-" if deviation is None else f"{deviation:.4f}", *(f"{value:.4f}" for value in row)
-        )
+        numbers = (values["mean"], values["deviation"], *values["by_seed"].values())
+        table.add_row(name, *("-" if number is None else f"{number:.4f}" for number in numbers))
     Console().print(table)

@@ -14,10 +14,11 @@ import numpy as np
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.flags import ConfigFlag, TaskFlag
+from mhsh.cli.parser import ConfigFlag, TaskFlag
 from mhsh.config.fields import SHAPING
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
+from mhsh.config.shapes import shape_in_words
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
@@ -134,36 +135,18 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
     from mhsh.training.checkpoints.checkpoint import Checkpoints
     from mhsh.training.optimizer import build_optimizer
     from mhsh.training.sharding import make_mesh
-    from mhsh.training.state import TrainState, create_state
+    from mhsh.training.state import create_state
 
     single = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     mesh = make_mesh(single, jax.devices()[:1])
     model, optimizer = build_model(config.model), build_optimizer(config)
     created = create_state(single, model, optimizer, mesh, {})  # Post-LN: no batch is looked at
-    state = TrainState(_merged(created.params, imported), created.opt_state, created.step)
+    theirs = {name: created.params[name] for name in imported.params}  # whole parts of the model
+    taken = jax.tree.map(lambda new, old: jax.device_put(np.asarray(new), old.sharding), imported.params, theirs)
+    state = created._replace(params=created.params | taken)
     checkpoints = Checkpoints.of_run(folder, config.train)
     with contextlib.closing(checkpoints):  # waits for what is being written, even when interrupted
         checkpoints.save(0, state)
-
-
-def _merged(created: Any, imported: ImportedBert) -> Any:
-    """The created parameters, all but those of `imported.fresh` replaced."""
-    import jax
-
-    from mhsh.training.checkpoints.checkpoint import flatten
-
-    given = flatten(imported.params)
-    expected = {name.replace("/", ".") for name in imported.fresh}
-    assert given.keys() ^ expected == flatten(created).keys() and not given.keys() & expected, "a parameter is not accounted for"
-
-    def leaf(path: Any, value: Any) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if name in expected:
-            return value
-        assert given[name].shape == value.shape and given[name].dtype == value.dtype, name
-        return jax.device_put(np.asarray(given[name]), value.sharding)
-
-    return jax.tree_util.tree_map_with_path(leaf, created)
 
 
 def _record(source: str, imported: ImportedBert) -> dict[str, Any]:
@@ -186,7 +169,7 @@ def _print(config: Config, resolved: Config, imported: ImportedBert, source: str
 
     model = resolved.model
     print(
-        f"{out}: {imported.architecture} of {source}, {model.num_layers} layers x {model.num_heads} heads of {model.head_dim}, "
+        f"{out}: {imported.architecture} of {source}, {shape_in_words(model)} of {model.head_dim}, "
         f"D = {model.embed_dim}, F = {model.mlp_dim}, {parameter_counts(model)['total']:,} parameters, objective {model.objective}"
     )
     for note in imported.notes:

@@ -1,4 +1,5 @@
-"""The command line of one command, read from the signature and the docstring of its function.
+"""The command line of one command, read from the signature and the docstring of its function; and
+the parameters that several commands have.
 
 A command is a module of `mhsh.cli` with a function `run`, or with several, named in `KINDS`. Its
 parameters are the flags (positional-only ones the arguments), their types and defaults are those of
@@ -9,21 +10,78 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
-from mhsh.cli.flags import Taken
+from mhsh.config.schema import Config
+from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
 from mhsh.errors import UserError, nearest
 
 Run = Callable[..., int]
 
-_HELP = {"--help", "-h"}
+_HELP_FLAGS = {"--help", "-h"}
 _FILES = {"import": "import_checkpoint", "export": "export_checkpoint"}  # a keyword of Python is no module
+
+
+class Made(NamedTuple):
+    """Marks a parameter that is made of `--FLAG=...` and of all the `--FLAG.SECTION.FIELD=VALUE`.
+
+    `make` gets the flag, its value, and those overrides.
+    """
+
+    flag: str
+    make: Callable[[str, Any, Changes], Any]
+
+
+def make_configs(flag: str, names: Sequence[str], changes: Changes) -> list[tuple[str, Config]]:
+    """The names and configs, each with all overrides."""
+    return [(name, config) for name in names if (config := parse_config(flag, name, changes)) is not None]
+
+
+def _as_written(type_: object, tokens: Sequence[Any]) -> str:
+    return tokens[0].value
+
+
+def _all_as_written(type_: object, tokens: Sequence[Any]) -> list[str]:
+    return [token.value for token in tokens]
+
+
+_HELP = "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT"
+
+
+def _config(flag: str, what: str = _HELP, converter: Callable[..., Any] = _as_written) -> Parameter:
+    return Parameter(
+        name=f"--{flag}",
+        metavar=CONFIG,
+        help=f"{what}; --{flag}.SECTION.FIELD=VALUE changes a field",
+        converter=converter,
+        n_tokens=1,
+        accepts_keys=False,
+        show_default=False,
+    )
+
+
+ConfigFlag = Annotated[Config, _config("config"), Made("config", parse_config)]
+AgainstFlag = Annotated[Config, _config("against", "a second config, to compare with"), Made("against", parse_config)]
+# Of these the unchecked fields, dict[str, Any]: alone they are no complete config.
+FieldsFlag = Annotated[Any, _config("config"), Made("config", parse_fields)]
+TaskFlag = Annotated[
+    Any,
+    _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
+    Made("task", parse_fields),
+]
+# Several of them, as a list of names and Configs.
+ConfigsFlag = Annotated[
+    list[Any],
+    _config("config", f"{_HELP}; several are set side by side, and a change goes to each", _all_as_written),
+    Made("config", make_configs),
+]
+RunFolderArgument = Annotated[str, Parameter(name="RUN", help="a run folder")]
+StepFlag = Annotated[int | None, Parameter(help="which checkpoint; the newest by default")]
 
 
 class Page(NamedTuple):
@@ -75,21 +133,22 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     if page is None:
         return None
     app = page.app()
-    if not _HELP.isdisjoint(rest):
+    if not _HELP_FLAGS.isdisjoint(rest):
         app.help_print()
         return None
     see = f"; see mhsh {page.command} --help"
-    marked = list(_taken(page.run))
-    changes, rest = _apart(rest, [taken.flag for _, taken in marked])
+    made = dict(_made(page.run))
+    changes = {}
+    for mark in made.values():
+        changes[mark.flag], rest = take_changes(mark.flag, rest)
     try:
         run, bound, unused, _ = app.parse_known_args(rest)
     except CycloptsError as error:
         raise UserError(_in_one_line(error, page.command) + see + _list_of_configs(error)) from error
-    values, unused = bound.arguments, [*changes, *unused]
-    for name, taken in marked:
-        values[name], unused = taken.take(taken.flag, values.get(name), unused)
     if unused:
         raise UserError(f"{unused[0]} is not an argument of mhsh {page.command}{see}")
+    for name, mark in made.items():
+        bound.arguments[name] = mark.make(mark.flag, bound.arguments.get(name), changes[mark.flag])
     return lambda: run(*bound.args, **bound.kwargs)
 
 
@@ -101,7 +160,7 @@ def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]
     kind = arguments[0] if arguments else ""
     if kind in known:
         return known[kind], arguments[1:]
-    if kind in _HELP:
+    if kind in _HELP_FLAGS:
         print(f"Usage: mhsh {command} {{{','.join(known)}}} ...\n\n{inspect.getdoc(command_module(command))}\n")
         print("\n".join(f"  {name:<14} {summary(page)}" for name, page in known.items()))
         return None, []
@@ -109,30 +168,16 @@ def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]
     raise UserError(f"mhsh {command}: {hint}; see mhsh {command} --help")
 
 
-def _apart(arguments: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments that change a field, `--FLAG.SECTION.FIELD=VALUE` or without the `=`, and the
-    other ones.
-    """
-    changes, rest = [], []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument.startswith(tuple(f"--{flag}." for flag in flags)):
-            changes += [argument] if "=" in argument else [argument, *itertools.islice(remaining, 1)]
-        else:
-            rest.append(argument)
-    return changes, rest
-
-
 def summary(page: Page) -> str:
     """What a page says first."""
     return (inspect.getdoc(page.run) or "").split("\n\n")[0].replace("\n", " ")
 
 
-def _taken(run: Run) -> Iterator[tuple[str, Taken]]:
+def _made(run: Run) -> Iterator[tuple[str, Made]]:
     """The parameters that are made of several flags."""
     for name, hint in typing.get_type_hints(run, include_extras=True).items():
         for part in (hint, *typing.get_args(hint)):  # an optional one is a union
-            yield from ((name, mark) for mark in getattr(part, "__metadata__", ()) if isinstance(mark, Taken))
+            yield from ((name, mark) for mark in getattr(part, "__metadata__", ()) if isinstance(mark, Made))
 
 
 def _in_one_line(error: CycloptsError, command: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +11,12 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Column, Table
 
-from mhsh.cli.flags import ConfigsFlag
+from mhsh.cli.parser import ConfigsFlag
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
+from mhsh.text import whole_numbers
 
 if TYPE_CHECKING:
-    from mhsh.planning.compiled import Topology
     from mhsh.planning.roofline import Range, StepTime
 
 GIB = 2**30
@@ -55,6 +54,7 @@ def run(
       UserError: a flag is wrong, or a config does not divide over the devices.
     """
     from mhsh.planning.compiled import measure, parse_topology
+    from mhsh.planning.ledger import ledger
     from mhsh.planning.roofline import ASSUMPTIONS, CHIPS, step_time
 
     configs: dict[str, Config] = dict(config)
@@ -95,74 +95,7 @@ def _chips(text: str, known: Mapping[str, Any]) -> tuple[str, list[int]]:
     kind, _, numbers = text.partition(":")
     if kind not in known:
         raise UserError(f"--chips={text}: {kind!r} is not known; allowed: {', '.join(known)}, as in v5p:8,64")
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", numbers):
-        raise UserError(f"--chips={text}: give numbers of chips with commas between, as in {kind}:8,64")
-    return kind, [int(number) for number in numbers.split(",")]
-
-
-def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> dict[str, Any]:
-    """The figures of one config, by name. Bytes are per device of the topology, else of the machine
-    here; FLOPs are of matrix products.
-    """
-    import jax
-
-    from mhsh.models.costs import parameter_counts, row_flops, step_flops
-    from mhsh.models.residual import closed_form_omega
-    from mhsh.models.types import decoder_stack, encoder_stack
-    from mhsh.planning.compiled import remat_policy
-    from mhsh.training.memory import CANDIDATES, device_bytes, footprint, with_policy
-    from mhsh.training.sharding import check_divisibility, mesh_shape
-
-    model = config.model
-    if topology:
-        platform, num_devices = "cpu" if topology.kind == "local" else "tpu", topology.num_devices
-        hbm_bytes = hbm_bytes or topology.hbm_bytes
-    else:
-        platform, num_devices = jax.default_backend(), _num_devices(config)
-        hbm_bytes = hbm_bytes or device_bytes(jax.devices()[0])
-    shape = mesh_shape(config.mesh, num_devices)
-    check_divisibility(config, shape)
-    policy = remat_policy(config, shape, platform, hbm_bytes)
-    memory = footprint(with_policy(config, policy), shape)
-    flops = row_flops(config)
-    stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
-    return {
-        "shape": f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers x {model.num_heads} heads",
-        "residual": model.residual,
-        "total_heads": sum(stack.num_layers for stack in stacks) * model.num_heads,
-        "embed_dim": model.embed_dim,
-        "head_dim": model.head_dim,
-        "mlp_dim": model.mlp_dim,
-        "parameters": parameter_counts(model),
-        "sequence_length": config.data.sequence_length,
-        "flops_forward": {
-            **flops._asdict(),
-            "per_sequence": flops.total,
-            "per_token": flops.total / config.data.sequence_length,
-        },
-        "flops_step": step_flops(config),
-        "rows_per_step": config.train.batch_size,
-        "mesh": shape,
-        "device_bytes": hbm_bytes,
-        "remat_policy": policy,
-        "bytes_per_device": {**memory._asdict(), "total": memory.total},
-        "total_by_remat_policy": {name: footprint(with_policy(config, name), shape).total for name in CANDIDATES[platform]},
-        "omega_closed": {
-            f"{stack.name} {rule}": closed_form_omega(rule, stack.num_sublayers)
-            for stack in stacks
-            for rule in ("closed_log", "closed_one")
-        },
-    }
-
-
-def _num_devices(config: Config) -> int:
-    """The devices of a fully named mesh, which need not be here; those that are here, where one
-    axis is left open.
-    """
-    import jax
-
-    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    return jax.device_count() if -1 in sizes else math.prod(sizes)
+    return kind, whole_numbers(f"--chips={kind}:", numbers)
 
 
 def _print_ledgers(ledgers: Mapping[str, dict[str, Any]]) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from mhsh.cli.flags import RunFolderArgument, StepFlag
+from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
 from mhsh.data.fine_tuning.glue import find_task, read_glue, write_submission
 from mhsh.data.fine_tuning.squad import read_squad
@@ -21,7 +20,7 @@ from mhsh.data.tables import Examples
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
 from mhsh.evaluation.glue import predicted_labels
-from mhsh.files import write_new
+from mhsh.files import check_new_file, write_new
 from mhsh.run_folder import RunFolder, vocab_file
 
 EXAMPLES = (
@@ -91,34 +90,23 @@ def run(
       UserError: an option is of another kind of run, the input is not what the run reads, or
         `output` or `details` exists.
     """
+    flags = {name: value for name, value in locals().items() if name not in ("folder", "input", "output", "step")}
+    options = {name: value for name, value in flags.items() if value is not None}
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
-    objective = config.model.objective
-    given = {
-        "text": text,
-        "average": average,
-        "null_threshold": null_threshold,
-        "details": details,
-        "beam": beam,
-        "length_penalty": length_penalty,
-        "batch_tokens": batch_tokens,
-        "overlong": overlong,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "seed": seed,
-        "top": top,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    _check(folder, objective, options, input, output)
-    if objective in ("classification", "span"):
-        assert input is not None and output is not None
+    _check(folder, config.model.objective, options, input)
+    check_new_file("--output", output)
+    check_new_file("--details", details)
+    if isinstance(config.data, ClassificationDataConfig | SpanDataConfig):
+        if input is None or output is None:
+            raise UserError(f"mhsh predict {folder} needs --input=FILE and --output=FILE; see mhsh predict --help")
         if isinstance(config.data, ClassificationDataConfig):
-            _classify(run_folder, config, config.data, input, output, step)
-        elif isinstance(config.data, SpanDataConfig):
-            _answer(run_folder, config, config.data, input, output, step, null_threshold or 0.0, details)
+            _classify(run_folder, config, config.data, step, input, output)
+        else:
+            _answer(run_folder, config, config.data, step, input, output, **options)
         return 0
-    written = (_translated if objective == "translation" else _text)(folder, config, input, step, options)
+    write = _translated if config.model.objective == "translation" else _text
+    written = write(folder, input, step, **options)
     if output is None:
         sys.stdout.buffer.write(written.encode())
         sys.stdout.buffer.flush()
@@ -127,133 +115,100 @@ def run(
     return 0
 
 
-def _check(folder: str, objective: str, options: Mapping[str, Any], source: str | None, output: str | None) -> None:
+def _check(folder: str, objective: str, options: Mapping[str, Any], source: str | None) -> None:
     does, known = _KINDS[objective]
     for name in options:
         if name not in known:
             flag, others = name.replace("_", "-"), ", ".join(kind for kind, (_, names) in _KINDS.items() if name in names)
             raise UserError(f"--{flag} is for runs of model.objective = {others}; {folder} is one of {objective!r}, which {does}")
-    if objective in ("classification", "span") and (source is None or output is None):
-        raise UserError(f"{folder} {does}: mhsh predict needs --input=FILE and --output=FILE; see mhsh predict --help")
     if "text" in options and source is not None:
         raise UserError("--text and --input are both the text; give one of them")
-    for path in (output, options.get("details")):
-        if path is None:
-            continue
-        if Path(path).exists():
-            raise UserError(f"{path} exists; choose another name, or remove it first")
-        if not Path(path).absolute().parent.is_dir():
-            raise UserError(f"there is no folder {Path(path).parent} for {path}; make it first")
 
 
-def _translated(folder: str, config: Config, source: str | None, step: int | None, options: Mapping[str, Any]) -> str:
+def _translated(
+    folder: str, source: str | None, step: int | None, *, average: int = 1, overlong: str = "error", **beam: Any
+) -> str:
     """The translation of each line, a line each."""
-    from mhsh.inference import check_beam, load
+    from mhsh.inference import load
 
-    beam = {name: options[name] for name in ("beam", "length_penalty", "batch_tokens") if name in options}
-    check_beam(**beam)  # before the checkpoint is read
     lines = read_lines(source)
-    model = load(folder, step=step, average=options.get("average", 1))
-    translated = model.translate_lines(lines, **beam, cut_overlong=options.get("overlong") == "cut")
+    model = load(folder, step=step, average=average)
+    translated = model.translate_lines(lines, cut_overlong=overlong == "cut", **beam)
     if translated.num_cut:
-        print(
-            f"mhsh predict: {translated.num_cut} lines were cut to model.max_positions = {config.model.max_positions} tokens",
-            file=sys.stderr,
-        )
+        limit = model.config.model.max_positions
+        print(f"mhsh predict: {translated.num_cut} lines were cut to model.max_positions = {limit} tokens", file=sys.stderr)
     return "".join(line + "\n" for line in translated.lines)
 
 
-def _text(folder: str, config: Config, source: str | None, step: int | None, options: Mapping[str, Any]) -> str:
+def _text(folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any) -> str:
     """The text and what a causal model writes after it; or, by a masked one, a line a word,
     probability first, with an empty line between masks.
     """
-    from mhsh.inference import check_fill, check_sampling, load
+    from mhsh.inference import load
 
-    own = {name: value for name, value in options.items() if name not in ("text", "average")}
-    causal = config.model.objective == "clm"
-    if causal:
-        check_sampling(**own)  # before anything is read
-    text = options["text"] if "text" in options else "\n".join(read_lines(source))
-    if not causal:
-        check_fill(text, **own)
-    model = load(folder, step=step, average=options.get("average", 1))
-    if causal:
-        return model.generate(text, **own) + "\n"
-    words = ("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in model.fill(text, **own))
-    return "\n".join(words)
+    if text is None:
+        text = "\n".join(read_lines(source))
+    model = load(folder, step=step, average=average)
+    if model.config.model.objective == "clm":
+        return model.generate(text, **options) + "\n"
+    masks = model.fill(text, **options)
+    return "\n".join("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in masks)
 
 
 def _classify(
-    folder: RunFolder, config: Config, data: ClassificationDataConfig, source: str, output: str, step: int | None
+    folder: RunFolder, config: Config, data: ClassificationDataConfig, step: int | None, source: str, output: str
 ) -> None:
     from mhsh.data.fine_tuning.classification import encode_examples
     from mhsh.data.fine_tuning.task import load_vocabulary
-    from mhsh.training.checkpoints.restore import load_for_inference
 
     task = find_task(data.task)
     examples = read_glue(task, source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
     rows, _ = encode_examples(examples, tokenizer, config.model, data)
-    model, params = load_for_inference(folder, config, step, 1)
-    logits = _logits(model, params, rows, config.train.batch_size)
-    write_submission(task, output, [example.index for example in examples], predicted_labels(task, logits).tolist())
+    labels = predicted_labels(task, _logits(folder, config, step, rows)).tolist()
+    write_submission(task, output, [example.index for example in examples], labels)
 
 
 def _answer(
     folder: RunFolder,
     config: Config,
     data: SpanDataConfig,
+    step: int | None,
     source: str,
     output: str,
-    step: int | None,
-    null_threshold: float,
-    details: str | None,
+    *,
+    null_threshold: float = 0.0,
+    details: str | None = None,
 ) -> None:
     from mhsh.data.fine_tuning.spans import encode_questions
     from mhsh.data.fine_tuning.task import load_vocabulary
     from mhsh.evaluation.squad import find_answers
-    from mhsh.training.checkpoints.restore import load_for_inference
 
     squad = read_squad(source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
     rows, windows = encode_questions(squad.questions, tokenizer, config.model, data)
-    model, params = load_for_inference(folder, config, step, 1)
-    logits = _logits(model, params, rows, config.train.batch_size)
-    answers = find_answers(squad.questions, windows, logits)
+    answers = find_answers(squad.questions, windows, _logits(folder, config, step, rows))
+    by_id = dict(zip([question.id for question in squad.questions], answers, strict=True))
     threshold = null_threshold if squad.version == "2.0" else None
-    ids = [question.id for question in squad.questions]
-    _write_object(output, {name: each.text(threshold) for name, each in zip(ids, answers, strict=True)})
+    _write_object(output, {name: answer.text(threshold) for name, answer in by_id.items()})
     if details is not None:
-        _write_object(details, {name: _details(each) for name, each in zip(ids, answers, strict=True)})
+        _write_object(details, {name: answer.details() for name, answer in by_id.items()})
 
 
-def _details(answers: Any) -> dict[str, Any]:
-    scores = np.array([candidate.score for candidate in answers.candidates])
-    shares = np.exp(scores - scores.max()) if scores.size else scores
-    return {
-        "no_answer_difference": answers.null_difference if np.isfinite(answers.null_difference) else None,
-        "best": [
-            {"text": candidate.text, "score": candidate.score, "probability": float(share / shares.sum())}
-            for candidate, share in zip(answers.candidates, shares, strict=True)
-        ],
-    }
-
-
-def _logits(model: Any, params: Any, examples: Examples, batch_size: int) -> Float[np.ndarray, "examples ..."]:
-    """The logits of every example, without dropout."""
+def _logits(folder: RunFolder, config: Config, step: int | None, rows: Examples) -> Float[np.ndarray, "rows ..."]:
+    """The logits of every row, without dropout."""
     import jax
-    import jax.numpy as jnp
 
-    from mhsh.data.batches import prefetched
-    from mhsh.data.fine_tuning.task import batches_in_order
     from mhsh.models.build import forward
+    from mhsh.training.checkpoints.restore import load_for_inference
 
-    # A batch needs targets, but they are unknown here and the loss is not used.
-    examples = examples | {"targets": np.zeros(len(examples["inputs"]), np.int32)}
-    batches = batches_in_order(examples, batch_size)
+    model, params = load_for_inference(folder, config, step, 1)
     compute = jax.jit(lambda params, batch: forward(model, params, batch, None).logits)
-    parts = [np.asarray(compute(params, jax.tree.map(jnp.asarray, batch))) for batch in prefetched(batches, 0, len(batches))]
-    return np.concatenate(parts)[: len(examples["inputs"])]
+    size, count = config.train.batch_size, len(rows["inputs"])
+    # The last batch is filled up with rows from the start, so that one shape is compiled.
+    chosen = [np.arange(start, start + size) % count for start in range(0, count, size)]
+    parts = [np.asarray(compute(params, {name: values[numbers] for name, values in rows.items()})) for numbers in chosen]
+    return np.concatenate(parts)[:count]
 
 
 def _write_object(path: str, content: dict[str, Any]) -> None:

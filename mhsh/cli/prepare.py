@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from mhsh.cli.flags import ConfigFlag
+from mhsh.cli.parser import ConfigFlag
 from mhsh.data.corpus import StreamedTask
 from mhsh.data.load import task_of
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
@@ -55,7 +55,8 @@ def run(
     if runner == "beam" and is_remote(out):
         raise UserError(f"--runner=beam writes to a file system that its workers share, not to {out}; prepare there, then copy it")
     start = time.monotonic()
-    run_all = _on_beam(beam_options) if runner == "beam" else functools.partial(_locally, workers)
+    on_beam = functools.partial(run_chunks_on_beam, options=beam_options)
+    run_all = on_beam if runner == "beam" else functools.partial(_locally, workers)
     task = task_of(config)
     if not isinstance(task, StreamedTask):
         raise UserError(
@@ -81,10 +82,6 @@ def _locally(workers: int, work: Callable[[int], None], chunks: range) -> None:
             _say(f"{done} of {len(chunks)} chunks")
 
     run_chunks(work, chunks, workers, count)
-
-
-def _on_beam(options: str) -> Callable[[Callable[[int], None], range], None]:
-    return lambda work, chunks: run_chunks_on_beam(work, chunks, options)
 
 
 def _say(line: str) -> None:

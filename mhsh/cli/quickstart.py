@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from mhsh.cli import compare, train
-from mhsh.cli.flags import Taken, take_all
+from mhsh.cli.parser import Made, make_configs
 from mhsh.config.schema import Config
+from mhsh.configs import Changes
+from mhsh.configs.quickstart import VARIANTS
 
 PROMPT, SAMPLE_TOKENS = "The function ", 70
-VARIANTS = ("6l4h_post_ln", "24l1h_post_ln", "24l1h_admin", "24l1h_pre_ln")
 
 
-def _take_configs(flag: str, _: None, arguments: list[str]) -> tuple[dict[str, Config], list[str]]:
-    """The configs by variant and the arguments left; overrides go to all of them."""
-    taken, rest = take_all(flag, [f"quickstart:{variant}" for variant in VARIANTS], arguments)
-    return {variant: config for variant, (_, config) in zip(VARIANTS, taken, strict=True)}, rest
+def _make(flag: str, _: None, changes: Changes) -> dict[str, Config]:
+    """The configs by variant; overrides go to all of them."""
+    configs = make_configs(flag, [f"quickstart:{variant}" for variant in VARIANTS], changes)
+    return {name.removeprefix("quickstart:"): config for name, config in configs}
 
 
 EXAMPLES = ("mhsh quickstart", "mhsh quickstart --workdir=runs/short --config.train.num_steps=100")
@@ -28,7 +28,7 @@ EXAMPLES = ("mhsh quickstart", "mhsh quickstart --workdir=runs/short --config.tr
 
 def run(
     *,
-    configs: Annotated[Mapping[str, Config], Parameter(parse=False), Taken("config", _take_configs)],
+    configs: Annotated[dict[str, Config], Parameter(parse=False), Made("config", _make)],
     workdir: str = "runs/quickstart",
 ) -> int:
     """Trains a small comparison, writes report.html beside the runs, and prints a sample of each.

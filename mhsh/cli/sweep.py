@@ -16,8 +16,8 @@ from rich.table import Column, Table
 from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.flags import FieldsFlag
-from mhsh.config.schema import Config
+from mhsh.cli.parser import FieldsFlag
+from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.sweep.axes import SEEDS, Axis, Value, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
@@ -80,6 +80,8 @@ def run(
     parsed = parse_axes(axes, config)  # fields as the config file has them, before heads are regrouped
     import jax
 
+    from mhsh.sweep.run import run_cells
+
     # The plan only looks at shapes; an accelerator is for the cells, and two processes cannot
     # always have it.
     jax.config.update("jax_platforms", "cpu")
@@ -102,7 +104,7 @@ def run(
             due = [cell for cell in part if folder.state(cell.name).kind in states]
             of = f" here (share {cells} of {len(plan.cells)})" if every > 1 else ""
             print(f"{title}{len(due)} of {len(part)} cells to run{of}", flush=True)
-            stopped_by = _run_cells(folder, due, parallel)
+            stopped_by = run_cells(folder, due, parallel, _say_begun, _say_ended)
             if stopped_by is not None:
                 break
         added = _values_to_add(folder, over, choosing_seeds) if refine and over and stopped_by is None else []
@@ -113,12 +115,6 @@ def run(
         plan = make_plan(parsed, config)
     _write_report(folder, over, choosing_seeds)
     return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, share, over, choosing_seeds)
-
-
-def _run_cells(folder: SweepFolder, due: Sequence[PlannedCell], parallel: int) -> int | None:
-    from mhsh.sweep.run import run_cells
-
-    return run_cells(folder, due, parallel, _say_begun, _say_ended)
 
 
 def _write_report(folder: SweepFolder, over: str | None, choosing_seeds: int | None) -> None:
@@ -203,19 +199,19 @@ def print_plan(plan: Plan, console: Console) -> None:
     shape = [Column(name, no_wrap=True) for name in ("layers\nx heads", "D/H/F")]
     costs = [Column(name, justify="right", no_wrap=True) for name in ("runs", "params", "tokens", "FLOPs")]
     table = Table(*axes, *shape, *costs, box=None, pad_edge=False)
-    settings: dict[tuple[Value, ...], list[PlannedCell]] = {}
+    alike: dict[tuple[Value, ...], list[PlannedCell]] = {}
     for cell in plan.cells:
-        settings.setdefault(tuple(value for path, value in cell.settings.items() if path not in SEEDS), []).append(cell)
-    rows = list(settings.items())
-    left_out = max(0, len(rows) - 2 * _SHOWN)
-    for index, (values, cells) in enumerate(rows):
-        if _SHOWN <= index < _SHOWN + left_out:
-            if index == _SHOWN:
-                table.add_row(f"({left_out:,} more)")
-            continue
-        first = cells[0]
+        alike.setdefault(tuple(value for path, value in cell.settings.items() if path not in SEEDS), []).append(cell)
+    rows = []
+    for values, cells in alike.items():
+        model, cost = cells[0].config.model, cells[0].cost
         words = [escape(sanitize(str(value))) for value in values]
-        table.add_row(*words, *_shape(first.config), str(len(cells)), text.count(first.cost["parameters"]), *_sums(cells))
+        widths = f"{model.embed_dim}/{model.head_dim}/{model.mlp_dim}"
+        rows.append([*words, shape_name(model), widths, str(len(cells)), text.count(cost["parameters"]), *_sums(cells)])
+    if len(rows) > 2 * _SHOWN:
+        rows[_SHOWN:-_SHOWN] = [[f"({len(rows) - 2 * _SHOWN:,} more)"]]
+    for row in rows:
+        table.add_row(*row)
     table.add_row("in all", *[""] * (len(names) + 1), f"{len(plan.cells):,}", "", *_sums(plan.cells))
     console.print(table)
 
@@ -238,12 +234,6 @@ def _print_stages(plan: Plan, tuned: Tuned) -> None:
     ]
     tokens, flops = map(text.count, sums)
     print(f"{sum(map(len, choosing))} of them choose, then {sum(seeds)} report: at most {tokens} tokens, {flops} FLOPs")
-
-
-def _shape(config: Config) -> tuple[str, str]:
-    model = config.model
-    layers = f"{model.num_layers}" + (f" + {model.num_decoder_layers}" if model.num_decoder_layers else "")
-    return f"{layers} x {model.num_heads}", f"{model.embed_dim}/{model.head_dim}/{model.mlp_dim}"
 
 
 def _share(cells: str) -> tuple[int, int]:

@@ -8,8 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.flags import ConfigFlag
+from mhsh.cli.parser import ConfigFlag
 from mhsh.config.schema import Config
+from mhsh.config.shapes import shape_in_words
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
@@ -82,10 +83,9 @@ def _check_processes(coordinator: str | None, num_processes: int | None, process
 def _first_line(config: Config, folder: RunFolder) -> str:
     """What is being done, before jax is imported, which takes seconds."""
     model, data, train = config.model, config.data, config.train
-    there = folder.newest_checkpoint()
-    begin = "training" if there is None else f"resuming after step {there:,} of"
-    decoder = f" + {model.num_decoder_layers}" if model.num_decoder_layers else ""
-    shape = f"{model.num_layers}{decoder} layers x {model.num_heads} heads ({model.residual}, D = {model.embed_dim})"
+    step = folder.newest_checkpoint()
+    begin = "training" if step is None else f"resuming after step {step:,} of"
+    shape = f"{shape_in_words(model)} ({model.residual}, D = {model.embed_dim})"
     steps = f"{train.num_steps:,} steps of {train.batch_size:,} x {data.sequence_length:,} tokens"
     return f"{folder.path.name}: {begin} {shape}, {model.objective} on {data.source}, {steps}"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec.inspect as inspect
@@ -52,6 +52,13 @@ class Field:
         """The path without its section."""
         return self.path.split(".")[1]
 
+    @property
+    def values(self) -> str:
+        """The type and the bounds for people: `int, 1 or more`; of a choice the values alone."""
+        if self.kind is str:
+            return self.allowed or "str"
+        return ", ".join(filter(None, [self.kind.__name__, self.allowed]))
+
 
 def section_names() -> tuple[str, ...]:
     """model, data, optimizer, train, mesh: in the order of the schema."""
@@ -77,6 +84,17 @@ def all_fields(objective: str) -> Iterator[Field]:
     """Every field of a config with this objective, in the order of the schema."""
     for section in section_names():
         yield from fields_of(section, section_class(section, objective)).values()
+
+
+def sections() -> Iterator[tuple[str, str, Sequence[Field]]]:
+    """The heading, the meaning and the fields of every section; the data section once a kind."""
+    for section in section_names():
+        objectives: dict[type[Section], list[str]] = {}
+        for objective in OBJECTIVES:
+            objectives.setdefault(section_class(section, objective), []).append(objective)
+        for cls, names in objectives.items():
+            heading = section if len(objectives) == 1 else f"{section}, where model.objective is {' or '.join(names)}"
+            yield heading, (cls.__doc__ or "").split("\n")[0], list(fields_of(section, cls).values())
 
 
 def kind_of(path: str) -> type | None:

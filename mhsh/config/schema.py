@@ -3,7 +3,7 @@
     num_layers: Annotated[Count, shape("L, layers of the encoder")] = 6
 
 Everything else reads it here: the config files (`mhsh.configs.base`), the checks of
-`mhsh.config.resolve`, docs/config.md, the axes of a sweep and the fairness ledger of a comparison.
+`mhsh.config.resolve`, `mhsh configs`, the axes of a sweep and the fairness ledger of a comparison.
 """
 
 from __future__ import annotations

@@ -32,6 +32,12 @@ def shape_name(model: ModelConfig) -> str:
     return f"{model.num_layers}{decoder}x{model.num_heads}"
 
 
+def shape_in_words(model: ModelConfig) -> str:
+    """`24 layers x 16 heads`; with a decoder, `6 + 6 layers x 8 heads`."""
+    decoder = f" + {model.num_decoder_layers}" if model.num_decoder_layers else ""
+    return f"{model.num_layers}{decoder} layers x {model.num_heads} heads"
+
+
 def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
     """The same heads stacked in depth, in both stacks: L' = L N / n, N' = n, F' = F n / N; H and D
     unchanged. More heads than there are make the model shallower.

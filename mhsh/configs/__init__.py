@@ -18,7 +18,7 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.errors import UserError, nearest
 
-Fields = Mapping[str, Mapping[str, Any]]  # section: {field: value}
+Changes = Sequence[tuple[str, str]]  # SECTION.FIELD and its value as text
 
 CONFIG = "NAME:VARIANT"
 LIST = "mhsh configs lists what there is"
@@ -57,32 +57,42 @@ def shipped_names() -> Sequence[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.py") if path.stem not in ("__init__", "base"))
 
 
-def take_config(name: str, config: str | None, arguments: Sequence[str]) -> tuple[Config | None, list[str]]:
-    """The config of `--NAME=config` with its overrides (None: not given), and what is left."""
-    fields, left = take_fields(name, config, arguments)
-    return (None if fields is None else from_dict(fields)), left
+def take_config(flag: str, config: str | None, arguments: Sequence[str]) -> tuple[Config | None, list[str]]:
+    """The config of `--FLAG=config` with its overrides (None: not given); the arguments left."""
+    changes, left = take_changes(flag, arguments)
+    return parse_config(flag, config, changes), left
 
 
-def take_fields(name: str, config: str | None, arguments: Sequence[str]) -> tuple[dict[str, Any] | None, list[str]]:
-    """The fields of that config, unchecked, and the arguments left."""
-    changes: list[tuple[str, str]] = []
-    left: list[str] = []
+def take_changes(flag: str, arguments: Sequence[str]) -> tuple[Changes, list[str]]:
+    """The overrides `--FLAG.SECTION.FIELD=VALUE`, also without the `=`, and the arguments left."""
+    changes, left = [], []
     rest = iter(arguments)
     for argument in rest:
-        if not argument.startswith(f"--{name}."):
+        if not argument.startswith(f"--{flag}."):
             left.append(argument)
             continue
-        path, equals, text = argument.removeprefix(f"--{name}.").partition("=")
+        path, equals, text = argument.removeprefix(f"--{flag}.").partition("=")
         value = text if equals else next(rest, None)
         if value is None:
             raise UserError(f"{argument} needs a value: {argument}=VALUE")
         changes.append((path, value))
+    return changes, left
+
+
+def parse_config(flag: str, config: str | None, changes: Changes) -> Config | None:
+    """The config of `--FLAG=config` with overrides; None: it is not given."""
+    fields = parse_fields(flag, config, changes)
+    return None if fields is None else from_dict(fields)
+
+
+def parse_fields(flag: str, config: str | None, changes: Changes) -> dict[str, Any] | None:
+    """The fields of that config, unchecked."""
+    if config is None and changes:
+        raise UserError(f"--{flag}.{changes[0][0]} changes a config, and none is given: add --{flag}={CONFIG}; {LIST}")
     if config is None:
-        if changes:
-            raise UserError(f"--{name}.{changes[0][0]} changes a config, and none is given: add --{name}={CONFIG}; {LIST}")
-        return None, left
+        return None
     fields = load_fields(config)
-    return override(fields, [(path, parse_value(path, text)) for path, text in changes], f"--{name}."), left
+    return override(fields, [(path, parse_value(path, text)) for path, text in changes], f"--{flag}.")
 
 
 def load_fields(config: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@
     def get_config(variant: str) -> ConfigDict:
         return make_config(dict(model=dict(num_layers=2), train=dict(num_steps=100)))
 
-docs/config.md says what each field means. The defaults are a small causal language model over bytes
+`mhsh configs` says what each field means. The defaults are a small causal language model over bytes
 of English.
 """
 

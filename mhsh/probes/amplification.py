@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,15 +15,20 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
+from mhsh.config.shapes import SCHEMES
 from mhsh.models.admin import profile_omega, set_omega
 from mhsh.models.build import build_model
 from mhsh.models.layers import normalize
 from mhsh.models.transformer import Encoder, EncoderLayer
 from mhsh.models.types import SUBLAYERS, Batch
+from mhsh.probes.growth import growth, mean_interval
 from mhsh.probes.interceptors import PROBE, after_calls, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
 
 # {sublayer of the encoder: {parameter: scale}}
 Scales = dict[str, dict[str, float]]
+Note = Callable[[str], None]  # gets lines on the progress
+
+_NOISE, _SEED = 1e-3, 0  # deviation over that of a fresh weight; where its draws begin
 
 
 class Theory(NamedTuple):
@@ -49,6 +55,50 @@ THEORY = {
     "completep": Theory("O(1/n)", "every share is 1 / n^2 (arXiv 2505.01618)"),
     "hybrid_norm": Theory("O(n)", "as Post-LN's: normalised once a layer (arXiv 2503.04598)"),
 }
+
+
+def scheme_amplification(
+    config: ModelConfig, scheme: str, depths: Sequence[int], batch: Batch, *, num_draws: int, note: Note
+) -> dict[str, Any]:
+    """`fresh_amplification` by one of SCHEMES on stacks of some depths, and its growth with their
+    number of sublayers, for JSON: what is not finite is None.
+    """
+    scales = plain_deviations(config, batch)
+    points, means = [], []
+    for depth in depths:
+        model = replace(config, num_layers=depth, remat_policy="none", **SCHEMES[scheme])
+        draws = fresh_amplification(model, batch, scales, num_draws=num_draws, noise=_NOISE, seed=_SEED)
+        note(f"{scheme}, {depth} layers: {draws.mean():.3g}")
+        means.append(draws.mean())
+        interval = dict(zip(("mean", "low", "high"), map(_finite, mean_interval(draws)), strict=True))
+        points.append({"layers": depth, "sublayers": 2 * depth, **interval, "draws": list(map(_finite, draws))})
+    fitted = growth([2 * depth for depth in depths], means)
+    theory = THEORY[scheme]
+    return {
+        "scheme": scheme,
+        "theory": theory.growth,
+        "source": theory.source,
+        "growth": None if fitted is None else fitted._asdict(),
+        "points": points,
+    }
+
+
+def amplification(config: ModelConfig, params: Any, batch: Batch, *, num_draws: int) -> dict[str, Any]:
+    """`layer_amplification` of a model, its means and their growth with the layers, for JSON."""
+    scales = plain_deviations(config, batch)
+    changes = layer_amplification(config, params, batch, scales, num_draws=num_draws, noise=_NOISE, seed=_SEED)
+    means = changes.mean(axis=0)
+    fitted = growth([2 * layer for layer in range(1, len(means) + 1)], means)
+    return {
+        "means": list(map(_finite, means)),
+        "draws": [list(map(_finite, draw)) for draw in changes],
+        # Without its interval, which holds for independent values: the layers of a model are not.
+        "growth": None if fitted is None else {"exponent": fitted.exponent, "deviations": fitted.deviations, "law": fitted.law},
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def fresh_amplification(

@@ -51,21 +51,6 @@ def test_the_first_repetition_of_a_turn_is_not_counted():
     assert found["a"].cpu == [2.0, 2.0] and found["a"].repetitions == 4
 
 
-def test_what_a_pause_costs_is_not_counted():
-    """After the others' turns the first repetition takes ten seconds more."""
-    clock, log = Clock(), []
-
-    class Resting(Worker):
-        def run(self, repetitions: int) -> None:
-            self.first = 10.0 if log and log[-1][0] != self.name else 0.0
-            super().run(repetitions)
-
-    workers = [Resting("a", clock, log, 2.0), Resting("b", clock, log, 3.0)]
-    found = timed(workers, clock, Schedule(rounds=2, repetitions=2, singly=False))
-    assert found["a"].turns == [[2.0], [2.0]] and found["b"].turns == [[3.0], [3.0]]
-    assert found["a"].cpu == [2.0, 2.0] and found["b"].cpu == [3.0, 3.0]
-
-
 def test_repetitions_that_are_timed_singly():
     clock, log = Clock(), []
     found = timed([Worker("a", clock, log, 2.0)], clock, Schedule(rounds=1, repetitions=3))

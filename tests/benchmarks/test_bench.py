@@ -49,12 +49,8 @@ def test_shares_of_the_ceilings_by_hand(make_config):
     assert second.share_of_matmul == 200 / 4.5 / 2 / 1000 and second.share_of_copy is None
 
 
-def test_the_input_pipeline(tmp_path):
-    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(600)]
-    documents = ["\n".join(sentences[start : start + 10]) for start in range(0, 600, 10)]
-    (tmp_path / "corpus.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    source = {"data.source": f"text:{tmp_path}/corpus.txt", "data.validation_fraction": 0.2}
-    config = tiny("config", "bert.py:2l8h", **source)
+def test_the_input_pipeline(corpus, tmp_path):
+    config = [*tiny("config", "bert.py:2l8h", **{"data.validation_fraction": 0.2}), corpus]
     out = tmp_path / "input.json"
     assert main(["input", *config, "--rounds=2", "--batches=5", f"--out={out}"]) == 0
     (only,) = json.loads(out.read_text())["cells"][0]["contestants"]

@@ -28,11 +28,6 @@ def tiny(flag: str, base: str, **changes: Any) -> list[str]:
     return [f"--{flag}=mhsh/configs/{base}", *(f"--{flag}.{name}={value}" for name, value in (shape | changes).items())]
 
 
-@pytest.fixture(autouse=True)
-def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 def bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """The JSON and the table of a bench. In a process of its own: here every shape is checked,
     which makes tracing slow, and `compile` would clear the caches of other tests.

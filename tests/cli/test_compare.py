@@ -5,7 +5,6 @@ overwrites. What it finds is tested in tests/verdict, how that looks in tests/re
 from __future__ import annotations
 
 import csv
-import os
 import re
 import signal
 import subprocess
@@ -106,27 +105,20 @@ def test_problems_are_named_and_the_others_drawn(make_run: MakeRun, tmp_path: Pa
     )
 
 
-def test_nothing_to_draw(make_run: MakeRun, tmp_path: Path) -> None:
-    out = tmp_path / "report.html"
-    for folders in ([str(tmp_path / "missing")], [make_run("young", ())]):
-        with pytest.raises(UserError, match="nothing to draw"):
-            run(*folders, out=str(out))
-    assert not out.exists()
-
-
 def test_a_measure_that_no_run_logged_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--measure=blue is no number of the train rows of these runs; allowed: loss"):
         run(make_run("a"), measure="blue", out=str(tmp_path / "report.html"))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path: Path, name: str) -> None:
+def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path: Path) -> None:
     folders = [make_run("a"), make_run("b")]
-    (tmp_path / name).write_text("my thesis")
-    with pytest.raises(UserError, match="was not written by mhsh compare"):
-        run(*folders, out=str(tmp_path / "report.html"))
-    assert (tmp_path / name).read_text() == "my thesis"
-    assert {path.name for path in tmp_path.iterdir()} == {name, "runs"}
+    for name in FILES:
+        (tmp_path / name).write_text("my thesis")
+        with pytest.raises(UserError, match="was not written by mhsh compare"):
+            run(*folders, out=str(tmp_path / "report.html"))
+        assert (tmp_path / name).read_text() == "my thesis"
+        assert {path.name for path in tmp_path.iterdir()} == {name, "runs"}
+        (tmp_path / name).unlink()
 
 
 def test_the_baseline_and_the_target_are_those_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
@@ -185,25 +177,6 @@ def test_runs_and_bench_files_are_one_report(make_run: MakeRun, bench_files: lis
     assert out.with_suffix(".svg").exists() and out.with_name("report_1.svg").exists()
 
 
-def test_a_bad_bench_file_is_one_line_and_nothing_is_written(bench_files: list[str], tmp_path: Path) -> None:
-    bad = tmp_path / "bad.json"
-    bad.write_text('{"format": 1, "ki')
-    out = tmp_path / "out" / "page.html"
-    done = mhsh_without_jax("compare", *bench_files, str(bad), "--out", str(out))
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "bad.json is damaged or no JSON" in done.stderr
-    assert not out.parent.exists()
-
-
-def test_an_out_that_cannot_be_written(make_run: MakeRun, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
-    for out in (tmp_path / "file" / "report.html", tmp_path / "folder"):
-        with pytest.raises(UserError, match="choose another --out"):
-            run(make_run("a"), out=str(out))
-    assert (tmp_path / "file").read_text() == ""
-
-
 def test_a_watched_folder_shows_the_runs_that_begin_in_it_until_an_interrupt(make_run: MakeRun, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     command = [sys.executable, "-m", "mhsh", "compare", "--watch", str(tmp_path / "runs")]
@@ -226,12 +199,7 @@ def test_a_watched_folder_shows_the_runs_that_begin_in_it_until_an_interrupt(mak
             process.kill()
 
 
-def test_it_imports_neither_jax_nor_the_backend_of_a_notebook(make_run: MakeRun, tmp_path: Path) -> None:
-    code = (
-        "import sys; from mhsh.cli.main import main; "
-        "assert main(['compare', sys.argv[1], f'--out={sys.argv[2]}']) == 0; "
-        "sys.exit(3 if {'jax', 'flax', 'optax', 'orbax', 'grain'} & set(sys.modules) else 0)"
-    )
-    arguments = [make_run("a"), str(tmp_path / "report.html")]
-    environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-    assert subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, env=environment, check=False).returncode == 0
+def test_it_needs_neither_jax_nor_the_backend_of_a_notebook(make_run: MakeRun, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    done = mhsh_without_jax("compare", make_run("a"), f"--out={tmp_path / 'report.html'}")
+    assert done.returncode == 0, done.stderr

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
 from mhsh import configs
 from mhsh.cli.main import main
-from mhsh.config.reference import markdown
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
 from mhsh.configs import shipped_names
-from tests.conftest import ROOT, load_fields
-
-
-@pytest.fixture(autouse=True)
-def from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+from tests.cli.light_process import mhsh_without_jax
+from tests.conftest import load_fields
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -48,10 +41,5 @@ def test_a_fine_tuning_without_what_the_run_decides(capsys) -> None:
     assert json.loads(printed(capsys, "glue:rte")) == load_fields("glue", "rte")
 
 
-def test_it_prints_the_page(capsys) -> None:
-    assert printed(capsys, "--markdown") == markdown()
-
-
 def test_it_never_loads_jax() -> None:
-    code = "import sys\nfrom mhsh.cli.main import main\nmain(['configs'])\nsys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False).returncode == 0
+    assert mhsh_without_jax("configs").returncode == 0

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from mhsh.cli.main import main
 from mhsh.configs import take_config
 from mhsh.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax
@@ -21,66 +20,24 @@ from tests.runs import CONFIG
 TINY = "--config=mhsh/configs/bert.py:2l8h"
 
 
-@pytest.fixture(autouse=True)
-def from_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> str:
-    """A few documents of plain sentences."""
-    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(600)]
-    documents = ["\n".join(sentences[start : start + 10]) for start in range(0, 600, 10)]
-    (tmp_path / "corpus.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    return f"--config.data.source=text:{tmp_path}/corpus.txt"
-
-
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a failing command says."""
-    assert main(list(arguments)) == 2
-    captured = capsys.readouterr()
-    lines = captured.err.strip().split("\n")
-    assert len(lines) == 1, captured.err
-    assert "Traceback" not in captured.err
-    return lines[0]
-
-
-def test_a_batch_that_the_devices_do_not_share(capsys, tmp_path):
-    line = fails(capsys, "train", TINY, "--config.train.batch_size=7", f"--workdir={tmp_path / 'run'}")
-    assert line.startswith("mhsh: ") and "train.batch_size = 7" in line
-
-
-def test_an_empty_text(capsys, tmp_path):
-    (tmp_path / "empty.txt").write_text("\n\n")
-    source = f"--config.data.source=text:{tmp_path}/empty.txt"
-    assert "empty.txt" in fails(capsys, "train", TINY, source, f"--workdir={tmp_path / 'run'}")
-
-
-def test_a_mistake_can_be_mended_in_the_same_folder(capsys, tmp_path, make_config):
+def test_a_mistake_can_be_mended_in_the_same_folder(fails, tmp_path, make_config):
     workdir = tmp_path / "run"
-    fails(capsys, "train", TINY, "--config.data.source=text:/nowhere/*.txt", f"--workdir={workdir}")
+    fails("train", TINY, "--config.data.source=text:/nowhere/*.txt", f"--workdir={workdir}")
     folder = RunFolder.open_for_training(workdir, make_config("bert", "2l8h"))
     assert folder.read_config() == make_config("bert", "2l8h")
 
 
-def test_a_vocabulary_without_mask(capsys, tmp_path, corpus):
-    vocab = tmp_path / "vocab.txt"
-    vocab.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "number"]) + "\n")
-    line = fails(capsys, "train", TINY, corpus, f"--config.data.vocab_path={vocab}", f"--workdir={tmp_path / 'run'}")
-    assert "[MASK]" in line and str(vocab) in line
-
-
-def test_a_folder_of_another_run_is_left_as_it_is(capsys, tmp_path, make_config):
+def test_a_folder_of_another_run_is_left_as_it_is(fails, tmp_path, make_config):
     folder = RunFolder.open_for_training(tmp_path / "run", make_config("bert", "2l8h"))
     folder.append_metrics([{"step": 1, "split": "train", "loss": 7.0}])
     before = {path: path.read_bytes() for path in sorted(Path(folder.path).rglob("*")) if path.is_file()}
-    line = fails(capsys, "train", TINY, "--config.train.seed=1", f"--workdir={folder.path}")
+    line = fails("train", TINY, "--config.train.seed=1", f"--workdir={folder.path}")
     assert "train.seed is 0 there, 1 here" in line
     assert {path: path.read_bytes() for path in sorted(Path(folder.path).rglob("*")) if path.is_file()} == before
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line(capsys, tmp_path, corpus, monkeypatch):
+def test_a_full_disk_is_one_line(fails, tmp_path, corpus, monkeypatch):
     """/dev/full is a disk without room: the first write of run.json fails as it would there."""
     workdir = tmp_path / "run"
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
@@ -89,7 +46,7 @@ def test_a_full_disk_is_one_line(capsys, tmp_path, corpus, monkeypatch):
     RunFolder.open_for_training(workdir, config)
     (workdir / ".run.json.half.tmp").symlink_to("/dev/full")
     monkeypatch.setattr("mhsh.files.uuid.uuid4", lambda: SimpleNamespace(hex="half"))
-    assert "the disk is full" in fails(capsys, *arguments)
+    assert "the disk is full" in fails(*arguments)
     assert not (workdir / "run.json").exists()
 
 

@@ -135,18 +135,3 @@ def test_beam_gives_the_same_bytes(tmp_path):
     lines = ran(config, tmp_path / "beam", per_shard=100, runner="beam", beam_options="--runner=DirectRunner")
     assert lines[-1] == "loaded: apache_beam"
     assert tree(tmp_path / "beam") == tree(tmp_path / "local")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (dict(workers=0), "--workers=0 must be 1 or more"),
-        (dict(beam_options="--runner=FlinkRunner"), "--beam-options are for --runner=beam"),
-        (dict(per_shard=0), "--per-shard=0 must be 1 or more"),
-    ],
-)
-def test_flags_that_will_not_do(tmp_path, arguments, complaint):
-    defaults = dict(workers=1, runner="local", beam_options="", per_shard=10)
-    with pytest.raises(UserError, match=f"^{complaint}$"):
-        prepare.run(config=translation_config(), out=str(tmp_path / "out"), **(defaults | arguments))
-    assert not (tmp_path / "out").exists()

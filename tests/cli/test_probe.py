@@ -6,14 +6,9 @@ import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 
 from mhsh.cli.main import main
-from mhsh.training.checkpoints import restore
-from mhsh.training.checkpoints.restore import load_for_inference
-from tests.conftest import ROOT
 from tests.runs import mhsh_here
 
 TINY = [
@@ -26,14 +21,6 @@ TINY = [
     "--config.data.sequence_length=32",
     "--config.data.validation_fraction=0.2",
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(600)]
-    path.write_text("\n\n".join("\n".join(sentences[start : start + 10]) for start in range(0, 600, 10)) + "\n", encoding="utf-8")
-    return f"--config.data.source=text:{path}"
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +39,6 @@ def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = mhsh_here("train", *settings)
     assert done.returncode == 0, done.stderr
     return folder
-
-
-@pytest.fixture(autouse=True)
-def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize("kind", ["dependency", "gradients", "coverage", "similarity", "amplification", "ablation"])
@@ -120,31 +102,6 @@ def test_fresh_stacks_of_several_depths(corpus, tmp_path, capsys):
     assert "admin_closed_one" in capsys.readouterr().out and out.with_suffix(".svg").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["coverage"], "mhsh probe needs RUN folders, or --config=NAME:VARIANT"),
-        (["coverage", "/nowhere/at/all"], "/nowhere/at/all"),
-        (["coverage", "somewhere", *TINY], "give either runs (somewhere) or --config, not both"),
-        (["coverage", *TINY, "--step=3"], "--step goes with RUN"),
-        (["coverage", *TINY, "--rows=0"], "--rows=0: give a number above 0"),
-        (["coverage", *TINY, "--out=pyproject.toml"], "--out=pyproject.toml exists, and nothing is overwritten"),
-        (["coverage", *TINY, "--out=/nowhere/at/all.json"], "there is no folder /nowhere/at"),
-        (["coverage", *TINY, "--config.train.start_from=elsewhere"], "makes no fresh model; probe that run itself"),
-        (["amplification", *TINY, "--schemes=best"], "--schemes: there is no 'best'; allowed: post_ln, pre_ln"),
-        (["amplification", *TINY, "--depths=6,deep"], "--depths=6,deep: give whole numbers"),
-        (["amplification", *TINY, "--draws=0"], "--draws=0: give a number above 0"),
-        (["amplification", *TINY, "--noise=nan"], "--noise=nan: give a number above 0"),
-        (["amplification", *TINY, "--against=mhsh/configs/bert.py:2l8h"], "--against does not go with amplification"),
-        (["coverage", *TINY, "--draws=2"], "--draws is of mhsh probe amplification, not of coverage"),
-    ],
-)
-def test_mistakes(capsys, arguments, message):
-    assert main(["probe", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err and len(captured.err.strip().split("\n")) == 1 and not captured.out
-
-
 def test_a_run_without_checkpoints_and_one_with_other_data(run, tmp_path, capsys):
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -156,16 +113,6 @@ def test_a_run_without_checkpoints_and_one_with_other_data(run, tmp_path, capsys
     assert main(["probe", "gradients", str(run), "--rows=100000", f"--out={tmp_path}/a.json"]) == 2
     assert "--rows=100000 is more than the" in capsys.readouterr().err
     assert not (tmp_path / "a.json").exists()
-
-
-def test_a_run_whose_parameters_are_lost(run, tmp_path, capsys, monkeypatch):
-    def poisoned(*given):
-        model, params = load_for_inference(*given)
-        return model, params | {"prediction": jax.tree.map(lambda leaf: leaf * np.nan, params["prediction"])}
-
-    monkeypatch.setattr(restore, "load_for_inference", poisoned)
-    assert main(["probe", "gradients", str(run), f"--out={tmp_path}/a.json"]) == 2
-    assert "prediction/bias is not finite at this checkpoint; probe an earlier one" in capsys.readouterr().err
 
 
 def test_a_picture_that_is_there_is_kept(run, tmp_path, capsys):

@@ -40,19 +40,6 @@ CONFIG = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "corpus.txt"
-    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(900)]
-    path.write_text("\n\n".join("\n".join(sentences[start : start + 9]) for start in range(0, 900, 9)) + "\n", encoding="utf-8")
-    return path
-
-
 @pytest.fixture
 def learnable(tmp_path: Path) -> list[str]:
     """Flags for text of which each letter tells the next one, and for steps enough to see that."""
@@ -112,7 +99,8 @@ def test_a_plan_of_several_axes_fits_a_narrow_terminal(capsys, width):
 def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, capsys):
     """The sweep runs in this process, its cells in theirs."""
     folder, missing = tmp_path / "s", tmp_path / "missing.txt"
-    axes = ["sweep", *CONFIG, "--axes", f"source=text:{corpus},text:{missing}", "lr=1e-3,1e38", f"--workdir={folder}"]
+    source = corpus.partition("=")[2]
+    axes = ["sweep", *CONFIG, "--axes", f"source={source},text:{missing}", "lr=1e-3,1e38", f"--workdir={folder}"]
     # One host's share: the first and the third cell.
     assert main([*axes, "--cells=1/2"]) == 2
     assert states(folder) == [FINISHED, WAITING, FAILED, WAITING]
@@ -123,7 +111,7 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     html = (folder / "report.html").read_text(encoding="utf-8")
     assert "Missing: 1 not run" in html and f"{names[2]} failed: exit status 2: mhsh: " in html
     # The other host's share, both cells at once. Meanwhile the missing file is written.
-    missing.write_bytes(corpus.read_bytes())
+    missing.write_bytes(Path(source.removeprefix("text:")).read_bytes())
     metrics = there.run_folder(names[0]).path / "metrics.jsonl"
     before = metrics.read_bytes()
     assert main([*axes, "--parallel=2", "--cells=2/2"]) == 0
@@ -184,7 +172,7 @@ def _children(process: int) -> list[int]:
 def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     folder = tmp_path / "s"
     long = ["--config.train.num_steps=3000", "--config.train.checkpoint_interval=20"]
-    arguments = [*long, f"--config.data.source=text:{corpus}", "--axes", "seed=0,1", f"--workdir={folder}"]
+    arguments = [*long, corpus, "--axes", "seed=0,1", f"--workdir={folder}"]
     started: dict[str, Any] = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     killed = subprocess.Popen(command(*arguments), **started)
     run = SweepFolder(folder).run_folder("seed-0")

@@ -15,7 +15,7 @@ from mhsh import configs
 from mhsh.cli.finetune import fine_tuning_config
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
-from mhsh.configs import shipped_names, take_config, take_fields
+from mhsh.configs import parse_fields, shipped_names, take_changes, take_config
 from mhsh.data.fine_tuning.glue import find_task
 from mhsh.errors import UserError
 from mhsh.models.costs import step_flops
@@ -32,11 +32,6 @@ EVERY_VARIANT = [(task, variant) for task in TASKS if task not in FINE_TUNING fo
 EVERY_FINE_TUNING = [(task, variant) for task in FINE_TUNING for variant in configs.load(task).VARIANTS]
 
 
-def test_there_are_configs():
-    assert {"bert", "quickstart"} <= set(TASKS)
-    assert {"12l12h", "144l1h", "24l16h", "384l1h", "2l8h", "16l1h"} <= set(configs.load("bert").VARIANTS)
-
-
 @pytest.mark.parametrize(("task", "variant"), EVERY_VARIANT)
 def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
     fields = configs.load(task).get_config(variant)
@@ -50,7 +45,7 @@ def test_every_variant_is_a_config_and_comes_back_from_json(task, variant):
     assert "heads_per_layer" not in to_dict(config)["model"]
 
 
-@pytest.mark.parametrize(("variant", "length"), [("24l16h", 128), ("384l1h", 128), ("8l1h", 32)])
+@pytest.mark.parametrize(("variant", "length"), [("384l1h", 128), ("8l1h", 32)])
 @pytest.mark.parametrize("prefix", ["phase", "lamb"])
 def test_two_phases_are_one_training_at_one_falling_rate(variant, length, prefix):
     module = configs.load("bert")
@@ -139,14 +134,11 @@ def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, tm
         )
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_an_unknown_variant_is_refused_with_those_there_are(task):
-    module = configs.load(task)
-    for unknown in ("1l1h1x", f"{next(iter(module.VARIANTS))}-phase3"):
-        with pytest.raises(UserError, match=f"no variant '{unknown}'; there are {', '.join(module.VARIANTS)}"):
-            module.get_config(unknown)
-    with pytest.raises(TypeError):  # none is taken silently
-        module.get_config()
+def test_an_unknown_variant_is_refused_with_those_there_are():
+    for module in map(configs.load, TASKS):
+        for unknown in ("1l1h1x", f"{next(iter(module.VARIANTS))}-phase3"):
+            with pytest.raises(UserError, match=f"no variant '{unknown}'; there are {', '.join(module.VARIANTS)}"):
+                module.get_config(unknown)
 
 
 def regrouped_fields(task: str, variant: str) -> dict[str, Any]:
@@ -157,17 +149,7 @@ def regrouped_fields(task: str, variant: str) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize(
-    ("task", "size"),
-    [
-        ("bert", "base"),
-        ("bert", "large"),
-        ("bert", "tiny"),
-        ("translation", "base"),
-        ("translation", "small"),
-        ("translation", "tiny"),
-    ],
-)
+@pytest.mark.parametrize(("task", "size"), [(task, size) for task in ("bert", "translation") for size in ("base", "tiny")])
 def test_configs_of_one_size_share_every_hyper_parameter(task, size):
     variants = [variant for variant, (of_size, _) in configs.load(task).VARIANTS.items() if of_size == size]
     first, *others = (regrouped_fields(task, variant) for variant in variants)
@@ -200,7 +182,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fields(config: str, *overrides: str) -> dict:
-    found, left = take_fields("config", config, overrides)
+    changes, left = take_changes("config", overrides)
+    found = parse_fields("config", config, changes)
     assert found is not None and not left
     return found
 
@@ -251,14 +234,9 @@ def test_from_python_as_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("name", "sections", "message"),
     [
-        ("brt:2l8h", {}, "there is no config 'brt'"),
-        ("bert:2l9h", {}, "bert has no variant '2l9h'"),
-        ("bert", {}, "bert needs a variant"),
         ("bert:2l8h", {"training": {"num_steps": 1}}, "training.num_steps: the config has no section 'training'"),
-        ("bert:2l8h", {"train": {"num_step": 1}}, "the config has no field 'train.num_step'; did you mean train.num_steps"),
         ("bert:2l8h", {"train": 3}, "train = 3 is not a section; give its fields, as in train={'FIELD': VALUE}"),
         ("bert:2l8h", {"train": {"num_steps": "3"}}, "train.num_steps = '3' is of type str; allowed: int"),
-        ("bert:2l8h", {"model": {"heads_per_layer": 3}}, "heads_per_layer"),
     ],
 )  # fmt: skip
 def test_what_no_config_can_be(name: str, sections: Mapping[str, Any], message: str) -> None:

@@ -8,47 +8,34 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from mhsh.cli.main import main
 from mhsh.config import fields as config_fields
-from mhsh.config import reference, resolve
+from mhsh.config import resolve
 from mhsh.config.fields import (
     SHAPING,
-    Field,
     all_fields,
     differences,
-    fields_of,
     flatten,
     format_differences,
     kind_of,
     section_class,
-    section_names,
 )
-from mhsh.config.schema import OBJECTIVES, ROLES, Config, ModelConfig, Role, Row, Section, Step, loss, to_dict
+from mhsh.config.schema import OBJECTIVES, ROLES, ModelConfig, Role, Row, Step, loss, to_dict
 from mhsh.configs import base
 from mhsh.errors import UserError
 from mhsh.sweep.axes import parse_axes
 from mhsh.verdict.fairness import _settings
-from tests.conftest import ROOT
+from website import reference
 
-PAGE = ROOT / "docs" / "config.md"
 EVERY_FIELD = list({(objective, field.path): field for objective in OBJECTIVES for field in all_fields(objective)}.values())
-
-
-def unexplained(field: Field) -> bool:
-    """Whether the schema lacks something that it must say of every field."""
-    one_line = bool(field.doc) and "\n" not in field.doc
-    return not one_line or field.role not in ROLES or field.step not in get_args(Step) or field.row not in (None, *get_args(Row))
 
 
 def test_every_field_has_a_role_and_a_line_of_documentation() -> None:
     assert len(EVERY_FIELD) > 200
-    assert [field.path for field in EVERY_FIELD if unexplained(field)] == []
+    for field in EVERY_FIELD:
+        assert field.doc and "\n" not in field.doc, field.path
+        assert field.role in ROLES and field.step in get_args(Step) and field.row in (None, *get_args(Row)), field.path
     assert list(ROLES) == list(get_args(Role))
-
-
-def test_a_field_without_them_would_be_found() -> None:
-    width = Annotated[int, msgspec.Meta(description="the width")]
-    bare = msgspec.defstruct("Bare", [("depth", int, 1), ("width", width, 1)], bases=(Section,), frozen=True, kw_only=True)
-    assert [field.path for field in fields_of("model", bare).values() if unexplained(field)] == ["model.depth", "model.width"]
 
 
 def test_every_field_that_makes_losses_unequal_is_in_the_ledger() -> None:
@@ -71,10 +58,7 @@ def test_the_roles_of_a_few() -> None:
         "model.residual": "shape",
         "model.hidden_dropout": "loss",
         "data.sequence_length": "loss",
-        "optimizer.learning_rate": "loss",
         "model.remat_policy": "clock",
-        "mesh.fsdp": "clock",
-        "train.log_interval": "bookkeeping",
         "train.seed": "bookkeeping",
     }
     assert {path: roles[path] for path in expected} == expected
@@ -93,16 +77,9 @@ def test_every_default_is_allowed() -> None:
     assert {type(field.default) is field.kind for field in EVERY_FIELD} == {True}
 
 
-def test_kinds() -> None:
-    assert kind_of("optimizer.learning_rate") is float
-    assert kind_of("data.max_question_length") is int
-    assert kind_of("model.next_sentence") is bool
-    assert kind_of("model.residual") is str
-    assert {kind_of(path) for path in SHAPING} == {int}
-    assert kind_of("model.colour") is None
-    # The kind does not depend on the objective.
-    for field in EVERY_FIELD:
-        assert kind_of(field.path) is field.kind
+def test_the_kind_of_a_path_does_not_depend_on_the_objective() -> None:
+    assert all(kind_of(field.path) is field.kind for field in EVERY_FIELD)
+    assert {kind_of(path) for path in SHAPING} == {int} and kind_of("model.colour") is None
 
 
 @pytest.fixture
@@ -114,12 +91,12 @@ def coloured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def with_colour(section: str, objective: str) -> type:
         return extended if section == "model" else section_class(section, objective)
 
-    for module in (config_fields, resolve, reference, base):
+    for module in (config_fields, resolve, base):
         monkeypatch.setattr(module, "section_class", with_colour)
     return base.make_config().to_dict()
 
 
-def test_a_new_field_is_one_line_in_the_schema(coloured: dict[str, Any]) -> None:
+def test_a_new_field_is_one_line_in_the_schema(coloured: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     config = resolve.from_dict(coloured)
     assert to_dict(config)["model"]["colour"] == "blue"
     with pytest.raises(UserError, match=r"^model.colour = 'green'; allowed: red, blue$"):
@@ -130,20 +107,13 @@ def test_a_new_field_is_one_line_in_the_schema(coloured: dict[str, Any]) -> None
     (axis,) = parse_axes(["colour=red,blue"], coloured)
     assert axis.values == ("red", "blue")
     row = "| `model.colour` | red, blue | blue | loss | the colour of the model |"
-    assert row in reference.markdown() and "model.colour (red, blue; loss)" in reference.text()
-
-
-def test_the_sections_are_those_of_the_config() -> None:
-    assert section_names() == ("model", "data", "optimizer", "train", "mesh") == Config.__struct_fields__
-
-
-def test_equal_configs_do_not_differ(make_config) -> None:
-    config = make_config("bert", "2l8h")
-    assert differences(config, to_dict(config)) == {}
-    assert format_differences(config, config) == ""
+    assert row in reference.fields()
+    assert main(["configs"]) == 0 and "  model.colour (red, blue; loss)\n      the colour of" in capsys.readouterr().out
 
 
 def test_every_differing_field_with_both_values(make_config) -> None:
+    config = make_config("bert", "2l8h")
+    assert differences(config, to_dict(config)) == {} and format_differences(config, config) == ""
     there, here = make_config("bert", "2l8h"), make_config("bert", "4l4h", **{"optimizer.beta2": 0.98})
     assert differences(there, here) == {
         "model.num_layers": (2, 4),
@@ -155,12 +125,8 @@ def test_every_differing_field_with_both_values(make_config) -> None:
     assert format_differences(there, replace(there, train=replace(there.train, batch_size=16, start_from="run"))) == (
         "train.start_from is '' there, 'run' here; train.batch_size is 8 there, 16 here"
     )
-
-
-def test_a_field_that_one_config_does_not_have_is_none(make_config) -> None:
-    found = differences(make_config("bert", "2l8h"), make_config("translation", "tiny"))
-    assert found["data.mask_fraction"] == (0.15, None)
-    assert found["data.layout"] == (None, "packed")
+    found = differences(config, make_config("translation", "tiny"))
+    assert (found["data.mask_fraction"], found["data.layout"]) == ((0.15, None), (None, "packed"))
     assert found["data.tokenizer"] == ("wordpiece", "bpe")
 
 
@@ -168,18 +134,3 @@ def test_values_by_path(make_config) -> None:
     flat = flatten(make_config("bert", "2l8h"))
     assert flat["model.num_layers"] == 2 and flat["mesh.data"] == -1
     assert flatten({"model": {"num_layers": 3}, "version": 2}) == {"model.num_layers": 3}
-
-
-def test_the_page_is_what_the_schema_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference.markdown(), "write it anew: mhsh configs --markdown > docs/config.md"
-
-
-def test_every_field_is_on_the_page_and_in_the_terminal() -> None:
-    for objective in OBJECTIVES:
-        for field in all_fields(objective):
-            assert f"| `{field.path}` |" in reference.markdown()
-            assert f"  {field.path} (" in reference.text()
-
-
-def test_lines_outside_of_tables_are_short() -> None:
-    assert max(len(line) for line in reference.markdown().split("\n") if not line.startswith("|")) <= 100

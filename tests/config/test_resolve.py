@@ -67,15 +67,6 @@ def test_every_field_refuses_what_is_beyond_its_bounds(objective, path):
 
 # (overrides, what the message must match)
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model.num_layers": 0}, "^model.num_layers = 0; allowed: 1 or more$"),
-    ({"data.seed": -1}, "^data.seed = -1; allowed: 0 or more$"),
-    ({"optimizer.weight_decay": -0.5}, "^optimizer.weight_decay = -0.5; allowed: 0 or more$"),
-    ({"optimizer.learning_rate": 0.0}, "^optimizer.learning_rate = 0.0; allowed: more than 0$"),
-    ({"model.hidden_dropout": 1.0}, "^model.hidden_dropout = 1.0; allowed: from 0 to less than 1$"),
-    ({"model.hidden_dropout": -0.1}, "^model.hidden_dropout = -0.1; allowed: from 0 to less than 1$"),
-    ({"optimizer.name": "other"}, "^optimizer.name = 'other'; allowed: adamw, lamb, radam$"),
-    ({"mesh.data": 0}, "^mesh.data = 0; allowed: 1 or more, or -1 for the rest$"),
-    ({"mesh.tensor": -2}, "^mesh.tensor = -2; allowed: 1 or more, or -1"),
     ({"mesh.fsdp": -1}, "'data': -1, 'fsdp': -1, 'tensor': 1}: only one axis can be -1"),
     ({"data.sequence_length": 65}, "^data.sequence_length = 65 is longer than model.max_positions = 64; "),
     ({"train.accumulation_steps": 3}, "^train.batch_size = 8 is not divisible by train.accumulation_steps = 3; add --config"),
@@ -83,14 +74,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.objective": "clm"}, "^model.next_sentence = True needs model.objective = 'mlm'"),
     ({"model.num_token_types": 1}, "^model.next_sentence = True needs model.num_token_types of 2 or more, not 1$"),
     ({"data.tokenizer": "bytes", "data.whole_word_masking": True}, "^data.whole_word_masking = True needs data.tokenizer = 'word"),
-    ({"data.max_predictions": 0}, "^data.max_predictions = 0; allowed with model.objective = 'mlm': 1 to .*= 64$"),
     ({"data.max_predictions": 65}, "^data.max_predictions = 65; allowed with model.objective = 'mlm': 1 to .*= 64$"),
     ({"data.mask_fraction": 0.0}, "^data.mask_fraction = 0.0; allowed with model.objective = 'mlm': more than 0$"),
-    (
-        {"model.heads_per_layer": 3},
-        "^model.heads_per_layer = 3 does not divide the 16 heads of all layers; allowed: 1, 2, 4, 8, 16$",
-    ),
-    ({"model.heads_per_layer": 1, "model.mlp_dim": 100}, "width 100 x 1 is not divisible by model.num_heads = 8"),
     ({"model.num_decoder_layers": 2}, "^model.num_decoder_layers = 2; allowed with model.objective = 'mlm': 0$"),
     (
         {"optimizer.schedule": "inverse_sqrt", "optimizer.warmup_steps": 0},
@@ -98,26 +83,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     # Names.
     ({"model.num_layer": 3}, "^model.num_layer = 3 is not a field of the config; did you mean model.num_layers\\?$"),
-    ({"model.head_per_layer": 3}, "^model.head_per_layer = 3 is not a field .*; did you mean model.heads_per_layer\\?$"),
     ({"train.qqq": 1}, "^train.qqq = 1 is not a field of the config; allowed: seed, start_from, keep_moments, num_steps, "),
     ({"optimiser": {}}, "^optimiser = {} is not a field of the config; did you mean optimizer\\?$"),
     ({"train.seed": ...}, "^train.seed is missing from the config; give every field$"),
-    ({"mesh": ...}, "^mesh is missing from the config; give every field$"),
     ({"mesh": 3}, "^mesh = 3 is not a section; allowed: data, fsdp, tensor$"),
     # Types.
     ({"train.num_steps": True}, "^train.num_steps = True is of type bool; allowed: int$"),
     ({"train.num_steps": 3.0}, "^train.num_steps = 3.0 is of type float; allowed: int$"),
-    ({"train.num_steps": "3"}, "^train.num_steps = '3' is of type str; allowed: int$"),
-    ({"train.num_steps": None}, "^train.num_steps = None is of type NoneType; allowed: int$"),
-    ({"model.heads_per_layer": "2"}, "^model.heads_per_layer = '2' is of type str; allowed: int$"),
-    ({"optimizer.learning_rate": True}, "^optimizer.learning_rate = True is of type bool; allowed: float$"),
     ({"optimizer.learning_rate": "1e-3"}, "^optimizer.learning_rate = '1e-3' is of type str; allowed: float$"),
     ({"optimizer.learning_rate": math.nan}, "^optimizer.learning_rate = nan is not a finite number$"),
-    ({"optimizer.learning_rate": math.inf}, "^optimizer.learning_rate = inf is not a finite number$"),
     ({"optimizer.weight_decay": -math.inf}, "^optimizer.weight_decay = -inf is not a finite number$"),
     ({"model.next_sentence": 1}, "^model.next_sentence = 1 is of type int; allowed: bool$"),
     ({"model.objective": ["mlm"]}, r"^model.objective = \['mlm'\] is of type list; allowed: str$"),
-    ({"data.source": 5}, "^data.source = 5 is of type int; allowed: str$"),
 ]
 
 
@@ -125,38 +102,27 @@ TRANSLATION_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.num_decoder_layers": 0}, "^model.num_decoder_layers = 0; allowed with model.objective = 'translation': 1 or more$"),
     ({"model.num_token_types": 2}, "^model.num_token_types = 2; allowed with model.objective = 'translation': 0$"),
     ({"model.next_sentence": True}, "^model.next_sentence = True needs model.objective = 'mlm'; 'translation' sees no"),
-    ({"data.tokenizer": "wordpiece"}, "^data.tokenizer = 'wordpiece'; allowed: bpe, unigram$"),
-    ({"data.layout": "loose"}, "^data.layout = 'loose'; allowed: packed, bucketed$"),
     (
         {"data.layout": "bucketed", "data.sequence_length": 60},
         "^data.sequence_length = 60 with data.layout = 'bucketed' must be div",
     ),
-    ({"data.max_length_ratio": 0.9}, "^data.max_length_ratio = 0.9; allowed: 1 or more$"),
     ({"data.max_predictions": 3}, "^data.max_predictions = 3 is not a field of the config; allowed: source, validation_source, "),
 ]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"), TRANSLATION_REFUSED, ids=[str(overrides) for overrides, _ in TRANSLATION_REFUSED]
-)
-def test_a_translation_config_has_refusals_of_its_own(overrides, message):
-    with pytest.raises(UserError, match=message):
-        from_dict(overridden(overrides, configs.load("translation").get_config("tiny").to_dict()))
-
-
-@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[str(overrides) for overrides, _ in REFUSED])
-def test_refusals_name_the_field_the_value_and_what_is_allowed(overrides, message):
-    with pytest.raises(UserError, match=message) as caught:
-        from_dict(overridden(overrides))
-    assert "\n" not in str(caught.value)
+def test_refusals_name_the_field_the_value_and_what_is_allowed():
+    translation = configs.load("translation").get_config("tiny").to_dict()
+    for fields, refused in ((FIELDS, REFUSED), (translation, TRANSLATION_REFUSED)):
+        for overrides, message in refused:
+            with pytest.raises(UserError, match=message) as caught:
+                from_dict(overridden(overrides, fields))
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        *({name: 1} for name in ("model.vocab_size", "model.num_layers", "train.batch_size", "model.mlp_dim")),
-        *({name: 0} for name in ("data.seed", "optimizer.warmup_steps", "train.seed", "train.eval_batches", "train.keep_every")),
-        *({name: 0.0} for name in ("model.hidden_dropout", "train.label_smoothing", "optimizer.beta1")),
+        {"model.num_layers": 1, "train.batch_size": 1, "train.seed": 0, "optimizer.warmup_steps": 0, "model.hidden_dropout": 0.0},
         {"data.sequence_length": 64, "data.max_predictions": 64},
         {"optimizer.warmup_steps": 40},
         {"model.next_sentence": False, "model.num_token_types": 0},

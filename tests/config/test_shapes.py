@@ -24,33 +24,25 @@ GROUPINGS = {
 }
 
 
-@pytest.mark.parametrize(("base", "shape"), [(base, shape) for base, shapes in GROUPINGS.items() for shape in shapes])
-def test_regrouping_twice_is_regrouping_once(make_config, base, shape):
+@pytest.mark.parametrize("base", GROUPINGS)
+def test_regrouped_shapes(make_config, base):
     shallow = make_config("bert", base).model
-    num_heads = shape[1]
-    once, *twice = [n for n in (num_heads * 2, num_heads) if shallow.num_heads % n == 0]
-    for n in twice:
-        assert regroup(regroup(shallow, once), n) == regroup(shallow, n)
+    before = shallow
+    for num_layers, num_heads, mlp_dim in GROUPINGS[base]:
+        parts = num_layers // shallow.num_layers
+        expected = replace(shallow, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim, layers_per_group=parts)
+        assert regroup(shallow, num_heads) == expected
+        assert make_config("bert", f"{num_layers}l{num_heads}h").model == expected
+        if before.num_heads % num_heads == 0:
+            assert regroup(before, num_heads) == expected, "regrouping twice is regrouping once"
+        before = expected
 
 
-@pytest.mark.parametrize(("base", "shape"), [(base, shape) for base, shapes in GROUPINGS.items() for shape in shapes])
-def test_regrouped_shapes(make_config, base, shape):
-    shallow = make_config("bert", base).model
-    num_layers, num_heads, mlp_dim = shape
-    parts = num_layers // shallow.num_layers
-    expected = replace(shallow, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim, layers_per_group=parts)
-    assert regroup(shallow, num_heads) == expected
-    assert make_config("bert", f"{num_layers}l{num_heads}h").model == expected
-
-
-@pytest.mark.parametrize("heads_per_layer", [3, 5, 7, 32, 0, -1, -8])
-def test_regroup_refuses_what_does_not_divide_the_heads(heads_per_layer):
-    said = f"heads_per_layer = {heads_per_layer} does not divide the 16 heads of all layers; allowed: 1, 2, 4, 8, 16$"
-    with pytest.raises(UserError, match=said):
-        regroup(BERT.model, heads_per_layer)
-
-
-def test_regroup_refuses_what_does_not_divide_the_heads_of_both_stacks(make_config):
+def test_regroup_refuses_what_does_not_divide_the_heads(make_config):
+    for n in (3, 32, 0, -8):
+        said = f"heads_per_layer = {n} does not divide the 16 heads of all layers; allowed: 1, 2, 4, 8, 16$"
+        with pytest.raises(UserError, match=said):
+            regroup(BERT.model, n)
     model = replace(make_config("translation", "6l8h").model, num_decoder_layers=4)
     assert regroup(model, 16).num_decoder_layers == 2
     with pytest.raises(UserError, match=r"= 24 does not divide the 48 or 32 heads of all layers; allowed: 1, 2, 4, 8, 16$"):
@@ -62,8 +54,6 @@ def test_regroup_upwards_makes_fewer_layers_of_more_heads(make_config):
     up = regroup(large, 32)
     assert (up.num_layers, up.num_heads, up.mlp_dim, up.layers_per_group) == (12, 32, 8192, 0.5)
     assert regroup(up, 16) == large
-    counts = [parameter_counts(model)["encoder"] for model in (large, up)]
-    assert counts[1] == pytest.approx(counts[0], rel=0.01)
 
 
 def test_regroup_keeps_the_depth_at_which_completep_was_tuned(make_config):
@@ -88,6 +78,7 @@ SHAPES = st.tuples(st.integers(1, 64), st.integers(1, 48), st.integers(1, 512), 
 def test_regroup_keeps_what_it_must_or_refuses(shape):
     num_layers, num_heads, mlp_dim, n = shape
     before = replace(BERT.model, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
+    assert regroup(before, num_heads) == before
     if (num_layers * num_heads) % n or (mlp_dim * n) % num_heads:
         with pytest.raises(UserError):
             regroup(before, n)
@@ -100,14 +91,6 @@ def test_regroup_keeps_what_it_must_or_refuses(shape):
     unchanged = dict(num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim, layers_per_group=1)
     assert replace(after, **unchanged) == before
     assert regroup(after, n) == after
-
-
-@settings(deadline=None, database=None)
-@given(SHAPES)
-def test_regroup_to_the_same_heads_is_the_identity(shape):
-    num_layers, num_heads, mlp_dim, _ = shape
-    model = replace(BERT.model, num_layers=num_layers, num_heads=num_heads, mlp_dim=mlp_dim)
-    assert regroup(model, num_heads) == model
 
 
 @pytest.mark.parametrize("num_layers", [6, 12, 24, 48, 96])
@@ -132,9 +115,6 @@ def test_as_many_parameters_in_both_stacks(make_config):
 
 def test_the_counted_parameters_are_the_models():
     assert layer_parameters(BERT.model) == parameter_counts(replace(BERT.model, residual="post_ln"))["encoder"]
-
-
-def test_the_same_depth_is_the_same_model():
     assert at_equal_size(BERT.model, BERT.model.num_layers) == BERT.model
 
 

@@ -202,38 +202,7 @@ def test_children_left_behind_are_ended(launch: Callable, variables: dict[str, s
     assert_nothing_left(home)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--", "train"), "the following arguments are required: --processes"),
-        (("--processes=2",), "needs the arguments of mhsh after --"),
-        (("--processes=none", "--", "train"), "argument --processes: 'none' must be a whole number"),
-        (("--processes=2", "--devices-per-process=0", "--", "train"), "--devices-per-process must be 1 or more"),
-        (("--processes", "--", "train"), "argument --processes: expected one argument"),
-        (("--processes=2", "train"), "train is not an option"),
-        (("--processes=2", "--", "train", "--coordinator=x"), "--coordinator is set by this launcher"),
-    ],
-)
-def test_mistakes_are_one_line(launch: Callable, arguments: tuple[str, ...], message: str) -> None:
-    result = launch("local_cluster", "--dry-run", *arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 def test_a_missing_environment_is_named(launch: Callable, tmp_path: Path) -> None:
     result = launch("local_cluster", "--processes=1", "--", "train", MHSH_VENV=str(tmp_path / "nothing"))
     assert result.returncode == 2
     assert f"no {tmp_path}/nothing/bin/mhsh" in result.stderr
-
-
-def test_refuses_credentials(launch: Callable, credential: str) -> None:
-    result = launch("local_cluster", "--processes=1", "--dry-run", "--", "train", credential)
-    assert result.returncode == 2
-    assert "hush" not in result.stdout + result.stderr
-
-
-def test_help(launch: Callable) -> None:
-    result = launch("local_cluster", "--help")
-    assert result.returncode == 0
-    assert result.stdout.startswith("Trains with several processes on this machine's CPU")

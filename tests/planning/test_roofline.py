@@ -64,7 +64,7 @@ def test_memory_by_hand(config_of):
     assert half.high - half.low == pytest.approx(2.25 * saved, rel=0.02), "activations grow with the rows, weights do not"
 
 
-@pytest.mark.parametrize("step", ["24l16h 128", "48l8h 128", "96l4h 128", "192l2h 128", "384l1h 128", "384l1h 512", "144l1h 128"])
+@pytest.mark.parametrize("step", ["24l16h 128", "384l1h 128", "384l1h 512", "144l1h 128"])
 def test_counted_traffic_lies_between_the_bounds(make_config, step):
     """The programs that the compiler made for four kinds of TPU (docs/tpu_matrix.jsonl)."""
     shape, length = step.split()
@@ -102,8 +102,7 @@ def test_only_a_gpu_launches_operations(config_of):
     assert launch_seconds(config, CHIPS["h100"]) == pytest.approx((2 * 140 * 1.5e-6, 2 * 140 * 2.5e-6))
 
 
-@pytest.mark.parametrize("mesh", [(-1, 1), (2, 2), (1, 4), (1, -1)])
-@pytest.mark.parametrize("kind", ["v5e", "h100"])
+@pytest.mark.parametrize(("kind", "mesh"), [("v5e", (-1, 1)), ("v5e", (1, 4)), ("h100", (2, 2)), ("h100", (1, -1))])
 def test_the_bounds_hold_the_parts(config_of, kind, mesh):
     config = config_of(**{"mesh.data": mesh[0], "mesh.fsdp": mesh[1]})
     time = step_time(config, CHIPS[kind], 4)
@@ -113,11 +112,6 @@ def test_the_bounds_hold_the_parts(config_of, kind, mesh):
     assert time.rows == config.train.batch_size // 4 and time.fits
     assert time.mfu.high == pytest.approx(step_flops(config) / 4 / CHIPS[kind].peak_flops / time.step.low)
     assert time.chip_hours.low == pytest.approx(4 * config.train.num_steps * time.step.low / 3600)
-
-
-def test_one_chip_sends_nothing(config_of):
-    time = step_time(config_of(), CHIPS["v5e"], 1)
-    assert time.network == (0, 0) and time.step.low > 0
 
 
 def test_a_model_that_does_not_fit_is_told(config_of):

@@ -11,7 +11,7 @@ from etils import epath
 from jaxtyping import Int32
 
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, SpanDataConfig
-from mhsh.data.batches import Batch, Batches, Bucket, MakeBatch, Selection, ordered_batches
+from mhsh.data.batches import Batch, MakeBatch, Selection
 from mhsh.data.corpus import Corpus, Task
 from mhsh.data.tables import TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of
 from mhsh.data.tokenizers.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
@@ -49,12 +49,6 @@ class FineTuningTask(Task[WordPieceTokenizer]):
             "validation": ArrayTable([validation]),
             "fingerprint": fingerprint_of(tokens, {TRAIN: train, VALIDATION: validation}),
         }
-
-
-def batches_in_order(examples: Examples, batch_size: int) -> Batches:
-    """`Corpus.validation_batches` of these examples."""
-    table = ArrayTable([examples])
-    return ordered_batches(_batches_of(table), [Bucket(None, batch_size, np.arange(len(table)))], None)
 
 
 def _batches_of(table: Table) -> MakeBatch:

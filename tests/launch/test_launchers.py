@@ -1,0 +1,98 @@
+"""What all launchers do: help, one line for each mistake, no credentials on a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+TPU = "--name=mine --image=IMAGE:1 --accelerator=tpu-v5-lite-podslice"
+GPU = "--name=mine --image=IMAGE:1 --accelerator=nvidia-h100-80gb"
+SLICE, NODES = f"{TPU} --topology=4x4", f"{GPU} --nodes=2 --gpus-per-node=8"
+TRAIN, SWEEP = "-- train --workdir=gs://BUCKET/RUN", "-- sweep --axes seed=0,1,2 --workdir=/data/s"
+CREATE = "create mine --zone=z"
+
+MISTAKES = [
+    ("gke", TRAIN, "the following arguments are required: --name, --image, --accelerator"),
+    ("gke", f"{SLICE.replace('mine', 'Mine')} {TRAIN}", "'Mine' must be at most 40 small letters"),
+    ("gke", f"{TPU.replace('v5-lite-podslice', 'v1')} {TRAIN}", "'tpu-v1' must be one of tpu-v4-podslice"),
+    ("gke", f"{TPU} {TRAIN}", "tpu-v5-lite-podslice needs --topology"),
+    ("gke", f"{TPU} --topology=4*4 {TRAIN}", "'4*4' must be numbers with an x between, such as 4x4"),
+    ("gke", f"{TPU} --topology=4x4x4 {TRAIN}", "--topology=4x4x4 must have 2 numbers for tpu-v5-lite-podslice"),
+    ("gke", f"{TPU} --topology=3x3 {TRAIN}", "has no hosts of 4 chips"),
+    ("gke", f"{TPU} --topology=2x2 --num-slices=2 {TRAIN}", "several slices of a run more"),
+    ("gke", f"{SLICE} --nodes=2 {TRAIN}", "does not go with --nodes"),
+    ("gke", f"{GPU} --nodes=2 {TRAIN}", "nvidia-h100-80gb needs --gpus-per-node"),
+    ("gke", f"{NODES} --num-slices=2 {TRAIN}", "nvidia-h100-80gb does not go with --num-slices"),
+    ("gke", f"{SLICE} --num-slices=none {TRAIN}", "'none' must be a number from 1"),
+    ("gke", f"{SLICE} --volume=disk {TRAIN}", "'disk' must be CLAIM:/PATH"),
+    ("gke", f"{NODES} {SWEEP}", "a sweep needs --volume=CLAIM:/PATH"),
+    ("gke", f"{NODES} --volume=d:/data -- sweep --workdir=gs://b/s", "running cells are found by file locks"),
+    ("gke", f"{NODES} --volume=d:/data {SWEEP} --cells=1/2", "and no --cells"),
+    ("gke", f"{SLICE} --volume=d:/data {SWEEP}", "a sweep needs slices of one host"),
+    ("gke", f"{NODES} -- eval RUN", "mhsh eval runs on one host, and these are 2"),
+    ("gke", f"{SLICE} --token=hush {TRAIN}", "--token is not an option"),
+    ("gke", SLICE, "needs the arguments of mhsh after --"),
+    ("gke", f"{SLICE} -- train --num-processes=2", "--num-processes is set by this launcher"),
+    ("tpu_vm", "", "the following arguments are required: command, name, --zone"),
+    ("tpu_vm", "make mine --zone=z", "argument command: invalid choice: 'make'"),
+    ("tpu_vm", "create Mine --zone=z", "'Mine' must be small letters, digits and dashes"),
+    ("tpu_vm", "create mine --zone=US", "'US' must be a zone"),
+    ("tpu_vm", CREATE, "create needs --accelerator-type=TYPE"),
+    ("tpu_vm", f"{CREATE} --accelerator-type=v4", "'v4' must be a type, for example v5litepod-16"),
+    ("tpu_vm", f"{CREATE} --accelerator-type=v99-8", "no software version is known for v99-8"),
+    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 --slices=0", "'0' must be a whole number from 1"),
+    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 --delete", "--delete is for up"),
+    ("tpu_vm", f"{CREATE} --colour=red", "--colour is not an option"),
+    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 --flag=network=n", "'network=n' must be a flag: --flag=--NAME=VALUE"),
+    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 --flag=--api-key=hush", "--api-key looks like a credential"),
+    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 -- train", "create takes no arguments of mhsh"),
+    ("tpu_vm", "install mine --zone=z --spot", "--accelerator-type, --version and --spot are for up and create"),
+    ("tpu_vm", "install mine --zone=z --python=--x", "'--x' must be the name of an interpreter"),
+    ("tpu_vm", "run mine --zone=z", "run needs the arguments of mhsh after --"),
+    ("tpu_vm", "run mine --zone=z -- train --process-id=1", "--process-id is set by this launcher"),
+    ("tpu_vm", "run mine --zone=z --run=a/b -- train", "'a/b' must be letters, digits, dots"),
+    ("tpu_vm", "run mine --zone=z --delay=soon -- train", "'soon' must be a whole number of seconds"),
+    ("tpu_vm", "logs mine --zone=z --worker=some", "'some' must be the number of a worker, or all"),
+    ("tpu_vm", "logs mine HF_TOKEN=hush --zone=z", "HF_TOKEN is not an option"),
+    ("local_cluster", "-- train", "the following arguments are required: --processes"),
+    ("local_cluster", "--processes=2", "needs the arguments of mhsh after --"),
+    ("local_cluster", "--processes=none -- train", "argument --processes: 'none' must be a whole number"),
+    ("local_cluster", "--processes=2 --devices-per-process=0 -- train", "--devices-per-process must be 1 or more"),
+    ("local_cluster", "--processes=2 train", "train is not an option"),
+    ("local_cluster", "--processes=2 -- train --coordinator=x", "--coordinator is set by this launcher"),
+]
+
+
+@pytest.mark.parametrize(("name", "line", "message"), MISTAKES)
+def test_mistakes_are_one_line(launch: Callable, name: str, line: str, message: str) -> None:
+    result = launch(name, *line.split())
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert message in result.stderr and "hush" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("gke", f"{SLICE} --dry-run"),
+        ("tpu_vm", "run mine --zone=z --dry-run"),
+        ("local_cluster", "--processes=1 --dry-run"),
+    ],
+)
+def test_credentials_are_refused_and_never_repeated(launch: Callable, name: str, line: str, credential: str) -> None:
+    result = launch(name, *line.split(), "--", "train", credential)
+    assert result.returncode == 2
+    assert "hush" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("gke", "Trains on Google Kubernetes Engine"),
+        ("tpu_vm", "Trains on a Cloud TPU slice"),
+        ("local_cluster", "Trains with several processes on this machine's CPU"),
+    ],
+)
+def test_help(launch: Callable, name: str, begins: str) -> None:
+    result = launch(name, "--help")
+    assert result.returncode == 0 and result.stdout.startswith(begins) and "import" not in result.stdout
