@@ -180,7 +180,7 @@ def _answer(
     details: str | None = None,
 ) -> None:
     from mhsh.data.fine_tuning.task import encode_questions, load_vocabulary
-    from mhsh.evaluation.answers import find_answers
+    from mhsh.evaluation.squad import find_answers
 
     squad = read_squad(source)
     tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))

@@ -1,19 +1,115 @@
-"""SQuAD's exact match and F1, as its official scorers of 1.1 and 2.0 compute them. Without jax."""
+"""From a span model's logits to answers to SQuAD's questions; exact match and F1 as the official
+scorers of 1.1 and 2.0 compute them. Without jax.
+"""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
 
 from mhsh.data.fine_tuning.squad import Question, SquadData
+from mhsh.data.fine_tuning.task import Window
 from mhsh.errors import UserError
 
 # The default of evaluate-v2.0.py: an answer with a higher no-answer probability counts as none.
 NO_ANSWER_THRESHOLD = 1.0
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A span of a context."""
+
+    text: str
+    score: float  # the sum of the logits of its two ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """A model's answers to one question."""
+
+    candidates: tuple[Candidate, ...]  # with different texts, best first; empty if the context has no tokens
+    null_difference: float  # the score of no answer minus that of the best candidate
+
+    def text(self, threshold: float | None) -> str:
+        """The best answer; "" if there is none, or if `null_difference` is above the threshold."""
+        if not self.candidates or (threshold is not None and self.null_difference > threshold):
+            return ""
+        return self.candidates[0].text
+
+    def details(self) -> dict[str, Any]:
+        """The candidates with their probabilities among themselves, and `null_difference`, for
+        JSON.
+        """
+        scores = np.array([candidate.score for candidate in self.candidates])
+        shares = np.exp(scores - scores.max(initial=-np.inf))
+        return {
+            "no_answer_difference": self.null_difference if np.isfinite(self.null_difference) else None,
+            "best": [
+                {"text": candidate.text, "score": candidate.score, "probability": float(share / shares.sum())}
+                for candidate, share in zip(self.candidates, shares, strict=True)
+            ],
+        }
+
+
+def find_answers(
+    questions: Sequence[Question],
+    windows: Sequence[Window],
+    logits: Float[np.ndarray, "rows 2 T"],
+    *,
+    num_best: int = 20,
+    max_answer_length: int = 30,
+) -> list[Answers]:
+    """The answers to every question, by the rules and numbers of Devlin et al.'s run_squad.py.
+
+    An answer begins at a token whose `is_best` is true and has at most `max_answer_length` tokens.
+    The score of no answer is that of [CLS], the lowest of all windows of the question.
+    """
+    found: list[list[Candidate]] = [[] for _ in questions]
+    nulls = np.full(len(questions), np.inf)
+    for window, (starts, ends) in zip(windows, logits, strict=True):
+        context = questions[window.question].context
+        inside = slice(window.first, window.first + len(window.spans))
+        nulls[window.question] = min(nulls[window.question], float(starts[0] + ends[0]))
+        for first, last, score in _best_spans(window, starts[inside], ends[inside], num_best, max_answer_length):
+            text = context[window.spans[first, 0] : window.spans[last, 1]]
+            found[window.question].append(Candidate(text, score))
+    return [
+        Answers(best := _distinct(candidates, num_best), float(null - best[0].score) if best else np.inf)
+        for candidates, null in zip(found, nulls, strict=True)
+    ]
+
+
+def _best_spans(
+    window: Window, starts: Float[np.ndarray, " n"], ends: Float[np.ndarray, " n"], num_best: int, max_answer_length: int
+) -> Iterator[tuple[int, int, float]]:
+    """The first token, the last token and the score of the `num_best` best spans."""
+    if not len(starts):
+        return
+    padded = np.concatenate([ends.astype(np.float64), np.full(max_answer_length - 1, -np.inf)])
+    scores = np.lib.stride_tricks.sliding_window_view(padded, max_answer_length) + starts.astype(np.float64)[:, None]
+    scores = np.where(window.is_best[:, None], scores, -np.inf)  # [first token, tokens - 1]
+    best: Int[np.ndarray, " k"] = np.argsort(-scores, axis=None, kind="stable")[:num_best]
+    for index in best.tolist():
+        first, more = divmod(index, max_answer_length)
+        if scores[first, more] > -np.inf:
+            yield first, first + more, float(scores[first, more])
+
+
+def _distinct(candidates: Sequence[Candidate], num_best: int) -> tuple[Candidate, ...]:
+    """The `num_best` best candidates, each text once."""
+    kept: dict[str, Candidate] = {}
+    for candidate in sorted(candidates, key=lambda each: -each.score):
+        kept.setdefault(candidate.text, candidate)
+    return tuple(kept.values())[:num_best]
 
 
 def score_squad(
@@ -83,7 +179,8 @@ def _score_v2(
     if no_answer_probabilities is None:
         scores = raw
     else:
-        _check_probabilities(raw["exact"], no_answer_probabilities)
+        for question_id in raw["exact"].keys() - no_answer_probabilities.keys():
+            raise UserError(f"question {question_id} has a prediction and no no-answer probability; give one for every prediction")
         scores = {name: _with_threshold(questions, values, no_answer_probabilities) for name, values in raw.items()}
     metrics: dict[str, float | int] = {}
     for prefix, group in (
@@ -120,12 +217,6 @@ def _f1_v2(prediction: str, answer: str) -> float:
     if not normalize_answer(prediction) and not normalize_answer(answer):
         return 1.0
     return word_f1(prediction, answer)
-
-
-def _check_probabilities(scores: Mapping[str, float], no_answer_probabilities: Mapping[str, float]) -> None:
-    for question_id in scores:
-        if question_id not in no_answer_probabilities:
-            raise UserError(f"question {question_id} has a prediction and no no-answer probability; give one for every prediction")
 
 
 def _with_threshold(

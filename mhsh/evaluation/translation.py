@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, SubwordTokenize
 from mhsh.data.translation.pairs import clean_text
 from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded, beam_search
-from mhsh.models.decoding import decode_step, decoding_params, empty_caches, encode, extend_caches
+from mhsh.models.generation import decode_step, decoding_params, empty_cache, encode, extend_caches
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch
 
@@ -147,7 +148,8 @@ def source_batch(members: Sequence[Sentence], rows: int, length: int) -> dict[st
     }
 
 
-def _decode_batch(
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _decode(
     model: Seq2Seq,
     num_hypotheses: int,
     length_penalty: float,
@@ -163,7 +165,7 @@ def _decode_batch(
             model, weights, tokens, position, ancestry_mask, caches, memory
         ),
         lambda caches, length: extend_caches(caches, num_hypotheses, length),
-        empty_caches(model.config, limits.shape[0], num_hypotheses, 0),
+        (empty_cache(model.config, limits.shape[0], 0),) * model.config.num_decoder_layers,
         limits,
         num_hypotheses=num_hypotheses,
         cache_buckets=cache_buckets(max_length),
@@ -172,6 +174,3 @@ def _decode_batch(
         end=EOS_ID,
         forbidden=forbidden,
     )
-
-
-_decode = jax.jit(_decode_batch, static_argnums=(0, 1, 2, 3, 4))

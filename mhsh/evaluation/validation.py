@@ -12,10 +12,9 @@ from jaxtyping import Array, Float
 from mhsh.data.fine_tuning.task import ClassificationCorpus, SpanCorpus
 from mhsh.data.tokenizers.subword import SubwordTokenizer
 from mhsh.data.translation.pairs import Pair
-from mhsh.evaluation.answers import find_answers
 from mhsh.evaluation.bleu import score_translations
 from mhsh.evaluation.glue import predicted_labels, score_glue
-from mhsh.evaluation.squad import score_squad
+from mhsh.evaluation.squad import find_answers, score_squad
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.models.losses import WeightedSums
 from mhsh.models.seq2seq import Seq2Seq

@@ -152,26 +152,17 @@ def check_exportable(model: ModelConfig) -> None:
     """Raises UserError where no plain BERT computes what the model does, whatever its parameters
     are.
     """
-    before = "LayerNorm stands before the sublayers, in a BERT behind them"
-    reasons: dict[str, dict[object, str]] = {
-        "objective": {
-            "clm": "its attention is causal, a BERT's is not",
-            "translation": "it has a decoder, a BERT has none",
-        },
-        "residual": {
-            **dict.fromkeys(("pre_ln", "ln_scaling", "completep"), before),
-            "rezero": "it has no LayerNorm, a BERT cannot do without",
-            "keel": "a LayerNorm stands before each sublayer too, in a BERT only behind",
-            "peri_ln": "LayerNorm stands around the sublayers, in a BERT behind them",
-            "hybrid_norm": "queries, keys and values are normalised, in a BERT they are not",
-        },
-        "qk_norm": {True: "queries and keys are normalised, in a BERT they are not"},
+    exportable: dict[str, tuple[Any, ...]] = {
+        "objective": ("mlm", "classification", "span"),
+        "residual": ("post_ln", "admin", "deepnorm"),  # what LN(omega x + f(x)) is
+        "qk_norm": (False,),
     }
-    for field, refused in reasons.items():
+    for field, values in exportable.items():
         value = getattr(model, field)
-        if value in refused:
+        if value not in values:
             raise UserError(
-                f"model.{field} = {value!r} cannot be exported: {refused[value]}; no BERT computes what this model does"
+                f"model.{field} = {value!r} cannot be exported: no BERT of transformers computes what this model does; "
+                f"exportable: {', '.join(map(str, values))}"
             )
     _head_grid(model)
 

@@ -9,10 +9,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.activations import ACTIVATIONS
 from mhsh.models.attention import MASK_VALUE
 from mhsh.models.dropout import DropoutKey, dropout, subkeys
-from mhsh.models.layers import LayerNorm, bias_init, embedding_init, kernel_init, position_table
+from mhsh.models.layers import ACTIVATIONS, LayerNorm, bias_init, embedding_init, kernel_init, position_table
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Encoder
 from mhsh.models.types import Batch, Outputs

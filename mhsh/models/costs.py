@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -56,53 +55,30 @@ def forward_flops(model: ModelConfig, length: int, predicted: int) -> Flops:
     For translation: `length` source tokens and `predicted` target tokens. A causal mask saves
     nothing, as all scores are computed.
     """
-    if model.num_decoder_layers:
-        return _seq2seq_flops(model, length, predicted)
-    layers = model.num_layers
-    return Flops(
-        attention_projections=layers * length * 4 * _projection(model),
-        attention_scores=layers * length * length * _scores(model),
-        feed_forward=layers * length * _feed_forward(model),
-        heads=_bert_heads(model, length, predicted),
-    )
-
-
-def _bert_heads(model: ModelConfig, length: int, predicted: int) -> int:
-    d = model.embed_dim
-    pooler = 2 * d * d
-    if model.objective == "classification":
-        return pooler + 2 * d * model.num_classes
-    if model.objective == "span":
-        return length * 2 * d * 2
-    return predicted * (2 * d * d + 2 * d * model.vocab_size) + (pooler + 2 * d * 2 if model.next_sentence else 0)
-
-
-def _seq2seq_flops(model: ModelConfig, source: int, target: int) -> Flops:
+    source, target, width = length, predicted, model.num_heads * model.head_dim
     encoder, decoder = model.num_layers, model.num_decoder_layers
     # A decoder layer projects targets four times in self-attention and twice in cross-attention,
     # the sources twice.
     projections = encoder * source * 4 + decoder * (target * 6 + source * 2)
+    pairs = encoder * source * source + decoder * target * (target + source)
     return Flops(
-        attention_projections=projections * _projection(model),
-        attention_scores=(encoder * source * source + decoder * target * (target + source)) * _scores(model),
-        feed_forward=(encoder * source + decoder * target) * _feed_forward(model),
-        heads=target * 2 * model.embed_dim * model.vocab_size,
+        attention_projections=projections * 2 * model.embed_dim * width,
+        attention_scores=pairs * 2 * 2 * width,  # a query times a key, and the weighted value
+        feed_forward=(encoder * source + decoder * target) * 2 * 2 * model.embed_dim * model.mlp_dim,
+        heads=_head_flops(model, length, predicted),
     )
 
 
-def _projection(model: ModelConfig) -> int:
-    """Of one position, between the residual stream and all heads."""
-    return 2 * model.embed_dim * model.num_heads * model.head_dim
-
-
-def _scores(model: ModelConfig) -> int:
-    """Of one query and one key: their product, and the weighted value."""
-    return 2 * 2 * model.num_heads * model.head_dim
-
-
-def _feed_forward(model: ModelConfig) -> int:
-    """Of one position, up and down."""
-    return 2 * 2 * model.embed_dim * model.mlp_dim
+def _head_flops(model: ModelConfig, length: int, predicted: int) -> int:
+    d = model.embed_dim
+    pooler, vocabulary = 2 * d * d, 2 * d * model.vocab_size
+    if model.objective == "classification":
+        return pooler + 2 * d * model.num_classes
+    if model.objective == "span":
+        return length * 2 * d * 2
+    if model.objective == "translation":
+        return predicted * vocabulary
+    return predicted * (2 * d * d + vocabulary) + (pooler + 2 * d * 2 if model.next_sentence else 0)
 
 
 def row_flops(config: Config, length: int | None = None) -> Flops:
@@ -136,16 +112,10 @@ def run_cost(config: Config) -> RunCost:
     """The cost of one run of `config`, computed from the config alone."""
     steps = config.train.num_steps
     return RunCost(
-        parameters=_total_parameters(config.model),
+        parameters=parameter_counts(config.model)["total"],
         tokens=steps * rows_in_batch(config) * config.data.sequence_length,
         flops=steps * step_flops(config),
     )
-
-
-@functools.cache
-def _total_parameters(model: ModelConfig) -> int:
-    # Counting traces the model, and many runs of a sweep have the same one.
-    return parameter_counts(model)["total"]
 
 
 def parameter_shapes(model: ModelConfig) -> Any:

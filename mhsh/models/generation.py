@@ -1,26 +1,173 @@
-"""Text from a causal language model: one pass over the prompts, then one token at a time, with the
-keys and values of all tokens before it cached.
+"""One token at a time, with the keys and values of earlier tokens cached: translations by the
+encoder-decoder (beam search is in mhsh/evaluation), and text by a causal language model.
 
-B prompts, S places in a cache. Prompts are padded on the right to T tokens; what follows them has
-the places after the padding, which nothing attends to.
+B rows, K hypotheses of a source, S places in a cache.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+import operator
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
+from mhsh.models.attention import MultiHeadAttention
 from mhsh.models.bert import Bert, Embeddings, PredictionHead
-from mhsh.models.decoding import KVCache, attend_cached, extend_cache
 from mhsh.models.layers import LayerNorm
-from mhsh.models.residual import Stream
-from mhsh.models.transformer import EncoderLayer
+from mhsh.models.residual import Stream, Sublayer
+from mhsh.models.seq2seq import Seq2Seq, SharedEmbeddings
+from mhsh.models.transformer import DecoderLayer, EncoderLayer
 from mhsh.models.types import Batch
+
+
+class KVCache(NamedTuple):
+    """Keys and values of one attention, in the layouts that a CPU multiplies fastest."""
+
+    key: Float[Array, "... N H S"]
+    value: Float[Array, "... N S H"]
+
+
+def empty_cache(config: ModelConfig, rows: int, places: int, *layers: int) -> KVCache:
+    """A cache with S = `places` of one layer; of several, stacked on axis 0, with their number."""
+    shape = (*layers, rows, config.num_heads)
+    key = jnp.zeros((*shape, config.head_dim, places), config.compute_dtype)
+    return KVCache(key, jnp.zeros((*shape, places, config.head_dim), config.compute_dtype))
+
+
+def _projected(attention: MultiHeadAttention, source: Float[Array, "B S D"]) -> KVCache:
+    """The keys and values of `source`."""
+    key, value = attention.project_key(source), attention.project_value(source)
+    return KVCache(jnp.einsum("BSNH->BNHS", key), jnp.einsum("BSNH->BNSH", value))
+
+
+def _attend(
+    attention: MultiHeadAttention, x: Float[Array, "B T D"], cache: KVCache, mask: Bool[Array, "B 1 T S"]
+) -> Float[Array, "B T D"]:
+    """Attention of `x` to cached keys and values, without dropout."""
+    key, value = jnp.einsum("BNHS->BSNH", cache.key), jnp.einsum("BNSH->BSNH", cache.value)
+    return attention.attend(attention.project_query(x), key, value, mask, None)
+
+
+def _caching(
+    attention: MultiHeadAttention, cache: KVCache, place: Int[Array, ""], mask: Bool[Array, "B 1 T S"]
+) -> tuple[Sublayer, list[KVCache]]:
+    """Self-attention with a cache, and a list to which it appends the cache with the keys and
+    values of its argument from `place` on.
+
+    XLA writes them in place, because the cache is read only afterwards and is never reshaped.
+    """
+    extended: list[KVCache] = []
+
+    def sublayer(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        new = _projected(attention, x)
+        key = jax.lax.dynamic_update_slice_in_dim(cache.key, new.key, place, axis=3)
+        extended.append(KVCache(key, jax.lax.dynamic_update_slice_in_dim(cache.value, new.value, place, axis=2)))
+        return _attend(attention, x, extended[0], mask)
+
+    return sublayer, extended
+
+
+def _final_norm(model: Bert | Seq2Seq, stack: Any, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """The end of a stack with the parameters `stack`."""
+    norm: Any = LayerNorm(model.config)
+    return norm.apply({"params": stack["final_norm"]}, x) if model.residual.final_norm else x
+
+
+class EncoderMemory(NamedTuple):
+    """What the decoder reads of the sources; the K hypotheses of a source share it."""
+
+    layers: tuple[KVCache, ...]  # of the cross-attention of every decoder layer
+    real: Bool[Array, "B S"]  # False at padding
+
+
+def encode(model: Seq2Seq, params: Any, batch: Batch) -> EncoderMemory:
+    """Encodes sources, one sentence a row.
+
+    Args:
+      batch: inputs, inputs_position and inputs_segmentation [B,S].
+    """
+    source = cast(Array, model.apply({"params": params}, batch, None, None, method=Seq2Seq.encode))
+    layer: Any = DecoderLayer(model.config, model.residual)
+
+    def project(params: Any) -> KVCache:
+        return layer.apply({"params": params}, method=lambda layer: _projected(layer.cross_attention, source))
+
+    layers = jax.lax.map(project, params["decoder"]["layers"])
+    return EncoderMemory(_unstack(layers, model.config.num_decoder_layers), jnp.asarray(batch["inputs_segmentation"]) > 0)
+
+
+def decoding_params(config: ModelConfig, params: Any) -> Any:
+    """The parameters as `decode_step` reads them, with a tree for each decoder layer.
+
+    Unstack them once: in a scan over layers every step would copy every layer's slice.
+    """
+    decoder = params["decoder"]
+    return params | {"decoder": decoder | {"layers": _unstack(decoder["layers"], config.num_decoder_layers)}}
+
+
+def extend_caches(caches: tuple[KVCache, ...], num_hypotheses: int, max_length: int) -> tuple[KVCache, ...]:
+    """The same keys and values with room for T = max_length positions, at least as many as now."""
+    added = (0, max_length * num_hypotheses - caches[0].key.shape[3])
+    key_pads, value_pads = ((0, 0), (0, 0), (0, 0), added), ((0, 0), (0, 0), added, (0, 0))
+    return tuple(KVCache(jnp.pad(key, key_pads), jnp.pad(value, value_pads)) for key, value in caches)
+
+
+def decode_step(
+    model: Seq2Seq,
+    params: Any,
+    tokens: Int[Array, "B K"],
+    position: Int[Array, ""],
+    ancestry_mask: Bool[Array, "B K T K"],
+    caches: tuple[KVCache, ...],
+    memory: EncoderMemory,
+) -> tuple[Float[Array, "B K V"], tuple[KVCache, ...]]:
+    """The logits that follow `tokens` at `position` (from 0), and the caches with these tokens.
+
+    Args:
+      params: from `decoding_params`.
+      ancestry_mask: [b,k,t,j] is True where hypothesis k attends to what was written as hypothesis
+        j at position t <= `position`. So hypotheses can be reordered while the caches stay.
+    """
+    embeddings: Any = SharedEmbeddings(model.config)
+    table = {"params": params["embeddings"]}
+    x = embeddings.apply(table, tokens, position, None, method=SharedEmbeddings.target)
+    cross_mask = jnp.broadcast_to(memory.real[:, None, None, :], (len(tokens), 1, tokens.shape[1], memory.real.shape[1]))
+    layer: Any = DecoderLayer(model.config, model.residual)
+    stream = model.residual.start(x, jnp.ones(tokens.shape, bool))
+    new_caches = []
+    for layer_params, cache, source in zip(params["decoder"]["layers"], caches, memory.layers, strict=True):
+        arguments = (stream, cache, source, position, ancestry_mask, cross_mask)
+        stream, new_cache = layer.apply({"params": layer_params}, *arguments, method=_decoder_step)
+        new_caches.append(new_cache)
+    x = _final_norm(model, params["decoder"], stream.x)
+    return embeddings.apply(table, x, method=SharedEmbeddings.logits), tuple(new_caches)
+
+
+def _decoder_step(
+    layer: DecoderLayer,
+    stream: Stream,
+    cache: KVCache,
+    source: KVCache,
+    position: Int[Array, ""],
+    ancestry_mask: Bool[Array, "B K T K"],
+    cross_mask: Bool[Array, "B 1 K S"],
+) -> tuple[Stream, KVCache]:
+    """DecoderLayer.__call__ for one new position of K hypotheses instead of T positions."""
+    beam = ancestry_mask.shape[1]
+    self_mask = ancestry_mask.reshape(*ancestry_mask.shape[:2], -1)[:, None]
+    self_attention, extended = _caching(layer.self_attention, cache, position * beam, self_mask)
+    stream = layer.self_attention_residual(stream, self_attention)
+    stream = layer.cross_attention_residual(stream, lambda x: _attend(layer.cross_attention, x, source, cross_mask))
+    return layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None)), extended[0]
+
+
+def _unstack(stacked: Any, num_layers: int) -> tuple[Any, ...]:
+    """A pytree for each layer, of one whose leaves have the layers on axis 0."""
+    return tuple(jax.tree.map(operator.itemgetter(layer), stacked) for layer in range(num_layers))
 
 
 class Sampling(NamedTuple):
@@ -43,6 +190,9 @@ def generate(
 ) -> Continued:
     """The tokens after each prompt, until the token `end` is drawn or the limit is reached.
 
+    Prompts are padded on the right to T tokens. What follows them has the places after the padding,
+    which nothing attends to.
+
     Args:
       batch: prompts `inputs` [B,T] and, all [B], `lengths`, the tokens of each, 1 to T; `limits`,
         the most tokens to write, no more than the model has positions for; `row`, the numbers that
@@ -53,7 +203,7 @@ def generate(
     prompts, lengths, limits = (jnp.asarray(batch[name]) for name in ("inputs", "lengths", "limits"))
     rows, length = prompts.shape
     places = jnp.arange(length + room)
-    caches = empty_caches(model.config, rows, length + room)
+    caches = empty_cache(model.config, rows, length + room, model.config.num_layers)
     positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
     causal = jnp.broadcast_to(places <= jnp.arange(length)[:, None], (rows, length, length + room))
     hidden, caches = advance(model, params, prompts, positions, jnp.int32(0), causal, caches)
@@ -88,13 +238,6 @@ def _draw(logits: Float[Array, "B V"], sampling: Sampling, keys: Array, top_k: i
     return jnp.where(is_drawn, drawn, jnp.argmax(logits, axis=-1)).astype(jnp.int32)
 
 
-def empty_caches(config: ModelConfig, rows: int, size: int) -> KVCache:
-    """The caches of all layers, stacked on axis 0, with S = `size` places."""
-    shape = (config.num_layers, rows, config.num_heads)
-    key = jnp.zeros((*shape, config.head_dim, size), config.compute_dtype)
-    return KVCache(key, jnp.zeros((*shape, size, config.head_dim), config.compute_dtype))
-
-
 def advance(
     model: Bert,
     params: Any,
@@ -117,16 +260,13 @@ def advance(
 
     def through(stream: Stream, of_layer: tuple[Any, KVCache]) -> tuple[Stream, KVCache]:
         layer_params, cache = of_layer
-        return layer.apply({"params": layer_params}, stream, cache, place, mask[:, None], method=_layer_step)
+        return layer.apply({"params": layer_params}, stream, cache, place, mask[:, None], method=_encoder_step)
 
     # One scan, for all depths: a program for each layer wrote 24 layers of width 1,024 1.2 times as
     # fast on a CPU, compiled in 20 s instead of 2; for 384 layers it took 190 s, and was slower.
     start = model.residual.start(x, jnp.ones(tokens.shape, bool))
     stream, caches = jax.lax.scan(through, start, (params["encoder"]["layers"], caches))
-    if not model.residual.final_norm:
-        return stream.x, caches
-    final_norm: Any = LayerNorm(model.config)
-    return final_norm.apply({"params": params["encoder"]["final_norm"]}, stream.x), caches
+    return _final_norm(model, params["encoder"], stream.x), caches
 
 
 def next_logits(model: Bert, params: Any, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
@@ -135,16 +275,10 @@ def next_logits(model: Bert, params: Any, hidden: Float[Array, "B T D"]) -> Floa
     return head.apply({"params": params["prediction"]}, hidden, params["embeddings"]["token"])
 
 
-def _layer_step(
+def _encoder_step(
     layer: EncoderLayer, stream: Stream, cache: KVCache, place: Int[Array, ""], mask: Bool[Array, "B 1 T S"]
 ) -> tuple[Stream, KVCache]:
-    """As EncoderLayer.__call__, with the keys and values of earlier tokens cached."""
-    caches = []
-
-    def attention(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        caches.append(extend_cache(layer.attention, x, cache, place))
-        return attend_cached(layer.attention, x, caches[0], mask)
-
+    """EncoderLayer.__call__ with the keys and values of earlier tokens cached."""
+    attention, extended = _caching(layer.attention, cache, place, mask)
     stream = layer.attention_residual(stream, attention)
-    stream = layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None))
-    return stream, caches[0]
+    return layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None)), extended[0]

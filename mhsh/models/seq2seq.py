@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017); decoding.py decodes with it."""
+"""The encoder-decoder Transformer (Vaswani et al. 2017); generation.py decodes with it."""
 
 from __future__ import annotations
 

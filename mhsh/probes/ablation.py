@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from mhsh.models.types import Batch, in_stack_order
 from mhsh.probes.interceptors import (
     PROBE,
     STACK_OF_LAYER,
+    after_calls,
     map_examples,
     non_padding,
     plain_model,
@@ -98,42 +99,30 @@ class _Losses:
         return {name: {"layers": {"gate": each}} for name, each in gates.items()}
 
     def _loss_of(self, params: Any, batch: Batch, gates: Any, order: Any) -> Float[Array, ""]:
-        outputs: list[Any] = []
-
-        def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-            result = _gated(module, method, call, args)
-            if type(module) is type(self._model) and method == "__call__":
-                outputs.append(result)
-            return result
-
         ordered = params | {
             stack: params[stack] | {"layers": jax.tree.map(lambda leaf, stack=stack: leaf[order[stack]], params[stack]["layers"])}
             for stack in order
         }
-        run_intercepted(self._model, ordered, batch, interceptor, gates)
-        return total_loss(compute_metrics(outputs[0], batch), loss_weights(batch))
+        outputs = run_intercepted(self._model, ordered, batch, after_calls(STACK_OF_LAYER, _gated), gates)
+        return total_loss(compute_metrics(outputs, batch), loss_weights(batch))
 
     def _streams_of(self, params: Any, batch: Batch, gates: Any) -> Any:
         """By stack, what every layer adds to the stream: [L,B,T,D]."""
 
-        def of_example(example: Batch) -> Any:
-            def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-                result = _gated(module, method, call, args)
-                if type(module) in STACK_OF_LAYER and method == "__call__":
-                    module.sow(PROBE, "added", result[0].x - args[0].x)
-                return result
+        def sow(layer: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+            result = _gated(layer, args, result)
+            layer.sow(PROBE, "added", result[0].x - args[0].x)
+            return result
 
-            left = run_and_collect(self._model, params, example, interceptor, gates)
+        def of_example(example: Batch) -> Any:
+            left = run_and_collect(self._model, params, example, after_calls(STACK_OF_LAYER, sow), gates)
             return {stack: found["layers"]["added"][0][:, 0] for stack, found in left.items()}
 
         return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), in_stack_order(map_examples(of_example, batch)))
 
 
-def _gated(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """A layer whose stream passes it by where its gate is closed; anything else as it is."""
-    result = call(*args)
-    if type(module) not in STACK_OF_LAYER or method != "__call__":
-        return result
+def _gated(layer: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+    """A layer whose stream passes it by where its gate is closed."""
     (after, nothing), before = result, args[0]
-    opened = 1 + module.perturb("gate", jnp.zeros(()), PROBE) > 0.5
+    opened = 1 + layer.perturb("gate", jnp.zeros(()), PROBE) > 0.5
     return Stream(jnp.where(opened, after.x, before.x), after.carried), nothing

@@ -22,7 +22,7 @@ from mhsh.models.layers import normalize
 from mhsh.models.transformer import Encoder, EncoderLayer
 from mhsh.models.types import SUBLAYERS, Batch
 from mhsh.probes.growth import growth, mean_interval
-from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
+from mhsh.probes.interceptors import PROBE, after_calls, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
 
 # {sublayer of the encoder: {parameter: scale}}
 Scales = dict[str, dict[str, float]]
@@ -135,14 +135,13 @@ def layer_amplification(
     """
     model = plain_model(config)
 
-    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        result = call(*args)
-        if type(module) is EncoderLayer and method == "__call__":
-            module.sow(PROBE, "stream", result[0].x)
+    def sow(layer: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+        del args
+        layer.sow(PROBE, "stream", result[0].x)
         return result
 
     def streams(params: Any, example: Batch) -> Float[Array, "L 1 T D"]:
-        return run_and_collect(model, params, example, interceptor)["encoder"]["layers"]["stream"][0]
+        return run_and_collect(model, params, example, after_calls({EncoderLayer}, sow))["encoder"]["layers"]["stream"][0]
 
     def change(params: Any, changed: Any, batch: Batch) -> Float[Array, " L"]:
         def of_example(example: Batch) -> tuple[Float[Array, " L"], Int[Array, ""]]:
@@ -197,13 +196,12 @@ def _programs(config: ModelConfig) -> tuple[Callable[..., Any], Callable[..., An
 def _encoder_output(model: Any, params: Any, batch: Batch) -> Float[Array, "B T D"]:
     found: list[Array] = []
 
-    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        result = call(*args)
-        if type(module) is Encoder and method == "__call__":
-            found.append(result)
+    def keep(encoder: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+        del encoder, args
+        found.append(result)
         return result
 
-    run_intercepted(model, params, batch, interceptor)
+    run_intercepted(model, params, batch, after_calls({Encoder}, keep))
     return found[0]
 
 

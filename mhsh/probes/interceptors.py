@@ -4,8 +4,8 @@ nothing of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Container
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model, build_model
 from mhsh.models.transformer import DecoderLayer, EncoderLayer
-from mhsh.models.types import Batch
+from mhsh.models.types import Batch, Outputs
 
 # The collection that interceptors write to. Scans over layers stack it on axis 0
 # (mhsh/models/transformer.py, SOWN).
@@ -28,6 +28,18 @@ STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decod
 # Called in place of every method of every module, with the module, the method's name, the method
 # and its arguments. Its result replaces the method's.
 Interceptor = Callable[[nn.Module, str, Callable[..., Any], tuple[Any, ...]], Any]
+
+
+def after_calls(types: Container[type], function: Callable[[Any, tuple[Any, ...], Any], Any]) -> Interceptor:
+    """Replaces the result of calling a module whose type is one of `types` by `function` of the
+    module, its arguments and its result.
+    """
+
+    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        result = call(*args)
+        return function(module, args, result) if method == "__call__" and type(module) in types else result
+
+    return interceptor
 
 
 def plain_model(config: ModelConfig) -> Model:
@@ -51,13 +63,13 @@ def run_and_collect(model: Model, params: Any, batch: Batch, interceptor: Interc
     return dict(collected)
 
 
-def run_intercepted(model: Model, params: Any, batch: Batch, interceptor: Interceptor, perturbations: Any = None) -> None:
-    """Runs one forward pass without dropout and collects nothing.
+def run_intercepted(model: Model, params: Any, batch: Batch, interceptor: Interceptor, perturbations: Any = None) -> Outputs:
+    """Runs one forward pass without dropout and collects nothing but its outputs.
 
     `perturb` adds the `perturbations`: a tree like the zeros that `run_and_collect` returns for it.
     """
     with nn.intercept_methods(_flax_interceptor(interceptor)):
-        model.apply(_variables(params, perturbations), batch, None)
+        return cast(Outputs, model.apply(_variables(params, perturbations), batch, None))
 
 
 def _variables(params: Any, perturbations: Any) -> dict[str, Any]:

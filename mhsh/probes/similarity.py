@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.types import Batch, in_stack_order
-from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, non_padding, plain_model, run_and_collect
+from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, after_calls, non_padding, plain_model, run_and_collect
 
 Similarity = dict[str, dict[str, list[float]]]
 
@@ -47,16 +47,14 @@ def similarities(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> 
 
     @jax.jit
     def collect(params: Any, batch: Batch) -> dict[str, Any]:
-        def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-            result = call(*args)
-            if method == "__call__" and type(module) in STACK_OF_LAYER:
-                counts = non_padding(batch, STACK_OF_LAYER[type(module)]).reshape(-1)
-                before, after = (stream.x.reshape(len(counts), -1) for stream in (args[0], result[0]))
-                module.sow(PROBE, "cka", linear_cka(before, after, counts))
-                module.sow(PROBE, "cosine", mean_cosine(before, after, counts))
+        def sow(layer: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+            counts = non_padding(batch, STACK_OF_LAYER[type(layer)]).reshape(-1)
+            before, after = (stream.x.reshape(len(counts), -1) for stream in (args[0], result[0]))
+            layer.sow(PROBE, "cka", linear_cka(before, after, counts))
+            layer.sow(PROBE, "cosine", mean_cosine(before, after, counts))
             return result
 
-        return run_and_collect(model, params, batch, interceptor)
+        return run_and_collect(model, params, batch, after_calls(STACK_OF_LAYER, sow))
 
     return [_as_lists(jax.device_get(collect(params, dict(batch)))) for batch in batches]
 

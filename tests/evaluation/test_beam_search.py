@@ -1,5 +1,5 @@
-"""Beam search against all sequences there are, against a beam search in plain Python, and against
-greedy decoding.
+"""Beam search against all sequences there are, and against a beam search in plain Python; of one
+hypothesis, that is greedy decoding.
 """
 
 from __future__ import annotations
@@ -147,18 +147,6 @@ def test_the_buckets_of_the_cache_change_nothing():
         jax.tree.map(np.testing.assert_array_equal, each, whole)
 
 
-def test_a_beam_of_one_is_greedy():
-    model = RandomModel(6, len(LIMITS), VOCAB_SIZE)
-    decoded = search(model, LIMITS, beam=1, alpha=0.6)
-    for sentence, limit in enumerate(LIMITS):
-        tokens: History = ()
-        while len(tokens) < limit and END not in tokens:
-            logprobs = model.logprobs(sentence, tokens)
-            logprobs[list(FORBIDDEN)] = -np.inf
-            tokens = (*tokens, int(logprobs.argmax()))
-        assert tokens_of(decoded, sentence) == tokens
-
-
 def test_a_sentence_with_limit_0_is_left_out():
     model = RandomModel(7, len(LIMITS), VOCAB_SIZE)
     decoded = search(model, [0, 4, 0, 4, 4, 4, 4, 4], beam=2, alpha=1.0)
@@ -167,52 +155,32 @@ def test_a_sentence_with_limit_0_is_left_out():
     assert (decoded.lengths[[1, 3, 4, 5, 6, 7]] > 0).all()
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-def test_of_equals_the_lower_token_is_taken(beam):
-    def step(tokens, position, ancestry_mask, cache):
-        del position, ancestry_mask
-        return jnp.zeros((*tokens.shape, 7), jnp.float32).at[:, :, END].set(-1.0), cache
-
-    decoded = beam_search(
-        step,
-        lambda cache, length: cache,
-        (),
-        jnp.array([4, 2]),
-        num_hypotheses=beam,
-        cache_buckets=[LENGTH],
-        length_penalty=1.0,
-        begin=BEGIN,
-        end=END,
-        forbidden=FORBIDDEN,
-    )
-    assert tokens_of(decoded, 0) == (1, 1, 1, 1)
-    assert tokens_of(decoded, 1) == (1, 1)
-
-
-def test_it_stops_as_soon_as_nothing_can_win():
-    """The end mark is all but certain at once: one step for every sentence, whatever its limit."""
-    calls = []
+def of_one_step(end_logit: float, limits: list[int], beam: int, cache_buckets: list[int]) -> tuple[Decoded, list[int]]:
+    """With logits 0 but for the end mark: what is decoded, and the positions that were computed."""
+    calls: list[int] = []
 
     def step(tokens, position, ancestry_mask, cache):
         del ancestry_mask
         jax.debug.callback(lambda place: calls.append(int(place)), position)
-        return jnp.zeros((*tokens.shape, 7), jnp.float32).at[:, :, END].set(50.0), cache
+        return jnp.zeros((*tokens.shape, 7), jnp.float32).at[:, :, END].set(end_logit), cache
 
-    decoded = beam_search(
-        step,
-        lambda cache, length: cache,
-        (),
-        jnp.array([50, 20]),
-        num_hypotheses=4,
-        cache_buckets=[13, 25, 50],
-        length_penalty=0.6,
-        begin=BEGIN,
-        end=END,
-        forbidden=FORBIDDEN,
-    )
-    assert decoded.lengths.tolist() == [1, 1]
+    marks: dict[str, Any] = {"begin": BEGIN, "end": END, "forbidden": FORBIDDEN}
+    buckets: dict[str, Any] = {"num_hypotheses": beam, "cache_buckets": cache_buckets, "length_penalty": 1.0}
+    decoded = beam_search(step, lambda cache, length: cache, (), jnp.array(limits), **buckets, **marks)
     jax.effects_barrier()
-    assert calls == [0]
+    return decoded, calls
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_of_equals_the_lower_token_is_taken(beam):
+    decoded, _ = of_one_step(-1.0, [4, 2], beam, [LENGTH])
+    assert [tokens_of(decoded, sentence) for sentence in (0, 1)] == [(1, 1, 1, 1), (1, 1)]
+
+
+def test_it_stops_as_soon_as_nothing_can_win():
+    """The end mark is all but certain at once: one step for every sentence, whatever its limit."""
+    decoded, calls = of_one_step(50.0, [50, 20], 4, [13, 25, 50])
+    assert decoded.lengths.tolist() == [1, 1] and calls == [0]
 
 
 def test_candidates_of_a_large_vocabulary_are_those_of_top_k():

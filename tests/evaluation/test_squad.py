@@ -1,5 +1,5 @@
-"""SQuAD's figures: the published ones of two systems, plain references for random data, and the
-scorers' odd cases by hand.
+"""SQuAD: the best answers, against a search over every pair of ends; figures, against the published
+ones of two systems, plain references for random data, and the scorers' odd cases by hand.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mhsh.data.fine_tuning.squad import Answer, Question, SquadData, read_predictions, read_squad
+from mhsh.data.fine_tuning.task import Window
 from mhsh.errors import UserError
-from mhsh.evaluation.squad import exact_match, normalize_answer, score_squad, word_f1
+from mhsh.evaluation.squad import exact_match, find_answers, normalize_answer, score_squad, word_f1
 
 TOLERANCE = 1e-9
+LONGEST = 3  # tokens of an answer
 Gold = Sequence[tuple[str, ...]]  # of question q0, q1, ... the texts of its answers
 
 
@@ -182,15 +185,6 @@ def test_thresholds_by_hand() -> None:
     assert (found["best_exact"], found["best_exact_thresh"]) == (75.0, 0.5)
 
 
-def test_the_two_versions_differ_where_nothing_is_left() -> None:
-    gold, said = (("the",), ("a", "apple")), {"q0": "a", "q1": "an"}
-    first, second = (score_squad(squad(version, gold), said, None) for version in ("1.1", "2.0"))
-    assert (first["exact_match"], first["f1"]) == (100.0, 0.0)
-    # An answer of an article alone is no answer there, and is left out where there is another.
-    assert (second["exact"], second["f1"], second["HasAns_total"]) == (50.0, 50.0, 2)
-    assert "NoAns_total" not in second
-
-
 def test_questions_without_a_prediction_count_as_wrong_and_are_counted() -> None:
     gold = (("apple",), ("pear",), (), ())
     first = score_squad(squad("1.1", gold[:2]), {"q1": "pear"}, None)
@@ -213,3 +207,59 @@ def test_what_does_not_belong_together() -> None:
     ):
         with pytest.raises(UserError, match=message):
             score_squad(*arguments)
+
+
+def answer_case(seed: int) -> tuple[list[Question], list[Window], np.ndarray]:
+    """Two questions over one-letter words, the first in two windows that overlap, with random
+    logits.
+    """
+    rng = np.random.default_rng(seed)
+    contexts = ["a b c d e f g h", "a b a"]
+    questions = [Question(str(k), "?", context, (), True, "t") for k, context in enumerate(contexts)]
+
+    def window(number: int, start: int, stop: int, best: list[int]) -> Window:
+        spans = np.array([[2 * k, 2 * k + 1] for k in range(start, stop)], np.int32)
+        return Window(number, 3, spans, np.array([k in best for k in range(start, stop)]))
+
+    windows = [window(0, 0, 5, [0, 1, 2, 3]), window(0, 3, 8, [4, 5, 6, 7]), window(1, 0, 3, [0, 1, 2])]
+    return questions, windows, rng.standard_normal((3, 2, 10)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_pair_of_ends_tried_one_by_one(seed):
+    questions, windows, logits = answer_case(seed)
+    answers = find_answers(questions, windows, logits, num_best=50, max_answer_length=LONGEST)
+    for number, question in enumerate(questions):
+        scores: dict[str, float] = {}
+        null = np.inf
+        for window, (starts, ends) in zip(windows, logits.astype(np.float64), strict=True):
+            if window.question != number:
+                continue
+            null = min(null, starts[0] + ends[0])
+            for i in range(len(window.spans)):
+                for j in range(i, min(i + LONGEST, len(window.spans))):
+                    if window.is_best[i]:
+                        text = question.context[window.spans[i, 0] : window.spans[j, 1]]
+                        score = starts[window.first + i] + ends[window.first + j]
+                        scores[text] = max(scores.get(text, -np.inf), score)
+        expected = sorted(scores.items(), key=lambda item: -item[1])
+        assert [each.text for each in answers[number].candidates] == [text for text, _ in expected]
+        assert [each.score for each in answers[number].candidates] == pytest.approx([score for _, score in expected], rel=1e-6)
+        assert answers[number].null_difference == pytest.approx(null - expected[0][1], rel=1e-5, abs=1e-6)
+
+
+def test_no_answer_is_given_where_it_scores_higher_by_more_than_the_threshold():
+    questions, windows, logits = answer_case(0)
+    logits[:, :, 0] = 100.0
+    first = find_answers(questions, windows, logits, num_best=5, max_answer_length=LONGEST)[0]
+    assert first.text(None) == first.candidates[0].text != ""
+    assert first.text(0.0) == ""
+    assert first.text(1000.0) == first.candidates[0].text
+    assert len(first.candidates) == 5
+
+
+def test_a_context_without_tokens_has_no_answer():
+    question = Question("q", "?", " ", (), True, "t")
+    window = Window(0, 3, np.zeros((0, 2), np.int32), np.zeros(0, bool))
+    [answers] = find_answers([question], [window], np.zeros((1, 2, 5), np.float32), num_best=5, max_answer_length=LONGEST)
+    assert answers.candidates == () and answers.text(None) == "" and answers.null_difference == np.inf

@@ -76,12 +76,8 @@ def test_a_thousand_lines_have_one_shape_a_length():
     assert translate(lines, echo, batch_tokens=512).lines == lines
     assert set(echo.shapes) == {(64, 8), (32, 16), (16, 32)}
     assert len(echo.shapes) < 60  # half as many again as the tokens alone would fill
-
-
-def test_one_line_is_a_batch_of_one_row():
-    echo = Echo()
-    translate(["der"], echo, batch_tokens=4096)
-    assert echo.shapes == [(1, 8)]
+    translate(["der"], alone := Echo(), batch_tokens=4096)
+    assert alone.shapes == [(1, 8)]
 
 
 def test_overlong_lines_are_named_or_cut():

@@ -13,8 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mhsh.errors import UserError
+from mhsh.interop.bert_tensors import parameters
 from mhsh.interop.export_bert import export_bert
 from mhsh.interop.import_bert import import_bert
+from mhsh.models.costs import parameter_shapes
 from tests.interop.small_bert import HEADS, small_model, small_tokenizer, trained_params
 
 POOLER = ("bert.pooler.dense.bias", "bert.pooler.dense.weight")
@@ -79,6 +81,16 @@ def test_export_then_import_gives_the_same_model(written, heads):
 
 def test_one_file_with_config_json_beside_it(written):
     assert equal(read(written / "mlm" / "model.safetensors", "mlm").params, read(written / "mlm", "mlm").params)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_every_parameter_has_one_tensor(heads):
+    model = small_model(**HEADS[heads], num_layers=3)
+    rows = parameters(model)
+    paths = jax.tree_util.tree_leaves_with_path(parameter_shapes(model))
+    shapes = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in paths}
+    assert {row.path: (3,) * row.is_stacked + row.shape for row in rows} == shapes
+    assert len({row.name for row in rows}) == len(rows) == len(shapes)
 
 
 def older(tensors):
@@ -161,53 +173,24 @@ def test_a_body_without_heads(checkpoint):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (dict(vocab_size=30), "bert.embeddings.word_embeddings.weight is [31, 12], by"),
-        (dict(hidden_size=9), "word_embeddings.weight is [31, 12], by"),
-        (dict(hidden_size=24), "by config.json it is [31, 24]"),
-        (
-            dict(num_hidden_layers=3),
-            "the tensor bert.encoder.layer.2.attention.self.query.weight is missing, by config.json it is [12, 12]",
-        ),
-        (
-            dict(num_hidden_layers=2_000_000_000),
-            "the tensor bert.encoder.layer.2.attention.self.query.weight is missing, by config.json it is [12, 12]",
-        ),
-        (
-            dict(num_hidden_layers=1),
-            "no parameter is made of the tensor bert.encoder.layer.1.attention.output.LayerNorm.bias (16 such)",
-        ),
-        (dict(intermediate_size=21), "intermediate.dense.weight is [20, 12], by"),
-        (dict(max_position_embeddings=512), "position_embeddings.weight is [16, 12], by"),
+        (dict(vocab_size=30), "bert.embeddings.word_embeddings.weight is [31, 12], by config.json it is [30, 12]"),
+        (dict(num_hidden_layers=2_000_000_000), "the tensor bert.encoder.layer.2.attention.self.query.weight is missing, by"),
+        (dict(num_hidden_layers=1), "made of the tensor bert.encoder.layer.1.attention.output.LayerNorm.bias (16 such)"),
         (dict(type_vocab_size=0), "token_type_embeddings.weight is [2, 12], by"),
         (dict(num_attention_heads=5), "hidden_size = 12 is no multiple of num_attention_heads = 5"),
         (dict(num_attention_heads=0), "Expected `int` >= 1 - at `$.num_attention_heads`"),
-        (dict(hidden_size=-12), "Expected `int` >= 0 - at `$.hidden_size`"),
         (dict(hidden_size="12"), "Expected `int`, got `str` - at `$.hidden_size`"),
-        (dict(hidden_size=12.0), "Expected `int`, got `float` - at `$.hidden_size`"),
         (dict(vocab_size=10**30), "Expected `int` <= 2147483647 - at `$.vocab_size`"),
-        (dict(vocab_size=True), "Expected `int`, got `bool` - at `$.vocab_size`"),
         (dict(hidden_size=...), "missing required field `hidden_size`"),
-        (dict(hidden_dropout_prob="0.1"), "Expected `float`, got `str` - at `$.hidden_dropout_prob`"),
         (dict(layer_norm_eps=10**400), "Number out of range - at `$.layer_norm_eps`"),
         (dict(model_type="roberta"), "Invalid enum value 'roberta' - at `$.model_type`"),
-        (dict(model_type=...), "missing required field `model_type`"),
         (dict(hidden_act="swish"), "Invalid enum value 'swish' - at `$.hidden_act`"),
         (dict(position_embedding_type="relative_key"), "Invalid enum value 'relative_key' - at `$.position_embedding_type`"),
-        (dict(is_decoder=True), "is_decoder and add_cross_attention must be false"),
         (dict(add_cross_attention=True), "is_decoder and add_cross_attention must be false"),
-        (
-            dict(architectures=["BertForTokenClassification"]),
-            "architectures = ['BertForTokenClassification'] is none of BertModel, BertForMaskedLM",
-        ),
+        (dict(architectures=["BertForTokenClassification"]), "architectures = ['BertForTokenClassification'] is none of Bert"),
         (dict(architectures=["BertForMaskedLM", "BertModel"]), "Expected `array` of length <= 1 - at `$.architectures`"),
-        (
-            dict(architectures=["BertForPreTraining"]),
-            "the tensor bert.pooler.dense.weight is missing, by config.json it is [12, 12]",
-        ),
-        (
-            dict(architectures=["BertForQuestionAnswering"]),
-            "its heads are of objective 'span', the --config has model.objective = 'mlm'",
-        ),
+        (dict(architectures=["BertForPreTraining"]), "the tensor bert.pooler.dense.weight is missing, by config.json it is"),
+        (dict(architectures=["BertForQuestionAnswering"]), "objective 'span', the --config has model.objective = 'mlm'"),
         (dict(tie_word_embeddings=False), "tie_word_embeddings = false, but the tensor cls.predictions.decoder.weight is missing"),
     ],
 )
@@ -244,33 +227,23 @@ def put(name, values):
     [
         (
             remove("bert.encoder.layer.1.output.dense.bias"),
-            "the tensor bert.encoder.layer.1.output.dense.bias is missing, by config.json it is [12]",
+            "bert.encoder.layer.1.output.dense.bias is missing, by config.json it is",
         ),
         (remove("cls.predictions.bias"), "the tensor cls.predictions.bias is missing, by config.json it is [31]"),
-        (
-            put("bert.encoder.layer.0.extra", np.zeros(1, np.float32)),
-            "no parameter is made of the tensor bert.encoder.layer.0.extra",
-        ),
+        (put("bert.encoder.layer.0.extra", np.zeros(1, np.float32)), "no parameter is made of the tensor bert.encoder.layer.0.ex"),
         (put("classifier.bias", np.zeros(1, np.float32)), "no parameter is made of the tensor classifier.bias"),
-        (put("bert.pooler.dense.weight", np.zeros(1, np.float32)), None),
-        (put("cls.predictions.bias", np.zeros(30, np.float32)), "the tensor cls.predictions.bias is [30], by"),
         (put("cls.predictions.bias", np.full(31, np.nan, np.float32)), "cls.predictions.bias holds numbers that are not finite"),
-        (put("cls.predictions.bias", np.zeros(31, np.float64)), "cls.predictions.bias is F64"),
         (put("cls.predictions.decoder.weight", np.zeros((31, 12), np.float32)), "decoder.weight differs from bert.embeddings.word"),
         (put("cls.predictions.decoder.bias", np.zeros(31, np.float32)), "decoder.bias differs from cls.predictions.bias"),
         (put("embeddings.LayerNorm.gamma", np.ones(12, np.float32)), "two tensors for one parameter"),
     ],
 )
 def test_tensors_that_are_wrong(checkpoint, change, message):
-    folder = checkpoint("mlm", tensors=change)
-    if message is None:
-        assert read(folder, "mlm").left_out == ("bert.pooler.dense.weight",)
-        return
-    line = refusal(folder, "mlm")
+    line = refusal(checkpoint("mlm", tensors=change), "mlm")
     assert message in line and "\n" not in line
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1, "a": 1}', b"\xff", b'{"a": ' * 5000, b"\xef\xbb\xbf{}"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"a": ' * 5000])
 def test_a_config_that_is_no_json(checkpoint, content):
     folder = checkpoint("mlm")
     (folder / "config.json").write_bytes(content)

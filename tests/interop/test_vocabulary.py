@@ -71,19 +71,13 @@ def test_each_file_alone_and_both(tmp_path):
     [
         (dict(model={"type": "BPE", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}), "cannot import"),
         (dict(model__unk_token="<unk>"), "the model of tokenizer.json is another than BERT's"),
-        (dict(model__max_input_chars_per_word=50), "the model of tokenizer.json is another than BERT's"),
-        (dict(normalizer=None), "the normalizer of tokenizer.json is another than BERT's: None"),
         (dict(normalizer={"type": "Lowercase"}), "the normalizer of tokenizer.json is another than BERT's: {'type': 'Lowercase'}"),
         (dict(normalizer__handle_chinese_chars=False), "the normalizer of tokenizer.json is another"),
-        (dict(normalizer__lowercase="yes"), "cannot import"),
-        (dict(normalizer__strip_accents=False), "the normalizer of tokenizer.json is another"),
         (dict(pre_tokenizer={"type": "Whitespace"}), "the pre_tokenizer of tokenizer.json is another"),
         (dict(model__vocab={"[PAD]": 0, "a": 2}), "must number all tokens 0, 1, ..."),
-        (dict(model__vocab={"[PAD]": "0"}), "expected u32"),
         (dict(model__vocab={"[PAD]": 0, "[UNK]": 1}), "and have [PAD], [UNK], [CLS], [SEP], [MASK]"),
         (dict(model__vocab={token: n for n, token in enumerate((*TOKENS, "a\nb"))}), "has the token 'a\\nb'"),
         (dict(added_tokens=[ADDED | {"content": "<new>", "id": len(TOKENS)}]), "must number all tokens 0, 1, ..."),
-        (dict(added_tokens=["the"]), "cannot import"),
     ],
 )
 def test_another_tokenizer(tmp_path, changed, message):
@@ -100,7 +94,6 @@ def test_another_tokenizer(tmp_path, changed, message):
         (dict(tokenize_chinese_chars=False), "tokenize_chinese_chars or strip_accents other than BERT's"),
         (dict(do_lower_case=True, strip_accents=False), "strip_accents other than BERT's"),
         (dict(do_lower_case="no"), "Expected `bool | null`, got `str` - at `$.do_lower_case`"),
-        (dict(do_lower_case=1), "Expected `bool | null`, got `int` - at `$.do_lower_case`"),
     ],
 )
 def test_other_settings(tmp_path, fields, message):

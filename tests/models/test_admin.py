@@ -1,5 +1,5 @@
-"""Admin's profiled omega against a plain computation, layer after layer, and what it is for: a
-stable deep model.
+"""Admin's profiled omega against a plain computation, layer after layer. What it is for, a stable
+deep model: tests/probes/test_amplification.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jax.sharding import AxisType
-from msgspec.structs import replace
 from scipy.special import erf
 
 from mhsh.models.admin import profile_omega, read_omega, set_omega
-from mhsh.models.build import build_model, forward
+from mhsh.models.build import build_model
 from mhsh.training.sharding import MESH_AXES, axis_rules, batch_sharding, tree_shardings
+from tests.models.plain import attention, encoder_decoder, feed_forward, may_look, norm, run_stack
 
 TOLERANCE = 1e-5
 
@@ -46,106 +46,41 @@ def profile_under(config):
     return encoder
 
 
-def layer_norm(x, params, epsilon=1e-12):
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon) * params["scale"] + params["bias"]
-
-
-def attention(params, x, segments, source=None, source_segments=None, causal=False):
-    """A sum over heads of softmax(Q K^T / sqrt(H)) V W^O, each row by itself; self-attention where
-    no source is given.
+def profiling(real, omegas, epsilon):
+    """A join that appends omega_(i+1): omega_1 = 1, omega_(i+1)^2 = Var[omega_i x_(i-1)] +
+    Var[f_i(x_(i-1))].
     """
-    source, source_segments = (x, segments) if source is None else (source, source_segments)
-    out = np.zeros_like(x)
-    _, num_heads, head_dim = params["query_kernel"].shape
-    for row, segment in enumerate(segments):
-        may_look = (segment[:, None] == source_segments[row][None, :]) & (source_segments[row][None, :] > 0)
-        if causal:
-            may_look &= np.tri(len(segment), dtype=bool)
-        for i in range(num_heads):
-            query = x[row] @ params["query_kernel"][:, i]
-            key, value = (source[row] @ params[f"{name}_kernel"][:, i] for name in ("key", "value"))
-            scores = np.where(may_look, query @ key.T / np.sqrt(head_dim), -1e9)
-            scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-            out[row] += scores / scores.sum(axis=1, keepdims=True) @ value @ params["out_kernel"][i]
-    return out
+    omegas.append(1.0)
 
+    def join(x, f, params):
+        omega, branch = omegas[-1], f(x)
+        omegas.append(np.sqrt((omega * x[real]).var() + branch[real].var()))
+        return norm(omega * x + branch, params["norm"], epsilon)
 
-def feed_forward(params, x):
-    hidden = x @ params["up_kernel"]
-    return hidden * 0.5 * (1 + erf(hidden / np.sqrt(2))) @ params["down_kernel"]
-
-
-def plain_stack(layers, sublayers, x, real, epsilon=1e-12):
-    """omega_1 = 1; omega_(i+1)^2 = Var[omega_i x_(i-1)] + Var[f_i(x_(i-1))]: omega [L, sublayers],
-    and the stack's output.
-    """
-    omega, omegas = 1.0, []
-    for index in range(len(layers["feed_forward"]["up_bias"])):
-        layer = jax.tree.map(lambda stacked: stacked[index], layers)  # noqa: B023
-        for name, function in sublayers.items():
-            branch = function(layer[name], x)
-            omegas.append(omega)
-            following = np.sqrt((omega * x[real]).var() + branch[real].var())
-            x = layer_norm(omega * x + branch, layer[f"{name}_residual"]["norm"], epsilon)
-            omega = following
-    return np.array(omegas).reshape(-1, len(sublayers)), x
+    return join
 
 
 def plain_omega(params, batch):
-    """omega of a BERT, in numpy and float64; biases start at zero."""
+    """omega of a BERT, in numpy and float64."""
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    segments = batch["inputs_segmentation"]
-    table = params["embeddings"]
+    segments, table, omegas = batch["inputs_segmentation"], params["embeddings"], []
     x = table["token"][batch["inputs"]] + table["position"][batch["inputs_position"]] + table["token_type"][batch["token_types"]]
-    sublayers = {"attention": lambda p, x: attention(p, x, segments), "feed_forward": feed_forward}
-    return plain_stack(params["encoder"]["layers"], sublayers, layer_norm(x, table["norm"]), segments > 0)[0]
+    look = may_look(segments, segments)
+    sublayers = {
+        "attention": lambda p, x: attention(p, x, x, look),
+        "feed_forward": lambda p, x: feed_forward(p, x, lambda hidden: hidden * 0.5 * (1 + erf(hidden / np.sqrt(2)))),
+    }
+    run_stack(params["encoder"], sublayers, norm(x, table["norm"]), profiling(segments > 0, omegas, 1e-12))
+    return np.reshape(omegas[:-1], (-1, 2))
 
 
-def plain_seq2seq_omega(params, batch, config):
-    """omega of the encoder and then of the decoder, which starts again at 1."""
-    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    sources, targets = batch["inputs_segmentation"], batch["targets_segmentation"]
-    table = params["embeddings"]
-
-    def embed(side, tokens, positions):
-        return np.sqrt(config.embed_dim) * table["token"][batch[tokens]] + table[f"{side}_position"][batch[positions]]
-
-    encoder, encoded = plain_stack(
-        params["encoder"]["layers"],
-        {"attention": lambda p, x: attention(p, x, sources), "feed_forward": relu_feed_forward},
-        embed("source", "inputs", "inputs_position"),
-        sources > 0,
-        config.layer_norm_epsilon,
-    )
-    decoder, _ = plain_stack(
-        params["decoder"]["layers"],
-        {
-            "self_attention": lambda p, x: attention(p, x, targets, causal=True),
-            "cross_attention": lambda p, x: attention(p, x, targets, encoded, sources),
-            "feed_forward": relu_feed_forward,
-        },
-        embed("target", "decoder_inputs", "targets_position"),
-        targets > 0,
-        config.layer_norm_epsilon,
-    )
-    return {"encoder": encoder, "decoder": decoder}
-
-
-def relu_feed_forward(params, x):
-    return np.maximum(x @ params["up_kernel"], 0) @ params["down_kernel"]
-
-
-def test_equals_a_plain_computation(profiled):
-    _, params, batch, omega = profiled
+def test_it_is_the_plain_computation_of_these_tokens_starts_at_one_and_grows_with_depth(profiled):
+    config, params, batch, omega = profiled
     assert (batch["inputs_segmentation"] == 0).any()
     np.testing.assert_allclose(omega, plain_omega(params, batch), rtol=TOLERANCE)
-
-
-def test_starts_at_one_and_grows_with_depth(profiled):
-    omega = profiled[-1].ravel()
-    assert omega[0] == 1.0
-    assert (np.diff(omega) > 0).all()
+    assert omega[0, 0] == 1.0 and (np.diff(omega.ravel()) > 0).all()
+    other = batch | {"inputs": (batch["inputs"] + 1) % 48}
+    assert not np.allclose(profile_under(config)(params, other), omega, rtol=1e-4)
 
 
 def test_padding_counts_for_nothing(profiled):
@@ -153,19 +88,11 @@ def test_padding_counts_for_nothing(profiled):
     padding = batch["inputs_segmentation"] == 0
     garbage = {key: np.where(padding, np.roll(batch[key], 3) % 2, batch[key]).astype(np.int32) for key in ("inputs", "token_types")}
     assert (garbage["inputs"] != batch["inputs"]).any()
-    changed = profile_under(config)(params, batch | garbage)
-    np.testing.assert_allclose(changed, omega, rtol=1e-6)
-    wider = {key: np.pad(rows, ((0, 0), (0, 4))) if rows.ndim == 2 else rows for key, rows in batch.items()}
+    wider = {key: np.pad(rows, ((0, 0), (0, 4))) if rows.ndim == 2 else rows for key, rows in (batch | garbage).items()}
     np.testing.assert_allclose(profile_under(config)(params, wider), omega, rtol=1e-6)
 
 
-def test_other_tokens_give_another_omega(profiled):
-    config, params, batch, omega = profiled
-    other = batch | {"inputs": (batch["inputs"] + 1) % 48}
-    assert not np.allclose(profile_under(config)(params, other), omega, rtol=1e-4)
-
-
-@pytest.mark.parametrize("variant", [dict(remat_policy="full"), dict(scan_unroll=6), dict(hidden_dropout=0.5)], ids=str)
+@pytest.mark.parametrize("variant", [dict(remat_policy="full", hidden_dropout=0.5), dict(scan_unroll=6)], ids=str)
 def test_rematerialisation_unrolling_and_dropout_do_not_matter(profiled, tiny, variant):
     _, params, batch, omega = profiled
     config = tiny(residual="admin", num_layers=6, **variant)
@@ -177,17 +104,6 @@ def test_causal_models_are_profiled_too(tiny, make_batch, fresh):
     batch = make_batch(SEGMENTS)
     omega = profile_under(config)(fresh(config, batch), batch)
     assert omega.shape == (3, 2) and omega[0, 0] == 1.0 and (np.diff(np.ravel(omega)) > 0).all()
-
-
-def test_set_and_read(profiled):
-    config, params, _, omega = profiled
-    changed = set_omega(params, {"encoder": jnp.asarray(omega)})
-    assert set(read_omega(changed)) == {"encoder"}
-    np.testing.assert_array_equal(read_omega(changed)["encoder"], np.broadcast_to(omega[:, :, None], (6, 2, config.embed_dim)))
-    # Nothing else has moved, and the old tree still holds what it held.
-    assert (np.asarray(read_omega(params)["encoder"]) == 1.0).all()
-    back = set_omega(changed, {"encoder": jnp.ones((6, 2))})
-    jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
 def test_on_eight_devices_it_is_the_same(profiled):
@@ -221,10 +137,15 @@ def translation(tiny_seq2seq, make_pairs, fresh):
 def test_encoder_and_decoder_each_start_at_one_and_follow_the_recurrence(translation):
     config, params, batch, omega = translation
     assert {stack: figures.shape for stack, figures in omega.items()} == {"encoder": (2, 2), "decoder": (3, 3)}
-    expected = plain_seq2seq_omega(params, batch, config)
-    for stack, figures in omega.items():
-        assert figures[0, 0] == 1.0 and (np.diff(np.ravel(figures)) > 0).all()
-        np.testing.assert_allclose(figures, expected[stack], rtol=TOLERANCE)
+    expected = {"encoder": [], "decoder": []}
+    joins = {
+        name: profiling(batch[f"{side}_segmentation"] > 0, expected[name], config.layer_norm_epsilon)
+        for name, side in (("encoder", "inputs"), ("decoder", "targets"))
+    }
+    encoder_decoder(config, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params), batch, joins)
+    for name, figures in omega.items():
+        assert figures[0, 0] == 1.0
+        np.testing.assert_allclose(np.ravel(figures), expected[name][:-1], rtol=TOLERANCE)
 
 
 def test_padding_of_either_side_counts_for_nothing(translation):
@@ -234,60 +155,13 @@ def test_padding_of_either_side_counts_for_nothing(translation):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), garbage, omega)
 
 
-def test_set_and_read_by_stack(translation):
+def test_set_and_read(translation):
+    """Nothing but omega moves, and the old tree still holds what it held."""
     _, params, _, omega = translation
     held = read_omega(set_omega(params, omega))
     assert {stack: vectors.shape for stack, vectors in held.items()} == {"encoder": (2, 2, 12), "decoder": (3, 3, 12)}
     for stack, figures in omega.items():
         np.testing.assert_array_equal(held[stack], np.broadcast_to(figures[:, :, None], held[stack].shape))
+        assert (np.asarray(read_omega(params)[stack]) == 1.0).all()
     back = set_omega(set_omega(params, omega), jax.tree.map(jnp.ones_like, omega))
     jax.tree.map(np.testing.assert_array_equal, back, params)
-
-
-DEPTHS = (6, 96)
-PERTURBATION = 1e-3
-SEEDS = 2
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def output_change(config, seed):
-    """E|f(w + d) - f(w)|^2 / E|f(w)|^2 over the logits of a fresh model; d is normal, for every
-    kernel of the encoder a thousandth of that kernel's own deviation.
-    """
-    model = build_model(config)
-    initial, noise, tokens = jax.random.split(jax.random.key(seed), 3)
-    batch = {
-        "inputs": jax.random.randint(tokens, (4, 16), 0, config.vocab_size),
-        "inputs_position": jnp.broadcast_to(jnp.arange(16)[None], (4, 16)),
-        "inputs_segmentation": jnp.ones((4, 16), jnp.int32),
-    }
-    params = nn.unbox(model.init(initial, batch, None))["params"]
-    if config.residual == "admin":
-        params = set_omega(params, profile_omega(config, params, batch))
-
-    leaves, structure = jax.tree_util.tree_flatten_with_path(params["encoder"])
-    moved = [
-        leaf + PERTURBATION * leaf.std() * jax.random.normal(key, leaf.shape) if path[-1].key.endswith("kernel") else leaf
-        for (path, leaf), key in zip(leaves, jax.random.split(noise, len(leaves)), strict=True)
-    ]
-    before = forward(model, params, batch, None).logits
-    after = forward(model, params | {"encoder": jax.tree.unflatten(structure, moved)}, batch, None).logits
-    return ((after - before) ** 2).mean() / (before**2).mean()
-
-
-def changes(make_config, residual):
-    """The output change at each depth."""
-    base = make_config("evidence", "amplification", **{"model.residual": residual}).model
-    return [float(np.mean([output_change(replace(base, num_layers=depth), seed) for seed in range(SEEDS)])) for depth in DEPTHS]
-
-
-@pytest.mark.slow  # the closed form's default test: tests/probes/test_amplification.py
-def test_a_small_perturbation_is_amplified_far_less_with_depth_than_in_post_ln(make_config):
-    """arXiv 2004.08249, section 4: the output change is O(depth) under Post-LN and O(log depth)
-    with Admin. As the exponent g of a fit change ~ depth^g over 6 and 96 layers.
-    """
-    post_ln, admin = changes(make_config, "post_ln"), changes(make_config, "admin")
-    exponents = [np.polyfit(np.log(DEPTHS), np.log(change), 1)[0] for change in (post_ln, admin)]
-    assert exponents[0] > 0.9, (post_ln, exponents)
-    assert exponents[1] < 0.65, (admin, exponents)
-    assert post_ln[-1] > 8 * admin[-1]

@@ -14,6 +14,8 @@ from mhsh.errors import UserError
 from mhsh.models import attention
 from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.build import build_model, forward
+from tests.models.plain import attention as sum_of_heads
+from tests.models.plain import head
 
 TOLERANCE = 1e-5
 
@@ -33,29 +35,11 @@ CASES = [
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
 
 
-def head(params, i, x, source, mask, head_dim):
-    """softmax(Q W_i^Q (K W_i^K)^T / sqrt(H)) V W_i^V for one row, x [T, D] and source [S, D]."""
-    query = x @ params["query_kernel"][:, i] + params["query_bias"][None, i]
-    key = source @ params["key_kernel"][:, i] + params["key_bias"][None, i]
-    value = source @ params["value_kernel"][:, i] + params["value_bias"][None, i]
-    scores = jnp.where(mask, query @ key.T / np.sqrt(head_dim), -1e30)
-    exponentials = jnp.exp(scores - scores.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True) @ value
-
-
-def loop_and_concatenate(params, x, source, mask):
+def loop_and_concatenate(params, x, source, look):
     """Heads one after another, laid side by side, then one output matrix [N H, D]."""
     num_heads, head_dim, width = params["out_kernel"].shape
-    heads = [head(params, i, x, source, mask, head_dim) for i in range(num_heads)]
-    output_matrix = params["out_kernel"].reshape(num_heads * head_dim, width)
-    return jnp.concatenate(heads, axis=1) @ output_matrix + params["out_bias"][None]
-
-
-def sum_of_heads(params, x, source, mask):
-    """Every head with its own output matrix [H, D]; the layer is their sum."""
-    num_heads, head_dim, _ = params["out_kernel"].shape
-    singles = (head(params, i, x, source, mask, head_dim) @ params["out_kernel"][i] for i in range(num_heads))
-    return sum(singles, start=jnp.zeros_like(x)) + params["out_bias"][None]
+    heads = [head(params, i, x, source, look) for i in range(num_heads)]
+    return jnp.concatenate(heads, axis=-1) @ params["out_kernel"].reshape(num_heads * head_dim, width) + params["out_bias"]
 
 
 def values_and_gradients(function, params, x, source, mask):
@@ -72,37 +56,33 @@ def values_and_gradients(function, params, x, source, mask):
     return out, gradients
 
 
-def rows(plain):
-    """A reference form over a batch."""
-    return lambda params, x, source, mask: jax.vmap(plain, in_axes=(None, 0, 0, 0))(params, x, source, mask[:, 0])
+def fresh_module(random_like, config, length=6):
+    """A module, its random parameters, and inputs of self-attention."""
+    module, x = MultiHeadAttention(config), jax.random.normal(jax.random.key(0), (2, length, config.embed_dim))
+    mask = jnp.ones((2, 1, length, length), bool)
+    return module, random_like(jax.eval_shape(lambda: module.init(jax.random.key(1), x, None, mask, None))["params"]), x
 
 
 @pytest.mark.parametrize(("num_heads", "head_dim", "embed_dim", "masked"), CASES)
 def test_equals_both_plain_forms(tiny, random_like, error, num_heads, head_dim, embed_dim, masked):
-    config = tiny(num_heads=num_heads, head_dim=head_dim, embed_dim=embed_dim)
-    module = MultiHeadAttention(config)
-    batch, length = SEGMENTS.shape
-    x = jax.random.normal(jax.random.key(0), (batch, length, embed_dim))
     if masked == "cross":
-        source = jax.random.normal(jax.random.key(1), (batch, 4, embed_dim))
-        mask = np.broadcast_to(np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)[:, None, None, :], (batch, 1, length, 4))
+        mask = jnp.broadcast_to(jnp.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)[:, None, None, :], (2, 1, 6, 4))
     else:
-        source = x
         mask = attention_mask(jnp.asarray(SEGMENTS), causal=masked == "causal")
-    mask = jnp.asarray(mask)
-    params = random_like(jax.eval_shape(lambda: module.init(jax.random.key(2), x, source, mask, None))["params"])
+    module, params, x = fresh_module(random_like, tiny(num_heads=num_heads, head_dim=head_dim, embed_dim=embed_dim))
+    source = jax.random.normal(jax.random.key(1), (2, 4, embed_dim)) if masked == "cross" else x
 
-    def vectorised(params, x, source, mask):
-        return module.apply({"params": params}, x, source, mask, None)
+    def vectorised(params, x, source, look):
+        return module.apply({"params": params}, x, source, look[:, None], None)
 
-    def of_itself(params, x, source, mask):
+    def of_itself(params, x, source, look):
         """Self-attention, whose gradient is by both inputs of a plain form."""
-        return module.apply({"params": params}, x + source - jax.lax.stop_gradient(x), None, mask, None)
+        return module.apply({"params": params}, x + source - jax.lax.stop_gradient(x), None, look[:, None], None)
 
     for form in (vectorised,) if masked == "cross" else (vectorised, of_itself):
-        out, gradients = values_and_gradients(form, params, x, source, mask)
+        out, gradients = values_and_gradients(form, params, x, source, mask[:, 0])
         for plain in (loop_and_concatenate, sum_of_heads):
-            expected_out, expected = values_and_gradients(rows(plain), params, x, source, mask)
+            expected_out, expected = values_and_gradients(plain, params, x, source, mask[:, 0])
             if form is of_itself:
                 whole = expected[1] + expected[2]
                 expected = (expected[0], whole, whole)
@@ -126,31 +106,18 @@ def test_a_query_that_may_look_nowhere_stays_finite(tiny):
 @pytest.mark.parametrize(
     ("segmentation", "causal", "expected"),
     [
-        pytest.param([1, 1, 1], False, [[1, 1, 1], [1, 1, 1], [1, 1, 1]], id="whole"),
-        pytest.param([1, 1, 0], False, [[1, 1, 0], [1, 1, 0], [0, 0, 0]], id="padding"),
-        pytest.param([1, 1, 2, 2], False, [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]], id="packed"),
-        pytest.param([1, 1, 1], True, [[1, 0, 0], [1, 1, 0], [1, 1, 1]], id="causal"),
-        pytest.param([1, 1, 0], True, [[1, 0, 0], [1, 1, 0], [0, 0, 0]], id="causal padding"),
-        pytest.param(
-            [1, 1, 2, 2, 0],
-            True,
-            [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]],
-            id="causal packed",
-        ),
+        pytest.param([1, 1, 0], False, ["110", "110", "000"], id="padding"),
+        pytest.param([1, 1, 2, 2], False, ["1100", "1100", "0011", "0011"], id="packed"),
+        pytest.param([1, 1, 1], True, ["100", "110", "111"], id="causal"),
+        pytest.param([1, 1, 2, 2, 0], True, ["10000", "11000", "00100", "00110", "00000"], id="causal packed"),
     ],
 )
 def test_masks(segmentation, causal, expected):
-    mask = attention_mask(jnp.array([segmentation]), causal=causal)
-    np.testing.assert_array_equal(mask, np.array(expected, bool)[None, None])
-
-
-def test_masks_of_a_batch_are_each_rows_own():
-    segments = jnp.asarray(SEGMENTS)
-    both = attention_mask(segments, causal=True)
-    assert both.shape == (2, 1, 6, 6)
-    for row in range(2):
-        np.testing.assert_array_equal(both[row : row + 1], attention_mask(segments[row : row + 1], causal=True))
-    assert not np.array_equal(both[0], both[1])
+    """Of a row among others."""
+    other = [3] + [0] * (len(segmentation) - 1)
+    mask = attention_mask(jnp.array([other, segmentation]), causal=causal)
+    assert mask.shape == (2, 1, len(segmentation), len(segmentation)) and mask[0].sum() == 1
+    np.testing.assert_array_equal(mask[1, 0], np.array([list(map(int, row)) for row in expected], bool))
 
 
 def cudnn_form(implementation):
@@ -164,6 +131,16 @@ def cudnn_form(implementation):
     return call
 
 
+def real_values(module, params, x, mask, real):
+    """The output where it is not padding, and the gradients of a function of it."""
+
+    def weighted(params, x):
+        out = module.apply({"params": params}, x, None, mask, None).astype(jnp.float32) * real[:, :, None]
+        return (out * jnp.cos(out)).sum(), out
+
+    return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
+
+
 ON_A_GPU = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu"))
 
 
@@ -172,23 +149,12 @@ def test_the_call_of_cudnn_computes_the_plain_attention(tiny, random_like, error
     """The same arguments through jax's XLA implementation, in value and gradients, in fp32."""
     config = tiny(num_heads=2, head_dim=8)
     mask = attention_mask(jnp.asarray(SEGMENTS), causal=masked == "causal")
-    x = jax.random.normal(jax.random.key(0), (2, 6, 12))
-    plain = MultiHeadAttention(config)
+    plain, params, x = fresh_module(random_like, config)
     cudnn = MultiHeadAttention(replace(config, attention_implementation="cudnn"))
-    params = random_like(jax.eval_shape(lambda: plain.init(jax.random.key(1), x, None, mask, None))["params"])
-    real = jnp.asarray(SEGMENTS > 0)[:, :, None]
-
-    def values(module):
-        def weighted(params, x):
-            out = module.apply({"params": params}, x, None, mask, None)
-            return (out * jnp.cos(out) * real).sum(), out * real
-
-        return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
-
-    expected = values(plain)
+    expected = real_values(plain, params, x, mask, SEGMENTS > 0)
     monkeypatch.setattr(jax.nn, "dot_product_attention", cudnn_form("xla"))
     monkeypatch.setattr(attention, "current_platform", lambda: "gpu")
-    assert error(values(cudnn), expected) < TOLERANCE
+    assert error(real_values(cudnn, params, x, mask, SEGMENTS > 0), expected) < TOLERANCE
 
 
 def test_cudnn_is_called_in_bf16_and_lowers_for_cuda(tiny, random_like, monkeypatch):
@@ -248,29 +214,23 @@ def test_cudnn_on_a_gpu_is_the_plain_attention(tiny, random_like, error, masked)
     """In value and gradients, bf16 both (JAX_PLATFORMS=cuda pytest -m gpu)."""
     config = tiny(num_heads=2, head_dim=64, embed_dim=128, compute_dtype="bfloat16")
     segments = jnp.asarray(np.repeat(SEGMENTS, 16, axis=1))
-    mask, x = attention_mask(segments, causal=masked == "causal"), jax.random.normal(jax.random.key(0), (2, 96, 128))
-    shapes = jax.eval_shape(lambda: MultiHeadAttention(config).init(jax.random.key(1), x, None, mask, None))["params"]
-    params = jax.tree.map(lambda leaf: 0.3 * leaf, random_like(shapes))
+    mask = attention_mask(segments, causal=masked == "causal")
+    _, params, x = fresh_module(random_like, config, length=96)
+    params = jax.tree.map(lambda leaf: 0.3 * leaf, params)
 
-    def values(implementation):
-        module = MultiHeadAttention(replace(config, attention_implementation=implementation))
-
-        def weighted(params, x):
-            out = module.apply({"params": params}, x, None, mask, None).astype(jnp.float32) * (segments > 0)[:, :, None]
-            return (out * jnp.cos(out)).sum(), out
-
-        return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
-
-    assert error(values("cudnn"), values("xla")) < 0.05
+    cudnn, xla = (
+        real_values(MultiHeadAttention(replace(config, attention_implementation=name)), params, x, mask, segments > 0)
+        for name in ("cudnn", "xla")
+    )
+    assert error(cudnn, xla) < 0.05
 
 
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 4), (3, 6)])  # joint and separate projections
 def test_normalised_queries_and_keys_are_those_of_flax(tiny, random_like, error, num_heads, head_dim):
     config = tiny(num_heads=num_heads, head_dim=head_dim, embed_dim=12, qk_norm=True, layer_norm_epsilon=1e-6)
-    ours = MultiHeadAttention(config)
+    mask = attention_mask(jnp.asarray(SEGMENTS), causal=True)
+    ours, params, x = fresh_module(random_like, config)
     flax = nn.MultiHeadDotProductAttention(num_heads=num_heads, qkv_features=num_heads * head_dim, normalize_qk=True)
-    x, mask = jax.random.normal(jax.random.key(0), (2, 6, 12)), attention_mask(jnp.asarray(SEGMENTS), causal=True)
-    params = random_like(jax.eval_shape(lambda: ours.init(jax.random.key(1), x, None, mask, None))["params"])
     theirs = {name: {part: params[f"{name}_{part}"] for part in ("kernel", "bias")} for name in ("query", "key", "value", "out")}
     theirs |= {"query_ln": params["query_norm"], "key_ln": params["key_norm"]}
     real = SEGMENTS > 0
@@ -285,9 +245,8 @@ def test_normalised_queries_and_keys_are_those_of_flax(tiny, random_like, error,
 
 
 def test_hybrid_norm_normalises_the_values_too(tiny, random_like, error):
-    ours = MultiHeadAttention(tiny(residual="hybrid_norm"))
-    x, mask = jax.random.normal(jax.random.key(0), (2, 6, 12)), attention_mask(jnp.asarray(SEGMENTS), causal=False)
-    params = random_like(jax.eval_shape(lambda: ours.init(jax.random.key(1), x, None, mask, None))["params"])
+    mask = attention_mask(jnp.asarray(SEGMENTS), causal=False)
+    ours, params, x = fresh_module(random_like, tiny(residual="hybrid_norm"))
     assert {name for name in params if name.endswith("norm")} == {"query_norm", "key_norm", "value_norm"}
     longer = params | {name: 7 * params[name] for part in ("query", "key", "value") for name in (f"{part}_kernel", f"{part}_bias")}
     outs = [ours.apply({"params": each}, x, None, mask, None) for each in (params, longer)]

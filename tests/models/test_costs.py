@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import RESIDUALS
 from mhsh.config.shapes import regroup
 from mhsh.models.build import build_model, forward
-from mhsh.models.costs import PEAK_FLOPS, forward_flops, parameter_counts, parameter_shapes, row_flops, run_cost, step_flops
+from mhsh.models.costs import forward_flops, parameter_counts, parameter_shapes, row_flops, run_cost, step_flops
 from mhsh.training.state import example_batch
 
 ENCODERS = {"24l16h": 302_309_376, "384l1h": 304_521_216, "12l12h": 85_054_464, "144l1h": 85_662_720}
@@ -35,14 +35,10 @@ def layer_parameters(model):
     return inward + outward + (d + 1) * f + (f + 1) * d + 2 * 2 * d
 
 
-@pytest.mark.parametrize(("variant", "expected"), ENCODERS.items())
-def test_golden_encoder_parameters(make_config, variant, expected):
-    assert parameter_counts(make_config("bert", variant).model)["encoder"] == expected
-
-
-@pytest.mark.parametrize(("shallow", "deep", "percent"), [("24l16h", "384l1h", 0.73), ("12l12h", "144l1h", 0.72)])
-def test_the_deep_twin_is_larger_by(shallow, deep, percent):
-    assert round(100 * (ENCODERS[deep] / ENCODERS[shallow] - 1), 2) == percent
+def test_golden_encoder_parameters(make_config):
+    """The deep twins are 0.73 % and 0.72 % larger."""
+    counts = {variant: parameter_counts(make_config("bert", variant).model)["encoder"] for variant in ENCODERS}
+    assert counts == ENCODERS
 
 
 @pytest.mark.parametrize("variant", [variant for variants in GROUPINGS.values() for variant in variants])
@@ -60,38 +56,6 @@ def test_every_variant_by_part(make_config, variant):
         "heads": (d + 1) * d + 2 * d + v + (d + 1) * d + (d + 1) * 2,
         "total": sum(counts.values()) - counts["total"],
     }
-
-
-@pytest.mark.parametrize("residual", RESIDUALS)
-def test_every_scheme_counts_its_own(make_config, residual):
-    model = replace(make_config("bert", "4l4h").model, residual=residual)
-    counts = parameter_counts(model)
-    norms = model.num_layers * 4 * model.embed_dim
-    final, gains = 2 * model.embed_dim, 3 * model.num_layers * model.head_dim
-    change = dict.fromkeys(("pre_ln", "ln_scaling", "completep"), final) | {
-        "rezero": -norms + 2 * model.num_layers,
-        "keel": norms,
-        "peri_ln": norms + final,
-        "hybrid_norm": -norms // 2 + gains + final,
-    }
-    change = change.get(residual, 0)
-    assert counts["encoder"] == model.num_layers * layer_parameters(model) + change
-    assert counts["omega"] == (model.num_layers * 2 * model.embed_dim if residual == "admin" else 0)
-
-
-def test_a_causal_model_has_neither_types_nor_pooler(make_config):
-    model = make_config("quickstart", "6l4h_post_ln").model
-    counts = parameter_counts(model)
-    assert counts["embeddings"] == (264 + 128) * 128 + 2 * 128
-    assert counts["heads"] == 129 * 128 + 2 * 128 + 264
-
-
-def test_shapes_are_stacked_over_the_layers_and_nothing_is_allocated(make_config):
-    model = make_config("bert", "384l1h").model
-    shapes = parameter_shapes(model)
-    query = shapes["encoder"]["layers"]["attention"]["query_kernel"]
-    assert isinstance(query, jax.ShapeDtypeStruct)
-    assert query.shape == (384, 1024, 1, 64)
 
 
 def product_flops(jaxpr):
@@ -141,7 +105,9 @@ def test_flops_by_hand(make_config):
     products of 16 layers written out.
     """
     model = replace(make_config("quickstart", "24l1h_admin").model, num_layers=16)
-    assert forward_flops(model, 2, 1) == (
+    flops = forward_flops(model, 2, 1)
+    assert flops.layers == sum(flops[:3]) and flops.total == sum(flops)
+    assert flops == (
         16 * 4 * (2 * 2 * 128 * 32),  # query, key, value, output: 2 tokens, 128 x 32
         16 * 2 * (2 * 2 * 2 * 32),  # scores and context: 2 x 2 tokens, 32
         16 * 2 * (2 * 2 * 128 * 128),  # up and down
@@ -149,22 +115,9 @@ def test_flops_by_hand(make_config):
     )
 
 
-@pytest.mark.parametrize(("shallow", "deep"), [("24l16h", "384l1h"), ("12l12h", "144l1h")])
-def test_two_shapes_of_512_tokens_cost_the_same_within_two_percent(make_config, shallow, deep):
-    wide, tall = (make_config("bert", variant, **{"data.sequence_length": 512}) for variant in (shallow, deep))
-    assert counted_flops(tall) == pytest.approx(counted_flops(wide), rel=0.02)
-    assert forward_flops(tall.model, 512, 20).total == pytest.approx(forward_flops(wide.model, 512, 20).total, rel=0.02)
-
-
 def test_a_step_is_three_forward_passes_of_the_batch(make_config):
     config = make_config("bert", "2l8h", **{"train.batch_size": 6, "train.accumulation_steps": 2})
     assert step_flops(config) == 3 * 6 * counted_flops(config)
-
-
-def test_the_parts_add_up(make_config):
-    flops = row_flops(make_config("bert", "12l12h"))
-    assert flops.layers == flops.attention_projections + flops.attention_scores + flops.feed_forward
-    assert flops.total == flops.layers + flops.heads
 
 
 def transformer_base(make_config, **fields):
@@ -175,23 +128,6 @@ def transformer_base(make_config, **fields):
     shape = dict(num_layers=6, num_decoder_layers=6, num_heads=8, head_dim=64, embed_dim=512, mlp_dim=2048, vocab_size=32_768)
     task = dict(objective="translation", positions="sinusoidal", num_token_types=0, next_sentence=False, residual="post_ln")
     return replace(base, **(shape | task | fields))
-
-
-def test_parameters_of_transformer_base(make_config):
-    """An attention: 4 (512 x 512 + 512) = 1,050,624. A feed-forward: 512 x 2048 + 2048 + 2048 x 512
-    + 512 = 2,099,712. A LayerNorm: 1,024. An encoder layer has one attention and two norms,
-    3,152,384; a decoder layer two and three, 4,204,032.
-    """
-    counts = parameter_counts(transformer_base(make_config))
-    assert counts == {
-        "encoder": 6 * 3_152_384,
-        "decoder": 6 * 4_204_032,
-        "omega": 0,
-        "embeddings": 32_768 * 512,
-        "heads": 0,
-        "total": 44_138_496 + 16_777_216,
-    }
-    assert counts["encoder"] + counts["decoder"] == 44_138_496
 
 
 @pytest.mark.parametrize(
@@ -245,10 +181,6 @@ def test_flops_of_an_encoder_and_a_decoder_by_hand(make_config):
         (2 + 2 * 3) * (2 * 2 * 4 * 5),
         3 * 2 * 4 * 7,
     )
-
-
-def test_peaks_are_plausible():
-    assert all(1e14 < peak < 1e16 for peak in PEAK_FLOPS.values())
 
 
 def test_the_cost_of_a_run_by_hand(make_config):

@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mhsh.models.dropout import dropout, keep, layer_keys, row_states, subkeys
@@ -25,11 +23,9 @@ def masks(rate: float, shape: tuple[int, ...], count: int) -> np.ndarray:
     return np.asarray(jax.jit(jax.vmap(lambda key: dropout(jnp.ones(shape), rate, key)))(keys)) != 0
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
-@pytest.mark.parametrize("last", [512, 511])
-def test_the_share_and_the_mean(rate, last):
-    x = jnp.ones((1024, last))
-    y = np.asarray(dropout(x, rate, KEY))
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.9])
+def test_the_share_and_the_mean(rate):
+    y = np.asarray(dropout(jnp.ones((1024, 511)), rate, KEY))
     deviation = math.sqrt(rate * (1 - rate) / y.size)
     assert abs((y == 0).mean() - rate) < 5 * deviation
     np.testing.assert_allclose(y[y != 0], 1 / (1 - rate), rtol=1e-6)
@@ -50,7 +46,7 @@ def test_the_shares_of_many_masks_scatter_as_those_of_coins(rate):
         assert abs(sums.mean()) < 5 / math.sqrt(sums.size)
 
 
-@pytest.mark.parametrize("apart", [1, 2, 3, 64, 128])
+@pytest.mark.parametrize("apart", [1, 3, 64])
 def test_neighbours_rows_and_keys_know_nothing_of_each_other(apart):
     signs = masks(0.5, (200, 256), 136) * 2.0 - 1
     pairs = (
@@ -79,15 +75,6 @@ def test_every_bit_of_the_seed_and_of_the_place_changes_about_half_of_the_mask()
         assert abs((base != other).mean() - 0.5) < 5 * 0.5 / math.sqrt(base.size)
 
 
-@settings(deadline=None, max_examples=20, derandomize=True)
-@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), rate=st.floats(0, 0.99))
-def test_any_shape(shape, rate):
-    x = jnp.full(shape, 3.0, jnp.bfloat16)
-    y = dropout(x, rate, KEY)
-    assert y.shape == x.shape and y.dtype == x.dtype
-    np.testing.assert_array_equal(np.asarray(dropout(x, rate, KEY), np.float32), np.asarray(y, np.float32))
-
-
 def test_a_part_of_the_array_drops_what_the_whole_drops_there():
     """So a device with a shard of the batch needs to know only where the shard lies."""
     whole = np.asarray(dropout(jnp.ones((6, 4, 10)), 0.4, KEY)).reshape(24, 10) != 0
@@ -113,8 +100,10 @@ def test_nothing_to_do():
     assert subkeys(None, 3) == (None, None, None) and layer_keys(None, (3,)) is None
 
 
-def test_the_gradient_is_that_of_the_scaled_mask_and_nothing_is_kept_for_it():
-    x = jnp.linspace(-1, 1, 60).reshape(4, 15)
+@pytest.mark.parametrize("shape", [(4, 15), (60,), (2, 3, 2, 5)])
+def test_the_gradient_is_that_of_the_scaled_mask_and_nothing_is_kept_for_it(shape):
+    x = jnp.linspace(-1, 1, 60).reshape(shape)
+    assert dropout(x.astype(jnp.bfloat16), 0.25, KEY).dtype == "bfloat16"
     gradient = jax.grad(lambda x: (dropout(x, 0.25, KEY) * x).sum())(x)
     mask = np.asarray(dropout(jnp.ones_like(x), 0.25, KEY))
     np.testing.assert_allclose(gradient, 2 * mask * np.asarray(x), rtol=1e-6)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mhsh.config.schema import ModelConfig
 from mhsh.models.bert import Bert
 from mhsh.models.build import build_model, forward
-from mhsh.models.generation import Sampling, advance, empty_caches, generate, next_logits
+from mhsh.models.generation import Sampling, advance, empty_cache, generate, next_logits
 from mhsh.models.residual import STRATEGIES
 
 END = 3
@@ -70,7 +70,7 @@ def test_token_by_token_is_the_full_pass_at_every_position(changes, causal, rand
         hidden, caches = advance(model, params, token, jnp.full((2, 1), place), place, mask, caches)
         return next_logits(model, params, hidden), caches
 
-    caches = empty_caches(config, 2, 11)
+    caches = empty_cache(config, 2, 11, config.num_layers)
     for place in range(11):
         found, caches = step(params, tokens[:, place : place + 1], jnp.int32(place), caches)
         np.testing.assert_allclose(found[:, 0], wanted[:, place], atol=1e-5 * np.abs(wanted).max(), rtol=0)

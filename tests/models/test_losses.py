@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from mhsh.models.losses import WeightedSum, compute_metrics, loss_weights, total_loss
+from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Outputs
 
 B, P, V = 4, 3, 7
@@ -43,15 +43,6 @@ def expected_mean(logits, labels, weights):
     return loss, correct, weights.sum()
 
 
-def test_a_case_by_hand():
-    outputs = Outputs(jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]])), None)
-    batch = {"targets": np.array([[1, 1]], np.int32), "weights": np.ones((1, 2), np.float32)}
-    means = compute_metrics(outputs, batch)
-    assert set(means) == {"target_loss", "target_accuracy"}
-    assert means["target_loss"].value() == pytest.approx((math.log(4) - math.log(0.8)) / 2, rel=1e-6)
-    assert means["target_accuracy"].value() == 0.5
-
-
 @pytest.mark.parametrize(
     ("name", "logits", "labels", "weights"),
     [("target", "logits", "targets", "weights"), ("next_sentence", "next_sentence", "next_sentence", "row_weights")],
@@ -74,13 +65,6 @@ def test_numbers_are_held_against_numbers():
     assert means["target_loss"].value() == pytest.approx((1.0 + 0.25) / 2)
 
 
-def test_a_class_for_a_row():
-    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]))
-    means = compute_metrics(Outputs(logits, None), {"targets": np.array([1, 1], np.int32), "weights": np.ones(2, np.float32)})
-    assert means["target_loss"].value() == pytest.approx((math.log(4) - math.log(0.8)) / 2, rel=1e-6)
-    assert means["target_accuracy"].value() == 0.5
-
-
 def test_of_several_largest_logits_the_first_is_the_answer():
     logits = np.array([[[2.0, 2.0, 1.0], [2.0, 2.0, 1.0], [0.0, 0.0, 0.0], [np.nan, 1.0, 0.0]]], np.float32)
     batch = {"targets": np.array([[0, 1, 2, 1]], np.int32), "weights": np.ones((1, 4), np.float32)}
@@ -101,37 +85,20 @@ def test_what_has_no_weight_is_not_looked_at(case):
     jax.tree.map(np.testing.assert_array_equal, compute_metrics(changed, other), compute_metrics(outputs, batch))
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3])
-def test_the_parts_of_a_cut_batch_add_up(case, cut):
+def test_the_parts_of_a_cut_batch_add_up_to_the_sum_of_the_two_means(case):
     outputs, batch = case
-    whole = compute_metrics(outputs, batch)
+    whole, weights = compute_metrics(outputs, batch), loss_weights(batch)
+    assert weights == {"target": 6.0, "next_sentence": 3.0}
     parts = [
         compute_metrics(
             Outputs(outputs.logits[rows], outputs.next_sentence[rows]), {key: value[rows] for key, value in batch.items()}
         )
-        for rows in (slice(None, cut), slice(cut, None))
+        for rows in (slice(None, 1), slice(1, None))
     ]
-    added = jax.tree.map(jnp.add, *parts)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), added, whole)
-    weights = loss_weights(batch)
-    losses = sum(float(total_loss(part, weights)) for part in parts)
-    assert losses == pytest.approx(float(total_loss(whole, weights)), rel=1e-6)
-
-
-def test_the_total_is_the_sum_of_the_two_means(case):
-    outputs, batch = case
-    means, weights = compute_metrics(outputs, batch), loss_weights(batch)
-    assert weights == {"target": 6.0, "next_sentence": 3.0}
-    expected = means["target_loss"].sum / 6 + means["next_sentence_loss"].sum / 3
-    assert total_loss(means, weights) == pytest.approx(float(expected), rel=1e-6)
-
-
-def test_without_a_next_sentence_head_there_is_one_loss(case):
-    outputs, batch = case
-    batch = {key: batch[key] for key in ("targets", "weights")}
-    means = compute_metrics(Outputs(outputs.logits, None), batch)
-    assert set(means) == {"target_loss", "target_accuracy"}
-    assert total_loss(means, loss_weights(batch)) == pytest.approx(float(means["target_loss"].value()), rel=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), jax.tree.map(jnp.add, *parts), whole)
+    expected = pytest.approx(float(whole["target_loss"].sum / 6 + whole["next_sentence_loss"].sum / 3), rel=1e-6)
+    assert sum(float(total_loss(part, weights)) for part in parts) == expected
+    assert total_loss(whole, weights) == expected
 
 
 def test_losses_are_fp32_whatever_the_logits_are(case):
@@ -149,18 +116,20 @@ def test_very_large_logits_stay_finite():
     assert loss.value() == 0.0
 
 
-def test_label_smoothing_by_hand():
-    """p = (1/2, 1/4, 1/4), target 1, eps = 0.3: 0.7 ln 4 + 0.3 (ln 2 + 2 ln 4) / 3; and one
-    position without weight.
+@pytest.mark.parametrize("shape", [(1, 2), (2,)])
+def test_by_hand_without_and_with_label_smoothing(shape):
+    """p = (1/2, 1/4, 1/4), target 1, eps = 0.3: 0.7 ln 4 + 0.3 (ln 2 + 2 ln 4) / 3; and one answer
+    without weight: a position, or a row.
     """
-    outputs = Outputs(jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]])), None)
-    batch = {"targets": np.array([[1, 1]], np.int32), "weights": np.array([[1, 0]], np.float32)}
-    means = compute_metrics(outputs, batch, 0.3)
+    outputs = Outputs(jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]])).reshape(*shape, 3), None)
+    batch = {"targets": np.ones(shape, np.int32), "weights": np.array([1, 0], np.float32).reshape(shape)}
+    plain, smoothed = compute_metrics(outputs, batch), compute_metrics(outputs, batch, 0.3)
+    assert set(plain) == {"target_loss", "target_accuracy"}
+    assert total_loss(plain, loss_weights(batch)) == plain["target_loss"].value() == pytest.approx(math.log(4), rel=1e-6)
+    assert smoothed["target_loss"].value() == plain["target_loss"].value()
     expected = 0.7 * math.log(4) + 0.3 * (math.log(2) + 2 * math.log(4)) / 3
-    assert means["target_smoothed_loss"].value() == pytest.approx(expected, rel=1e-6)
-    assert means["target_loss"].value() == pytest.approx(math.log(4), rel=1e-6)
-    assert total_loss(means, loss_weights(batch)) == pytest.approx(expected, rel=1e-6)
-    assert set(compute_metrics(outputs, batch, 0.0)) == {"target_loss", "target_accuracy"}
+    assert smoothed["target_smoothed_loss"].value() == pytest.approx(expected, rel=1e-6)
+    assert total_loss(smoothed, loss_weights(batch)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_smoothed_loss_is_the_cross_entropy_with_the_spread_targets(case):
@@ -175,7 +144,3 @@ def test_the_smoothed_loss_is_the_cross_entropy_with_the_spread_targets(case):
     weights = loss_weights(batch)
     total = means["target_smoothed_loss"].sum / 6 + means["next_sentence_loss"].sum / 3
     assert total_loss(means, weights) == pytest.approx(float(total), rel=1e-6)
-
-
-def test_a_mean_is_divided_last():
-    assert WeightedSum(jnp.asarray(6.0), jnp.asarray(4.0)).value() == 1.5

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from msgspec.structs import replace
 
 from mhsh.config.schema import RESIDUALS
@@ -18,6 +19,7 @@ from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.residual import STRATEGIES
 from mhsh.models.transformer import REMAT_POLICIES, Encoder, EncoderLayer
+from tests.models.plain import norm
 
 OUTPUTS, EXACT = 1e-6, 1e-12  # of float32, and of float64
 
@@ -96,9 +98,9 @@ def test_dropout_is_drawn_anew_in_every_layer_and_by_every_key(tiny):
         """The feed-forward biases set to one and its kernels to zero: each layer then adds exactly
         its dropout mask.
         """
-        params = encoder.init(jax.random.key(1), x, segments, None)["params"]
+        params = nn.unbox(encoder.init(jax.random.key(1), x, segments, None))["params"]
         params = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: jnp.ones_like(leaf) if path_ends(path, ("alpha", "down_bias")) else jnp.zeros_like(leaf), params
+            lambda path, leaf: jnp.full_like(leaf, path[-1].key in ("alpha", "down_bias")), params
         )
         out = encoder.apply({"params": params}, x, segments, key)
         return (out - x) * (1 - config.hidden_dropout)  # 0, 1 or 2 masks kept this element
@@ -109,11 +111,6 @@ def test_dropout_is_drawn_anew_in_every_layer_and_by_every_key(tiny):
     np.testing.assert_allclose(shares, [0.09, 0.42, 0.49], atol=0.12)
     other = np.round(np.asarray(jax.jit(zero_share)(jax.random.key(1))))
     assert not np.array_equal(kept, other)
-
-
-def path_ends(path, names):
-    """Whether a parameter's own name is one of these."""
-    return any(getattr(key, "key", None) in names for key in path)
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)
@@ -135,15 +132,8 @@ def test_equals_a_python_loop_over_layers(tiny, random_like, error, residual):
         stream = one_layer(jax.tree.map(lambda stacked: stacked[index], params["layers"]), stream)  # noqa: B023
     expected = stream.x
     if strategy.final_norm:
-        expected = by_hand_norm(expected, params["final_norm"], config.layer_norm_epsilon)
+        expected = norm(expected, params["final_norm"], config.layer_norm_epsilon)
     assert error(out, expected) < OUTPUTS
-
-
-def by_hand_norm(x, params, epsilon):
-    """LayerNorm from its definition."""
-    x = np.asarray(x, np.float64)
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon) * params["scale"] + params["bias"]
 
 
 @pytest.fixture(
@@ -159,7 +149,7 @@ def padded(request, tiny, make_batch, random_params):
     return jax.jit(lambda batch: forward(model, params, batch, None)), batch
 
 
-def test_what_stands_in_padding_changes_nothing(padded, error):
+def test_padding_and_what_stands_in_it_change_nothing(padded, error):
     run, batch = padded
     real = batch["inputs_segmentation"] > 0
     outputs = run(batch)
@@ -168,22 +158,14 @@ def test_what_stands_in_padding_changes_nothing(padded, error):
         key: np.where(real, batch[key], rng.integers(0, high, real.shape)).astype(np.int32)
         for key, high in (("inputs", 48), ("inputs_position", 16), ("token_types", 2))
     }
-    changed = run(batch | garbage)
-    assert error(changed.logits[real], outputs.logits[real]) < OUTPUTS
-    assert error(changed.next_sentence, outputs.next_sentence) < OUTPUTS
-    # The garbage was there, and was seen where it stood.
-    assert error(changed.logits[~real], outputs.logits[~real]) > 1e-2
-
-
-def test_more_padding_changes_nothing(padded, error):
-    run, batch = padded
-    real = batch["inputs_segmentation"] > 0
-    outputs = run(batch)
     wider = {key: np.pad(rows, ((0, 0), (0, 5))) if rows.ndim == 2 else rows for key, rows in batch.items()}
-    wide = run(wider)
-    assert wide.logits.shape[1] == real.shape[1] + 5
-    assert error(wide.logits[:, : real.shape[1]][real], outputs.logits[real]) < OUTPUTS
-    assert error(wide.next_sentence, outputs.next_sentence) < OUTPUTS
+    for other in (batch | garbage, wider):
+        changed = run(other)
+        logits = changed.logits[:, : real.shape[1]]
+        assert error(logits[real], outputs.logits[real]) < OUTPUTS
+        assert error(changed.next_sentence, outputs.next_sentence) < OUTPUTS
+        if other is not wider:  # the garbage was there, and was seen where it stood
+            assert error(logits[~real], outputs.logits[~real]) > 1e-2
 
 
 def test_packed_segments_equal_rows_of_their_own(padded, error):

@@ -33,40 +33,32 @@ def ablated(request, tiny, make_batch, random_params):
     return config, params, batches, ablation(config, params, batches)["encoder"]
 
 
-def test_the_whole_model(ablated):
+def test_it_is_the_loss_of_a_model_with_these_layers_in_this_order(ablated):
     config, params, batches, found = ablated
-    assert found["whole"] == pytest.approx([loss(config, params, batch) for batch in batches], rel=1e-5)
 
+    def expected(order):
+        model = replace(config, num_layers=len(order))
+        return pytest.approx([loss(model, with_layers(params, order), batch) for batch in batches], rel=1e-5)
 
-def test_a_skipped_layer_is_a_model_without_it(ablated):
-    config, params, batches, found = ablated
-    shorter = replace(config, num_layers=3)
-    for layer in range(4):
-        rest = with_layers(params, [each for each in range(4) if each != layer])
-        assert found["skipped"][layer] == pytest.approx([loss(shorter, rest, batch) for batch in batches], rel=1e-5)
-
-
-def test_swapped_layers_have_each_others_parameters(ablated):
-    config, params, batches, found = ablated
-    for layer, order in enumerate([(1, 0, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)]):
-        assert found["swapped"][layer] == pytest.approx(
-            [loss(config, with_layers(params, order), batch) for batch in batches], rel=1e-5
-        )
-
-
-def test_the_last_layers_are_left_out(ablated):
-    config, params, batches, found = ablated
+    assert found["whole"] == expected([0, 1, 2, 3])
+    assert found["skipped"] == [expected([each for each in range(4) if each != layer]) for layer in range(4)]
+    assert found["swapped"] == [expected(order) for order in ([1, 0, 2, 3], [0, 2, 1, 3], [0, 1, 3, 2])]
     assert list(found["without_last"]) == ["1", "2", "4"]
     assert found["without_last"]["1"] == found["skipped"][3]
-    half = replace(config, num_layers=2)
-    expected = [loss(half, with_layers(params, [0, 1]), batch) for batch in batches]
-    assert found["without_last"]["2"] == pytest.approx(expected, rel=1e-5)
+    assert found["without_last"]["2"] == expected([0, 1])
+    influence = [1 - np.array(similarity(config, params, batch)["encoder"]["cosine"]) for batch in batches]
+    np.testing.assert_allclose(found["influence"], np.array(influence).T)
 
 
-def test_influence_is_one_less_the_cosine(ablated):
-    config, params, batches, found = ablated
-    expected = [1 - np.array(similarity(config, params, batch)["encoder"]["cosine"]) for batch in batches]
-    np.testing.assert_allclose(found["influence"], np.array(expected).T)
+def silenced(params, layers, names):
+    """The parameters with these of the encoder's sublayers at 0 in some layers."""
+    stacked = dict(params["encoder"]["layers"])
+    for sublayer, prefix in (("attention", "out"), ("feed_forward", "down")):
+        for name in (f"{prefix}_{name}" for name in names):
+            leaf = np.array(stacked[sublayer][name])
+            leaf[layers] = 0
+            stacked[sublayer] = stacked[sublayer] | {name: leaf}
+    return params | {"encoder": params["encoder"] | {"layers": stacked}}
 
 
 def test_a_layer_keeps_its_number_when_another_is_skipped(tiny, make_batch, random_params):
@@ -74,13 +66,7 @@ def test_a_layer_keeps_its_number_when_another_is_skipped(tiny, make_batch, rand
     config = tiny(residual="ln_scaling")
     params, batch = random_params(config), make_batch(SEGMENTS)
     found = ablation(config, params, [batch])["encoder"]
-    layers = dict(params["encoder"]["layers"])
-    for sublayer, names in (("attention", ("out_kernel", "out_bias")), ("feed_forward", ("down_kernel", "down_bias"))):
-        silent = {name: np.array(layers[sublayer][name]) for name in names}
-        for leaf in silent.values():
-            leaf[1] = 0
-        layers[sublayer] = layers[sublayer] | silent
-    expected = loss(config, params | {"encoder": params["encoder"] | {"layers": layers}}, batch)
+    expected = loss(config, silenced(params, [1], ("kernel", "bias")), batch)
     assert found["skipped"][1] == pytest.approx([expected], rel=1e-5)
 
 
@@ -89,10 +75,7 @@ def test_later_layers_that_add_a_constant_depend_on_none(tiny, make_batch, rando
     params, batch = random_params(config), make_batch(SEGMENTS)
     later = ablation(config, params, [batch])["encoder"]["later"]
     assert later[0] > 0.01 and later[1] > 0.01 and later[2] == 0
-    layers = dict(params["encoder"]["layers"])
-    for sublayer, kernel in (("attention", "out_kernel"), ("feed_forward", "down_kernel")):
-        layers[sublayer] = layers[sublayer] | {kernel: np.zeros_like(layers[sublayer][kernel])}
-    constant = params | {"encoder": params["encoder"] | {"layers": layers}}
+    constant = silenced(params, slice(None), ("kernel",))
     np.testing.assert_allclose(ablation(config, constant, [batch])["encoder"]["later"], 0, atol=1e-6)
 
 
@@ -101,19 +84,15 @@ def test_later_changes_by_hand(tiny, make_batch, random_params):
     config = tiny(residual="rezero", num_layers=2)
     params, batch = random_params(config), make_batch(SEGMENTS)
 
-    def stream(order):
+    def output(order, name):
         model = build_model(replace(config, num_layers=len(order)))
         _, state = model.apply(
-            {"params": with_layers(params, order)}, batch, None, capture_intermediates=lambda module, _: module.name == "encoder"
+            {"params": with_layers(params, order)}, batch, None, capture_intermediates=lambda module, _: module.name == name
         )
-        return np.asarray(state["intermediates"]["encoder"]["__call__"][0], np.float64)
+        return np.asarray(state["intermediates"][name]["__call__"][0], np.float64)
 
-    embedded = stream([0]) * 0
-    _, state = build_model(config).apply(
-        {"params": params}, batch, None, capture_intermediates=lambda module, _: module.name == "embeddings"
-    )
-    embedded = np.asarray(state["intermediates"]["embeddings"]["__call__"][0], np.float64)
-    added, alone = stream([0, 1]) - stream([0]), stream([1]) - embedded
+    embedded, first, second, both = output([0], "embeddings"), *(output(order, "encoder") for order in ([0], [1], [0, 1]))
+    added, alone = both - first, second - embedded
     relative = np.linalg.norm(alone - added, axis=-1) / np.linalg.norm(added, axis=-1)
     expected = relative[batch["inputs_segmentation"] > 0].mean()
     assert ablation(config, params, [batch])["encoder"]["later"] == pytest.approx([expected, 0], rel=1e-4)

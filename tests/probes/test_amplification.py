@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from flax import linen as nn
+from msgspec.structs import replace
 
 from mhsh.models.bert import Bert
 from mhsh.models.residual import STRATEGIES
@@ -52,6 +53,25 @@ def test_closed_form_of_order_one_changes_less_than_post_ln_and_does_not_grow(ti
     admin = {depth: change(depth, residual="admin", admin_omega="closed_one") for depth in (4, 24)}
     post = {depth: change(depth, residual="post_ln") for depth in (4, 24)}
     assert admin[24] < 1.5 * admin[4] and post[24] > 3 * post[4] and post[24] > 10 * admin[24]
+
+
+@pytest.mark.slow
+def test_profiled_admin_grows_far_less_with_depth_than_post_ln(make_config, make_batch):
+    """arXiv 2004.08249, section 4: O(depth) under Post-LN, O(log depth) with Admin. As the exponent
+    g of a fit change ~ depth^g over 6 and 96 layers.
+    """
+    base, depths = make_config("evidence", "amplification").model, (6, 96)
+    batch = make_batch([[1] * 16] * 4, vocab_size=base.vocab_size)
+    scales = plain_deviations(base, batch)
+
+    def change(residual, depth):
+        config = replace(base, residual=residual, num_layers=depth)
+        return fresh_amplification(config, batch, scales, num_draws=2, noise=1e-3, seed=0).mean()
+
+    changes = {residual: [change(residual, depth) for depth in depths] for residual in ("post_ln", "admin")}
+    exponents = {residual: np.polyfit(np.log(depths), np.log(pair), 1)[0] for residual, pair in changes.items()}
+    assert exponents["post_ln"] > 0.9 and exponents["admin"] < 0.65, (changes, exponents)
+    assert changes["post_ln"][1] > 8 * changes["admin"][1]
 
 
 def test_along_the_layers_it_ends_with_the_change_of_the_output(tiny, make_batch, random_params, scales):

@@ -1,6 +1,4 @@
-"""How many positions a token draws on: exact for hand-built matrices, and on models as plain numpy
-has it.
-"""
+"""How many positions a token draws on: by the entropy, and on models as plain numpy has it."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from scipy.stats import entropy
 
 from mhsh.probes import coverage as measured
 from mhsh.probes.coverage import coverage
+from tests.models.plain import norm
 
 L = 12  # positions
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
@@ -21,30 +20,11 @@ def effective_number(rows):
     return np.asarray(measured.effective_number(jnp.asarray(rows)))
 
 
-def num_reached(rows):
-    """How many positions have a weight above 0."""
-    return (rows > 0).sum(axis=-1)
-
-
 def rollout(layers, residual_share):
     return np.asarray(measured.rollout(jnp.asarray(layers), residual_share))
 
 
-def shift(distance: int = 1) -> np.ndarray:
-    """Every position looks at the one `distance` before it, around a ring."""
-    return np.roll(np.eye(L, dtype=np.float32), -distance, axis=1)
-
-
-def test_hand_built_matrices_are_exact():
-    uniform = np.full((L, L), 1 / L, np.float32)
-    np.testing.assert_allclose(effective_number(uniform), L, rtol=1e-6)
-    for matrix in (np.eye(L, dtype=np.float32), shift(), shift(5)):
-        np.testing.assert_array_equal(effective_number(matrix), 1.0)
-        np.testing.assert_array_equal(num_reached(matrix), 1)
-    np.testing.assert_array_equal(num_reached(uniform), L)
-
-
-@pytest.mark.parametrize("k", range(1, L + 1))
+@pytest.mark.parametrize("k", [1, 2, 7, L])
 def test_k_equal_positions_count_as_k_whatever_their_sum(k):
     row = np.zeros(L, np.float32)
     row[:k] = 0.3
@@ -54,23 +34,6 @@ def test_k_equal_positions_count_as_k_whatever_their_sum(k):
 def test_it_is_the_exponential_of_the_entropy():
     rows = np.random.default_rng(0).dirichlet(np.full(L, 0.3), 50).astype(np.float32)
     np.testing.assert_allclose(effective_number(rows), np.exp(entropy(rows.astype(float), axis=-1)), rtol=1e-5)
-
-
-@pytest.mark.parametrize("layers", [1, 2, 5, L - 2, L - 1, L, 2 * L])
-def test_rollouts_of_stacked_shifts_reach_exactly_as_many_positions_as_they_must(layers):
-    rolled = rollout(np.stack([shift()] * layers), 0.5)
-    for depth, matrix in enumerate(rolled, 1):
-        np.testing.assert_array_equal(num_reached(matrix), min(depth + 1, L))
-    # Of each of the k steps one half goes on and one half stays: k choose j paths have come j
-    # positions far.
-    paths = np.zeros(L)
-    for j in range(layers + 1):
-        paths[j % L] += np.prod([(layers - i) / (i + 1) for i in range(j)])
-    expected = np.exp(entropy(paths / paths.sum()))
-    np.testing.assert_allclose(effective_number(rolled[-1]), expected, rtol=1e-5)
-    without = rollout(np.stack([shift()] * layers), 0.0)
-    np.testing.assert_array_equal(without[-1], shift(layers))
-    np.testing.assert_array_equal(num_reached(without[-1]), 1)
 
 
 def test_a_rollout_is_a_product_from_the_left():
@@ -107,9 +70,9 @@ def test_the_first_layer_of_a_model_equals_plain_numpy(tiny, make_batch, random_
     tree = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     table, layers = tree["embeddings"], tree["encoder"]["layers"]
     x = table["token"][batch["inputs"]] + table["position"][batch["inputs_position"]] + table["token_type"][batch["token_types"]]
-    x = layer_norm(x, table["norm"]["scale"], table["norm"]["bias"])
+    x = norm(x, table["norm"])
     if residual == "pre_ln":
-        x = layer_norm(x, *(layers["attention_residual"]["norm"][name][0] for name in ("scale", "bias")))
+        x = norm(x, {name: leaf[0] for name, leaf in layers["attention_residual"]["norm"].items()})
     query, key = (
         np.einsum("BTD,DNH->BNTH", x, layers["attention"][f"{name}_kernel"][0])
         + layers["attention"][f"{name}_bias"][0][None, :, None]
@@ -130,21 +93,15 @@ def test_the_first_layer_of_a_model_equals_plain_numpy(tiny, make_batch, random_
     np.testing.assert_allclose(found["rollout_without_residual"], [layer / queries], rtol=1e-4)
 
 
-def layer_norm(x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-12) * scale + bias
-
-
 def test_padding_counts_for_nothing(tiny, make_batch, random_params):
     config = tiny()
     params, batch = random_params(config), make_batch(SEGMENTS)
-    found = coverage(config, params, batch)
+    found = coverage(config, params, batch)["encoder"]["attention"]
     padding = batch["inputs_segmentation"] == 0
     garbage = batch | {"inputs": np.where(padding, (batch["inputs"] + 7) % 48, batch["inputs"]).astype(np.int32)}
-    assert coverage(config, params, garbage) == found
-    wider = {key: np.pad(rows, ((0, 0), (0, 4))) if rows.ndim == 2 else rows for key, rows in batch.items()}
+    wider = {key: np.pad(rows, ((0, 0), (0, 4))) if rows.ndim == 2 else rows for key, rows in garbage.items()}
     for name, figure in coverage(config, params, wider)["encoder"]["attention"].items():
-        np.testing.assert_allclose(figure, found["encoder"]["attention"][name], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(figure, found[name], rtol=1e-5, err_msg=name)
 
 
 def test_a_translation_model_has_all_three(tiny_seq2seq, make_pairs, random_params):

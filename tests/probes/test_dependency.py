@@ -11,6 +11,7 @@ import pytest
 from mhsh.config.schema import RESIDUALS
 from mhsh.models.residual import STRATEGIES
 from mhsh.probes.dependency import dependency
+from tests.models.plain import norm
 
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
 
@@ -47,7 +48,7 @@ def test_constant_branches_are_followed_by_hand(tiny, make_batch, random_params,
     real = batch["inputs_segmentation"] > 0
     table = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["embeddings"])
     x = table["token"][batch["inputs"]] + table["position"][batch["inputs_position"]] + table["token_type"][batch["token_types"]]
-    x = normalise(x, table["norm"])[1][real]
+    x = norm(x, table["norm"])[real]
     parts = {"input": x, "biases": np.zeros_like(x)}
     for layer in range(2):
         for sublayer, bias in (("attention", "out_bias"), ("feed_forward", "down_bias")):
@@ -60,7 +61,7 @@ def test_constant_branches_are_followed_by_hand(tiny, make_batch, random_params,
             name = f"{sublayer} {layer}"
             parts[name] = join["alpha"] * branch if residual == "rezero" else branch
             if residual == "peri_ln":  # its bias is of the biases
-                added = normalise(branch, join["output_norm"])[1]
+                added = norm(branch, join["output_norm"])
                 parts[name] = added - join["output_norm"]["bias"]
                 parts["biases"] = parts["biases"] + join["output_norm"]["bias"]
             if residual in ("post_ln", "admin", "deepnorm", "keel"):
@@ -75,15 +76,11 @@ def test_constant_branches_are_followed_by_hand(tiny, make_batch, random_params,
     assert found == pytest.approx(expected, abs=2e-5)
 
 
-def normalise(x, norm):
-    deviation = np.sqrt(((x - x.mean(axis=-1, keepdims=True)) ** 2).mean(axis=-1, keepdims=True) + 1e-12)
-    return deviation, (x - x.mean(axis=-1, keepdims=True)) / deviation * norm["scale"] + norm["bias"]
-
-
-def through_norm(parts, norm):
-    deviation, _ = normalise(sum(parts.values()), norm)
-    after = {name: (part - part.mean(axis=-1, keepdims=True)) / deviation * norm["scale"] for name, part in parts.items()}
-    return after | {"biases": after["biases"] + norm["bias"]}
+def through_norm(parts, params):
+    """The parts after a LayerNorm with the statistics of their sum."""
+    deviation = sum(parts.values()).std(axis=-1, keepdims=True)
+    after = {name: (part - part.mean(axis=-1, keepdims=True)) / deviation * params["scale"] for name, part in parts.items()}
+    return after | {"biases": after["biases"] + params["bias"]}
 
 
 def test_a_fresh_rezero_has_put_nothing_there(tiny, make_batch, fresh):

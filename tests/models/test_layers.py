@@ -1,8 +1,10 @@
-"""With the fans of the ungrouped shape, every grouping of a shipped config starts alike: the
-sublayers of its layers add as much.
+"""Initialisers: with the fans of the ungrouped shape, every grouping of a shipped config starts
+alike; positions and activations against their formulas.
 """
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import INITS, ModelConfig
 from mhsh.config.shapes import regroup
 from mhsh.models.attention import MultiHeadAttention
-from mhsh.models.layers import FeedForward
+from mhsh.models.layers import ACTIVATIONS, FeedForward, sinusoids
 from tests.conftest import MakeConfig
 
 ROWS, LENGTH, DRAWS = 8, 64, 4
@@ -87,3 +89,22 @@ def test_fairseq_draws_queries_keys_and_values_as_one_matrix(make_config: MakeCo
     limit = (6 / (fans * model.embed_dim)) ** 0.5
     assert 0.98 * limit < np.abs(values).max() <= limit
     assert values.std() == pytest.approx(limit / 3**0.5, rel=0.05)
+
+
+def test_sinusoids_are_those_of_the_paper_in_another_order() -> None:
+    table = sinusoids(50, 10)
+    interleaved = np.zeros((50, 10))
+    for t in range(50):
+        for i in range(5):
+            interleaved[t, 2 * i] = math.sin(t / 10000 ** (2 * i / 10))
+            interleaved[t, 2 * i + 1] = math.cos(t / 10000 ** (2 * i / 10))
+    np.testing.assert_allclose(table, np.concatenate([interleaved[:, 0::2], interleaved[:, 1::2]], axis=1), atol=1e-6)
+    assert sinusoids(50, 9).shape == (50, 9)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_activations_and_their_derivatives_are_jaxs_own(name: str) -> None:
+    x, approximate = jnp.linspace(-12.0, 12.0, 100_001), name == "gelu_tanh"
+    values, slopes = jax.vmap(jax.value_and_grad(ACTIVATIONS[name]))(x)
+    plain, plain_slopes = jax.vmap(jax.value_and_grad(lambda value: jax.nn.gelu(value, approximate=approximate)))(x)
+    assert np.abs(values - plain).max() < 1e-6 and np.abs(slopes - plain_slopes).max() < 1e-6
