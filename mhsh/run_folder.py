@@ -336,7 +336,8 @@ class RunFolder:
 
     def read_metrics(self) -> Metrics:
         """All rows up to the first damaged line. `problem` names that line, or a missing file."""
-        blocks, rows = MetricsBlocks(self.path / METRICS_FILE), []
+        blocks = MetricsBlocks(self.path / METRICS_FILE)
+        rows: list[dict[str, Any]] = []
         for block in blocks:
             decoded = _decoded(block)
             if decoded is not None:
