@@ -46,7 +46,7 @@ def evaluate_rows(
 
 def _divided(of_batches: Sequence[WeightedSums]) -> Evaluated:
     parts = np.array_split(np.arange(len(of_batches)), min(len(of_batches), _MAX_PARTS))
-    means = (_means([of_batches[batch] for batch in part]) for part in parts)
+    means = (_means([of_batches[batch] for batch in part.tolist()]) for part in parts)
     return Evaluated(_means(of_batches), [values["target_loss"] for values in means])
 
 
