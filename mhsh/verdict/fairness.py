@@ -36,7 +36,8 @@ CONDITION_RULE = (
     "and LayerNorm, any field of the optimizer or schedule, label smoothing, the start of training, dropout, precision, numeric "
     "settings, and the code that decides losses. A model that has over "
     f"{100 * PARAMETER_MARGIN:.0f} % more parameters (all, of the encoder or decoder, or with weight decay) and ends better is not "
-    "comparable in size; one that ends worse is. With other hardware losses are comparable, and device seconds are not."
+    "comparable in size; one that ends worse is. With other hardware losses are comparable, and device seconds are not. Groups "
+    "are compared seed by seed where they have seeds in common."
 )
 
 # Factors of a treatment by the fields that they are made of. `grouping` and `depth at equal size`
@@ -201,22 +202,23 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
 
 
 def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_TREATMENT, tuned: str = "") -> Fairness:
-    """What the runs of two groups differ in: those of the replicates that both have, if there are
-    any. The field `tuned`, of which each group has its best value, is no factor.
+    """What the runs of two groups differ in: replicate by replicate where both have one, else all
+    of one against all of the other. The field `tuned`, of which each group has its best value, is
+    no factor.
     """
     ours, theirs = group.by_replicate, baseline.by_replicate
-    common = [replicate for replicate in ours if replicate in theirs]
-    pair = [[runs[each] for each in common] if common else [*runs.values()] for runs in (ours, theirs)]
-    rows = find_conditions(pair, treatment) if all(pair) else ()
-    differing = {effect: [row for row in rows if not row.equal and row.effect is effect] for effect in Effect}
-    unequal = [row.name for row in differing[Effect.LOSS]]
+    pairs = [([ours[replicate]], [theirs[replicate]]) for replicate in ours if replicate in theirs]
+    pairs = pairs or [([*ours.values()], [*theirs.values()])]
+    rows = [row for pair in pairs if all(pair) for row in find_conditions(pair, treatment) if not row.equal]
+    differing = {effect: {row.name: row for row in rows if row.effect is effect} for effect in Effect}
+    unequal = [*differing[Effect.LOSS]]
     if _DATA_SEEDS in unequal:  # they make the data different too: one difference, not two
         unequal = [name for name in unequal if name not in _FOLLOW_THE_SEED]
     return Fairness(
         tuple(name for name in factors(group.config, baseline.config, treatment) if name != tuned.split(".")[-1]),
         tuple(unequal),
-        tuple(row.name for row in differing[Effect.CLOCK]),
-        max((_excess(*row.counts) for row in differing[Effect.SIZE]), key=abs, default=0.0),
+        tuple(differing[Effect.CLOCK]),
+        max((_excess(*row.counts) for row in differing[Effect.SIZE].values()), key=abs, default=0.0),
     )
 
 

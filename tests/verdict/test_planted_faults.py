@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -27,16 +27,9 @@ from tests.conftest import load_fields
 from tests.sweeps import write_sweep
 
 HEADS = (8, 1)  # heads a layer of the baseline and of the other group
-STUCK, DIVERGED, LOST, COPIED, DOUBLED, OTHER_DATA, UNNAMED = (
-    "stuck",
-    "diverged",
-    "lost",
-    "copied",
-    "doubled",
-    "other data",
-    "unnamed",
-)
-FAULTS = (STUCK, DIVERGED, LOST, COPIED, DOUBLED, OTHER_DATA, UNNAMED)
+STUCK, DIVERGED, LOST, COPIED, DOUBLED, UNNAMED = "stuck", "diverged", "lost", "copied", "doubled", "unnamed"
+OTHER_DATA, OTHER_CODE = "other data", "other code"
+FAULTS = (STUCK, DIVERGED, LOST, COPIED, DOUBLED, UNNAMED, OTHER_DATA, OTHER_CODE)
 
 Place = tuple[int, int]  # heads a layer, seed
 
@@ -73,6 +66,8 @@ def plant(folder: Path, losses: Mapping[Place, float], faults: Mapping[Place, st
         record["data"]["fingerprint"] = f"text of seed {place[1]}"
         if faults.get(place) == OTHER_DATA:
             record["data"]["fingerprint"] = "another text"
+        if faults.get(place) == OTHER_CODE:
+            record["code"] = {"0": "ed17ed"}
         (run / "run.json").write_text(json.dumps(record))
     for place, fault in faults.items():
         run, neighbour = sweep / "runs" / name_of(place), sweep / "runs" / name_of(after(place, losses))
@@ -147,10 +142,15 @@ def check(case: tuple[dict[Place, float], dict[Place, str]]) -> None:
         assert finding.difference.seeds == pairs
         sign = 1 if findings[1] is not None else -1
         assert sign * finding.difference.mean == pytest.approx(mean)
-    used = [seed for seed in range(len(losses) // 2) if all(faults.get((heads, seed)) in (None, OTHER_DATA) for heads in HEADS)]
-    edited = any(faults.get((heads, seed)) == OTHER_DATA for heads in HEADS for seed in used)
+    used = [
+        seed
+        for seed in range(len(losses) // 2)
+        if all(faults.get((heads, seed)) in (None, OTHER_DATA, OTHER_CODE) for heads in HEADS)
+    ]
     if pairs >= 2 and verdict != UNTRAINED:
-        assert ("data" in finding.fairness.unequal) == edited
+        for fault, what in ((OTHER_DATA, "data"), (OTHER_CODE, "code that decides losses")):
+            edited = [[faults.get((heads, seed)) == fault for seed in used] for heads in HEADS]
+            assert (what in finding.fairness.unequal) == (edited[0] != edited[1]), (losses, faults)
     copied = sum(fault == COPIED for fault in faults.values())
     assert sum("is not the run that its sweep planned" in line for line in comparison.experiment.problems) == copied
     doubled = sum(fault == DOUBLED for fault in faults.values())
@@ -160,7 +160,15 @@ def check(case: tuple[dict[Place, float], dict[Place, str]]) -> None:
 OPTIONS: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 
 
+# A run of each group is by other code, of different seeds: the groups are alike, their pairs not.
+MIXED = (
+    {(heads, seed): 2.5 + 0.01 * seed * heads for heads in HEADS for seed in range(3)},
+    {(8, 0): OTHER_CODE, (1, 1): OTHER_CODE},
+)
+
+
 @given(cases())
+@example(MIXED)
 @settings(max_examples=12, derandomize=True, **OPTIONS)
 def test_faults_move_the_verdict_as_the_rules_say(case: Any):
     check(case)
