@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 LINGER_SECONDS = 3
+_LAST_ANSWERS_SECONDS = 1
 
 
 class _ServiceProcess:
@@ -40,9 +41,10 @@ class _ServiceProcess:
             raise RuntimeError(f"the coordination service did not start at {address}")
 
     def shutdown(self) -> None:
-        """Ends it, at the end of the run."""
-        self._process.kill()
-        self._process.wait()
+        """Ends it, at the end of the run: process 0 has heard that all have come to the end. The
+        others may be about to hear it, and would abort without an answer.
+        """
+        self._process.communicate(b"end")
 
 
 @contextlib.contextmanager
@@ -60,15 +62,14 @@ def service_beside() -> Iterator[None]:
 
 
 def main(address: str, count: str, options: str) -> None:
-    """Serves until the process at the other end of standard input has gone."""
+    """Serves until the process at the other end of standard input says `end`, or has gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for process 0, which takes leave first
         signal.signal(number, signal.SIG_IGN)
     from jaxlib import _jax
 
     service = _jax.get_distributed_runtime_service(address, int(count), **json.loads(options))
     print("ready", flush=True)
-    sys.stdin.buffer.read()
-    time.sleep(LINGER_SECONDS)
+    time.sleep(_LAST_ANSWERS_SECONDS if sys.stdin.buffer.read() == b"end" else LINGER_SECONDS)
     del service
 
 
