@@ -29,7 +29,11 @@ def bytes_read() -> int:
 
 def main(coordinator: str, count: str, index: str, folder: str, shape: str) -> None:
     """Prints a line of JSON."""
-    join(coordinator=coordinator, num_processes=int(count), process_id=int(index))
+    with join(coordinator=coordinator, num_processes=int(count), process_id=int(index)):
+        save_and_restore(folder, shape)
+
+
+def save_and_restore(folder: str, shape: str) -> None:
     data, fsdp = map(int, shape.split(","))
     mesh = Mesh(np.array(jax.devices()).reshape(data, fsdp, 1), MESH_AXES)
     generator = np.random.default_rng(0)
