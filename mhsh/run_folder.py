@@ -375,7 +375,8 @@ class RunFolder:
             if row is None:
                 damaged = damaged or number
                 continue
-            all_seconds = row.get("seconds", all_seconds)
+            if isinstance(row.get("seconds"), int | float):
+                all_seconds = row["seconds"]
             if row["step"] <= step:
                 count, last, kept_seconds = count + 1, row["step"], all_seconds
                 kept.append((kept.pop()[0] if kept and kept[-1][1] == begin else begin, offset))

@@ -27,19 +27,29 @@ GRID_KINDS = ("train", "inference")  # whose settings are batch and length
 
 CONFIDENCE = 0.95
 
-NonNegative = Annotated[float, Meta(ge=0, lt=1e300)]
+SMALLEST, LARGEST = 1e-300, 1e300  # of numbers above 0 whose 1 / x is finite too
+
+NonNegative = Annotated[float, Meta(ge=0, lt=LARGEST)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 PositiveInt = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
 T = TypeVar("T")
 
 
 class Interval(Struct, frozen=True):
-    """A median, and an interval that holds the true median with probability `confidence`."""
+    """A median, and an interval that holds the true median with probability `confidence`.
+
+    Raises:
+      ValueError: the median lies outside its interval.
+    """
 
     median: NonNegative
     low: NonNegative
     high: NonNegative
     confidence: Annotated[float, Meta(gt=0, le=1)]  # at least CONFIDENCE, or that of the whole range of too few values
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.median <= self.high:
+            raise ValueError("the median lies outside its interval")
 
     def scaled(self, factor: float) -> Interval:
         """Times a number above 0."""
@@ -110,6 +120,10 @@ class CandidateResult(Struct, kw_only=True):
     bytes_per_second: float | None = None  # of one device
     share_of_copy: float | None = None  # that over the ceiling
 
+    def __post_init__(self) -> None:
+        if min(self.seconds.low, self.time_ratio.low if self.time_ratio else 1.0) < SMALLEST:
+            raise ValueError("seconds and time_ratio must be above 0")
+
     @property
     def memory_bytes(self) -> int | None:
         """What has to fit in a device's memory at once; None where it is not known."""
@@ -124,6 +138,14 @@ class SettingResults(Struct):
 
     setting: dict[str, Any]  # batch and length (train, inference), or what else the kind varies
     candidates: Annotated[list[CandidateResult], Meta(min_length=1)] = field(name="contestants")
+
+    def __post_init__(self) -> None:
+        names = [candidate.name for candidate in self.candidates]
+        for candidate in self.candidates:
+            if names.count(candidate.name) > 1:
+                raise ValueError(f"has {candidate.name} more than once")
+            if candidate.baseline is not None and candidate.baseline not in names:
+                raise ValueError(f"has no {candidate.baseline}, the baseline of {candidate.name}")
 
     @property
     def batch_and_length(self) -> tuple[int, int]:
@@ -212,7 +234,7 @@ def read(path: str) -> BenchResults:
 
 
 def read_grid(path: str) -> BenchResults:
-    """The results of `mhsh bench train` or `mhsh bench inference`.
+    """The results of `mhsh bench train` or `mhsh bench inference`; no setting is there twice.
 
     Raises:
       UserError: the file cannot be read, is of another kind or format, or is damaged.
@@ -221,6 +243,15 @@ def read_grid(path: str) -> BenchResults:
     if results.kind not in GRID_KINDS:
         raise UserError(f"{path} is of mhsh bench {results.kind}; only {' and '.join(GRID_KINDS)} can be compared")
     _convert(msgspec.to_builtins(results), _Grid, path)
+    settings = []
+    for number, cell in enumerate(results.cells):
+        for candidate in cell.candidates:
+            if candidate.config not in results.configs:
+                raise _damaged(path, f"cells[{number}]", f"{candidate.name} is of config {candidate.config!r}, which is missing")
+        if cell.batch_and_length in settings:
+            batch, length = cell.batch_and_length
+            raise UserError(f"{path} has batch {batch} x length {length} more than once; measure each once with mhsh bench")
+        settings.append(cell.batch_and_length)
     return results
 
 
@@ -229,7 +260,11 @@ def _convert(value: Any, kind: type[T], path: str) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         reason, _, where = str(error).partition(" - at `$")
-        raise UserError(f"{path} is damaged: {where.strip('.`')}: {reason}; measure again with mhsh bench") from error
+        raise _damaged(path, where.strip(".`"), reason) from error
+
+
+def _damaged(path: str, where: str, reason: str) -> UserError:
+    return UserError(f"{path} is damaged: {where}: {reason}; measure again with mhsh bench")
 
 
 def write(results: BenchResults, out: str) -> None:

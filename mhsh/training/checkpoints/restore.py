@@ -81,10 +81,10 @@ def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
     """
     corpus = load_corpus(config, folder.vocabulary(config))
     # A run that begins has no record, and the data of an imported checkpoint was never recorded.
-    recorded = folder.read_run()["data"]["fingerprint"] if folder.has_run_record() else corpus.fingerprint
+    recorded = folder.read_run().get("data", {}).get("fingerprint") if folder.has_run_record() else corpus.fingerprint
     if corpus.fingerprint != recorded:
         raise UserError(
-            f"{folder.path} was trained on other data (fingerprint {recorded[:12]}, here {corpus.fingerprint[:12]}); "
+            f"{folder.path} was trained on other data (fingerprint {str(recorded)[:12]}, here {corpus.fingerprint[:12]}); "
             "restore the text files (or, for the source stdlib, the same Python), or start again in another --workdir"
         )
     return corpus
