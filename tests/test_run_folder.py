@@ -238,6 +238,10 @@ def test_the_seconds_of_dropped_rows_are_counted(tmp_path: Path, config: Config)
     for step, seconds in ((10, 0.0), (6, 2.0), (0, 3.0)):
         folder.append_metrics(rows if step == 10 else [])
         assert folder.cut_metrics(step, 2 * step, False) == (2 * step, 0, seconds)
+    # Seconds that are no number are passed over.
+    folder.append_metrics([{"step": 1, "split": "train", "seconds": 1.0}, {"step": 2, "split": "train", "seconds": "?"}])
+    folder.append_metrics([{"step": 3, "split": "train", "seconds": math.nan}, {"step": 4, "split": "train", "seconds": 3.0}])
+    assert folder.cut_metrics(3, 3, False) == (3, 0, 2.0)
 
 
 LOSSES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
