@@ -154,7 +154,7 @@ def test_the_page_is_what_was_published(launch, tmp_path):
         "gap/report_1.png": "a picture of width",
         "heads/report.md": "- Higher.\n- See \\](x.png)\n",
         "heads/report.json": "{}",
-        "probes/ablation.md": "![ablation](ablation.png)\n\n| model |\n",
+        "probes/ablation.md": "![ablation](ablation.png)\n\nthe loss:\n\n|  | 3L8H, 5 seeds |\n| --- | --- |\n| + |  |\n| loss | 2 |\n",
         "probes/ablation.png": "a picture",
     }.items():
         (published / file).parent.mkdir(parents=True, exist_ok=True)
@@ -169,11 +169,12 @@ def test_the_page_is_what_was_published(launch, tmp_path):
         text.index("See")
         < text.index("with size?")
         < text.index("width/report_1")
-        < text.index("](probes/ablation.png)\n\n| model |")
+        < text.index("](probes/ablation.png)\n\nthe loss:\n\n[All figures](probes/ablation.tsv)")
     )
+    assert (page / "probes/ablation.tsv").read_text() == "\t3L8H, 5 seeds\n+\t\nloss\t2\n"
     assert "Translation" not in text
     files = {str(file.relative_to(page)) for file in page.glob("**/*") if file.is_file()}
-    assert files == {"index.md", "width/report_1.png", "probes/ablation.png"}
+    assert files == {"index.md", "width/report_1.png", "probes/ablation.png", "probes/ablation.tsv"}
 
 
 def test_the_page_keeps_what_another_folder_published(launch, tmp_path):
