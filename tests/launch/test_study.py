@@ -150,7 +150,7 @@ def test_the_page_is_what_was_published(launch, tmp_path):
         "admin/report.md": report.format("", 4),
         "width/report_1.png": "a picture",
         "width/report.png": "curves",
-        "gap/report.md": report.format("small: ", 5),
+        "gap/report.md": "- 1 layer (1x12 and 1x24): from a to b the difference\n  changes by 1 (0 to 2).\n" + report.format("a: ", 5),
         "gap/report_1.png": "a picture of width",
         "heads/report.md": "- Higher.\n- See \\](x.png)\n",
         "heads/report.json": "{}",
@@ -164,7 +164,7 @@ def test_the_page_is_what_was_published(launch, tmp_path):
     single = "- 6x4: 3 % more parameters.\n\n![Loss](width/report_1.png)\n\n| a |\n| --- |\n| 3x8 |\n| 6x4 |\n\n## "
     assert f"at equal size\n\n{single}" in text  # its verdict and best rate stand in the table
     assert "| a | trained |\n| --- | --- |\n| 3x8 | 5 of 5 |\n| 6x4 | 4 of 5 |\n\n## " in text
-    assert "with size?\n\n- 3x8 ends higher.\n\n## " in text
+    assert "with size?\n\n- 1 layer, a to b: 1 (0 to 2).\n\n- 3x8 ends higher.\n\n## " in text
     assert (
         text.index("See")
         < text.index("with size?")
