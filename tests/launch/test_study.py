@@ -139,22 +139,25 @@ def test_the_page_is_what_was_published(launch, tmp_path):
         done = launch(*words, *more)
         assert (done.returncode, done.stderr) == (2, said)
     report = (
-        "<!-- by -->\n\n- 3x8 ends higher: loss 3\n  against 2 (95 % interval 1 to 2).\n- 3x8 is at its best rate, by 10\n  trials.\n"
+        "<!-- by -->\n\n- 3x8 ends higher: loss 3\n  against 2 (95 % interval 1 to 2).\n"
+        "- 3x8 is at its best rate, by 10\n  trials.\n"
         "- 6x4: it has 3 % more parameters and\n  ends worse all the same.\n\n"
         "![Curves](report.svg)\n\n![Loss](report_1.svg)\n\n{0}Results by group:\n\n"
         "| a | trained |\n| --- | --- |\n| 3x8 | 5 of 5 |\n| 6x4 | {1} of 5 |\n\n▼ lower.\n\n"
         "{0}Other measures, not tested:\n\n| b |\n"
     )
+    changes = "- 1 layer (1x12 and 1x24): from a to b the difference\n  changes by 1 (0 to 2).\n"
+    probe = "![ablation](ablation.png)\n\nthe loss:\n\n|  | 3L8H, 5 seeds |\n| --- | --- |\n| + |  |\n| loss | 2 |\n"
     for file, text in {
         "width/report.md": report.format("", 5),
         "admin/report.md": report.format("", 4),
         "width/report_1.png": "a picture",
         "width/report.png": "curves",
-        "gap/report.md": "- 1 layer (1x12 and 1x24): from a to b the difference\n  changes by 1 (0 to 2).\n" + report.format("a: ", 5),
+        "gap/report.md": changes + report.format("a: ", 5),
         "gap/report_1.png": "a picture of width",
         "heads/report.md": "- Higher.\n- See \\](x.png)\n",
         "heads/report.json": "{}",
-        "probes/ablation.md": "![ablation](ablation.png)\n\nthe loss:\n\n|  | 3L8H, 5 seeds |\n| --- | --- |\n| + |  |\n| loss | 2 |\n",
+        "probes/ablation.md": probe,
         "probes/ablation.png": "a picture",
     }.items():
         (published / file).parent.mkdir(parents=True, exist_ok=True)
