@@ -200,7 +200,7 @@ def test_a_line_cut_short_hides_only_itself(folder: RunFolder) -> None:
         metrics = folder.read_metrics()
         assert len(metrics.rows) == 5
         assert metrics.problem is not None
-        assert "cut short in line 6" in metrics.problem
+        assert "line 6 is cut short" in metrics.problem
 
 
 @pytest.mark.parametrize("line", ["", "[]", '{"step": "2", "split": "train"}', "\ufffd", "[" * 100_000])
