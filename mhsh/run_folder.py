@@ -317,8 +317,7 @@ class RunFolder:
             make_durable(self.path / METRICS_FILE)
 
     def cut_metrics(self, step: int, expected: int, accept_gap: bool) -> CutRows:
-        """Drops the rows after `step`, which a resumed run logs again, and damaged lines. The file is
-        read as a stream.
+        """Drops the rows after `step`, which a resumed run logs again, and damaged lines.
 
         Args:
           expected: how many rows there were up to `step` when its checkpoint was saved.
@@ -331,7 +330,7 @@ class RunFolder:
         count = lines = last = damaged = 0
         kept_seconds = all_seconds = 0.0
         with opened(path) if path.exists() else io.BytesIO() as file:
-            for lines, line in enumerate(file, 1):  # noqa: B007 (their number)
+            for lines, line in enumerate(file, 1):
                 row = _parse_row(line)
                 if row is None:
                     damaged = damaged or lines

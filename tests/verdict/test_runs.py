@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhsh import run_folder
 from mhsh.outcome import LEFT, NO_METRICS
 from mhsh.run_folder import METRICS_FILE, RunFolder
 from mhsh.verdict.runs import AXES, SPLITS, curve_of, load_runs, read_rows
