@@ -200,11 +200,15 @@ def growth(n: Sequence[int] | np.ndarray, y: Sequence[float] | np.ndarray) -> Gr
     depths, logs = depths[usable], np.log(figures[usable])
     if len(np.unique(depths)) < 3:
         return None
-    line = stats.linregress(np.log(depths), logs)
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(logs) - 2)) * line.stderr
+    x = np.log(depths)
+    exponent, intercept = np.polyfit(x, logs, 1)
+    # Not scipy's linregress: its error is nan where all values are equal.
+    left = np.sum((logs - exponent * x - intercept) ** 2) / (len(x) - 2)
+    error = math.sqrt(left / np.sum((x - x.mean()) ** 2))
+    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2)) * error
     deviations = {law: float(np.std(logs - np.log(shape(depths)))) for law, shape in LAWS.items()}
     law = min(deviations, key=deviations.__getitem__)
-    return Growth(float(line.slope), float(line.slope - half), float(line.slope + half), deviations, law)
+    return Growth(float(exponent), float(exponent - half), float(exponent + half), deviations, law)
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
