@@ -25,9 +25,8 @@ PLATEAU_RULE = (
 
 
 def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
-    """The final training loss: the mean over the last SMOOTHED_SHARE of the logged training rows (at
-    least one row), without skipped steps. None: there are no rows; nan: half of these rows or more
-    are not finite.
+    """The final training loss: the mean over the last SMOOTHED_SHARE of the logged training rows,
+    without skipped steps. None: there are no rows; nan: half of these rows or more are not finite.
     """
     if not len(train_loss):
         return None
