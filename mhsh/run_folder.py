@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import io
 import json
 import math
 import os
@@ -324,21 +323,26 @@ class RunFolder:
           accept_gap: whether to go on without rows that are lost.
 
         Raises:
-          UserError: rows up to `step` are lost; the file is unchanged.
+          UserError: rows up to `step` are lost, or the file cannot be read; it is unchanged.
         """
         path = self.path / METRICS_FILE
         count = lines = last = damaged = 0
         kept_seconds = all_seconds = 0.0
-        with opened(path) if path.exists() else io.BytesIO() as file:
-            for lines, line in enumerate(file, 1):
-                row = _parse_row(line)
-                if row is None:
-                    damaged = damaged or lines
-                    continue
-                if isinstance(row.get("seconds"), int | float):
-                    all_seconds = row["seconds"]
-                if row["step"] <= step:
-                    count, last, kept_seconds = count + 1, row["step"], all_seconds
+        try:
+            with opened(path) as file:
+                for lines, line in enumerate(file, 1):
+                    row = _parse_row(line)
+                    if row is None:
+                        damaged = damaged or lines
+                        continue
+                    if isinstance(row.get("seconds"), int | float):
+                        all_seconds = row["seconds"]
+                    if row["step"] <= step:
+                        count, last, kept_seconds = count + 1, row["step"], all_seconds
+        except FileNotFoundError:
+            pass  # it has no rows
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}; restore it from a copy") from error
         if count != expected and not accept_gap:
             where = f" (line {damaged} is damaged)" if damaged else ""
             raise UserError(

@@ -230,6 +230,9 @@ def test_cutting_where_nothing_is_to_cut_changes_nothing(folder: RunFolder) -> N
     folder.cut_metrics(9, 6, False)
     assert contents(folder.path) == before
     RunFolder(folder.path / "nowhere").cut_metrics(0, 0, False)
+    (folder.path / "other" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"cannot read .*metrics.jsonl: Is a directory"):
+        RunFolder(folder.path / "other").cut_metrics(0, 0, False)
 
 
 def test_the_seconds_of_dropped_rows_are_counted(tmp_path: Path, config: Config) -> None:
