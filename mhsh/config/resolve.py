@@ -21,7 +21,6 @@ from mhsh.config.schema import (
     OptimizerConfig,
     SpanDataConfig,
     TrainConfig,
-    TranslationDataConfig,
     to_dict,
 )
 from mhsh.config.shapes import at_equal_size, regroup
@@ -212,11 +211,6 @@ def _data_problems(model: ModelConfig, data: AnyDataConfig) -> Iterator[str]:
             )
         if data.mask_fraction <= 0:
             yield f"data.mask_fraction = {data.mask_fraction}; allowed with model.objective = 'mlm': more than 0"
-    if isinstance(data, TranslationDataConfig) and data.layout == "bucketed" and data.sequence_length % 8:
-        yield (
-            f"data.sequence_length = {data.sequence_length} with data.layout = 'bucketed' must be divisible by 8: the buckets "
-            "hold rows of an eighth, a quarter, a half and the whole of it"
-        )
     if isinstance(data, SpanDataConfig):
         room = data.sequence_length - data.max_question_length - 3
         if room < data.stride:

@@ -207,10 +207,7 @@ class TranslationDataConfig(Section, frozen=True):
     sequence_length: Annotated[
         Count, data_rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included", step="changes")
     ] = 256
-    layout: Annotated[
-        Literal["packed", "bucketed"],
-        data_rows("packed: several pairs in a row; bucketed: one pair a row, rows of like length together"),
-    ] = "packed"
+    layout: Annotated[Literal["packed"], data_rows("how pairs become rows: packed, several in a row")] = "packed"
     max_length_ratio: Annotated[float, Meta(ge=1), data_rows("pairs whose sides differ more in tokens are left out")] = 1.5
     validation_fraction: Annotated[Fraction, data_rows("share of the pairs held out where validation_source is empty")] = 0.01
     validation_sentences: Annotated[

@@ -335,9 +335,9 @@ class EncodeChunk:
             return
         tokenizer = _cached_tokenizer(self.task, self.out / self.task.vocab_file)
         items = read_chunk(self.task, self.out / _STAGING, chunk)
-        groups, sums = self.task.encode(items, chunk.split, chunk.number, tokenizer)
+        examples, sums = self.task.encode(items, chunk.split, chunk.number, tokenizer)
         note = {name: np.asarray(value).tolist() for name, value in sums.items()}
-        write_shard(self.out / chunk.split, chunk.number, [*groups.values()], self.task.compression, self._job_of(chunk), note)
+        write_shard(self.out / chunk.split, chunk.number, examples, self.task.compression, self._job_of(chunk), note)
 
     def finished(self, chunk: Chunk) -> tuple[Shard, dict[str, Any]] | None:
         """The chunk's shard and note, where they are complete."""

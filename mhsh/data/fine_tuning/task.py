@@ -50,15 +50,15 @@ class FineTuningTask(Task[WordPieceTokenizer]):
         return {
             "task": self,
             "tokenizer": tokenizer,
-            "train": ArrayTable([train]),
-            "validation": ArrayTable([validation]),
+            "train": ArrayTable(train),
+            "validation": ArrayTable(validation),
             "fingerprint": fingerprint_of(tokens, {TRAIN: train, VALIDATION: validation}),
         }
 
 
 def _batches_of(table: Table) -> MakeBatch:
     def make(chosen: Selection) -> Batch:
-        batch = table.take(chosen.numbers, chosen.length)
+        batch = table.take(chosen.numbers)
         shape = batch["targets"].shape
         return batch | {"weights": np.broadcast_to(chosen.weights.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()}
 

@@ -95,7 +95,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
 
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer
-    ) -> tuple[dict[str, Examples], dict[str, Any]]:
+    ) -> tuple[Examples, dict[str, Any]]:
         """Packed examples. Random sentences come from other documents of the chunk.
 
         The sums are:
@@ -113,7 +113,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         tokens = packing.examples["tokens"]
         num_positions = len(tokens) * self.data.sequence_length
         counted = tokens[:, 1:] if is_clm else tokens
-        return {split: packing.examples}, {
+        return packing.examples, {
             "documents": tokenised.num_documents,
             "empty_documents": len(texts) - tokenised.num_documents,
             "sentences": len(tokenised.sentence_bounds) - 1,
@@ -155,7 +155,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         masking_seed, rule = derived_seed(self.data.seed, purpose), MaskingRule.of(corpus.tokenizer, self.data)
 
         def make(chosen: Selection) -> Batch:
-            batch = full_examples(table.take(chosen.numbers, chosen.length), self.model)
+            batch = full_examples(table.take(chosen.numbers), self.model)
             if self.model.objective == "clm":
                 batch["weights"] = np.ones(batch["targets"].shape, np.float32)
             else:

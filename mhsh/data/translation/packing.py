@@ -1,6 +1,4 @@
-"""Sentence pairs encoded and packed: several pairs in an example, or one pair in an example of
-fitting length.
-"""
+"""Sentence pairs encoded and packed, several in an example."""
 
 from __future__ import annotations
 
@@ -24,9 +22,6 @@ _SHORT = 10
 # Examples that are open for more pairs while pairs are packed. More give fuller examples, and take
 # more time a pair.
 _OPEN_EXAMPLES = 256
-# The lengths of bucketed examples are data.sequence_length over these. Their batches have that many
-# times more examples.
-BUCKET_DIVISORS = (8, 4, 2, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,30 +98,6 @@ def pack_pairs(encoded: EncodedPairs, length: int) -> Examples:
     return _examples(encoded, length, example, before)
 
 
-def bucket_pairs(encoded: EncodedPairs, length: int) -> dict[int, Examples]:
-    """One pair an example, each in the shortest that holds both its sides: `length` / 8, / 4, / 2
-    or / 1 tokens.
-
-    Returns:
-      the examples of each length, the shortest first, with the arrays of `pack_pairs` and in the
-      order of `encoded`. A length that no pair needs has no examples.
-    """
-    widths = np.array([length // divisor for divisor in BUCKET_DIVISORS])
-    bucket = widths.searchsorted(np.maximum(encoded.source.lengths, encoded.target.lengths))
-    examples = {}
-    for number, width in enumerate(widths.tolist()):
-        chosen = _select(encoded, np.flatnonzero(bucket == number))
-        examples[width] = _examples(chosen, width, np.arange(len(chosen)), np.zeros((3, len(chosen)), np.int64))
-    return examples
-
-
-def examples_by_length(encoded: EncodedPairs, data: TranslationDataConfig) -> dict[int, Examples]:
-    """The examples that data.layout asks for, by their length, the shortest first."""
-    if data.layout == "packed":
-        return {data.sequence_length: pack_pairs(encoded, data.sequence_length)}
-    return bucket_pairs(encoded, data.sequence_length)
-
-
 def _ended(sentences: Sequence[np.ndarray]) -> EncodedSide:
     bounds = bounds_of([len(ids) + 1 for ids in sentences])
     tokens = np.full(bounds[-1], EOS_ID, np.int32)
@@ -135,15 +106,6 @@ def _ended(sentences: Sequence[np.ndarray]) -> EncodedSide:
     if sentences:
         tokens[~is_end] = np.concatenate(sentences)
     return EncodedSide(tokens, bounds)
-
-
-def _select(encoded: EncodedPairs, chosen: Int64[np.ndarray, " k"]) -> EncodedPairs:
-    def part(side: EncodedSide) -> EncodedSide:
-        lengths = side.lengths[chosen]
-        bounds = bounds_of(lengths)
-        return EncodedSide(side.tokens[np.repeat(side.bounds[chosen], lengths) + _positions(bounds)], bounds)
-
-    return EncodedPairs(part(encoded.source), part(encoded.target))
 
 
 def _first_fit(

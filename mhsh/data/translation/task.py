@@ -1,4 +1,4 @@
-"""Translation: sentence pairs, packed or bucketed."""
+"""Translation: sentence pairs, several in an example."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from etils import epath
 
 from mhsh.config.schema import TranslationDataConfig
-from mhsh.data.batches import Batch, Bucket, MakeBatch, Selection
+from mhsh.data.batches import Batch, MakeBatch, Selection
 from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
 from mhsh.data.random_numbers import PAIR_SPLIT
 from mhsh.data.shards import ZSTD
-from mhsh.data.tables import TRAIN, Examples, Table, entropy_of_counts, num_examples
+from mhsh.data.tables import TRAIN, Examples, entropy_of_counts, num_examples
 from mhsh.data.tokenizers.subword import SubwordTokenizer, load_subword, train_subword
-from mhsh.data.translation.packing import BUCKET_DIVISORS, encode_pairs, examples_by_length
+from mhsh.data.translation.packing import encode_pairs, pack_pairs
 from mhsh.data.translation.pairs import Pair, clean_text, read_pairs, validation_pairs
 from mhsh.errors import UserError
 from mhsh.files import expanded
@@ -29,8 +29,7 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
 
     Batches have int32 `inputs`, `inputs_position`, `inputs_segmentation` [B,S], `decoder_inputs`,
     `targets`, `targets_position`, `targets_segmentation` [B,T], and float32 `weights` [B,T], 1
-    where there is a target. With data.layout = bucketed a batch has S = T = data.sequence_length /
-    n tokens and B n examples, where n is 8, 4, 2 or 1.
+    where there is a target.
     """
 
     items: ClassVar[str] = "pairs"
@@ -70,16 +69,15 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
 
     def encode(
         self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer
-    ) -> tuple[dict[str, Examples], dict[str, Any]]:
-        """Packed or bucketed examples. The sums are the counts of `encode_pairs`, `rows` (the
-        examples), the `positions` of either side, and `token_counts` (how often each id is a
-        target).
+    ) -> tuple[Examples, dict[str, Any]]:
+        """Packed examples. The sums are the counts of `encode_pairs`, `rows` (the examples), the
+        `positions` of either side, and `token_counts` (how often each id is a target).
         """
         encoded, counts = encode_pairs(tokenizer, items, self.data)
-        groups = examples_by_length(encoded, self.data)
-        return {f"{split}/{length}": examples for length, examples in groups.items()}, counts | {
-            "rows": sum(num_examples(examples) for examples in groups.values()),
-            "positions": sum(examples["inputs"].size for examples in groups.values()),
+        examples = pack_pairs(encoded, self.data.sequence_length)
+        return examples, counts | {
+            "rows": num_examples(examples),
+            "positions": examples["inputs"].size,
             "token_counts": np.bincount(encoded.target.tokens, minlength=tokenizer.vocab_size),
         }
 
@@ -100,31 +98,10 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         table = corpus.train if split == TRAIN else corpus.validation
 
         def make(chosen: Selection) -> Batch:
-            batch = table.take(chosen.numbers, chosen.length)
+            batch = table.take(chosen.numbers)
             return batch | {"weights": (batch["targets_segmentation"] > 0) * chosen.weights[:, None]}
 
         return make
-
-    def buckets(self, table: Table, batch_size: int) -> list[Bucket] | None:
-        """The buckets of an epoch, the shortest first: examples of T / n tokens in batches of B n.
-        All batches have the same number of tokens. None where the layout is packed.
-
-        Where a length has too few examples for one batch, they join those of the next length, whose
-        batches are smaller. So only the last bucket may be smaller than its batch.
-        """
-        if self.data.layout == "packed":
-            return None
-        buckets: list[Bucket] = []
-        waiting = np.zeros(0, np.int64)
-        for divisor in BUCKET_DIVISORS:
-            length, size = self.data.sequence_length // divisor, batch_size * divisor
-            for group, end in zip(table.groups, table.group_ends.tolist(), strict=True):
-                if group.shapes["inputs"] == (length,):
-                    waiting = np.concatenate([waiting, np.arange(end - group.count, end)])
-            if len(waiting) and (len(waiting) >= size or divisor == BUCKET_DIVISORS[-1]):
-                buckets.append(Bucket(length, size, waiting))
-                waiting = waiting[:0]
-        return buckets
 
 
 def decoded_validation(corpus: Corpus[SubwordTokenizer], count: int | None) -> list[Pair]:
