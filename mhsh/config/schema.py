@@ -87,13 +87,11 @@ AdminOmega = Literal["profiled", "closed_log", "closed_one"]
 Init = Literal["bert", "xavier", "fairseq"]
 Fans = Literal["ungrouped", "own"]
 Dtype = Literal["float32", "bfloat16"]
-TranslationTokenizer = Literal["bpe", "unigram"]
 
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 RESIDUALS: tuple[str, ...] = get_args(Residual)
 ADMIN_OMEGAS: tuple[str, ...] = get_args(AdminOmega)
 INITS: tuple[str, ...] = get_args(Init)
-TRANSLATION_TOKENIZERS: tuple[str, ...] = get_args(TranslationTokenizer)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -200,7 +198,7 @@ class TranslationDataConfig(Section, frozen=True):
     validation_source: Annotated[
         str, bookkeeping("as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part")
     ] = "tfds:wmt14_translate/de-en:validation"
-    tokenizer: Annotated[TranslationTokenizer, data_rows("how sentences become tokens; one vocabulary for both sides")] = "bpe"
+    tokenizer: Annotated[Literal["bpe"], data_rows("how sentences become tokens; one vocabulary for both sides")] = "bpe"
     vocab_path: Annotated[
         str, bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
     ] = ""

@@ -226,9 +226,7 @@ class StreamedTask(Task[TokenizerT]):
         """The vocabulary of a file. Raises UserError where it does not fit the config."""
 
     @abc.abstractmethod
-    def encode(
-        self, items: Sequence[Item], split: str, chunk: int, tokenizer: TokenizerT
-    ) -> tuple[Examples, dict[str, Any]]:
+    def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: TokenizerT) -> tuple[Examples, dict[str, Any]]:
         """The examples of a chunk of items, and sums (numbers or arrays) that those of other chunks
         are added to.
 

@@ -120,7 +120,8 @@ def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) 
         "shards": [{name: value for name, value in msgspec.to_builtins(shard).items() if name != "fields"} for shard in shards],
         "meta": dict(meta),
     }
-    if any(shard.fields != shards[0].fields for shard in shards):
+    arrays = [(shard.fields, group.shapes) for shard in shards for group in shard.groups]
+    if any(one != arrays[0] for one in arrays):
         raise ValueError(f"the shards of {folder} differ in their arrays")
     fingerprint = _fingerprint(content)
     write_json(folder / INDEX_FILE, {"fingerprint": fingerprint} | content)

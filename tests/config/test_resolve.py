@@ -102,10 +102,6 @@ TRANSLATION_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.num_decoder_layers": 0}, "^model.num_decoder_layers = 0; allowed with model.objective = 'translation': 1 or more$"),
     ({"model.num_token_types": 2}, "^model.num_token_types = 2; allowed with model.objective = 'translation': 0$"),
     ({"model.next_sentence": True}, "^model.next_sentence = True needs model.objective = 'mlm'; 'translation' sees no"),
-    (
-        {"data.layout": "bucketed", "data.sequence_length": 60},
-        "^data.sequence_length = 60 with data.layout = 'bucketed' must be div",
-    ),
     ({"data.max_predictions": 3}, "^data.max_predictions = 3 is not a field of the config; allowed: source, validation_source, "),
 ]
 

@@ -132,7 +132,7 @@ def test_slices_of_processes_are_the_batch(loaded: tuple[Config, Corpus[Tokenize
     _, corpus = loaded
     for make in (corpus.train_steps, corpus.validation_batches):
         whole = make(B)
-        parts = [make(B, lambda _, part=part: part) for part in slices]
+        parts = [make(B, part) for part in slices]
         for k in range(min(len(whole), 25)):
             batches = [part[k] for part in parts]
             together = {name: np.concatenate([batch[name] for batch in batches]) for name in whole[k]}

@@ -35,9 +35,7 @@ def small_config() -> Config:
 @functools.cache
 def small_tokenizer() -> SubwordTokenizer:
     """A vocabulary with a few pieces longer than a byte."""
-    return train_subword(
-        "bpe", ["der die das und in den von zu mit sich the of and to in a is"] * 3, small_config().model.vocab_size
-    )
+    return train_subword(["der die das und in den von zu mit sich the of and to in a is"] * 3, small_config().model.vocab_size)
 
 
 def small_model() -> Seq2Seq:

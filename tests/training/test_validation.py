@@ -46,7 +46,7 @@ def test_the_checksum_is_that_of_all_validation_batches(config):
 def test_the_parts_of_the_loss_are_those_of_its_batches(config):
     corpus, mesh = load_corpus(config, None), mesh_of(*ONE)
     params = fresh_state(config, ONE).params
-    rows = functools.partial(process_rows, mesh)
+    rows = process_rows(mesh, config.train.batch_size)
     validator = Validator(config, build_model(config.model), mesh, corpus, rows, params, Decoding(0, 1, 0.0))
     weights = [batch["weights"].sum() for batch in corpus.validation_batches(config.train.batch_size, rows)]
     whole, first = validator(params), validator(params, 1)

@@ -93,9 +93,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             raise UserError(f"data.vocab_path = {path!r} is only for data.tokenizer = 'wordpiece'; empty it for 'bytes'")
         return super().given_tokenizer()
 
-    def encode(
-        self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer
-    ) -> tuple[Examples, dict[str, Any]]:
+    def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer) -> tuple[Examples, dict[str, Any]]:
         """Packed examples. Random sentences come from other documents of the chunk.
 
         The sums are:

@@ -56,20 +56,13 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> SubwordTokenizer:
         if self.data.vocab_path:
             return self.given_tokenizer()
-        log(f"learning a {self.data.tokenizer} vocabulary")
-        return train_subword(self.data.tokenizer, texts, self.model.vocab_size)
+        log("learning a bpe vocabulary")
+        return train_subword(texts, self.model.vocab_size)
 
     def read_tokenizer(self, path: epath.PathLike) -> SubwordTokenizer:
-        tokenizer = load_subword(expanded(path))
-        if tokenizer.kind != self.data.tokenizer:
-            raise UserError(
-                f"{path} is a {tokenizer.kind} vocabulary, but data.tokenizer = {self.data.tokenizer!r}; set it to that kind"
-            )
-        return self.fitting(tokenizer, f"the vocabulary {path}")
+        return self.fitting(load_subword(expanded(path)), f"the vocabulary {path}")
 
-    def encode(
-        self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer
-    ) -> tuple[Examples, dict[str, Any]]:
+    def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer) -> tuple[Examples, dict[str, Any]]:
         """Packed examples. The sums are the counts of `encode_pairs`, `rows` (the examples), the
         `positions` of either side, and `token_counts` (how often each id is a target).
         """

@@ -89,7 +89,7 @@ def test_held_out_pairs_are_new_and_made_of_known_words(pairs: list[tuple[str, s
     known = {word for english, _ in pairs for word in re.findall(r"\w+|,|-", english)}
     assert {word for english, _ in fresh for word in re.findall(r"\w+|,|-", english)} <= known
     # German joins its words, so there it is the pieces of a vocabulary that must have been met.
-    tokenizer = train_subword("bpe", [text for pair in pairs for text in pair], 400)
+    tokenizer = train_subword([text for pair in pairs for text in pair], 400)
     met, needed = (
         {number for ids in tokenizer.encode_batch([german for _, german in side]) for number in ids.tolist()}
         for side in (pairs, fresh)
