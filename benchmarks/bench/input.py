@@ -118,8 +118,6 @@ def rows_as_lists(config: Config, corpus: Corpus[Tokenizer]) -> list[Example]:
 def _check(config: Config, chosen: Sequence[str]) -> None:
     if config.model.objective != "mlm" or not isinstance(config.data, DataConfig):
         raise UserError(f"model.objective = {config.model.objective!r} masks nothing; give bert:VARIANT")
-    if chosen and config.data.whole_word_masking:
-        raise UserError("--peer: data.whole_word_masking = True needs the words, which a collator does not have; set it to False")
 
 
 def _inputs(name: str, make: Batches) -> Iterator[np.ndarray]:

@@ -199,11 +199,6 @@ def _mesh_problems(mesh: MeshConfig) -> Iterator[str]:
 
 def _data_problems(model: ModelConfig, data: AnyDataConfig) -> Iterator[str]:
     if isinstance(data, DataConfig) and model.objective == "mlm":
-        if data.tokenizer == "bytes" and data.whole_word_masking:
-            yield (
-                "data.whole_word_masking = True needs data.tokenizer = 'wordpiece'; bytes have no words: add "
-                "--config.data.whole_word_masking=False"
-            )
         if not 1 <= data.max_predictions <= data.sequence_length:
             yield (
                 f"data.max_predictions = {data.max_predictions}; allowed with model.objective = 'mlm': 1 to "

@@ -184,7 +184,6 @@ class DataConfig(Section, frozen=True):
     sequence_length: Annotated[Count, data_rows("T, tokens in a row", step="changes")] = 128
     max_predictions: Annotated[NonNegative, data_rows("P, the fixed number of predicted positions a row (mlm)", step="changes")] = 0
     mask_fraction: Annotated[Fraction, data_rows("share of a row's tokens that are predicted (mlm)")] = 0.0
-    whole_word_masking: Annotated[bool, data_rows("whether the pieces of a word are masked together (mlm)")] = False
     validation_fraction: Annotated[Fraction, data_rows("share of the documents held out")] = 0.05
     seed: Annotated[NonNegative, data_seed("of document split, row order and masking")] = 0
 

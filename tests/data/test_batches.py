@@ -22,7 +22,7 @@ from tests.data.preparing import digest, pretraining_config
 
 LAYOUTS = {
     "pairs": {},
-    "whole_words": dict(next_sentence=False, num_token_types=0, whole_word_masking=True),
+    "segments": dict(next_sentence=False, num_token_types=0),
     "stream": dict(objective="clm", next_sentence=False, num_token_types=0, tokenizer="bytes"),
 }
 B = 7

@@ -42,7 +42,7 @@ from tests.data.preparing import (
 
 PRETRAINING: dict[str, dict[str, Any]] = {
     "pairs": {},
-    "segments": dict(next_sentence=False, num_token_types=0, whole_word_masking=True),
+    "segments": dict(next_sentence=False, num_token_types=0),
     "stream": dict(objective="clm", next_sentence=False, num_token_types=0, tokenizer="bytes"),
     "stream of wordpiece": dict(objective="clm", next_sentence=False, num_token_types=2),
 }

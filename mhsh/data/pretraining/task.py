@@ -41,7 +41,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
     items_per_shard: ClassVar[int] = 1000
     vocab_file: ClassVar[str] = WORDPIECE_FILE
     compression: ClassVar[str] = UNCOMPRESSED  # no array of an example follows from the others
-    only_for_training: ClassVar[tuple[str, ...]] = ("max_predictions", "mask_fraction", "whole_word_masking")
+    only_for_training: ClassVar[tuple[str, ...]] = ("max_predictions", "mask_fraction")
     split_purpose: ClassVar[int] = DOCUMENT_SPLIT
 
     data: DataConfig

@@ -28,7 +28,6 @@ def test_wordpiece_takes_the_longest_known_piece(tmp_path: Path) -> None:
     assert [array.tolist() for array in ids] == [[9, 10, 5, 6, 7, 1], [], [11, 13, 12]]  # the special's name is plain text
     assert tokenizer.decode(ids[0].tolist()) == "hello , unaffable [UNK]"
     assert load_wordpiece(path, lowercase=False).encode_batch(["Héllo hello"])[0].tolist() == [14, 9]
-    assert np.flatnonzero(tokenizer.is_continuation).tolist() == [6, 7, 8]
     assert np.flatnonzero(tokenizer.is_special).tolist() == [0, 1, 2, 3, 4]
 
 
@@ -102,7 +101,6 @@ def test_bytes_roundtrip(text: str) -> None:
 def test_bytes_show_specials_and_cut_characters() -> None:
     tokenizer = ByteTokenizer()
     assert tokenizer.decode([2, *tokenizer.encode_batch(["ü"])[0].tolist()[:1], 3]) == "[CLS]\ufffd[SEP]"
-    assert not tokenizer.is_continuation.any()
     assert tokenizer.is_special.sum() == 5
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (0, 1, 2, 3, 4)
 
