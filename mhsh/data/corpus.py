@@ -118,8 +118,6 @@ class StreamedTask(Task[TokenizerT]):
     """
 
     items: ClassVar[str]  # the name of the items: pairs, documents
-    item_size: ClassVar[int]  # the texts of an item
-    item_end: ClassVar[str]  # ends an item in a chunk's file; no item contains it
     items_per_shard: ClassVar[int]  # unless --per-shard is given
     compression: ClassVar[str]  # of the shards: shards.ZSTD or shards.UNCOMPRESSED
     counted: ClassVar[tuple[str, ...]] = ("read", "empty", "duplicates")  # what `split` counts

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, to_dict
 from mhsh.data.load import load_corpus
-from mhsh.data.prepare import item_text, items_in, stage
+from mhsh.data.prepare import read_chunk, stage
 from mhsh.data.shards import UNCOMPRESSED, StoredTable, write_shard
 from mhsh.data.tokenizers.subword import train_subword
 from mhsh.errors import UserError
@@ -278,14 +278,15 @@ def test_sources_that_will_not_do(tmp_path):
             prepared(config, tmp_path / str(number))
 
 
-LINE = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda line: "\n" not in line)
-
-
-@given(st.lists(st.lists(LINE, min_size=1, max_size=4).map("\n".join), max_size=5, unique=True))
-def test_documents_come_out_of_a_chunk_as_they_went_in(documents: list[str]) -> None:
-    task = task_of(pretraining_config())
-    items = [(document,) for document in documents]
-    assert items_in(task, "".join(item_text(task, item) for item in items)) == items
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=5, unique=True))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_documents_come_out_of_a_chunk_as_they_went_in(tmp_path, documents: list[str]) -> None:
+    task = task_of(pretraining_config(validation_fraction=0.5, next_sentence=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(task), "streams", lambda task: [[(text,) for text in [*documents, *map(str, range(1000, 1040))]]])
+        staged = stage(task, tmp_path, 7)
+    items = [text for chunk in staged.chunks for (text,) in read_chunk(tmp_path, chunk)]
+    assert set(items) == {*documents, *map(str, range(1000, 1040))} and len(items) == len(set(items))
 
 
 # Prepares, and tells the most memory it ever had, in KB.

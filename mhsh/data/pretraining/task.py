@@ -36,8 +36,6 @@ class PretrainingTask(StreamedTask[Tokenizer]):
     """
 
     items: ClassVar[str] = "documents"
-    item_size: ClassVar[int] = 1
-    item_end: ClassVar[str] = "\n\n"  # documents contain no empty line
     items_per_shard: ClassVar[int] = 1000
     vocab_file: ClassVar[str] = WORDPIECE_FILE
     compression: ClassVar[str] = UNCOMPRESSED  # no array of an example follows from the others

@@ -33,8 +33,6 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
     """
 
     items: ClassVar[str] = "pairs"
-    item_size: ClassVar[int] = 2
-    item_end: ClassVar[str] = "\n"
     items_per_shard: ClassVar[int] = 20_000
     vocab_file: ClassVar[str] = TOKENIZER_FILE
     compression: ClassVar[str] = ZSTD  # seven arrays that repeat each other
