@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from etils import epath
 
 from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, TranslationDataConfig, to_dict
-from mhsh.data.batches import Batches, MakeBatch, ordered_batches, shuffled_batches
+from mhsh.data.batches import Batch, Batches, MakeBatch, Selection, ordered_batches, shuffled_batches
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap
@@ -58,8 +58,12 @@ class Task(abc.ABC, Generic[TokenizerT]):
         """
 
     @abc.abstractmethod
-    def batch_maker(self, corpus: Corpus[TokenizerT], split: str) -> MakeBatch:
-        """The function that makes batches of a split."""
+    def read_tokenizer(self, path: epath.PathLike) -> TokenizerT:
+        """The vocabulary of a file. Raises UserError where it does not fit the config."""
+
+    @abc.abstractmethod
+    def batch_maker(self, tokenizer: TokenizerT, split: str) -> Callable[[Examples, Selection], Batch]:
+        """The function that makes a batch of the selected examples of a split."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,8 +95,7 @@ class Corpus(Generic[TokenizerT]):
           part: the part of a batch that this process makes. The parts of all processes, put
             together, are the whole batch.
         """
-        make = self.task.batch_maker(self, TRAIN)
-        return shuffled_batches(make, len(self.train), batch_size, self.task.data.seed, part)
+        return shuffled_batches(self._maker(TRAIN), len(self.train), batch_size, self.task.data.seed, part)
 
     def validation_batches(self, batch_size: int, part: slice = _ALL) -> Batches:
         """All validation examples in a fixed order, in batches with the keys of `train_steps`.
@@ -100,7 +103,11 @@ class Corpus(Generic[TokenizerT]):
         A batch that would be short is filled with examples whose `weights` are all 0. So it keeps
         its shape, and no weighted metric counts an example twice.
         """
-        return ordered_batches(self.task.batch_maker(self, VALIDATION), len(self.validation), batch_size, part)
+        return ordered_batches(self._maker(VALIDATION), len(self.validation), batch_size, part)
+
+    def _maker(self, split: str) -> MakeBatch:
+        table, make = self.train if split == TRAIN else self.validation, self.task.batch_maker(self.tokenizer, split)
+        return lambda chosen: make(table.take(chosen.numbers), chosen)
 
     def check_batch(self, batch_size: int) -> None:
         """Raises UserError where training has fewer examples than a batch."""
@@ -218,10 +225,6 @@ class StreamedTask(Task[TokenizerT]):
         Args:
           texts: those of the training split. They may be read twice.
         """
-
-    @abc.abstractmethod
-    def read_tokenizer(self, path: epath.PathLike) -> TokenizerT:
-        """The vocabulary of a file. Raises UserError where it does not fit the config."""
 
     @abc.abstractmethod
     def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: TokenizerT) -> tuple[Examples, dict[str, Any]]:

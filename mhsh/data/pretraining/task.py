@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
 
 from mhsh.config.schema import DataConfig
-from mhsh.data.batches import Batch, MakeBatch, Selection
-from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
+from mhsh.data.batches import Batch, Selection
+from mhsh.data.corpus import Item, Log, StreamedTask
 from mhsh.data.pretraining.masking import MaskingRule, mask_examples
 from mhsh.data.pretraining.packing import full_examples, pack, sentences, tokenise
 from mhsh.data.pretraining.sources import documents
@@ -143,15 +143,15 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         }
         return plain, entropy_of_counts(counts if self.model.objective == "clm" else ordinary)
 
-    def batch_maker(self, corpus: Corpus[Tokenizer], split: str) -> MakeBatch:
+    def batch_maker(self, tokenizer: Tokenizer, split: str) -> Callable[[Examples, Selection], Batch]:
         """Batches whose masking depends on data.seed, the numbers of the examples and the epoch
         alone. It is drawn anew in every epoch.
         """
-        table, purpose = (corpus.train, MASKING) if split == TRAIN else (corpus.validation, VALIDATION_MASKING)
-        masking_seed, rule = derived_seed(self.data.seed, purpose), MaskingRule.of(corpus.tokenizer, self.data)
+        masking_seed = derived_seed(self.data.seed, MASKING if split == TRAIN else VALIDATION_MASKING)
+        rule = MaskingRule.of(tokenizer, self.data)
 
-        def make(chosen: Selection) -> Batch:
-            batch = full_examples(table.take(chosen.numbers), self.model)
+        def make(examples: Examples, chosen: Selection) -> Batch:
+            batch = full_examples(examples, self.model)
             if self.model.objective == "clm":
                 batch["weights"] = np.ones(batch["targets"].shape, np.float32)
             else:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
 
 from mhsh.config.schema import TranslationDataConfig
-from mhsh.data.batches import Batch, MakeBatch, Selection
+from mhsh.data.batches import Batch, Selection
 from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
 from mhsh.data.random_numbers import PAIR_SPLIT
 from mhsh.data.shards import ZSTD
-from mhsh.data.tables import TRAIN, Examples, entropy_of_counts, num_examples
+from mhsh.data.tables import Examples, entropy_of_counts, num_examples
 from mhsh.data.tokenizers.subword import SubwordTokenizer, load_subword, train_subword
 from mhsh.data.translation.packing import encode_pairs, pack_pairs
 from mhsh.data.translation.pairs import Pair, clean_text, read_pairs, validation_pairs
@@ -85,12 +85,9 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         plain |= {f"{side}_padding_fraction": 1 - plain[f"{side}_tokens"] / int(sums["positions"]) for side in ("source", "target")}
         return plain, entropy_of_counts(sums["token_counts"])
 
-    def batch_maker(self, corpus: Corpus[SubwordTokenizer], split: str) -> MakeBatch:
-        table = corpus.train if split == TRAIN else corpus.validation
-
-        def make(chosen: Selection) -> Batch:
-            batch = table.take(chosen.numbers)
-            return batch | {"weights": (batch["targets_segmentation"] > 0) * chosen.weights[:, None]}
+    def batch_maker(self, tokenizer: SubwordTokenizer, split: str) -> Callable[[Examples, Selection], Batch]:
+        def make(examples: Examples, chosen: Selection) -> Batch:
+            return examples | {"weights": (examples["targets_segmentation"] > 0) * chosen.weights[:, None]}
 
         return make
 
