@@ -30,8 +30,8 @@ from mhsh.config.schema import Config, DataConfig
 from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
-from mhsh.data.pretraining.packing import full_examples
-from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.data.packing import full_examples
+from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 
 CHECKED_BATCHES = 20  # for the share of masked tokens

@@ -14,8 +14,8 @@ from jaxtyping import Float
 
 from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
-from mhsh.data.fine_tuning.glue import find_task, read_glue, write_submission
-from mhsh.data.fine_tuning.squad import read_squad
+from mhsh.data.glue import find_task, read_glue, write_submission
+from mhsh.data.squad import read_squad
 from mhsh.data.tables import Examples
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
@@ -158,7 +158,7 @@ def _text(folder: str, source: str | None, step: int | None, *, text: str | None
 def _classify(
     folder: RunFolder, config: Config, data: ClassificationDataConfig, step: int | None, source: str, output: str
 ) -> None:
-    from mhsh.data.fine_tuning.task import encode_examples
+    from mhsh.data.fine_tuning import encode_examples
     from mhsh.data.load import task_of
 
     task = find_task(data.task)
@@ -180,7 +180,7 @@ def _answer(
     null_threshold: float = 0.0,
     details: str | None = None,
 ) -> None:
-    from mhsh.data.fine_tuning.task import encode_questions
+    from mhsh.data.fine_tuning import encode_questions
     from mhsh.data.load import task_of
     from mhsh.evaluation.squad import find_answers
 

@@ -18,9 +18,9 @@ from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, Translati
 from mhsh.data.batches import Batch, Batches, MakeBatch, Selection, ordered_batches, shuffled_batches
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
+from mhsh.data.subword import SubwordTokenizer
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap
-from mhsh.data.tokenizers.subword import SubwordTokenizer
-from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from mhsh.files import expanded
 

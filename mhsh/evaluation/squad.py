@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from mhsh.data.fine_tuning.squad import Question, SquadData
-from mhsh.data.fine_tuning.task import Window
+from mhsh.data.fine_tuning import Window
+from mhsh.data.squad import Question, SquadData
 from mhsh.errors import UserError
 
 # The default of evaluate-v2.0.py: an answer with a higher no-answer probability counts as none.

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, PartitionSpec
 from mhsh.config.schema import Config
 from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
-from mhsh.data.fine_tuning.task import ClassificationCorpus, SpanCorpus
-from mhsh.data.translation.task import decoded_validation
+from mhsh.data.fine_tuning import ClassificationCorpus, SpanCorpus
+from mhsh.data.translation import decoded_validation
 from mhsh.evaluation.validation import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mhsh.cli.predict import run
-from mhsh.data.tokenizers.subword import train_subword
+from mhsh.data.subword import train_subword
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.run_folder import RunFolder

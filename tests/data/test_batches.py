@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.data.batches import Batches, prefetched
 from mhsh.data.corpus import Corpus
-from mhsh.data.pretraining.task import PretrainingTask
+from mhsh.data.pretraining import PretrainingTask
 from mhsh.data.random_numbers import derived_seed
 from mhsh.data.tables import Table
-from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.data.wordpiece import Tokenizer
 from tests.data.preparing import digest, pretraining_config
 
 LAYOUTS = {

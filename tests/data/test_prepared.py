@@ -25,7 +25,7 @@ from mhsh.config.schema import Config, to_dict
 from mhsh.data.load import load_corpus
 from mhsh.data.prepare import read_chunk, stage
 from mhsh.data.shards import UNCOMPRESSED, StoredTable, write_shard
-from mhsh.data.tokenizers.subword import train_subword
+from mhsh.data.subword import train_subword
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 from tests.data.preparing import (

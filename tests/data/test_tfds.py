@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.data.pretraining.sources import documents
+from mhsh.data.documents import documents
+from mhsh.data.pairs import Pair, read_pairs
 from mhsh.data.tfds import _languages, open_split
-from mhsh.data.translation.pairs import Pair, read_pairs
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 from tests.data.conftest import tfds_folder
@@ -68,7 +68,7 @@ def test_articles_are_documents(prepared):
 _ALONE = """
 import socket
 import sys
-from mhsh.data.translation.pairs import read_pairs
+from mhsh.data.pairs import read_pairs
 
 def connect(*arguments):
     raise AssertionError(arguments)

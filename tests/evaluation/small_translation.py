@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
-from mhsh.data.tokenizers.subword import SubwordTokenizer, train_subword
+from mhsh.data.subword import SubwordTokenizer, train_subword
 from mhsh.models.build import build_model
 from mhsh.models.seq2seq import Seq2Seq
 from tests.conftest import load_fields

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.data.fine_tuning.squad import (
+from mhsh.data.squad import (
     Answer,
     Question,
     SquadData,
@@ -26,7 +26,7 @@ from mhsh.data.fine_tuning.squad import (
 )
 from mhsh.errors import UserError
 from tests.data.conftest import tfds_folder
-from tests.data.fine_tuning.conftest import as_json, load_squad, write_squad
+from tests.data.small_fine_tuning import as_json, load_squad, write_squad
 
 CONTEXT = "Ève 😀 ate\u2028an apple,\nthen a pear."
 

@@ -13,13 +13,13 @@ from etils import epath
 from mhsh.config.schema import DataConfig
 from mhsh.data.batches import Batch, Selection
 from mhsh.data.corpus import Item, Log, StreamedTask
-from mhsh.data.pretraining.masking import MaskingRule, mask_examples
-from mhsh.data.pretraining.packing import full_examples, pack, sentences, tokenise
-from mhsh.data.pretraining.sources import documents
+from mhsh.data.documents import documents
+from mhsh.data.masking import MaskingRule, mask_examples
+from mhsh.data.packing import full_examples, pack, sentences, tokenise
 from mhsh.data.random_numbers import DOCUMENT_SPLIT, MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
 from mhsh.data.shards import UNCOMPRESSED
 from mhsh.data.tables import TRAIN, Examples, entropy_of_counts
-from mhsh.data.tokenizers.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
+from mhsh.data.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
 from mhsh.errors import UserError
 from mhsh.run_folder import WORDPIECE_FILE
 

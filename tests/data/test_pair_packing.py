@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
-from mhsh.data.translation.packing import EncodedPairs, EncodedSide, encode_pairs, pack_pairs
-from mhsh.data.translation.pairs import Pair
-from mhsh.data.translation.synthetic_pairs import training_pairs
+from mhsh.data.pairs import Pair
+from mhsh.data.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
+from mhsh.data.synthetic_pairs import training_pairs
+from mhsh.data.translation import EncodedPairs, EncodedSide, encode_pairs, pack_pairs
 from tests.data.preparing import translation_config
 
 T = 16
@@ -92,7 +92,7 @@ def first_fit(pairs: Sentences, open_rows: int) -> list[Sentences]:
 @given(pairs=st.lists(st.tuples(sentence, sentence), max_size=60), open_rows=st.integers(2, 5))
 def test_packing_is_first_fit_and_loses_nothing(pairs: Sentences, open_rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mhsh.data.translation.packing._OPEN_EXAMPLES", open_rows)
+        patch.setattr("mhsh.data.translation._OPEN_EXAMPLES", open_rows)
         found = read_back(pack_pairs(encoded(pairs), T))
     assert found == first_fit(pairs, open_rows)
 

@@ -17,9 +17,9 @@ import pytest
 from mhsh.config.schema import Config
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
+from mhsh.data.subword import EOS_ID, SubwordTokenizer
+from mhsh.data.synthetic_pairs import held_out_pairs
 from mhsh.data.tables import unigram_entropy
-from mhsh.data.tokenizers.subword import EOS_ID, SubwordTokenizer
-from mhsh.data.translation.synthetic_pairs import held_out_pairs
 from mhsh.errors import UserError
 from tests.data.preparing import digest, translation_config
 

@@ -16,11 +16,11 @@ from jaxtyping import Int32
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, SpanDataConfig
 from mhsh.data.batches import Batch, Selection
 from mhsh.data.corpus import Corpus, Task
-from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_task, read_splits
-from mhsh.data.fine_tuning.squad import Question, SquadData, read_questions
+from mhsh.data.glue import GlueExample, GlueTask, find_task, read_splits
 from mhsh.data.random_numbers import ARTICLE_SPLIT, hash_key
+from mhsh.data.squad import Question, SquadData, read_questions
 from mhsh.data.tables import TRAIN, VALIDATION, ArrayTable, Examples, fingerprint_of, overlap, unigram_entropy
-from mhsh.data.tokenizers.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
+from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import expanded
 from mhsh.run_folder import WORDPIECE_FILE

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int32, Int64, UInt64
 
 from mhsh.config.schema import DataConfig
 from mhsh.data.random_numbers import random_bits
-from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.data.wordpiece import Tokenizer
 
 # Of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay (Devlin et al., arXiv
 # 1810.04805, section 3.1).

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhsh.data.tokenizers.wordpiece import SPECIALS, ByteTokenizer, load_wordpiece, train_wordpiece
+from mhsh.data.wordpiece import SPECIALS, ByteTokenizer, load_wordpiece, train_wordpiece
 from mhsh.errors import UserError
 
 SPECIAL_LINES = "".join(token + "\n" for token in SPECIALS)
@@ -48,7 +48,7 @@ def test_training_is_the_same_in_every_process(english: list[str]) -> None:
     # would show.
     texts = [*english[:20], "zq xj vw kp gy hb cn dm", "ÀÉÎÕÜ ñçß"]
     code = (
-        "import json, sys\nfrom mhsh.data.tokenizers.wordpiece import train_wordpiece\n"
+        "import json, sys\nfrom mhsh.data.wordpiece import train_wordpiece\n"
         "print(json.dumps(train_wordpiece(json.load(sys.stdin), 300, lowercase=False).vocab))\n"
     )
     here = list(train_wordpiece(texts, 300, lowercase=False).vocab)
@@ -57,7 +57,7 @@ def test_training_is_the_same_in_every_process(english: list[str]) -> None:
             [sys.executable, "-c", code],
             input=json.dumps(texts),
             env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=Path(__file__).parents[3],
+            cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
             check=True,

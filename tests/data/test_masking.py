@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mhsh.data.pretraining.masking import MaskingRule, mask_examples
+from mhsh.data.masking import MaskingRule, mask_examples
 from mhsh.data.random_numbers import random_bits
 
 V, T, P = 1000, 64, 12

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, SubwordTokenizer, load_subword, train_subword
-from mhsh.data.translation.pairs import clean_text
-from mhsh.data.translation.synthetic_pairs import training_pairs
+from mhsh.data.pairs import clean_text
+from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, SubwordTokenizer, load_subword, train_subword
+from mhsh.data.synthetic_pairs import training_pairs
 from mhsh.errors import UserError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TEXTS = [text for pair in training_pairs(1500) for text in pair]
 
 
@@ -89,8 +89,8 @@ def test_saved_and_loaded_it_is_the_same(tokenizer: SubwordTokenizer, tmp_path: 
 
 def test_the_same_vocabulary_in_every_process(tokenizer: SubwordTokenizer) -> None:
     code = (
-        "from mhsh.data.translation.synthetic_pairs import training_pairs\n"
-        "from mhsh.data.tokenizers.subword import train_subword\n"
+        "from mhsh.data.synthetic_pairs import training_pairs\n"
+        "from mhsh.data.subword import train_subword\n"
         "texts = [text for pair in training_pairs(1500) for text in pair]\n"
         "print(train_subword(texts, 400).fingerprint)\n"
     )
