@@ -46,7 +46,7 @@ from mhsh.data.shards import (
 )
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
-from mhsh.files import MissingFile, cache_folder, clear_half_files, is_remote, locked, read_object, replacing
+from mhsh.files import MissingFile, cache_folder, clear_half_files, is_remote, locked, read_object
 
 _JOB_FILE = "prepare.json"
 _STAGING, _STAGED_FILE = "staging", "staged.json"
@@ -293,9 +293,7 @@ class _TrainingTexts:
 def _tokenizer(out: Path, task: StreamedTask[Any], staged: Staged, log: Log) -> Any:
     path = out / task.vocab_file
     if not path.exists():
-        tokenizer = task.new_tokenizer(_TrainingTexts(out / _STAGING, staged.chunks), log)
-        with replacing(path) as temporary:
-            tokenizer.save(temporary)
+        task.new_tokenizer(_TrainingTexts(out / _STAGING, staged.chunks), log).save(path)
     return task.read_tokenizer(path)
 
 

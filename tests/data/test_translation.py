@@ -20,8 +20,7 @@ from mhsh.data.load import load_corpus
 from mhsh.data.subword import EOS_ID, SubwordTokenizer
 from mhsh.data.synthetic_pairs import held_out_pairs
 from mhsh.data.tables import unigram_entropy
-from mhsh.errors import UserError
-from tests.data.preparing import digest, translation_config
+from tests.data.preparing import translation_config
 
 B = 5
 T = 64
@@ -80,15 +79,6 @@ def test_keys_shapes_and_weights(corpus: Corpus[SubwordTokenizer]) -> None:
         np.testing.assert_array_equal(steps[k]["weights"], steps[k]["targets_segmentation"] > 0)
 
 
-def test_a_step_is_a_pure_function(corpus: Corpus[SubwordTokenizer], files: str) -> None:
-    steps = corpus.train_steps(B)
-    expected = [digest(steps[k]) for k in range(25)]
-    assert len(set(expected)) == 25
-    again = load_corpus(config_of(files), None)
-    assert again.fingerprint == corpus.fingerprint
-    assert [digest(again.train_steps(B)[k]) for k in range(25)] == expected
-
-
 def test_an_epoch_holds_every_pair_once(corpus: Corpus[SubwordTokenizer]) -> None:
     steps = corpus.train_steps(1)
     seen = Counter(text for k in range(len(corpus.train)) for text in sources(corpus, steps[k]))
@@ -102,12 +92,6 @@ def test_validation_counts_every_pair_once(corpus: Corpus[SubwordTokenizer]) -> 
     assert seen == split_sources(corpus, "validation")
     assert any(not batch["weights"].any(1).all() for batch in first)  # there are filler rows
     assert all(batch["inputs_segmentation"].any(1).all() for batch in first)  # which look like rows
-
-
-def test_fewer_rows_than_a_batch_are_refused(corpus: Corpus[SubwordTokenizer]) -> None:
-    corpus.check_batch(len(corpus.train))
-    with pytest.raises(UserError, match=r"^train\.batch_size = \d+ is more than the \d+ training rows of data\.source; lower"):
-        corpus.check_batch(len(corpus.train) + 1)
 
 
 def test_splits_share_nothing_and_the_counts_say_what_is_in_them(corpus: Corpus[SubwordTokenizer]) -> None:
