@@ -61,6 +61,17 @@ class Task(abc.ABC, Generic[TokenizerT]):
     def read_tokenizer(self, path: epath.PathLike) -> TokenizerT:
         """The vocabulary of a file. Raises UserError where it does not fit the config."""
 
+    def fitting(self, tokenizer: TokenizerT, what: str, remedy: str = "") -> TokenizerT:
+        """The tokenizer. Raises UserError, with the remedy, where it has more tokens than the
+        model.
+        """
+        if tokenizer.vocab_size > self.model.vocab_size:
+            raise UserError(
+                f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; "
+                + (remedy or f"set model.vocab_size to {tokenizer.vocab_size} or more")
+            )
+        return tokenizer
+
     @abc.abstractmethod
     def batch_maker(self, tokenizer: TokenizerT, split: str) -> Callable[[Examples, Selection], Batch]:
         """The function that makes a batch of the selected examples of a split."""
@@ -246,15 +257,6 @@ class StreamedTask(Task[TokenizerT]):
     def given_tokenizer(self) -> TokenizerT:
         """The vocabulary of data.vocab_path. Raises UserError where it does not fit the config."""
         return self.read_tokenizer(expanded(self.data.vocab_path))
-
-    def fitting(self, tokenizer: TokenizerT, what: str) -> TokenizerT:
-        """The tokenizer. Raises UserError where it has more tokens than the model."""
-        if tokenizer.vocab_size > self.model.vocab_size:
-            raise UserError(
-                f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; set "
-                f"model.vocab_size to {tokenizer.vocab_size} or more"
-            )
-        return tokenizer
 
     def load(self, saved_vocab: epath.PathLike | None = None) -> Corpus[TokenizerT]:
         """Also opens the examples that `mhsh prepare` has made, with the vocabulary that they

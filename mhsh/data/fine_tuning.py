@@ -43,12 +43,7 @@ class FineTuningTask(Task[WordPieceTokenizer]):
 
     def read_tokenizer(self, path: epath.PathLike) -> WordPieceTokenizer:
         tokenizer = load_wordpiece(expanded(path), self.data.lowercase)
-        if tokenizer.vocab_size > self.model.vocab_size:
-            raise UserError(
-                f"the vocabulary {path} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; "
-                "name the one that the encoder was pre-trained with"
-            )
-        return tokenizer
+        return self.fitting(tokenizer, f"the vocabulary {path}", "name the one that the encoder was pre-trained with")
 
     def tokenizer(self, saved_vocab: epath.PathLike | None) -> WordPieceTokenizer:
         """The vocabulary of the run, where it has one, or else of data.vocab_path. Raises UserError

@@ -82,14 +82,10 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             return self.fitting(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
         tokenizer = ByteTokenizer()
         if tuple(read_vocab(path)) != tokenizer.vocab:
-            raise UserError(f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy")
+            raise UserError(
+                f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy, or empty data.vocab_path"
+            )
         return self.fitting(tokenizer, "data.tokenizer = 'bytes'")
-
-    def given_tokenizer(self) -> Tokenizer:
-        if self.data.tokenizer == "bytes":
-            path = self.data.vocab_path
-            raise UserError(f"data.vocab_path = {path!r} is only for data.tokenizer = 'wordpiece'; empty it for 'bytes'")
-        return super().given_tokenizer()
 
     def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer) -> tuple[Examples, dict[str, Any]]:
         """Packed examples. Random sentences come from other documents of the chunk.
