@@ -97,14 +97,11 @@ def read_pairs(name: str) -> Iterator[tuple[str, str]]:
 def _languages(name: str, direction: str | None, languages: Sequence[str]) -> tuple[str, str]:
     if direction is not None:
         source, target = direction.split("-")
-    elif len(languages) == 2 and _SOURCE_LANGUAGE in languages:
-        source, (target,) = _SOURCE_LANGUAGE, [language for language in languages if language != _SOURCE_LANGUAGE]
-    else:
-        raise UserError(f"tfds:{name} has {', '.join(languages)}; name two of them, as in tfds:DATASET:SPLIT:SOURCE-TARGET")
-    for language in (source, target):
-        if language not in languages:
-            raise UserError(f"tfds:{name}: there is no language {language!r}; allowed: {', '.join(languages)}")
-    return source, target
+        return source, target
+    if len(languages) == 2 and _SOURCE_LANGUAGE in languages:
+        (target,) = [language for language in languages if language != _SOURCE_LANGUAGE]
+        return _SOURCE_LANGUAGE, target
+    raise UserError(f"tfds:{name} has {', '.join(languages)}; name two of them, as in tfds:DATASET:SPLIT:SOURCE-TARGET")
 
 
 def _open(name: str) -> tuple[PreparedSplit, str | None]:

@@ -116,7 +116,7 @@ def test_tfrecord_is_refused(folder, tmp_path):
             r"Requested slice \[:8\] incompatible with 7 examples; write a slice as in validation",
         ),
         ("wmt14_translate/de-en:validation[:5%]", r"validation\[:5%\] has no records; name a larger part"),
-        ("wmt14_translate/de-en:train:en-fr", r"there is no language 'fr'; allowed: de, en"),
+        ("wmt14_translate/de-en:train:en-fr", r"has the features de, en, but not 'fr'; name"),
         ("wikipedia/20230601.en:train:en-de", r"en-de is only for sentence pairs; write tfds:DATASET\[:SPLIT\]"),
     ],
 )
