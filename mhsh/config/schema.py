@@ -283,7 +283,7 @@ class TrainConfig(Section, frozen=True):
     num_steps: Annotated[Count, updates("updates of the parameters")] = 300
     batch_size: Annotated[
         Count,
-        updates("B, rows of data.sequence_length of one step over all devices; of shorter rows a batch has more", step="changes"),
+        updates("B, rows of one step over all devices", step="changes"),
     ] = 8
     label_smoothing: Annotated[Fraction, updates("share of the target spread evenly over the vocabulary")] = 0.0
     gradient_dtype: Annotated[
