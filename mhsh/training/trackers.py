@@ -1,5 +1,5 @@
-"""Where the rows of a run go: metrics.jsonl, and what train.tracker names. A row has the figures of
-one step and split.
+"""Where the rows of a run go: the terminal, metrics.jsonl, and what train.tracker names. A row has
+the figures of one step and split. No tracker changes a number of the run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,53 @@ from mhsh.config.schema import to_dict
 from mhsh.errors import UserError, install_command
 from mhsh.files import absolute, read_object, write_atomically
 from mhsh.run_folder import RunFolder
-from mhsh.training.callbacks import Callback
+from mhsh.text import duration
 
 AXES = ("step", "split", "tokens", "flops", "seconds")
 WANDB_FILE = "wandb.json"  # in the run folder: which W&B run it is
 _PROJECT = "mhsh"  # unless WANDB_PROJECT names another
 _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 15.0  # a spot machine goes 30 seconds after its notice
+_SECONDS_BETWEEN_LINES = 10.0  # of the display
+
+
+class Tracker:
+    """Takes the rows of a run. By default it does nothing."""
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        """Takes the row of one step and split, in the order of the steps."""
+
+    def flush(self) -> None:
+        """Writes all rows so far."""
+
+    def close(self, *, failed: bool) -> None:
+        """Writes all rows and ends; `failed`: an error has ended the run."""
+
+
+class Display(Tracker):
+    """The newest metrics of a run, a line every few seconds, and every validation."""
+
+    def __init__(self, name: str, num_steps: int, *, quiet: bool = False) -> None:
+        """`quiet`: prints nothing. Only one of several processes prints."""
+        self._name, self._num_steps, self._quiet = name, num_steps, quiet
+        self._last_line = 0.0
+
+    def note(self, message: str) -> None:
+        """Prints a line."""
+        if not self._quiet:
+            print(f"{self._name}: {message}", flush=True)
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        step = f"step {row['step']}/{self._num_steps}"
+        if row["split"] == "validation":
+            self.note(f"{step}  validation loss {row['loss']:.4f}")
+            return
+        now, steps_left = time.monotonic(), self._num_steps - row["step"]
+        if now - self._last_line > _SECONDS_BETWEEN_LINES or not steps_left:
+            self._last_line = now
+            seconds_left = steps_left * row["tokens"] / row["step"] / row["tokens_per_second"]
+            left = f"  {duration(seconds_left)} left" if steps_left else ""
+            self.note(f"{step}  loss {row['loss']:.4f}  {row['tokens_per_second']:,.0f} tokens/s{left}")
 
 
 def curves(row: Mapping[str, Any]) -> dict[str, float]:
@@ -44,7 +84,7 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-class MetricsFile(Callback):
+class MetricsFile(Tracker):
     """Appends rows to metrics.jsonl. It collects them until `flush`: in a bucket, appending to a
     file replaces it.
     """
@@ -64,7 +104,7 @@ class MetricsFile(Callback):
         self.flush()
 
 
-class TensorBoard(Callback):
+class TensorBoard(Tracker):
     """Writes rows as TensorBoard events. For a bucket it collects them in a local folder, which it
     uploads at `flush`.
     """
@@ -99,7 +139,7 @@ class TensorBoard(Callback):
             self._local.cleanup()
 
 
-class WandbRun(Callback):
+class WandbRun(Tracker):
     """Sends rows to Weights & Biases. What fails there is told once and does not end the run.
 
     W&B takes each step once, in rising order. So a process first sends what W&B lacks of
@@ -111,8 +151,7 @@ class WandbRun(Callback):
     def __init__(self, folder: RunFolder, note: Callable[[str], None]) -> None:
         """Starts or resumes the W&B run of `folder`; `note` shows a line to the user."""
         self._folder, self._note = folder, note
-        self._values: dict[str, float] = {}  # of self._step, which is sent when the next one begins
-        self._step = self._last = self._first = 0
+        self._first = self._last = 0  # the first step that W&B lacks, and the last one so far
         self._run = None
         with self._told():
             self._run = _start_wandb(folder)
@@ -126,26 +165,17 @@ class WandbRun(Callback):
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         self._last = row["step"]
-        if self._last < self._first:
-            return
-        if self._last != self._step:
-            self._send()
-        self._step = self._last
-        self._values |= {axis: float(row[axis]) for axis in ("tokens", "flops", "seconds")} | curves(row)
+        if self._run is not None and self._last >= self._first:
+            with self._told():
+                # W&B joins the rows of one step.
+                self._run.log({axis: float(row[axis]) for axis in ("tokens", "flops", "seconds")} | curves(row), step=self._last)
 
     def close(self, *, failed: bool) -> None:
-        """Sends the last step and waits _FINISH_SECONDS at most for the upload."""
-        self._send()
+        """Waits _FINISH_SECONDS at most for the upload."""
         with self._told():
             if self._run is not None:
                 self._run.finish(exit_code=int(failed))
                 _write_identity(self._folder, _identity(self._folder) | {"last_step": self._last})
-
-    def _send(self) -> None:
-        with self._told():
-            if self._run is not None and self._values:
-                self._run.log(self._values, step=self._step, commit=True)
-        self._values = {}
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

@@ -20,7 +20,6 @@ from etils import epath
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote, make_durable, make_name_durable
 from mhsh.run_folder import Counters
-from mhsh.training.checkpoints.replicas import read_once, split_replicas
 from mhsh.training.checkpoints.verify import (
     Manifest,
     as_hex,
@@ -157,12 +156,8 @@ class StoredCheckpoints:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
         compare_manifests(saved, manifest(wanted), where)
-        replicas = split_replicas(next(iter(wanted.values())).sharding)
         try:
-            if replicas is not None:
-                restored = read_once(where / item, wanted, replicas)
-            else:
-                restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
+            restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
         except Exception as error:  # Orbax raises a bare Exception where a read fails
             raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
         for path, sums in jax.device_get(checksums(restored)).items():
