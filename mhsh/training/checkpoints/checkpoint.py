@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.experimental import multihost_utils
 
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote, make_durable, make_name_durable
@@ -30,7 +32,6 @@ from mhsh.training.checkpoints.verify import (
     manifest,
     write_file_manifest,
 )
-from mhsh.training.cluster import broadcast_from_process_0
 from mhsh.training.state import TrainState
 
 ITEMS = ("params", "opt_state", "manifest")
@@ -141,9 +142,9 @@ class StoredCheckpoints:
 
     def _check_files(self, step: int) -> None:
         where = self._folder / str(step)
-        damage = broadcast_from_process_0(find_damage(where) if jax.process_index() == 0 else None)
-        if damage is not None:
-            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {damage}")
+        damage = find_damage(where) if jax.process_index() == 0 else None
+        if multihost_utils.broadcast_one_to_all(np.int32(damage is not None)):
+            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {damage or 'process 0 says how'}")
 
     def _restore_item(self, step: int, item: str, abstract: Any) -> Any:
         where = self._folder / str(step)
