@@ -20,7 +20,7 @@ from mhsh.training.record import Log, RunRecord, outcome_of
 from mhsh.training.setup import Run, start
 from mhsh.training.signals import StopSignals, maintenance_watch
 from mhsh.training.state import TrainState
-from mhsh.training.trackers import MetricsFile, TensorBoard, Tracker, WandbRun, check_wandb, send_rest
+from mhsh.training.trackers import MetricsFile, TensorBoard, Tracker, WandbRun, check_wandb
 
 
 def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept_gap: bool = False) -> int | None:
@@ -162,4 +162,4 @@ def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
     if cut.lost and str(step) not in record["lost_rows"]:
         folder.write_run(record | {"lost_rows": record["lost_rows"] | {str(step): cut.lost}})
     if config.train.tracker == "wandb":
-        send_rest(folder, print)
+        WandbRun(folder, print).close(failed=False)

@@ -33,7 +33,7 @@ from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
 from mhsh.training.step import compile_train_step, compiled_by_length
 from mhsh.training.trackers import Display
-from mhsh.training.validation import Decoding, Validator
+from mhsh.training.validation import Validator
 from mhsh.training.watching import Clock, Profiler, Watchdog
 
 
@@ -80,8 +80,7 @@ class Run:
         self.train_step = compiled_by_length(
             lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling
         )
-        decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
-        self.validator = Validator(config, model, mesh, self.corpus, self._rows, abstract.params, decoding, compiling)
+        self.validator = Validator(config, model, mesh, self.corpus, abstract.params, compiling=compiling, num_sentences=sentences)
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""

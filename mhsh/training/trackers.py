@@ -150,8 +150,8 @@ class WandbRun(Tracker):
 
     def __init__(self, folder: RunFolder, note: Callable[[str], None]) -> None:
         """Starts or resumes the W&B run of `folder`; `note` shows a line to the user."""
-        self._folder, self._note = folder, note
-        self._first = self._last = 0  # the first step that W&B lacks, and the last one so far
+        self._note = note
+        self._first = 0  # the first step that W&B lacks
         self._run = None
         with self._told():
             self._run = _start_wandb(folder)
@@ -164,18 +164,16 @@ class WandbRun(Tracker):
             self.on_row(row)
 
     def on_row(self, row: Mapping[str, Any]) -> None:
-        self._last = row["step"]
-        if self._run is not None and self._last >= self._first:
+        if self._run is not None and row["step"] >= self._first:
             with self._told():
                 # W&B joins the rows of one step.
-                self._run.log({axis: float(row[axis]) for axis in ("tokens", "flops", "seconds")} | curves(row), step=self._last)
+                self._run.log({axis: float(row[axis]) for axis in AXES[2:]} | curves(row), step=row["step"])
 
     def close(self, *, failed: bool) -> None:
         """Waits _FINISH_SECONDS at most for the upload."""
         with self._told():
             if self._run is not None:
                 self._run.finish(exit_code=int(failed))
-                _write_identity(self._folder, _identity(self._folder) | {"last_step": self._last})
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -185,12 +183,6 @@ class WandbRun(Tracker):
             self._run = None
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             self._note(f"W&B has failed ({reason}); the run needs none of it, and the same command sends later what W&B lacks")
-
-
-def send_rest(folder: RunFolder, note: Callable[[str], None]) -> None:
-    """Sends what W&B lacks of a finished run, if its last process could not."""
-    if _identity(folder).get("last_step") != folder.read_metrics().rows[-1]["step"]:
-        WandbRun(folder, note).close(failed=False)
 
 
 def check_wandb() -> None:
@@ -233,14 +225,10 @@ def _start_wandb(folder: RunFolder) -> Any:
     )
 
 
-def _identity(folder: RunFolder) -> dict[str, Any]:
-    """The W&B project and id of a run, written down before W&B first hears of it, and the last step
-    that W&B is known to have.
-    """
-    if not (folder.path / WANDB_FILE).exists():
-        _write_identity(folder, {"project": os.environ.get("WANDB_PROJECT", _PROJECT), "id": secrets.token_hex(4)})
-    return read_object(folder.path / WANDB_FILE)
-
-
-def _write_identity(folder: RunFolder, identity: Mapping[str, Any]) -> None:
-    write_atomically(folder.path / WANDB_FILE, json.dumps(identity) + "\n")
+def _identity(folder: RunFolder) -> dict[str, str]:
+    """The W&B project and id of a run, written down before W&B first hears of it."""
+    path = folder.path / WANDB_FILE
+    if not path.exists():
+        identity = {"project": os.environ.get("WANDB_PROJECT", _PROJECT), "id": secrets.token_hex(4)}
+        write_atomically(path, json.dumps(identity) + "\n")
+    return read_object(path)

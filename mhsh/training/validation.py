@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from mhsh.config.schema import Config
-from mhsh.data.batches import BatchPart, prefetched
+from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.fine_tuning.task import ClassificationCorpus, SpanCorpus
 from mhsh.data.translation.task import decoded_validation
@@ -21,17 +21,8 @@ from mhsh.evaluation.validation import classification_metrics, evaluate, evaluat
 from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.training.checkpoints.verify import as_hex, checksums
-from mhsh.training.sharding import ROWS, put_batch, whole
+from mhsh.training.sharding import ROWS, process_rows, put_batch, whole
 from mhsh.training.step import compile_eval_step, compiled_by_length, eval_step, predict_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Decoding:
-    """How validation pairs are translated. Only the translation objective reads it."""
-
-    num_sentences: int | None  # None: all
-    num_hypotheses: int
-    length_penalty: float
 
 
 class Validated(NamedTuple):
@@ -51,22 +42,27 @@ class Validator:
         model: Model,
         mesh: Mesh,
         corpus: Corpus,
-        rows: BatchPart,
         params: Any,
-        decoding: Decoding,
+        *,
         compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        num_sentences: int | None = 0,
+        num_hypotheses: int = 1,
+        length_penalty: float = 0.0,
     ) -> None:
-        """`params` may be abstract. For `compiling` see compiled_by_length."""
-        self._model, self._mesh, self._corpus, self._decoding = model, mesh, corpus, decoding
+        """`params` may be abstract. For `compiling` see compiled_by_length. Of a translation model,
+        `num_sentences` validation pairs are translated (None: all), by beam search.
+        """
+        self._model, self._mesh, self._corpus = model, mesh, corpus
+        self._search = {"num_hypotheses": num_hypotheses, "length_penalty": length_penalty}
         per_row = isinstance(corpus, ClassificationCorpus | SpanCorpus)
         step, out_specs = (predict_step, (PartitionSpec(), ROWS)) if per_row else (eval_step, PartitionSpec())
         compiled = compiled_by_length(
             lambda length: compile_eval_step(step, out_specs, config, model, mesh, params, length), compiling
         )
         self._step = lambda params, batch: compiled(batch)(params, batch)
-        self._batches = corpus.validation_batches(config.train.batch_size, rows)
+        self._batches = corpus.validation_batches(config.train.batch_size, functools.partial(process_rows, mesh))
         is_translation = config.model.objective == "translation"
-        self._pairs = decoded_validation(corpus, decoding.num_sentences) if is_translation else []
+        self._pairs = decoded_validation(corpus, num_sentences) if is_translation else []
 
     @property
     def num_batches(self) -> int:
@@ -87,14 +83,7 @@ class Validator:
             values, parts = evaluate(self._step, params, batches)
         if self._pairs:
             assert isinstance(model, Seq2Seq)
-            values |= translation_metrics(
-                model,
-                whole(params, self._mesh),
-                corpus.tokenizer,
-                self._pairs,
-                num_hypotheses=self._decoding.num_hypotheses,
-                length_penalty=self._decoding.length_penalty,
-            )
+            values |= translation_metrics(model, whole(params, self._mesh), corpus.tokenizer, self._pairs, **self._search)
         heartbeat()
         return Validated(values, parts, seen.hexdigest()[:16])
 

@@ -37,25 +37,9 @@ from mhsh.training.state import TrainState
 ITEMS = ("params", "opt_state", "manifest")
 _READ_ONLY = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
 _FULL = re.compile("No space left on device|Disk quota exceeded")
-# Where Orbax logs what it then raises.
-_SAVES = (
-    "checkpoint/checkpoint_manager.py",
-    "checkpointers/async_checkpointer.py",
-    "futures/future.py",
-    "metadata/checkpoint.py",
-)
 
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for the tracebacks of a save's threads, whose error `raise_failed_save`, `save` and
-    `close` raise, and for warnings that a folder is only read, or that a damaged one is not whole.
-    """
-    if record.exc_info and record.pathname.endswith(_SAVES):
-        return False
-    return not any(words in str(record.msg) for words in ("is read only", "Metadata file does not exist"))
-
-
-logging.getLogger("absl").addFilter(_is_news)
+# Orbax logs, with tracebacks, what it then raises, and warns of how it is used here.
+logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
 
 
 def _without_late_callbacks(report: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
