@@ -20,7 +20,7 @@ from mhsh.training.record import Log, RunRecord, outcome_of
 from mhsh.training.setup import Run, start
 from mhsh.training.signals import StopSignals, maintenance_watch
 from mhsh.training.state import TrainState
-from mhsh.training.trackers import MetricsFile, TensorBoard, Tracker, WandbRun, check_wandb
+from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
 
 
 def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept_gap: bool = False) -> int | None:
@@ -82,7 +82,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
         trackers: list[Tracker] = [display]
         if jax.process_index() == 0:
             is_wandb = config.train.tracker == "wandb"
-            trackers += [MetricsFile(folder), WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, step)]
+            trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, step))
         with Log(run, used, trackers) as log, contextlib.closing(run.watchdog):
             stopped_by = _steps(run, log, record, state, step, stop)
             with clock.phase("saving"):

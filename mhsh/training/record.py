@@ -31,11 +31,13 @@ _UPLOAD_SECONDS = 30.0  # between two uploads to a bucket
 class Log:
     """Makes rows of the metrics of a run, and counts tokens, FLOPs and seconds. A step's metrics
     are fetched one step late, so that the device never waits for the host. A context, at whose end
-    the trackers are closed.
+    all rows are written and the trackers closed.
     """
 
     def __init__(self, run: Run, used: Counters, trackers: Sequence[Tracker]) -> None:
-        """Continues after the step whose checkpoint counted `used`. The rows go to `trackers`."""
+        """Continues after the step whose checkpoint counted `used`. The rows go to
+        metrics.jsonl and to `trackers`.
+        """
         self._run, self._used = run, used  # what is used up to the last row of training
         self._tokens, self._flops, self._rows = used.tokens, used.flops, used.rows
         self._seconds_before = used.seconds - run.clock.trained()
@@ -43,12 +45,14 @@ class Log:
         self._pending: tuple[int, int, StepMetrics] | None = None
         self._flushed = time.monotonic()
         self._trackers = trackers
+        self._unwritten: list[dict[str, Any]] = []  # in a bucket, appending to a file replaces it
         self.skipped_in_a_row = 0
 
     def __enter__(self) -> Log:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._flush()
         for tracker in self._trackers:
             tracker.close(failed=error is not None)
 
@@ -112,12 +116,17 @@ class Log:
 
     def _write(self, row: dict[str, Any]) -> None:
         self._rows += 1
+        self._unwritten.append(row)
         for tracker in self._trackers:
             tracker.on_row(row)
         if not self._run.folder.is_remote or time.monotonic() - self._flushed > _UPLOAD_SECONDS:
             self._flush()
 
     def _flush(self) -> None:
+        """Writes all rows so far."""
+        if jax.process_index() == 0:
+            self._run.folder.append_metrics(self._unwritten)
+        self._unwritten = []
         for tracker in self._trackers:
             tracker.flush()
         self._flushed = time.monotonic()

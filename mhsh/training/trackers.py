@@ -1,5 +1,5 @@
-"""Where the rows of a run go: the terminal, metrics.jsonl, and what train.tracker names. A row has
-the figures of one step and split. No tracker changes a number of the run.
+"""Where the rows of a run are shown: the terminal, and what train.tracker names. A row has the
+figures of one step and split. No tracker changes a number of the run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Tracker:
         """Writes all rows so far."""
 
     def close(self, *, failed: bool) -> None:
-        """Writes all rows and ends; `failed`: an error has ended the run."""
+        """Ends, after a `flush`; `failed`: an error has ended the run."""
 
 
 class Display(Tracker):
@@ -84,26 +84,6 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-class MetricsFile(Tracker):
-    """Appends rows to metrics.jsonl. It collects them until `flush`: in a bucket, appending to a
-    file replaces it.
-    """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._rows: list[Mapping[str, Any]] = []
-
-    def on_row(self, row: Mapping[str, Any]) -> None:
-        self._rows.append(row)
-
-    def flush(self) -> None:
-        self._folder.append_metrics(self._rows)
-        self._rows = []
-
-    def close(self, *, failed: bool) -> None:
-        self.flush()
-
-
 class TensorBoard(Tracker):
     """Writes rows as TensorBoard events. For a bucket it collects them in a local folder, which it
     uploads at `flush`.
@@ -133,7 +113,6 @@ class TensorBoard(Tracker):
                 (self._path / path.name).write_bytes(path.read_bytes())
 
     def close(self, *, failed: bool) -> None:
-        self.flush()
         self._events.close()
         if self._local is not None:
             self._local.cleanup()
