@@ -107,15 +107,6 @@ class SweepFolder:
         """The cell's run folder, which may not be there yet."""
         return RunFolder(self.path / "runs" / name)
 
-    def end(self, name: str) -> dict[str, Any] | None:
-        """How the cell's last process ended: exit_status, reason, seconds; None where none has, or
-        one was started since.
-        """
-        try:
-            return read_object(self._end_path(name))
-        except MissingFile:
-            return None
-
     def begin(self, name: str) -> tuple[IO[bytes], IO[bytes]] | None:
         """The cell's output and error files, locked for the process that inherits them; None where
         another one holds the lock.
@@ -154,7 +145,9 @@ class SweepFolder:
                 return CellState(FINISHED)
             if record.get("outcome") == DIVERGED:
                 return CellState(GAVE_UP)
-            end = self.end(name)
+            end = read_object(self._end_path(name))
+        except MissingFile:  # no process has ended, or one was started since
+            end = None
         except UserError as error:
             return CellState(FAILED, str(error))
         if end is not None and end.get("exit_status") not in RESUMABLE:
