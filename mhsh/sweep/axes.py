@@ -157,9 +157,12 @@ def _value(path: str, text: str) -> Value:
 def _with_settings(fields: Fields, settings: Mapping[str, Value]) -> dict[str, Any]:
     changed = {section: dict(copy.deepcopy(values)) for section, values in fields.items()}
     for path, value in settings.items():
+        if path == SCHEME:
+            changed["model"] |= SCHEMES[str(value)]
+            continue
         for target in fields_of(path):
             section, field = target.split(".")
-            changed[section][field] = SCHEMES[str(value)][field] if path == SCHEME else value
+            changed[section][field] = value
     return changed
 
 
