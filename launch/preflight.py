@@ -18,7 +18,7 @@ from mhsh.config.schema import Config
 from mhsh.configs import SHIPPED, take_config
 from mhsh.errors import UserError
 from mhsh.planning.roofline import CHIPS, Chip
-from mhsh.training.memory import CANDIDATES, choose_remat
+from mhsh.training.memory import CANDIDATES, choose_remat, with_policy
 from mhsh.training.sharding import check_divisibility, mesh_shape
 
 # An accelerator type's first part: the chip, and how many of the number's units a chip has. The
@@ -59,10 +59,9 @@ def fit(config: Config, chip: Chip, num_chips: int) -> str:
     """
     shape = mesh_shape(config.mesh, num_chips)
     check_divisibility(config, shape)
-    policy = config.model.remat_policy
-    choice = choose_remat(config, shape, chip.hbm_bytes, CANDIDATES["tpu"] if policy == "auto" else (policy,))
+    choice = choose_remat(config, shape, chip.hbm_bytes, "tpu")
     if choice.needed_bytes > choice.device_bytes:
-        leaner = choose_remat(config, shape, chip.hbm_bytes, CANDIDATES["tpu"][-1:])
+        leaner = choose_remat(with_policy(config, CANDIDATES["tpu"][-1]), shape, chip.hbm_bytes, "tpu")
         advice = f"--config.model.remat_policy={leaner.policy}"
         if leaner.needed_bytes > leaner.device_bytes:
             advice = "a larger mesh.fsdp, a larger train.accumulation_steps or more chips"

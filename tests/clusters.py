@@ -37,9 +37,9 @@ def start(count: int, arguments: Sequence[str], *, extra: dict[int, Sequence[str
     )
 
 
-def start_commands(commands: Sequence[Sequence[str]], devices: int = 1) -> list[subprocess.Popen[str]]:
-    """Starts each command with so many CPU devices."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+def start_commands(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[str]]:
+    """Starts each command with one CPU device."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     return [
         subprocess.Popen(each, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for each in commands

@@ -11,8 +11,8 @@ from unittest import mock
 
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import RunFolder
-from mhsh.sweep.axes import cells_of, parse_axes
-from mhsh.sweep.folder import Plan, PlannedCell, SweepFolder
+from mhsh.sweep.axes import Cell, cells_of, parse_axes
+from mhsh.sweep.folder import Plan, SweepFolder
 
 ENTROPY = 3.0  # nats, of every run here
 FAILED = "failed"
@@ -28,8 +28,7 @@ def write_sweep(
     training gave up, FAILED with `reason`; a cell that is not named has not run.
     """
     parsed = parse_axes(axes, fields)
-    cost = {"parameters": 1000, "tokens": 2000, "flops": 3000}
-    cells = tuple(PlannedCell(cell.name, cell.settings, cell.config, cost) for cell in cells_of(parsed, fields))
+    cells = cells_of(parsed, fields, lambda config: {"parameters": 1000, "tokens": 2000, "flops": 3000})
     folder = SweepFolder(path)
     folder.open_for(Plan(parsed, cells))
     assert set(ends) <= {cell.name for cell in cells}
@@ -42,7 +41,7 @@ def write_sweep(
     return folder
 
 
-def _write_run(path: Any, cell: PlannedCell, loss: float) -> None:
+def _write_run(path: Any, cell: Cell, loss: float) -> None:
     folder = RunFolder.open_for_training(path, cell.config)
     gave_up = loss != loss
     status = {"status": "stopped", "outcome": DIVERGED} if gave_up else {"status": "finished"}

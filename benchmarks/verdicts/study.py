@@ -32,7 +32,7 @@ from mhsh.configs import parse_fields, take_changes
 from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import cells_of, parse_axes
-from mhsh.sweep.folder import Plan, PlannedCell, SweepFolder
+from mhsh.sweep.folder import Plan, SweepFolder
 from mhsh.training.optimizer import decayed_count
 from mhsh.verdict.estimate import WIDENING, Estimate, difference
 from mhsh.verdict.experiment import load_experiment
@@ -123,10 +123,9 @@ def plant(path: Path, stage: str, rows: Rows) -> None:
     fields = parse_fields("config", config, changes)
     assert fields is not None
     axes = parse_axes([word for word in words if not word.startswith("--")], fields)
-    cost = {"parameters": 0, "tokens": 0, "flops": 0}
-    cells = [PlannedCell(cell.name, cell.settings, cell.config, cost) for cell in cells_of(axes, fields)]
+    cells = cells_of(axes, fields, lambda config: {"parameters": 0, "tokens": 0, "flops": 0})
     folder = SweepFolder(path)
-    folder.open_for(Plan(axes, tuple(cells)))
+    folder.open_for(Plan(axes, cells))
     configs = {cell.name: cell.config for cell in cells}
     for row in rows:
         _plant_run(folder.run_folder(row["run"]).path, configs[row["run"]], row)

@@ -16,8 +16,8 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
 
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
-    from mhsh.training.sharding import make_mesh, process_rows
-    from mhsh.training.validation import Decoding, Validator
+    from mhsh.training.sharding import make_mesh
+    from mhsh.training.validation import Validator
 
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
@@ -27,8 +27,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)
     # The decoding of the authors' recipe for translation (see mhsh/configs/translation.py).
-    decoding = Decoding(num_sentences=None, num_hypotheses=4, length_penalty=0.6)
-    validator = Validator(config, model, mesh, corpus, process_rows(mesh, config.train.batch_size), params, decoding)
+    validator = Validator(config, model, mesh, corpus, params, num_sentences=None, num_hypotheses=4, length_penalty=0.6)
     values = validator(params).values
     if jax.process_index() == 0:
         figures = {name.removeprefix("target_"): value for name, value in values.items()}

@@ -19,8 +19,8 @@ from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import FieldsFlag
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
-from mhsh.sweep.axes import SEEDS, Axis, Value, cells_of, parse_axes
-from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, PlannedCell, SweepFolder
+from mhsh.sweep.axes import SEEDS, Axis, Cell, Value, cells_of, parse_axes
+from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
@@ -124,7 +124,7 @@ def _write_report(folder: SweepFolder, over: str | None, choosing_seeds: int | N
         print(f"No report yet: {error}")
 
 
-def _exit_status(folder: SweepFolder, share: Sequence[PlannedCell], over: str | None, choosing_seeds: int | None) -> int:
+def _exit_status(folder: SweepFolder, share: Sequence[Cell], over: str | None, choosing_seeds: int | None) -> int:
     """Of a host whose share of the cells has run; says what is left to do."""
     states = Counter(folder.state(cell.name).kind for cell in share)
     if states[FAILED]:
@@ -185,8 +185,7 @@ def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
     """Every cell with its cost. Raises UserError naming the cell that is wrong."""
     from mhsh.models.costs import run_cost
 
-    cells = [PlannedCell(cell.name, cell.settings, cell.config, run_cost(cell.config)._asdict()) for cell in cells_of(axes, fields)]
-    return Plan(tuple(axes), tuple(cells))
+    return Plan(tuple(axes), cells_of(axes, fields, lambda config: run_cost(config)._asdict()))
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -199,7 +198,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     shape = [Column(name, no_wrap=True) for name in ("layers\nx heads", "D/H/F")]
     costs = [Column(name, justify="right", no_wrap=True) for name in ("runs", "params", "tokens", "FLOPs")]
     table = Table(*axes, *shape, *costs, box=None, pad_edge=False)
-    alike: dict[tuple[Value, ...], list[PlannedCell]] = {}
+    alike: dict[tuple[Value, ...], list[Cell]] = {}
     for cell in plan.cells:
         alike.setdefault(tuple(value for path, value in cell.settings.items() if path not in SEEDS), []).append(cell)
     rows = []
@@ -216,7 +215,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(table)
 
 
-def _sums(cells: Sequence[PlannedCell]) -> list[str]:
+def _sums(cells: Sequence[Cell]) -> list[str]:
     """Tokens and FLOPs of all of them."""
     return [text.count(sum(cell.cost[name] for cell in cells)) for name in _SUMS]
 
@@ -243,10 +242,10 @@ def _share(cells: str) -> tuple[int, int]:
     return int(match[1]) or int(match[2]), int(match[2])
 
 
-def _say_begun(cell: PlannedCell) -> None:
+def _say_begun(cell: Cell) -> None:
     print(f"  {cell.name} ...", flush=True)
 
 
-def _say_ended(cell: PlannedCell, state: CellState, seconds: float) -> None:
+def _say_ended(cell: Cell, state: CellState, seconds: float) -> None:
     words = {RUNNING: "runs in another process", GAVE_UP: "diverged"}.get(state.kind, state.kind)
     print(f"  {cell.name}: {words}{', ' + state.reason if state.reason else ''} ({text.duration(seconds)})", flush=True)

@@ -28,7 +28,7 @@ from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
 from mhsh.planning.hlo import parse_module, read_collectives
 from mhsh.planning.roofline import CHIPS, product_flops
-from mhsh.training.memory import CANDIDATES, choose_remat, with_policy
+from mhsh.training.memory import choose_remat, with_policy
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
@@ -193,7 +193,8 @@ def compile_report(
     devices = _devices_of(topology)
     mesh = make_mesh(config, devices)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
-    config = with_policy(config, remat_policy(config, dict(mesh.shape), devices[0].platform, hbm_bytes))
+    # Without a known memory `auto` is the policy that needs least.
+    config = with_policy(config, choose_remat(config, dict(mesh.shape), hbm_bytes or 0, devices[0].platform).policy)
     report: dict[str, Any] = {
         "topology": topology.name,
         "num_slices": topology.num_slices,
@@ -229,16 +230,6 @@ def compile_report(
         ],
         "unknown_loops": unknown,
     }
-
-
-def remat_policy(config: Config, shape: dict[str, int], platform: str, hbm_bytes: int | None) -> str:
-    """The policy of a config on devices of that memory (None: not known; `auto` is then the policy
-    that needs least).
-    """
-    if config.model.remat_policy != "auto":
-        return config.model.remat_policy
-    candidates = CANDIDATES[platform]
-    return choose_remat(config, shape, hbm_bytes, candidates).policy if hbm_bytes else candidates[-1]
 
 
 def _devices_of(topology: Topology) -> Sequence[Any]:

@@ -12,8 +12,8 @@ from mhsh.config.shapes import shape_in_words
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.residual import closed_form_omega
 from mhsh.models.types import decoder_stack, encoder_stack
-from mhsh.planning.compiled import Topology, remat_policy
-from mhsh.training.memory import CANDIDATES, device_bytes, footprint, with_policy
+from mhsh.planning.compiled import Topology
+from mhsh.training.memory import CANDIDATES, choose_remat, device_bytes, footprint, with_policy
 from mhsh.training.sharding import check_divisibility, mesh_shape
 
 
@@ -33,7 +33,8 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
         hbm_bytes = hbm_bytes or device_bytes(jax.devices()[0])
     shape = mesh_shape(config.mesh, num_devices)
     check_divisibility(config, shape)
-    policy = remat_policy(config, shape, platform, hbm_bytes)
+    # Without a known memory `auto` is the policy that needs least.
+    policy = choose_remat(config, shape, hbm_bytes or 0, platform).policy
     memory = footprint(with_policy(config, policy), shape)
     flops = row_flops(config)
     stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]

@@ -20,7 +20,7 @@ from mhsh.config.schema import Config, MeshConfig, rows_in_batch
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
-from mhsh.training.memory import CANDIDATES, choose_remat, footprint, saved_activations, with_policy
+from mhsh.training.memory import choose_remat, footprint, saved_activations, with_policy
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import axis_rules, check_divisibility, make_mesh, mesh_shape, shapes_of
 from mhsh.training.state import abstract_state, example_batch
@@ -134,8 +134,7 @@ def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
     check_divisibility(config, shape)
     if shape["tensor"] > 1:
         raise UserError(f"mesh.tensor = {shape['tensor']} has no estimate of time; set it to 1, or compile with --topology")
-    policy = config.model.remat_policy
-    choice = choose_remat(config, shape, chip.hbm_bytes, CANDIDATES[chip.platform] if policy == "auto" else (policy,))
+    choice = choose_remat(config, shape, chip.hbm_bytes, chip.platform)
     config = with_policy(config, choice.policy)
     compute = product_flops(config, shape) / (chip.peak_flops * PRODUCT_EFFICIENCY)
     memory = Range(*(size / chip.hbm_bandwidth for size in memory_bytes(config, shape)))

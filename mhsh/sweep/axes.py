@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhsh.config.fields import SHAPING, parse_value
@@ -55,6 +55,7 @@ class Cell:
     name: str  # also its folder's; from the settings alone, so that a grown sweep finds its old cells
     settings: Mapping[str, Value]  # by axis path
     config: Config
+    cost: Mapping[str, int]  # parameters, tokens, flops
 
 
 def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
@@ -81,13 +82,14 @@ def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def cells_of(axes: Sequence[Axis], fields: Fields) -> tuple[Cell, ...]:
-    """Every combination, the last axis changing fastest.
+def cells_of(axes: Sequence[Axis], fields: Fields, cost_of: Callable[[Config], Mapping[str, int]]) -> tuple[Cell, ...]:
+    """Every combination, the last axis changing fastest. `cost_of` gives the cost of a config.
 
     Raises:
       UserError: the config of a cell is not valid, naming the cell; or two cells are the same run.
     """
-    names = _axis_names(axes)
+    short = [axis.name for axis in axes]
+    names = {axis.path: axis.name if short.count(axis.name) == 1 else axis.path for axis in axes}
     cells: list[Cell] = []
     seen: dict[Config, str] = {}
     for values in itertools.product(*(axis.values for axis in axes)):
@@ -100,15 +102,8 @@ def cells_of(axes: Sequence[Axis], fields: Fields) -> tuple[Cell, ...]:
         if config in seen:
             raise UserError(f"the cells {seen[config]} and {name} are the same run; leave one of their values out")
         seen[config] = name
-        cells.append(Cell(name, settings, config))
+        cells.append(Cell(name, settings, config, cost_of(config)))
     return tuple(cells)
-
-
-def settings_of(path: str, value: Value) -> Mapping[str, Value]:
-    """The fields that a value of an axis sets."""
-    if path == SCHEME:
-        return {f"model.{field}": setting for field, setting in SCHEMES[str(value)].items()}
-    return dict.fromkeys(fields_of(path), value)
 
 
 def fields_of(path: str) -> tuple[str, ...]:
@@ -162,16 +157,13 @@ def _value(path: str, text: str) -> Value:
 def _with_settings(fields: Fields, settings: Mapping[str, Value]) -> dict[str, Any]:
     changed = {section: dict(copy.deepcopy(values)) for section, values in fields.items()}
     for path, value in settings.items():
-        for each, setting in settings_of(path, value).items():
-            section, field = each.split(".")
-            changed[section][field] = setting
+        if path == SCHEME:
+            changed["model"] |= SCHEMES[str(value)]
+            continue
+        for target in fields_of(path):
+            section, field = target.split(".")
+            changed[section][field] = value
     return changed
-
-
-def _axis_names(axes: Sequence[Axis]) -> dict[str, str]:
-    """Each axis's short name; the whole path where two axes share one."""
-    short = [axis.name for axis in axes]
-    return {axis.path: axis.name if short.count(axis.name) == 1 else axis.path for axis in axes}
 
 
 def _folder_part(value: Value) -> str:

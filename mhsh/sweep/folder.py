@@ -16,18 +16,17 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from mhsh.config.fields import format_differences
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config, to_dict
+from mhsh.config.schema import to_dict
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, is_remote, read_object, write_atomically
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import RunFolder
-from mhsh.sweep.axes import Axis, Value
+from mhsh.sweep.axes import Axis, Cell
 
 # The states of a cell.
 FINISHED = "finished"  # all steps are done
@@ -45,21 +44,11 @@ RESUMABLE = (os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
-class PlannedCell:
-    """One cell as the plan holds it."""
-
-    name: str
-    settings: Mapping[str, Value]  # by axis path
-    config: Config
-    cost: Mapping[str, int]  # parameters, tokens, flops
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """What a sweep is."""
 
     axes: tuple[Axis, ...]
-    cells: tuple[PlannedCell, ...]
+    cells: tuple[Cell, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +96,7 @@ class SweepFolder:
         try:
             fields = read_object(self.path / "plan.json")
             axes = tuple(Axis(axis["path"], tuple(axis["values"])) for axis in fields["axes"])
-            cells = tuple(
-                PlannedCell(cell["name"], cell["settings"], from_dict(cell["config"]), cell["cost"]) for cell in fields["cells"]
-            )
+            cells = tuple(Cell(cell["name"], cell["settings"], from_dict(cell["config"]), cell["cost"]) for cell in fields["cells"])
         except MissingFile:
             raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None
         except (KeyError, TypeError) as error:
@@ -119,15 +106,6 @@ class SweepFolder:
     def run_folder(self, name: str) -> RunFolder:
         """The cell's run folder, which may not be there yet."""
         return RunFolder(self.path / "runs" / name)
-
-    def end(self, name: str) -> dict[str, Any] | None:
-        """How the cell's last process ended: exit_status, reason, seconds; None where none has, or
-        one was started since.
-        """
-        try:
-            return read_object(self._end_path(name))
-        except MissingFile:
-            return None
 
     def begin(self, name: str) -> tuple[IO[bytes], IO[bytes]] | None:
         """The cell's output and error files, locked for the process that inherits them; None where
@@ -167,7 +145,9 @@ class SweepFolder:
                 return CellState(FINISHED)
             if record.get("outcome") == DIVERGED:
                 return CellState(GAVE_UP)
-            end = self.end(name)
+            end = read_object(self._end_path(name))
+        except MissingFile:  # no process has ended, or one was started since
+            end = None
         except UserError as error:
             return CellState(FAILED, str(error))
         if end is not None and end.get("exit_status") not in RESUMABLE:

@@ -14,28 +14,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
-from mhsh.sweep.folder import CellState, PlannedCell, SweepFolder
+from mhsh.sweep.axes import Cell
+from mhsh.sweep.folder import CellState, SweepFolder
 from mhsh.training.compiling import private_cache
 from mhsh.training.signals import StopSignals
 
 _POLL_SECONDS = 0.1
 _DEVICE_MEMORY = 0.9  # of an accelerator's memory, shared by the cells that run at once
 
-Tell = Callable[[PlannedCell, CellState, float], None]
+Tell = Callable[[Cell, CellState, float], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Running:
-    cell: PlannedCell
+    cell: Cell
     process: subprocess.Popen[bytes]
     slot: int  # 0 ... parallel - 1
     began: float
     errors_before: int  # bytes that earlier processes wrote to its error file
 
 
-def run_cells(
-    folder: SweepFolder, cells: Sequence[PlannedCell], parallel: int, begun: Callable[[PlannedCell], None], ended: Tell
-) -> int | None:
+def run_cells(folder: SweepFolder, cells: Sequence[Cell], parallel: int, begun: Callable[[Cell], None], ended: Tell) -> int | None:
     """Trains the cells, `parallel` at a time, each by `mhsh train` on its run folder.
 
     Cells that run at once share this process's cores and the accelerator's memory. SIGINT and
@@ -66,15 +65,15 @@ def run_cells(
                     running.append(started)
                     begun(started.cell)
             time.sleep(_POLL_SECONDS)
-            for each in [each for each in running if each.process.poll() is not None]:
-                running.remove(each)
-                slots.append(each.slot)
-                ended(each.cell, _note_end(folder, each), time.monotonic() - each.began)
+            for done in [cell for cell in running if cell.process.poll() is not None]:
+                running.remove(done)
+                slots.append(done.slot)
+                ended(done.cell, _note_end(folder, done), time.monotonic() - done.began)
     return signals.signal
 
 
 def _start(
-    folder: SweepFolder, cell: PlannedCell, slot: int, parallel: int, environment: Mapping[str, str], ended: Tell
+    folder: SweepFolder, cell: Cell, slot: int, parallel: int, environment: Mapping[str, str], ended: Tell
 ) -> _Running | None:
     """Starts the cell's process.
 
@@ -95,31 +94,34 @@ def _start(
             return None
         # In a process group of its own: Ctrl-C at the terminal reaches only the sweep, which passes
         # it on once.
-        with _on_cores(_share_of_cores(slot, parallel)):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "mhsh", "train", f"--workdir={run_folder.path}"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                env=dict(environment),
-                process_group=0,
-            )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mhsh", "train", f"--workdir={run_folder.path}"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=dict(environment),
+            process_group=0,
+        )
+        if parallel > 1 and hasattr(os, "sched_setaffinity"):
+            # Threads that it starts later have its cores.
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(process.pid, _share_of_cores(slot, parallel))
         return _Running(cell, process, slot, time.monotonic(), errors.tell())
 
 
-def _note_end(folder: SweepFolder, each: _Running) -> CellState:
-    status = each.process.returncode
-    reason = folder.last_error_line(each.cell.name, each.errors_before)
+def _note_end(folder: SweepFolder, done: _Running) -> CellState:
+    status = done.process.returncode
+    reason = folder.last_error_line(done.cell.name, done.errors_before)
     if status < 0:
         reason = f"ended by {signal.Signals(-status).name}" + (f" after: {reason}" if reason else "")
-    folder.finish(each.cell.name, status if status >= 0 else 128 - status, reason, time.monotonic() - each.began)
-    return folder.state(each.cell.name)
+    folder.finish(done.cell.name, status if status >= 0 else 128 - status, reason, time.monotonic() - done.began)
+    return folder.state(done.cell.name)
 
 
 def _signal_all(running: Sequence[_Running], number: int) -> None:
-    for each in running:
-        if each.process.poll() is None:
-            each.process.send_signal(number)
+    for cell in running:
+        if cell.process.poll() is None:
+            cell.process.send_signal(number)
 
 
 @contextlib.contextmanager
@@ -129,8 +131,8 @@ def _terminating(running: list[_Running]) -> Iterator[None]:
         yield
     finally:
         _signal_all(running, signal.SIGTERM)
-        for each in running:
-            each.process.wait()
+        for cell in running:
+            cell.process.wait()
 
 
 def _environment(folder: SweepFolder, parallel: int) -> dict[str, str]:
@@ -149,25 +151,6 @@ def _environment(folder: SweepFolder, parallel: int) -> dict[str, str]:
 
 
 def _share_of_cores(slot: int, parallel: int) -> set[int]:
-    """Every parallel-th core, or a shared core where there are fewer cores than slots.
-
-    Empty for one slot, and where the system has no CPU affinity.
-    """
-    if parallel == 1 or not hasattr(os, "sched_getaffinity"):
-        return set()
+    """Every parallel-th core, or a shared core where there are fewer cores than slots."""
     cores = sorted(os.sched_getaffinity(0))
     return set(cores[slot::parallel]) or {cores[slot % len(cores)]}
-
-
-@contextlib.contextmanager
-def _on_cores(cores: set[int]) -> Iterator[None]:
-    """Processes started in the `with` run only on these cores; an empty set changes nothing."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

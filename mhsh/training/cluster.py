@@ -7,9 +7,7 @@ import threading
 from collections.abc import Mapping
 
 import jax
-import numpy as np
 from jax._src import distributed
-from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from mhsh.errors import UserError
@@ -22,7 +20,6 @@ BARRIER_TIMEOUT_SECONDS = 3600  # between the first and the last process to arri
 # the host runs at most one step ahead of the device, and no device finishes step k + 1 before the
 # asked process has begun it, which is after its announcement.
 STEPS_TO_STOP = 3
-_LONGEST_MESSAGE = 512  # bytes
 
 
 def join(*, coordinator: str | None, num_processes: int | None, process_id: int | None) -> Peers:
@@ -106,16 +103,6 @@ def wait_for_all(name: str) -> None:
         multihost.get_jax_distributed_client().wait_at_barrier(f"mhsh/{name}", BARRIER_TIMEOUT_SECONDS * 1000)
     except Exception as error:  # jaxlib has no public class for this
         raise UserError(f"not all processes have reached {name!r}; look at the logs of the others") from error
-
-
-def broadcast_from_process_0(message: str | None) -> str | None:
-    """The message of process 0. Every process must call it."""
-    if jax.process_count() == 1:
-        return message
-    text = (message or "").encode()[:_LONGEST_MESSAGE]
-    padded = np.frombuffer(text.ljust(_LONGEST_MESSAGE, b"\0"), np.uint8)
-    message_bytes = np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8)
-    return message_bytes.tobytes().rstrip(b"\0").decode(errors="replace") or None
 
 
 class StopAgreement:

@@ -13,7 +13,6 @@ from mhsh.data.tables import format_overlap
 from mhsh.errors import UserError
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import Counters, RunFolder
-from mhsh.training.callbacks import format_wall_time
 from mhsh.training.cluster import StopAgreement
 from mhsh.training.compiling import keep_compiled
 from mhsh.training.nan_report import format_report, nan_report
@@ -21,7 +20,7 @@ from mhsh.training.record import Log, RunRecord, outcome_of
 from mhsh.training.setup import Run, start
 from mhsh.training.signals import StopSignals, maintenance_watch
 from mhsh.training.state import TrainState
-from mhsh.training.trackers import MetricsFile, TensorBoard, WandbRun, check_wandb, send_rest
+from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
 
 
 def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept_gap: bool = False) -> int | None:
@@ -29,7 +28,7 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept
     good checkpoint if there is one.
 
     Args:
-      verbose: also prints which remat policy was chosen for these devices, and where the time went.
+      verbose: also prints which remat policy was chosen for these devices.
       accept_gap: goes on where rows of metrics.jsonl are lost, and records it.
 
     Returns None when the run has reached train.num_steps, or the number of the signal that stopped
@@ -58,7 +57,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
             _finish(folder, config, accept_gap)
         return None  # nothing is left to train
     run = Run(config, folder)
-    display, wall = run.display, run.wall
+    display, clock = run.display, run.clock
     overlap = format_overlap(run.corpus.summary()["overlap"])
     for line in (note, keep_compiled(folder), overlap, str(run.remat) if verbose and run.remat else ""):
         if line:
@@ -70,28 +69,25 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
     if jax.process_index() == 0:
         cut = folder.cut_metrics(step, used.rows, accept_gap)
         used, lost = used._replace(rows=cut.kept), cut.lost
-        wall.add({"repeated": cut.dropped_seconds})
+        clock.add({"repeated": cut.dropped_seconds})
     run.train_step(run.batch_after(step))
-    compile_seconds = wall.seconds()["compiling"]
+    compile_seconds = clock.seconds()["compiling"]
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 
     if folder.has_run_record():
-        wall.add(folder.read_run()["wall_seconds"])
+        clock.add(folder.read_run()["wall_seconds"])
     record = RunRecord(run, state, compile_seconds, started_from, step, lost)
     record.write("running")
     with StopSignals() as stop:  # until all is written
-        with run.callbacks:
-            if jax.process_index() == 0:
-                is_wandb = config.train.tracker == "wandb"
-                tracker = WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, step)
-                run.callbacks.add(MetricsFile(folder), tracker)
-            display.begin(step)
-            stopped_by = _steps(run, Log(run, used), record, state, step, stop)
-            with run.callbacks.phase("saving"):
+        trackers: list[Tracker] = [display]
+        if jax.process_index() == 0:
+            is_wandb = config.train.tracker == "wandb"
+            trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, step))
+        with Log(run, used, trackers) as log, contextlib.closing(run.watchdog):
+            stopped_by = _steps(run, log, record, state, step, stop)
+            with clock.phase("saving"):
                 run.checkpoints.close()
         record.write("stopped" if stopped_by else "finished", outcome=outcome_of(run))
-    if verbose:
-        display.note(format_wall_time(wall.seconds()))
     return stopped_by
 
 
@@ -99,15 +95,15 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
     """Runs steps `start` + 1 to train.num_steps. Returns the number of the signal that ended it
     early, or None.
     """
-    train, callbacks, agreement = run.config.train, run.callbacks, StopAgreement()
+    train, clock, watchdog, agreement = run.config.train, run.clock, run.watchdog, StopAgreement()
     batches = contextlib.closing(run.batches(start, train.num_steps))
-    with batches as iterator, maintenance_watch(stop), callbacks.phase("training"):
-        for step, host_batch in enumerate(callbacks.waiting(iterator), start + 1):
+    with batches as iterator, maintenance_watch(stop), clock.phase("training"):
+        for step, host_batch in enumerate(clock.waiting(iterator), start + 1):
             batch = run.put(host_batch)
             train_step = run.train_step(batch)  # compiles for rows of a new length
-            callbacks.before_step(step, state)
+            run.profiler.before_step(step, state)
             state, metrics = train_step(state, batch)
-            callbacks.after_step(step, state)
+            run.profiler.after_step(step, state)
             run.checkpoints.raise_failed_save()
             log.finish_previous()  # while the device computes this step
             log.begin(step, batch["inputs"].shape[1], metrics)
@@ -121,13 +117,13 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
             if log.skipped_in_a_row >= train.max_skipped_steps:
                 _give_up(run, record, state, batch, step)
             if validates:
-                with callbacks.phase("evaluating"):
-                    log.validation(step, run.validator(state.params, train.eval_batches, callbacks.on_progress))
+                with clock.phase("evaluating"):
+                    log.validation(step, run.validator(state.params, train.eval_batches, watchdog.on_progress))
             if saves:
-                with callbacks.phase("saving"):
+                with clock.phase("saving"):
                     run.checkpoints.save(step, state, log.counters())
                     record.write("running")
-            callbacks.on_progress()
+            watchdog.on_progress()
             if stopped_by is not None and not last:
                 return stopped_by
     return None
@@ -166,4 +162,4 @@ def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
     if cut.lost and str(step) not in record["lost_rows"]:
         folder.write_run(record | {"lost_rows": record["lost_rows"] | {str(step): cut.lost}})
     if config.train.tracker == "wandb":
-        send_rest(folder, print)
+        WandbRun(folder, print).close(failed=False)

@@ -112,13 +112,16 @@ def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | Non
     if config.model.remat_policy != "auto":
         return config, None
     device = mesh.devices.flat[0]
-    choice = choose_remat(config, dict(mesh.shape), device_bytes(device), CANDIDATES[device.platform])
+    choice = choose_remat(config, dict(mesh.shape), device_bytes(device), device.platform)
     return with_policy(config, choice.policy), choice
 
 
-def choose_remat(config: Config, mesh_shape: dict[str, int], device_bytes: int, candidates: tuple[str, ...]) -> RematChoice:
-    """The first candidate whose footprint fits; if none does, the last, which may still fit."""
-    for policy in candidates:
+def choose_remat(config: Config, mesh_shape: dict[str, int], device_bytes: int, platform: str) -> RematChoice:
+    """The policy that the config names; for `auto` the first of CANDIDATES whose footprint fits. If
+    none does it is the last, which may still fit.
+    """
+    own = config.model.remat_policy
+    for policy in CANDIDATES[platform] if own == "auto" else (own,):
         choice = RematChoice(policy, footprint(with_policy(config, policy), mesh_shape).total, device_bytes)
         if choice.needed_bytes <= USABLE_SHARE * device_bytes:
             break

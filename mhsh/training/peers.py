@@ -122,7 +122,9 @@ class Peers:
         if word == "failed":
             time.sleep(_OWN_ERROR_SECONDS)  # this process may be about to say the same
             self.lost(f"process {index} of this run has ended with an error; look at its log", status=2)
-        self.lost(_lost(index))
+        self.lost(
+            f"process {index} of this run is lost; run the same command again on all, and it goes on from its last checkpoint"
+        )
 
 
 def _server(host: str) -> socket.socket:
@@ -144,10 +146,6 @@ def _may_come_of_a_loss(error: BaseException | None) -> bool:
     return isinstance(error, Exception)
 
 
-def _lost(index: int) -> str:
-    return f"process {index} of this run is lost; run the same command again on all, and it goes on from its last checkpoint"
-
-
 def _probed(connection: socket.socket) -> socket.socket:
     """With keepalive probes that find a silent machine within LOST_SECONDS."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -167,13 +165,10 @@ def _introduced(connection: socket.socket, token: str, count: int) -> int | None
 
 def _read_line(connection: socket.socket) -> str:
     """The next line; empty where the other end is gone."""
-    line = b""
-    while not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
-        try:
-            byte = connection.recv(1)
-        except OSError:
-            return ""
-        if not byte:
-            return ""
-        line += byte
+    try:
+        # Unbuffered: what follows the line stays in the socket.
+        with connection.makefile("rb", buffering=0) as file:
+            line = file.readline(_LONGEST_LINE)
+    except OSError:
+        return ""
     return line.decode(errors="replace").strip()

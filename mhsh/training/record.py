@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from mhsh.training.optimizer import decayed_count
 from mhsh.training.setup import Run
 from mhsh.training.state import TrainState
 from mhsh.training.step import StepMetrics
+from mhsh.training.trackers import Tracker
 from mhsh.training.validation import Validated
 
 _UPLOAD_SECONDS = 30.0  # between two uploads to a bucket
@@ -28,18 +30,31 @@ _UPLOAD_SECONDS = 30.0  # between two uploads to a bucket
 
 class Log:
     """Makes rows of the metrics of a run, and counts tokens, FLOPs and seconds. A step's metrics
-    are fetched one step late, so that the device never waits for the host.
+    are fetched one step late, so that the device never waits for the host. A context, at whose end
+    all rows are written and the trackers closed.
     """
 
-    def __init__(self, run: Run, used: Counters) -> None:
-        """Continues after the step whose checkpoint counted `used`."""
+    def __init__(self, run: Run, used: Counters, trackers: Sequence[Tracker]) -> None:
+        """Continues after the step whose checkpoint counted `used`. The rows go to
+        metrics.jsonl and to `trackers`.
+        """
         self._run, self._used = run, used  # what is used up to the last row of training
         self._tokens, self._flops, self._rows = used.tokens, used.flops, used.rows
-        self._seconds_before = used.seconds - run.wall.trained()
+        self._seconds_before = used.seconds - run.clock.trained()
         self._peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
         self._pending: tuple[int, int, StepMetrics] | None = None
         self._flushed = time.monotonic()
+        self._trackers = trackers
+        self._unwritten: list[dict[str, Any]] = []  # in a bucket, appending to a file replaces it
         self.skipped_in_a_row = 0
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._flush()
+        for tracker in self._trackers:
+            tracker.close(failed=error is not None)
 
     def begin(self, step: int, length: int, metrics: StepMetrics) -> None:
         """Takes the metrics of a step that may still be running; its rows have `length` tokens."""
@@ -60,7 +75,7 @@ class Log:
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
         if not (always or not is_finite or step % self._run.config.train.log_interval == 0):
             return
-        seconds = self._seconds_before + self._run.wall.trained()
+        seconds = self._seconds_before + self._run.clock.trained()
         row = self._row(step, "train", seconds, values) | {"batch": as_hex(batch)}
         if not is_finite:
             row["skipped"] = True
@@ -79,7 +94,7 @@ class Log:
         """What has been used up to the last row. All rows are on the disk then: a checkpoint must
         not be newer than they are.
         """
-        self._run.callbacks.flush()
+        self._flush()
         if jax.process_index() == 0:
             self._run.folder.sync_metrics()
         return self._used._replace(rows=self._rows)
@@ -101,10 +116,20 @@ class Log:
 
     def _write(self, row: dict[str, Any]) -> None:
         self._rows += 1
-        self._run.callbacks.on_row(row)
+        self._unwritten.append(row)
+        for tracker in self._trackers:
+            tracker.on_row(row)
         if not self._run.folder.is_remote or time.monotonic() - self._flushed > _UPLOAD_SECONDS:
-            self._run.callbacks.flush()
-            self._flushed = time.monotonic()
+            self._flush()
+
+    def _flush(self) -> None:
+        """Writes all rows so far."""
+        if jax.process_index() == 0:
+            self._run.folder.append_metrics(self._unwritten)
+        self._unwritten = []
+        for tracker in self._trackers:
+            tracker.flush()
+        self._flushed = time.monotonic()
 
 
 class RunRecord:
@@ -147,7 +172,7 @@ class RunRecord:
         if not folder.has_vocabulary():
             self._run.corpus.save_vocab(folder.path)
         vocabulary = folder.vocabulary_hash(self._run.config)
-        written = {"vocabulary": vocabulary, "wall_seconds": self._run.wall.seconds(), "status": status}
+        written = {"vocabulary": vocabulary, "wall_seconds": self._run.clock.seconds(), "status": status}
         folder.write_run(self._values | written | more)
 
 

@@ -22,7 +22,6 @@ from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.run_folder import RunFolder
-from mhsh.training.callbacks import Callbacks, Profiler, ProgressDisplay, WallTime, Watchdog
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
 from mhsh.training.cluster import preflight, wait_for_all
@@ -32,7 +31,9 @@ from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
 from mhsh.training.step import compile_train_step, compiled_by_length
-from mhsh.training.validation import Decoding, Validator
+from mhsh.training.trackers import Display
+from mhsh.training.validation import Validator
+from mhsh.training.watching import Clock, Profiler, Watchdog
 
 
 class Run:
@@ -47,10 +48,10 @@ class Run:
         """
         code_hash()  # kept from here on: the files are still those that were imported
         self.folder = folder
-        self.wall = WallTime()
-        self.display = ProgressDisplay(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
-        self.callbacks = Callbacks(self.wall, Watchdog(config.train.hang_seconds), self.display)
-        self.callbacks.add(Profiler(config.train, folder.path, self.callbacks, self.display))
+        self.display = Display(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
+        self.watchdog = Watchdog(config.train.hang_seconds)
+        self.clock = Clock(self.watchdog.on_phase)
+        self.profiler = Profiler(config.train, folder.path, self.clock, self.display.note)
 
         self.mesh = mesh = make_mesh(config)
         sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
@@ -74,12 +75,11 @@ class Run:
         config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
         self.config = config
         self.model = model = build_model(config.model)
-        compiling = _all_compile(self.callbacks)
+        compiling = _all_compile(self.clock)
         self.train_step = compiled_by_length(
             lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling
         )
-        decoding = Decoding(num_sentences=sentences, num_hypotheses=1, length_penalty=0.0)
-        self.validator = Validator(config, model, mesh, self.corpus, self._rows, abstract.params, decoding, compiling)
+        self.validator = Validator(config, model, mesh, self.corpus, abstract.params, compiling=compiling, num_sentences=sentences)
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""
@@ -110,7 +110,7 @@ def start(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
     config, checkpoints, folder, note = run.config, run.checkpoints, run.folder, run.display.note
     for step in checkpoints.steps():
         try:
-            with run.callbacks.phase("restoring"):
+            with run.clock.phase("restoring"):
                 state = checkpoints.restore(step, run.abstract)
         except DamagedCheckpoint as error:
             note(f"{error}; it is set aside as {checkpoints.set_aside(step)}")
@@ -144,13 +144,13 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
     }
 
 
-def _all_compile(callbacks: Callbacks) -> Callable[[], AbstractContextManager[None]]:
+def _all_compile(clock: Clock) -> Callable[[], AbstractContextManager[None]]:
     """A context to compile in. It ends when every process has compiled."""
     points = itertools.count()
 
     @contextlib.contextmanager
     def compiling() -> Iterator[None]:
-        with callbacks.phase("compiling"):
+        with clock.phase("compiling"):
             yield
             wait_for_all(f"compiled/{next(points)}")
 

@@ -26,8 +26,8 @@ _QUIET = {"maintenance-event": "NONE", "preempted": "FALSE"}
 
 
 class StopSignals:
-    """A context in which SIGNALS are caught. `signal` is the one that came (None: none). Enter it
-    in the main thread.
+    """A context in which SIGNALS are caught. `signal` is the one that came (None: none); any thread
+    may set it. Enter the context in the main thread.
     """
 
     def __init__(self) -> None:
@@ -42,20 +42,16 @@ class StopSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def request(self, number: int) -> None:
-        """Acts as if that signal had come; may be called from any thread."""
-        self.signal = number
-
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.request(number)
+        self.signal = number
         for following in SIGNALS:
             signal.signal(following, signal.SIG_DFL)  # the next one ends the process
 
 
 @contextlib.contextmanager
 def maintenance_watch(stop: StopSignals) -> Iterator[None]:
-    """Inside the `with`, a thread asks the metadata server every POLL_SECONDS. It requests SIGTERM
-    of `stop` when maintenance or preemption is announced.
+    """Inside the `with`, a thread asks the metadata server every POLL_SECONDS. It sets
+    `stop.signal` to SIGTERM when maintenance or preemption is announced.
 
     It asks only on TPUs, or if the environment names a metadata server.
     """
@@ -68,7 +64,7 @@ def maintenance_watch(stop: StopSignals) -> Iterator[None]:
         while not announced():
             if ended.wait(POLL_SECONDS):
                 return
-        stop.request(signal.SIGTERM)
+        stop.signal = signal.SIGTERM
 
     thread = threading.Thread(target=watch, name="maintenance notice", daemon=True)
     thread.start()

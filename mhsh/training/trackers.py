@@ -1,5 +1,5 @@
-"""Where the rows of a run go: metrics.jsonl, and what train.tracker names. A row has the figures of
-one step and split.
+"""Where the rows of a run are shown: the terminal, and what train.tracker names. A row has the
+figures of one step and split. No tracker changes a number of the run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,53 @@ from mhsh.config.schema import to_dict
 from mhsh.errors import UserError, install_command
 from mhsh.files import absolute, read_object, write_atomically
 from mhsh.run_folder import RunFolder
-from mhsh.training.callbacks import Callback
+from mhsh.text import duration
 
 AXES = ("step", "split", "tokens", "flops", "seconds")
 WANDB_FILE = "wandb.json"  # in the run folder: which W&B run it is
 _PROJECT = "mhsh"  # unless WANDB_PROJECT names another
 _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 15.0  # a spot machine goes 30 seconds after its notice
+_SECONDS_BETWEEN_LINES = 10.0  # of the display
+
+
+class Tracker:
+    """Takes the rows of a run. By default it does nothing."""
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        """Takes the row of one step and split, in the order of the steps."""
+
+    def flush(self) -> None:
+        """Writes all rows so far."""
+
+    def close(self, *, failed: bool) -> None:
+        """Ends, after a `flush`; `failed`: an error has ended the run."""
+
+
+class Display(Tracker):
+    """The newest metrics of a run, a line every few seconds, and every validation."""
+
+    def __init__(self, name: str, num_steps: int, *, quiet: bool = False) -> None:
+        """`quiet`: prints nothing. Only one of several processes prints."""
+        self._name, self._num_steps, self._quiet = name, num_steps, quiet
+        self._last_line = 0.0
+
+    def note(self, message: str) -> None:
+        """Prints a line."""
+        if not self._quiet:
+            print(f"{self._name}: {message}", flush=True)
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        step = f"step {row['step']}/{self._num_steps}"
+        if row["split"] == "validation":
+            self.note(f"{step}  validation loss {row['loss']:.4f}")
+            return
+        now, steps_left = time.monotonic(), self._num_steps - row["step"]
+        if now - self._last_line > _SECONDS_BETWEEN_LINES or not steps_left:
+            self._last_line = now
+            seconds_left = steps_left * row["tokens"] / row["step"] / row["tokens_per_second"]
+            left = f"  {duration(seconds_left)} left" if steps_left else ""
+            self.note(f"{step}  loss {row['loss']:.4f}  {row['tokens_per_second']:,.0f} tokens/s{left}")
 
 
 def curves(row: Mapping[str, Any]) -> dict[str, float]:
@@ -44,27 +84,7 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-class MetricsFile(Callback):
-    """Appends rows to metrics.jsonl. It collects them until `flush`: in a bucket, appending to a
-    file replaces it.
-    """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._rows: list[Mapping[str, Any]] = []
-
-    def on_row(self, row: Mapping[str, Any]) -> None:
-        self._rows.append(row)
-
-    def flush(self) -> None:
-        self._folder.append_metrics(self._rows)
-        self._rows = []
-
-    def close(self, *, failed: bool) -> None:
-        self.flush()
-
-
-class TensorBoard(Callback):
+class TensorBoard(Tracker):
     """Writes rows as TensorBoard events. For a bucket it collects them in a local folder, which it
     uploads at `flush`.
     """
@@ -93,13 +113,12 @@ class TensorBoard(Callback):
                 (self._path / path.name).write_bytes(path.read_bytes())
 
     def close(self, *, failed: bool) -> None:
-        self.flush()
         self._events.close()
         if self._local is not None:
             self._local.cleanup()
 
 
-class WandbRun(Callback):
+class WandbRun(Tracker):
     """Sends rows to Weights & Biases. What fails there is told once and does not end the run.
 
     W&B takes each step once, in rising order. So a process first sends what W&B lacks of
@@ -110,9 +129,8 @@ class WandbRun(Callback):
 
     def __init__(self, folder: RunFolder, note: Callable[[str], None]) -> None:
         """Starts or resumes the W&B run of `folder`; `note` shows a line to the user."""
-        self._folder, self._note = folder, note
-        self._values: dict[str, float] = {}  # of self._step, which is sent when the next one begins
-        self._step = self._last = self._first = 0
+        self._note = note
+        self._first = 0  # the first step that W&B lacks
         self._run = None
         with self._told():
             self._run = _start_wandb(folder)
@@ -125,27 +143,16 @@ class WandbRun(Callback):
             self.on_row(row)
 
     def on_row(self, row: Mapping[str, Any]) -> None:
-        self._last = row["step"]
-        if self._last < self._first:
-            return
-        if self._last != self._step:
-            self._send()
-        self._step = self._last
-        self._values |= {axis: float(row[axis]) for axis in ("tokens", "flops", "seconds")} | curves(row)
+        if self._run is not None and row["step"] >= self._first:
+            with self._told():
+                # W&B joins the rows of one step.
+                self._run.log({axis: float(row[axis]) for axis in AXES[2:]} | curves(row), step=row["step"])
 
     def close(self, *, failed: bool) -> None:
-        """Sends the last step and waits _FINISH_SECONDS at most for the upload."""
-        self._send()
+        """Waits _FINISH_SECONDS at most for the upload."""
         with self._told():
             if self._run is not None:
                 self._run.finish(exit_code=int(failed))
-                _write_identity(self._folder, _identity(self._folder) | {"last_step": self._last})
-
-    def _send(self) -> None:
-        with self._told():
-            if self._run is not None and self._values:
-                self._run.log(self._values, step=self._step, commit=True)
-        self._values = {}
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -155,12 +162,6 @@ class WandbRun(Callback):
             self._run = None
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             self._note(f"W&B has failed ({reason}); the run needs none of it, and the same command sends later what W&B lacks")
-
-
-def send_rest(folder: RunFolder, note: Callable[[str], None]) -> None:
-    """Sends what W&B lacks of a finished run, if its last process could not."""
-    if _identity(folder).get("last_step") != folder.read_metrics().rows[-1]["step"]:
-        WandbRun(folder, note).close(failed=False)
 
 
 def check_wandb() -> None:
@@ -203,14 +204,10 @@ def _start_wandb(folder: RunFolder) -> Any:
     )
 
 
-def _identity(folder: RunFolder) -> dict[str, Any]:
-    """The W&B project and id of a run, written down before W&B first hears of it, and the last step
-    that W&B is known to have.
-    """
-    if not (folder.path / WANDB_FILE).exists():
-        _write_identity(folder, {"project": os.environ.get("WANDB_PROJECT", _PROJECT), "id": secrets.token_hex(4)})
-    return read_object(folder.path / WANDB_FILE)
-
-
-def _write_identity(folder: RunFolder, identity: Mapping[str, Any]) -> None:
-    write_atomically(folder.path / WANDB_FILE, json.dumps(identity) + "\n")
+def _identity(folder: RunFolder) -> dict[str, str]:
+    """The W&B project and id of a run, written down before W&B first hears of it."""
+    path = folder.path / WANDB_FILE
+    if not path.exists():
+        identity = {"project": os.environ.get("WANDB_PROJECT", _PROJECT), "id": secrets.token_hex(4)}
+        write_atomically(path, json.dumps(identity) + "\n")
+    return read_object(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -21,17 +20,8 @@ from mhsh.evaluation.validation import classification_metrics, evaluate, evaluat
 from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.training.checkpoints.verify import as_hex, checksums
-from mhsh.training.sharding import ROWS, put_batch, whole
+from mhsh.training.sharding import ROWS, process_rows, put_batch, whole
 from mhsh.training.step import compile_eval_step, compiled_by_length, eval_step, predict_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Decoding:
-    """How validation pairs are translated. Only the translation objective reads it."""
-
-    num_sentences: int | None  # None: all
-    num_hypotheses: int
-    length_penalty: float
 
 
 class Validated(NamedTuple):
@@ -51,24 +41,27 @@ class Validator:
         model: Model,
         mesh: Mesh,
         corpus: Corpus,
-        rows: slice,
         params: Any,
-        decoding: Decoding,
+        *,
         compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        num_sentences: int | None = 0,
+        num_hypotheses: int = 1,
+        length_penalty: float = 0.0,
     ) -> None:
-        """`rows` are those of a batch that this process makes. `params` may be abstract. For
-        `compiling` see compiled_by_length.
+        """`params` may be abstract. For `compiling` see compiled_by_length. Of a translation model,
+        `num_sentences` validation pairs are translated (None: all), by beam search.
         """
-        self._model, self._mesh, self._corpus, self._decoding = model, mesh, corpus, decoding
+        self._model, self._mesh, self._corpus = model, mesh, corpus
+        self._search = {"num_hypotheses": num_hypotheses, "length_penalty": length_penalty}
         per_row = isinstance(corpus, ClassificationCorpus | SpanCorpus)
         step, out_specs = (predict_step, (PartitionSpec(), ROWS)) if per_row else (eval_step, PartitionSpec())
         compiled = compiled_by_length(
             lambda length: compile_eval_step(step, out_specs, config, model, mesh, params, length), compiling
         )
         self._step = lambda params, batch: compiled(batch)(params, batch)
-        self._batches = corpus.validation_batches(config.train.batch_size, rows)
+        self._batches = corpus.validation_batches(config.train.batch_size, process_rows(mesh, config.train.batch_size))
         is_translation = config.model.objective == "translation"
-        self._pairs = decoded_validation(corpus, decoding.num_sentences) if is_translation else []
+        self._pairs = decoded_validation(corpus, num_sentences) if is_translation else []
 
     @property
     def num_batches(self) -> int:
@@ -89,14 +82,7 @@ class Validator:
             values, parts = evaluate(self._step, params, batches)
         if self._pairs:
             assert isinstance(model, Seq2Seq)
-            values |= translation_metrics(
-                model,
-                whole(params, self._mesh),
-                corpus.tokenizer,
-                self._pairs,
-                num_hypotheses=self._decoding.num_hypotheses,
-                length_penalty=self._decoding.length_penalty,
-            )
+            values |= translation_metrics(model, whole(params, self._mesh), corpus.tokenizer, self._pairs, **self._search)
         heartbeat()
         return Validated(values, parts, seen.hexdigest()[:16])
 

@@ -22,7 +22,7 @@ def fields() -> dict[str, Any]:
 
 
 def cells(fields: dict[str, Any], *texts: str) -> Any:
-    return cells_of(parse_axes(texts, fields), fields)
+    return cells_of(parse_axes(texts, fields), fields, lambda config: {})
 
 
 def test_every_combination_in_order_the_last_axis_fastest(fields):

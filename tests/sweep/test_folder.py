@@ -12,7 +12,7 @@ import pytest
 from mhsh.errors import UserError
 from mhsh.outcome import DIVERGED
 from mhsh.sweep.axes import cells_of, parse_axes
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, Plan, PlannedCell, SweepFolder
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, Plan, SweepFolder
 from tests.conftest import load_fields
 
 
@@ -20,8 +20,7 @@ def planned(*axes: str, **optimizer: Any) -> Plan:
     fields = load_fields("evidence", "heads")
     fields["optimizer"] |= optimizer
     parsed = parse_axes(axes, fields)
-    cost = {"parameters": 1, "tokens": 2, "flops": 3}
-    return Plan(parsed, tuple(PlannedCell(cell.name, cell.settings, cell.config, cost) for cell in cells_of(parsed, fields)))
+    return Plan(parsed, cells_of(parsed, fields, lambda config: {"parameters": 1, "tokens": 2, "flops": 3}))
 
 
 @pytest.fixture

@@ -1,13 +1,15 @@
-"""Checkpoints: a restored state equals the saved one, and a wrong model is named before anything is
-read.
+"""Checkpoints: a restored state equals the saved one, also what Orbax 0.12.8 has written; a wrong
+model is named before anything is read.
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -16,6 +18,7 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.training.checkpoints.checkpoint import Checkpoints, StoredCheckpoints
 from mhsh.training.state import TrainState
+from tests.conftest import ROOT
 from tests.training.states import ONE, abstract_of, fresh_state
 
 
@@ -40,10 +43,10 @@ def save(folder: Path, step: int, state: TrainState) -> None:
 
 
 def assert_equal(actual: Any, expected: Any) -> None:
+    """Bit for bit."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
+        assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 EIGHT = (2, 2, 2)
@@ -66,6 +69,18 @@ def test_a_state_comes_back_bit_for_bit_on_any_devices(make_config, tmp_path, be
         restored = stored(tmp_path).restore(7, abstract)
         assert_equal(restored, state)
         assert [leaf.sharding for leaf in jax.tree.leaves(restored)] == [leaf.sharding for leaf in jax.tree.leaves(abstract)]
+
+
+def test_a_stored_checkpoint_is_restored_bit_for_bit(tmp_path):
+    """The fixture is what `save(FIXTURE, 7, state)` wrote."""
+    fixture = ROOT / "tests" / "fixtures" / "checkpoints_of_orbax_0.12.8"
+    kernel = jnp.asarray([[0.1, -0.0, jnp.inf], [jnp.nan, 1e-45, 3.0]], jnp.float32)
+    moments = {"mu": kernel.astype(jnp.bfloat16), "count": jnp.asarray(5, jnp.int32)}
+    state = TrainState({"layer": {"kernel": kernel}}, moments, jnp.asarray(7, jnp.int32))
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    checkpoints = stored(shutil.copytree(fixture, tmp_path / "checkpoints"))
+    assert checkpoints.existing_step(None) == 7
+    assert_equal(checkpoints.restore(7, abstract), state)
 
 
 def test_a_state_changed_after_saving_is_saved_as_it_was(make_config, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from mhsh.data.load import load_corpus
 from mhsh.data.tables import ArrayTable
 from mhsh.models.build import build_model
 from mhsh.training.sharding import process_rows
-from mhsh.training.validation import Decoding, Validator
+from mhsh.training.validation import Validator
 from tests.training.states import ONE, fresh_state, mesh_of
 
 
@@ -34,8 +33,7 @@ def test_the_checksum_is_that_of_all_validation_batches(config):
     found = {}
     for name, shape in (("same", ONE), ("same", (4, 2, 1)), ("other", ONE)):
         mesh, params = mesh_of(*shape), fresh_state(config, shape).params
-        make = functools.partial(Validator, config, build_model(config.model), mesh, corpora[name])
-        validator = make(process_rows(mesh, config.train.batch_size), params, Decoding(0, 1, 0.0))
+        validator = Validator(config, build_model(config.model), mesh, corpora[name], params)
         assert validator.num_batches > 1
         found[name, shape] = [validator(params).batches, validator(params, validator.num_batches - 1).batches]
     assert found["same", ONE] == found["same", (4, 2, 1)]
@@ -46,9 +44,9 @@ def test_the_checksum_is_that_of_all_validation_batches(config):
 def test_the_parts_of_the_loss_are_those_of_its_batches(config):
     corpus, mesh = load_corpus(config, None), mesh_of(*ONE)
     params = fresh_state(config, ONE).params
-    rows = process_rows(mesh, config.train.batch_size)
-    validator = Validator(config, build_model(config.model), mesh, corpus, rows, params, Decoding(0, 1, 0.0))
-    weights = [batch["weights"].sum() for batch in corpus.validation_batches(config.train.batch_size, rows)]
+    validator = Validator(config, build_model(config.model), mesh, corpus, params)
+    batches = corpus.validation_batches(config.train.batch_size, process_rows(mesh, config.train.batch_size))
+    weights = [batch["weights"].sum() for batch in batches]
     whole, first = validator(params), validator(params, 1)
     assert 1 < len(whole.loss_parts) == validator.num_batches <= 20
     assert first.loss_parts == [first.values["target_loss"]] == whole.loss_parts[:1]

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.experimental import multihost_utils
 
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote, make_durable, make_name_durable
 from mhsh.run_folder import Counters
-from mhsh.training.checkpoints.replicas import read_once, split_replicas
 from mhsh.training.checkpoints.verify import (
     Manifest,
     as_hex,
@@ -31,31 +32,14 @@ from mhsh.training.checkpoints.verify import (
     manifest,
     write_file_manifest,
 )
-from mhsh.training.cluster import broadcast_from_process_0
 from mhsh.training.state import TrainState
 
 ITEMS = ("params", "opt_state", "manifest")
 _READ_ONLY = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
 _FULL = re.compile("No space left on device|Disk quota exceeded")
-# Where Orbax logs what it then raises.
-_SAVES = (
-    "checkpoint/checkpoint_manager.py",
-    "checkpointers/async_checkpointer.py",
-    "futures/future.py",
-    "metadata/checkpoint.py",
-)
 
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for the tracebacks of a save's threads, whose error `raise_failed_save`, `save` and
-    `close` raise, and for warnings that a folder is only read, or that a damaged one is not whole.
-    """
-    if record.exc_info and record.pathname.endswith(_SAVES):
-        return False
-    return not any(words in str(record.msg) for words in ("is read only", "Metadata file does not exist"))
-
-
-logging.getLogger("absl").addFilter(_is_news)
+# Orbax logs, with tracebacks, what it then raises, and warns of how it is used here.
+logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
 
 
 def _without_late_callbacks(report: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
@@ -142,9 +126,9 @@ class StoredCheckpoints:
 
     def _check_files(self, step: int) -> None:
         where = self._folder / str(step)
-        damage = broadcast_from_process_0(find_damage(where) if jax.process_index() == 0 else None)
-        if damage is not None:
-            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {damage}")
+        damage = find_damage(where) if jax.process_index() == 0 else None
+        if multihost_utils.broadcast_one_to_all(np.int32(damage is not None)):
+            raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {damage or 'process 0 says how'}")
 
     def _restore_item(self, step: int, item: str, abstract: Any) -> Any:
         where = self._folder / str(step)
@@ -157,12 +141,8 @@ class StoredCheckpoints:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
         compare_manifests(saved, manifest(wanted), where)
-        replicas = split_replicas(next(iter(wanted.values())).sharding)
         try:
-            if replicas is not None:
-                restored = read_once(where / item, wanted, replicas)
-            else:
-                restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
+            restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
         except Exception as error:  # Orbax raises a bare Exception where a read fails
             raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
         for path, sums in jax.device_get(checksums(restored)).items():

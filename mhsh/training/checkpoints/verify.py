@@ -6,8 +6,8 @@ Both are kept, as neither proves what the other does:
   opens an array, and all agree on its answer. Without it, a process that meets a damaged file would
   leave Orbax while the others wait for it there. It also covers counters.json.
 - The manifest has a checksum of every array, computed on the devices before it is written and again
-  after it was restored. It covers what lies between an array and its file: writing, reading on
-  another mesh, and sending to other hosts. Hashes of files see none of that.
+  after it was restored. It covers what lies between an array and its file: writing, and reading on
+  another mesh. Hashes of files see none of that.
 """
 
 from __future__ import annotations
@@ -39,15 +39,6 @@ _SPREAD = (0x9E3779B1, 0x85EBCA77)
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
 
-def words(array: Array) -> Array:
-    """The bits of each element, as an unsigned number of its size; of eight bytes (where
-    jax_enable_x64 is set) as two, on a new last axis.
-    """
-    if array.dtype == jnp.bool_:
-        return array.astype(jnp.uint8)
-    return jax.lax.bitcast_convert_type(array, _WORDS[array.dtype.itemsize])
-
-
 def checksum(array: Array, first_row: UInt32[Array, ""] | int = 0) -> UInt32[Array, 2]:
     """Two 32-bit sums over the bits of all elements, weighted by position in the global array, of
     which `array` are the rows from `first_row` on. The checksums of shards add up to the whole's.
@@ -56,7 +47,10 @@ def checksum(array: Array, first_row: UInt32[Array, ""] | int = 0) -> UInt32[Arr
     same. They detect any change of a single element, and miss other changes with a probability of
     about 2^-64. They do not protect against deliberate changes.
     """
-    bits = words(array).astype(jnp.uint32)
+    if array.dtype == jnp.bool_:
+        array = array.astype(jnp.uint8)
+    # Eight bytes (where jax_enable_x64 is set) become two words, on a new last axis.
+    bits = jax.lax.bitcast_convert_type(array, _WORDS[array.dtype.itemsize]).astype(jnp.uint32)
     first = jnp.asarray(first_row, jnp.uint32) * jnp.uint32(math.prod(bits.shape[1:]) % 2**32)
     position = jnp.broadcast_to(first, bits.shape)
     stride = 1

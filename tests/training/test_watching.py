@@ -1,4 +1,4 @@
-"""What watches a run: wall time, progress, profiles, and the watchdog in processes of its own."""
+"""What watches a run: its clock, profiles, and the watchdog in processes of its own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from etils import epath
 from msgspec.structs import replace
 
 from mhsh.run_folder import RunFolder
-from mhsh.training import callbacks
-from mhsh.training.callbacks import PHASES, Callbacks, Profiler, ProgressDisplay, WallTime, Watchdog, format_wall_time
+from mhsh.training import watching
 from mhsh.training.sharding import put_batch
+from mhsh.training.watching import PHASES, Clock, Profiler, Watchdog
 from tests.training.batches import random_batch
 from tests.training.states import ONE, fresh_state, mesh_of, train_step_of
 
@@ -24,7 +24,7 @@ NOTHING = dict.fromkeys((*PHASES, "repeated"), 0.0)
 def pass_time(monkeypatch):
     """pass_time(3.0): three seconds later."""
     now = [100.0]
-    monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
 
     def later(seconds: float) -> None:
         now[0] += seconds
@@ -36,9 +36,8 @@ def pass_time(monkeypatch):
 
 
 def test_a_second_counts_once_for_the_innermost_phase(pass_time):
-    wall = WallTime()
-    wall.add({"training": 0.5, "repeated": 0.5})  # of an earlier process
-    run = Callbacks(wall)
+    run = Clock()
+    run.add({"training": 0.5, "repeated": 0.5})  # of an earlier process
     pass_time(1.0)
     with run.phase("training"):
         pass_time(10.0)
@@ -51,7 +50,7 @@ def test_a_second_counts_once_for_the_innermost_phase(pass_time):
             pass_time(3.0)
             raise RuntimeError
         pass_time(9.5)
-        seen = wall.seconds()
+        seen = run.seconds()
     assert seen == NOTHING | {
         "preparing": 1.0,
         "training": 20.0,
@@ -60,9 +59,6 @@ def test_a_second_counts_once_for_the_innermost_phase(pass_time):
         "saving": 3.0,
         "repeated": 0.5,
     }
-    assert format_wall_time(seen) == (
-        "63% of the wall time was training; evaluating 16%, saving 10%, compiling 6%, preparing 3%, repeated 2%"
-    )
 
 
 def test_waiting_is_the_time_until_an_item_is_there_and_part_of_training(pass_time):
@@ -73,29 +69,13 @@ def test_waiting_is_the_time_until_an_item_is_there_and_part_of_training(pass_ti
         yield "b"
         pass_time(0.5)
 
-    wall = WallTime()
-    run = Callbacks(wall)
+    run = Clock()
     with run.phase("training"):
         for _ in run.waiting(items()):
             pass_time(7.0)
             with run.phase("saving"):
                 pass_time(100.0)
-    assert (wall.seconds()["waiting"], wall.seconds()["training"], wall.trained()) == (5.5, 14.0, 19.5)
-
-
-# Progress.
-
-
-@pytest.mark.parametrize("forced", ["", "1"], ids=["in a file", "in a notebook"])
-def test_a_file_gets_lines_and_no_bar(forced, monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", forced)
-    display = ProgressDisplay("run", 10)
-    display.begin(0)
-    display.on_row({"split": "train", "step": 10, "loss": 2.5, "tokens_per_second": 1234.0})
-    display.on_row({"split": "validation", "step": 10, "loss": 2.25})
-    display.close(failed=False)
-    lines = ["run: step 10/10  loss 2.5000  1,234 tokens/s", "run: step 10/10  validation loss 2.2500"]
-    assert capsys.readouterr().out.splitlines() == lines
+    assert (run.seconds()["waiting"], run.seconds()["training"], run.trained()) == (5.5, 14.0, 19.5)
 
 
 # Profiles.
@@ -108,7 +88,7 @@ def test_steps_are_traced_unless_the_run_is_resumed_amid_them(make_config, tmp_p
     batch = put_batch(random_batch(config, config.train.batch_size), mesh_of(*ONE))
     session = tmp_path / "run" / "profile" / "plugins" / "profile" / "steps_2_to_3"
     for first in (3, 1):
-        profiler = Profiler(config.train, epath.Path(tmp_path / "run"), Callbacks(), ProgressDisplay("run", 4))
+        profiler = Profiler(config.train, epath.Path(tmp_path / "run"), Clock(), print)
         for number in range(first, 5):
             profiler.before_step(number, state)
             state, _ = step(state, batch)
@@ -116,32 +96,34 @@ def test_steps_are_traced_unless_the_run_is_resumed_amid_them(make_config, tmp_p
         assert session.exists() == (first == 1)
     assert {file.name for file in session.iterdir()} == {"process_0.xplane.pb", "process_0.trace.json.gz"}
     resumed, traced = capsys.readouterr().out.splitlines()
-    assert resumed == "run: no profile: the run was resumed after step 2"
-    assert traced.startswith(f"run: profile of steps 2 to 3: {tmp_path / 'run'}/profile")
+    assert resumed == "no profile: the run was resumed after step 2"
+    assert traced.startswith(f"profile of steps 2 to 3: {tmp_path / 'run'}/profile")
 
 
 # The watchdog ends what hangs, and nothing else.
 
 
 WATCHED = """
+import contextlib
 import time
-from mhsh.training.callbacks import Callbacks, Watchdog
+from mhsh.training.watching import Clock, Watchdog
 Watchdog.LEAST_SECONDS = 1.0
-run = Callbacks(Watchdog({seconds}))
-with run:
+dog = Watchdog({seconds})
+run = Clock(dog.on_phase)
+with contextlib.closing(dog):
 {body}
 time.sleep(2)
 print("end")
 """
 HANGS = {
     "longer than given": (1, "  with run.phase('training'): time.sleep(30)"),
-    "longer than is measured": (0, "  with run.phase('training'):\n    run.on_progress()\n    time.sleep(30)"),
+    "longer than is measured": (0, "  with run.phase('training'):\n    dog.on_progress()\n    time.sleep(30)"),
     "in data": (1, "  with run.phase('training'), run.phase('waiting'): time.sleep(30)"),
     "after a save": (1, "  with run.phase('training'):\n    with run.phase('saving'): time.sleep(2)\n    time.sleep(30)"),
 }
 LIVES = {
     "first step": (0, "  with run.phase('training'): time.sleep(3)"),
-    "works": (4, "  with run.phase('training'):\n    for _ in range(10):\n      time.sleep(0.5)\n      run.on_progress()"),
+    "works": (4, "  with run.phase('training'):\n    for _ in range(10):\n      time.sleep(0.5)\n      dog.on_progress()"),
     "saves": (1, "  with run.phase('training'), run.phase('saving'): time.sleep(3)"),
     "before and after": (1, "  time.sleep(2)\n  with run.phase('training'): pass"),
 }
@@ -168,5 +150,5 @@ def test_the_limit_is_a_multiple_of_the_longest_step(pass_time):
         pass_time(seconds)
         dog.on_progress()
         assert dog.limit() == limit
-    dog.close(failed=False)
+    dog.close()
     assert Watchdog(8).limit() == 8
