@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import functools
 import hashlib
-import json
 from collections.abc import Iterable
 from importlib import resources
 from importlib.metadata import distribution
@@ -36,19 +35,16 @@ def to_html(report: Report) -> bytes:
 
 
 def to_live_html(report: Report) -> bytes:
-    """The page as UTF-8 for a server, which it asks for the `pieces` that changed."""
+    """The page as UTF-8 for a server, which it asks for the `live_content`."""
     return _page(report, live=True)
 
 
-def pieces(report: Report) -> dict[str, str]:
-    """What may change in a page of `to_live_html`, as JSON by name: the title, parts (HTML), and
-    what the figures draw, of which each run is a piece of its own.
+def live_content(report: Report) -> bytes:
+    """What may change in a page of `to_live_html`, as JSON: its title, its parts (HTML), and what
+    its figures draw.
     """
-    content = _content(report)
-    pieces = {"title": json.dumps(report.title)}
-    pieces |= {f"part {name}": json.dumps(part) for name, part in _parts(report).items()}
-    pieces |= {f"content {name}": _to_json(value) for name, value in content.items() if name != "runs"}
-    return pieces | {f"run {place}": _to_json(run) for place, run in enumerate(content["runs"])}
+    parts = {name: str(part) for name, part in _parts(report).items()}
+    return _to_json({"title": report.title, "parts": parts, "content": _content(report)}).encode()
 
 
 def _page(report: Report, live: bool) -> bytes:

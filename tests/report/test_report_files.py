@@ -22,7 +22,7 @@ from mhsh.report.curves import drawn_curve
 from mhsh.report.files import curves_to_csv, from_json, prepare_files, table_to_csv, to_json
 from mhsh.report.markdown import escape, report_to_markdown
 from mhsh.report.report import MARK, Cell, Column, CurveRun, Report, Row, Table
-from mhsh.report.terminal import print_report, print_table
+from mhsh.report.terminal import UNBOUNDED, print_report, print_table
 from tests.report.reports import planted_report
 
 READ = MarkdownIt("commonmark", {"html": True}).enable("table")
@@ -156,7 +156,7 @@ def test_a_terminal_shows_hostile_names_and_does_not_obey_them(width: int) -> No
     report = planted_report(HOSTILE)
     text = printed(report, width)
     for table in (*report.tables, *report.conditions):
-        console = Console(width=width, file=io.StringIO(), highlight=False)
+        console = Console(width=UNBOUNDED, file=io.StringIO(), highlight=False)
         print_table(table, console)
         assert isinstance(console.file, io.StringIO)
         text += console.file.getvalue()

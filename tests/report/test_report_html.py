@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from mhsh.report.curves import difference_lines, group_lines, spread
-from mhsh.report.html import pieces, to_html, to_live_html
+from mhsh.report.html import live_content, to_html, to_live_html
 from mhsh.report.report import MARK, Report
 from mhsh.text import sanitize
 from tests.report.browser import PROGRAM, Browser
@@ -130,22 +130,11 @@ def test_the_policy_names_the_very_scripts_and_styles_of_the_page(report: Report
         assert ("/update" in text) == (page is to_live_html)
 
 
-def test_the_pieces_are_the_parts_and_the_figures_of_the_page(report: Report) -> None:
-    live = to_live_html(report).decode()
-    made = {name: json.loads(piece) for name, piece in pieces(report).items()}
-    assert made["title"] == report.title
-    parts = {name.removeprefix("part "): piece for name, piece in made.items() if name.startswith("part ")}
-    assert set(parts) == {"claim", "controls", "more", "notes", "figures", "tables"}
-    for place, html in parts.items():
-        assert f'id="{place}"' in live and html in live
-    whole = content_of(live)
-    assert [made[f"run {place}"] for place in range(6)] == whole.pop("runs")
-    assert {name.removeprefix("content "): piece for name, piece in made.items() if name.startswith("content ")} == whole
-    # What changes in one run is a piece of its own.
-    assert report.curves is not None
-    runs = (dataclasses.replace(report.curves.runs[0], name="other"), *report.curves.runs[1:])
-    other = pieces(dataclasses.replace(report, curves=dataclasses.replace(report.curves, runs=runs)))
-    assert [name for name, piece in pieces(report).items() if other[name] != piece] == ["run 0"]
+def test_the_live_content_is_the_parts_and_the_figures_of_the_page(report: Report) -> None:
+    live, made = to_live_html(report).decode(), json.loads(live_content(report))
+    assert made["title"] == report.title and set(made["parts"]) == {"claim", "controls", "more", "notes", "figures", "tables"}
+    assert all(f'id="{place}"' in live and part in live for place, part in made["parts"].items())
+    assert made["content"] == content_of(live)
 
 
 def test_a_report_without_curves_is_a_page(report: Report) -> None:
