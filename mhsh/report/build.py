@@ -157,12 +157,11 @@ def _measures_table(section: _Section) -> Table:
     measured = section.comparison.measured
     names = list(dict.fromkeys(name for values in measured.values for name in values.metrics))
     columns = [Column("group"), *(Column(f"{measured.measure.split} {name}".replace("_", " "), numeric=True) for name in names)]
-    columns += [Column("lowest loss", numeric=True), Column("mean loss over steps", numeric=True)]
     columns += [Column(f"{what} to the target", numeric=True) for what in ("tokens", "FLOPs")]
     rows = []
     for place, values in enumerate(measured.values):
         shown = [values.metrics.get(name, {}) for name in names]
-        cells = [_number(known_estimate(each.values()), _short) for each in (*shown, values.lowest, values.mean)]
+        cells = [_number(known_estimate(each.values()), _short) for each in shown]
         cells += [_cost(values, axis) for axis in ("tokens", "flops")]
         rows.append(Row((section.groups[place].name, *cells), group=section.first_group + place))
     return Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows))
@@ -174,7 +173,7 @@ def _short(value: float) -> str:
 
 def _runs_table(section: _Section) -> Table:
     columns = [Column("run"), Column("group"), Column("seed"), Column("state")]
-    names = ("validation loss", "training loss", "steps", "tokens", "device time", "goodput")
+    names = ("validation loss", "training loss", "steps", "tokens", "device time")
     columns += [Column(name, numeric=True) for name in names]
     places = _places(section)
     rows = [
@@ -195,7 +194,7 @@ def _run_cells(group: Group, member: Member) -> list[str | Cell]:
     state = member.state if member.named or member.state != TRAINED else f"{member.state}, not named"
     run = member.run
     if run is None or not run.has_logged:
-        return [f"seed {seeds}", group.name, seeds, state, *[""] * 6]
+        return [f"seed {seeds}", group.name, seeds, state, *[""] * 5]
     losses = [Cell(format_loss(loss), value=loss) for loss in (run.final_validation, run.final_train)]
     steps = run.spent("step")
     return [
@@ -207,7 +206,6 @@ def _run_cells(group: Group, member: Member) -> list[str | Cell]:
         "" if steps is None else f"{steps:,.0f}",
         text.count(run.spent("tokens")),
         text.duration(run.spent("seconds")),
-        "" if run.goodput is None else f"{100 * run.goodput:.0f} %",
     ]
 
 

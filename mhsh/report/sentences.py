@@ -64,7 +64,7 @@ def _single_title(comparison: Comparison, finding: Finding, base: Group) -> str:
             f"{group.name} ends {format_loss(abs(apart.mean))} {LOWER if apart.mean < 0 else HIGHER} than {base.name} ({values}), "
             f"but {_seeds(apart)} cannot tell that from chance{unfair}"
         )
-    return f"{group.name} and {base.name} are not told apart: {values} ({_interval(apart)}){unfair}"
+    return f"{group.name} and {base.name} do not differ significantly: {values} ({_interval(apart)}){unfair}"
 
 
 def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Group) -> str:
@@ -77,12 +77,12 @@ def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Gr
         apart = {each.group.name: each.difference for each in findings if each.verdict == verdict}
         words = [f"{name} ({format_signed(each.mean)})" for name, each in apart.items() if each is not None]
         tell(words, f"ends {verdict}", f"end {verdict}")
-    for verdict, words in (
-        (LEVEL, "not told apart from it"),
-        (TOO_FEW_SEEDS, "not told apart from it by so few seeds"),
-        (UNMEASURED, "without a run that has ended"),
+    for verdict, one, several in (
+        (LEVEL, "does not differ significantly", "do not differ significantly"),
+        (TOO_FEW_SEEDS, "has too few seeds for a verdict", "have too few seeds for a verdict"),
+        (UNMEASURED, "has no run that has ended", "have no run that has ended"),
     ):
-        tell([finding.group.name for finding in findings if finding.verdict == verdict], f"is {words}", f"are {words}")
+        tell([finding.group.name for finding in findings if finding.verdict == verdict], one, several)
     stuck = [group for group in (base, *(finding.group for finding in findings)) if group.untrained]
     parts += [format_names([_trained_words(group) for group in stuck])] if stuck else []
     unfair = [finding for finding in findings if finding.difference is not None and not _fair(comparison, finding)]

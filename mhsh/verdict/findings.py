@@ -18,7 +18,7 @@ from mhsh.verdict.tuning import Choice
 
 # The verdicts on a group against the baseline.
 LOWER, HIGHER = "lower", "higher"
-LEVEL = "not told apart"
+LEVEL = "no significant difference"
 TOO_FEW_SEEDS = "too few seeds"
 UNTRAINED = "not all trained"  # of the group or of the baseline
 UNMEASURED = "no loss yet"  # of the group or of the baseline

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
@@ -71,46 +71,27 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
     near = (away <= 1) | (abs(octaves) <= FIT_REACH + _SAME)
     if near.sum() < 3:  # the best is the first or last that trained
         near = away <= 2
-    error = _noise(table[near], reporting) / math.sqrt(len(keys))
+    error = _noise(table[near], reporting) / math.sqrt(len(keys))  # of a mean loss
+    rate, place = trained[best], rates.index(trained[best])
+    at_edge = place in (0, len(rates) - 1)
     if near.sum() < 3 or math.isnan(error):
-        at_edge = trained[best] in (rates[0], rates[-1])
-        return Optimum(trained[best], float(means[best]), trained[best], 0.0, math.inf, at_edge)
-    return _fitted(octaves, means, near, error, trained[best], rates)
-
-
-def _fitted(
-    octaves: Float[np.ndarray, " rates"],
-    means: Float[np.ndarray, " rates"],
-    near: Bool[np.ndarray, " rates"],
-    error: float,
-    rate: float,
-    rates: Sequence[float],
-) -> Optimum:
-    """The optimum near `rate`, which is 0 octaves; `error` is the standard error of a mean loss."""
-    place, best = rates.index(rate), int(means.argmin())
+        return Optimum(rate, float(means[best]), rate, 0.0, math.inf, at_edge)
     lower, higher = rates[max(place - 1, 0)], rates[min(place + 1, len(rates) - 1)]
     between = np.linspace(math.log2(lower / rate), math.log2(higher / rate), 129)
-    # The parabola above its value at `rate`, as a weighted sum of the mean losses.
+    # The parabola above its value at the best rate, as a weighted sum of the mean losses.
     weights = np.stack([between**2, between], axis=1) @ np.linalg.pinv(np.vander(octaves[near], 3))[:2]
     above = weights @ means[near]
     lowest = int(above.argmin())
     hidden = max(0.0, -float(above[lowest]))
     hidden_upper = hidden + error * float(np.linalg.norm(weights[lowest]))
-    nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to `rate` than to its neighbours
+    nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to the best than to its neighbours
     for side in (slice(max(0, best - 2), best + 1), slice(best, best + 3)):
         if len(means[side]) == 3:
             one_sided = np.polyval(np.polyfit(octaves[side], means[side], 2), nearer)
             hidden_upper = max(hidden_upper, float(means[best] - one_sided.min()))
-    at_edge = place in (0, len(rates) - 1)
     too_far = max(-between[0], between[-1]) > FIT_REACH + _SAME
-    return Optimum(
-        rate,
-        float(means[best]),
-        rate * 2.0 ** float(between[lowest]),
-        hidden,
-        math.inf if at_edge or too_far else hidden_upper,
-        at_edge,
-    )
+    fitted_rate = rate * 2.0 ** float(between[lowest])
+    return Optimum(rate, float(means[best]), fitted_rate, hidden, math.inf if at_edge or too_far else hidden_upper, at_edge)
 
 
 def rates_to_add(losses: Mapping[float, Mapping[Replicate, float]], optimum: Optimum, half_width: float) -> tuple[float, ...]:

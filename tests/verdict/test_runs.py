@@ -132,7 +132,7 @@ def test_a_run_that_lacks_a_record_is_refused_by_name(make_run, lost: str, words
 
 def test_a_run_that_has_logged_nothing_needs_no_record(make_run) -> None:
     (run,) = load_runs([make_run("a", with_record=False)]).runs
-    assert not run.has_logged and run.goodput is None and run.outcome == NO_METRICS
+    assert not run.has_logged and run.outcome == NO_METRICS
 
 
 def test_records_of_another_shape_read_as_not_recorded(make_run) -> None:
@@ -156,7 +156,7 @@ def test_a_run_whose_parent_this_version_cannot_read_is_refused(make_run) -> Non
 def test_the_numbers_of_a_run(make_run) -> None:
     path = make_run("a", [3.0] * 36 + [2.0, 2.0, 2.5, 2.5], [2.9, 2.1, 2.4, 2.3])
     (run,) = load_runs([path]).runs
-    assert (run.final_validation, run.final_train, run.outcome, run.goodput) == (2.3, 2.25, LEFT, 0.8)
+    assert (run.final_validation, run.final_train, run.outcome) == (2.3, 2.25, LEFT)
     assert (run.spent("step"), run.spent("tokens"), run.spent("seconds")) == (40, 512 * 40, pytest.approx(4.0))
 
 
