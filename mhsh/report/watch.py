@@ -18,7 +18,7 @@ from etils import epath
 
 from mhsh.errors import UserError
 from mhsh.files import absolute
-from mhsh.report.html import live_content, to_live_html
+from mhsh.report.html import live_content, to_html
 from mhsh.report.report import Report
 from mhsh.verdict.runs import find_runs
 
@@ -73,7 +73,7 @@ class Watched:
                 report = self._compute()
                 content = live_content(report)
                 tag = f'"{hashlib.sha256(content).hexdigest()}"'
-                self._newest, self._seen = Snapshot(to_live_html(report), content, tag), signatures
+                self._newest, self._seen = Snapshot(to_html(report, live=True), content, tag), signatures
                 end = time.monotonic()
                 self._rest_until = end + self._rest * (end - start)
             return self._newest

@@ -206,7 +206,10 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
     refused = [line for line in named.refused if not any(line.startswith(f"{sweep} holds no run") for sweep in empty)]
     problems = [*dict.fromkeys((*refused, *beside.refused)), *problems]
     # The cells of a sweep come in the order of its plan, where its first run was named.
-    order = dict.fromkeys(path for first in runs for path in (_of_one_sweep(first, cells) or [first]))
+    order: dict[str, None] = {}
+    for first in runs:
+        sweep = cells[first].sweep if first in cells else None
+        order |= dict.fromkeys([path for path, cell in cells.items() if cell.sweep == sweep] or [first])
     members = []
     for path in [*order, *(path for path in cells if path not in order)]:
         run, cell = every.get(path), cells.get(path)
@@ -271,11 +274,6 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
             if sweep in whole or settings in named:
                 cells[path] = Cell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
     return cells, tuple(axes.values()), problems
-
-
-def _of_one_sweep(path: str, cells: Mapping[str, Cell]) -> list[str]:
-    """The cells of the sweep that a run belongs to, in its order; empty for another run."""
-    return [other for other, cell in cells.items() if path in cells and cell.sweep == cells[path].sweep]
 
 
 def _groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
