@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
 from mhsh.verdict.estimate import TOO_FEW, Estimate, wilson
-from mhsh.verdict.experiment import DIVERGED, STUCK, Group, replicate_words
+from mhsh.verdict.experiment import DIVERGED, STUCK, Choice, Group, replicate_words
 from mhsh.verdict.fairness import Fairness, other_unit
 from mhsh.verdict.findings import (
     HIGHER,
@@ -21,7 +21,6 @@ from mhsh.verdict.findings import (
     Finding,
     lower_is_better,
 )
-from mhsh.verdict.tuning import Choice
 
 
 def title(comparison: Comparison) -> str:
@@ -30,11 +29,10 @@ def title(comparison: Comparison) -> str:
     if not groups:
         return "No run has logged anything yet"
     base, findings = groups[comparison.baseline], [finding for finding in comparison.findings if finding is not None]
-    chosen = zip(comparison.choices, groups, strict=False)
-    nowhere = [group.name for choice, group in chosen if choice.optimum is None and choice.is_final]
+    nowhere = {group.name: choice.over for group, choice in _choices(groups) if choice.optimum is None and choice.is_final}
     if nowhere:
-        field = comparison.choices[0].over.split(".")[1]
-        return f"No verdict: at no {field} did all choosing runs of {format_names(nowhere)} train"
+        field = next(iter(nowhere.values())).split(".")[1]
+        return f"No verdict: at no {field} did all choosing runs of {format_names([*nowhere])} train"
     if not findings:
         own = comparison.estimates[0]
         measured = f"{comparison.measured.measure.name} {_of(own)}" if own else "no run has trained yet"
@@ -96,13 +94,12 @@ def sentences(comparison: Comparison) -> Iterable[str]:
     groups = comparison.experiment.groups
     if not groups:
         return
-    for choice, group in zip(comparison.choices, groups, strict=False):
+    choices = _choices(groups)
+    for group, choice in choices:
         yield from _choice_words(choice, group)
-    if comparison.choices:
-        trials = {choice.trials for choice in comparison.choices}
-        if len(trials) > 1:
-            counts = [f"{choice.trials} for {group.name}" for choice, group in zip(comparison.choices, groups, strict=True)]
-            yield f"Not an equal tuning budget: trials that have ended: {format_list(counts)}."
+    if len({choice.trials for _, choice in choices}) > 1:
+        counts = [f"{choice.trials} for {group.name}" for group, choice in choices]
+        yield f"Not an equal tuning budget: trials that have ended: {format_list(counts)}."
     findings = [finding for finding in comparison.findings if finding is not None]
     begun = [finding for finding in findings if finding.group.runs]
     yield from _together((each.group.name, fairness_words(each.fairness, _better(comparison, each))) for each in begun)
@@ -176,6 +173,10 @@ def _pairing(comparison: Comparison, finding: Finding) -> Iterable[str]:
             yield f"{pairs}; without {format_list(left)}."
     elif finding.difference.seeds > 1:
         yield f"{finding.group.name} and {base.name} have no two seeds in common, so they are not paired."
+
+
+def _choices(groups: Sequence[Group]) -> list[tuple[Group, Choice]]:
+    return [(group, group.choice) for group in groups if group.choice]
 
 
 def _choice_words(choice: Choice, group: Group) -> Iterable[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -95,6 +96,34 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True)
+class Optimum:
+    """The best rate of a grid. Losses are in the unit of the losses given."""
+
+    rate: float
+    loss: float  # mean over the choosing seeds
+    fitted_rate: float  # where the parabola is lowest, between the neighbours of `rate`
+    hidden: float  # how much lower the parabola is at `fitted_rate` than at `rate`
+    hidden_upper: float  # its upper bound by the OPTIMUM_RULE of tuning; inf if there is none
+    at_edge: bool  # no lower or no higher rate was tried
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How the value of one group was chosen."""
+
+    over: str  # the field's path
+    losses: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs that trained, by value
+    optimum: Optimum | None  # None: at no value all choosing runs trained
+    trials: int  # choosing runs that have ended
+    choosing: tuple[str, ...]  # names of the choosing runs
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all choosing runs have ended."""
+        return self.trials == len(self.choosing)
+
+
+@dataclasses.dataclass(frozen=True)
 class Group:
     """The runs of one config, one a replicate."""
 
@@ -102,6 +131,7 @@ class Group:
     config: Config  # of one of its runs
     members: tuple[Member, ...]  # in the order of their replicates
     cell: Cell | None = None  # of that run; None outside a sweep
+    choice: Choice | None = None  # None without --over
 
     @property
     def settings(self) -> Mapping[str, Value]:
@@ -112,6 +142,13 @@ class Group:
     def sweep(self) -> str:
         """The path of its sweep; empty outside a sweep."""
         return self.cell.sweep if self.cell else ""
+
+    @property
+    def hidden(self) -> float:
+        """How much lower its loss may be at a value that was not tried, in nats; inf: no bound."""
+        if self.choice is None:
+            return 0.0
+        return self.choice.optimum.hidden_upper if self.choice.optimum else math.inf
 
     @property
     def runs(self) -> list[Run]:
@@ -152,6 +189,11 @@ class Experiment:
     def runs(self) -> tuple[Run, ...]:
         """All runs that are drawn, group by group."""
         return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """How the value of every group was chosen; empty without --over."""
+        return [group.choice for group in self.groups if group.choice]
 
     def sections(self, by: Sequence[str] = ()) -> dict[str, Experiment]:
         """What is compared by itself, by name: each sweep if there are several; and with `by`, some

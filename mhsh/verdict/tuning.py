@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
 from mhsh.verdict.estimate import Replicate
-from mhsh.verdict.experiment import Experiment, Group, Member, names_of
+from mhsh.verdict.experiment import Choice, Experiment, Group, Member, Optimum, names_of
 
 # In octaves of the rate.
 FIT_REACH = 1.0  # a parabola fits near the optimum alone
@@ -38,18 +38,6 @@ TUNING_RULE = (
     "the seeds unless --choosing-seeds says otherwise. A value at which one of these runs did not train is not chosen. The losses "
     "compared are those of the other seeds at that value: the choosing seeds' own are too good, as the luckiest value was taken."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimum:
-    """The best rate of a grid. Losses are in the unit of the losses given."""
-
-    rate: float
-    loss: float  # mean over the choosing seeds
-    fitted_rate: float  # where the parabola is lowest, between the neighbours of `rate`
-    hidden: float  # how much lower the parabola is at `fitted_rate` than at `rate`
-    hidden_upper: float  # its upper bound by OPTIMUM_RULE; inf if there is none
-    at_edge: bool  # no lower or no higher rate was tried
 
 
 def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: Sequence[float] = ()) -> Optimum | None:
@@ -126,35 +114,6 @@ def _noise(table: Float[np.ndarray, "rates seeds"], reporting: Sequence[float]) 
     return math.sqrt(np.square(left).sum() / freedom)
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """How the value of one group was chosen."""
-
-    over: str  # the field's path
-    losses: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs that trained, by value
-    optimum: Optimum | None  # None: at no value all choosing runs trained
-    trials: int  # choosing runs that have ended
-    choosing: tuple[str, ...]  # names of the choosing runs
-
-    @property
-    def is_final(self) -> bool:
-        """Whether all choosing runs have ended."""
-        return self.trials == len(self.choosing)
-
-    @property
-    def hidden(self) -> float:
-        """How much lower the loss may be at a value that was not tried, in nats."""
-        return self.optimum.hidden_upper if self.optimum else math.inf
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuned:
-    """An experiment in which each group has its best value."""
-
-    experiment: Experiment
-    choices: tuple[Choice, ...]  # one a group
-
-
 def field_of(name: str) -> str:
     """The path of a field by the name that `mhsh sweep` takes.
 
@@ -169,8 +128,9 @@ def field_of(name: str) -> str:
     return path
 
 
-def tune(experiment: Experiment, over: str, choosing: int | None = None) -> Tuned:
-    """Chooses the value of the field `over` of every group that is equal in all other fields.
+def tune(experiment: Experiment, over: str, choosing: int | None = None) -> Experiment:
+    """The experiment with one group, at its best value of the field `over`, in place of those that
+    are equal in all other fields.
 
     Raises:
       UserError: `over` has one value, or there are too few seeds to choose on some and report
@@ -190,12 +150,12 @@ def tune(experiment: Experiment, over: str, choosing: int | None = None) -> Tune
     if not 1 <= count < len(replicates):
         raise UserError(f"--choosing-seeds={count} must be from 1 to {len(replicates) - 1}: there are {len(replicates)} seeds")
     chosen = [_tuned(groups, path, replicates[:count], replicates[count:]) for groups in families.values()]
-    names = names_of([group.config for group, _ in chosen], (path,))
-    groups = tuple(dataclasses.replace(group, name=name) for (group, _), name in zip(chosen, names, strict=True))
-    return Tuned(dataclasses.replace(experiment, groups=groups), tuple(choice for _, choice in chosen))
+    names = names_of([group.config for group in chosen], (path,))
+    groups = tuple(dataclasses.replace(group, name=name) for group, name in zip(chosen, names, strict=True))
+    return dataclasses.replace(experiment, groups=groups)
 
 
-def values_to_add(half_width: float, choices: Sequence[Choice]) -> list[float]:
+def values_to_add(half_width: float, choices: Iterable[Choice]) -> list[float]:
     """The values that `mhsh sweep --refine` tries next, in ascending order, until what each grid
     may hide is at most half of `half_width`, that of the interval of a difference.
     """
@@ -203,9 +163,7 @@ def values_to_add(half_width: float, choices: Sequence[Choice]) -> list[float]:
     return sorted({value for losses, optimum in found for value in rates_to_add(losses, optimum, half_width)})
 
 
-def _tuned(
-    groups: Sequence[Group], path: str, choosing: Sequence[Replicate], reporting: Sequence[Replicate]
-) -> tuple[Group, Choice]:
+def _tuned(groups: Sequence[Group], path: str, choosing: Sequence[Replicate], reporting: Sequence[Replicate]) -> Group:
     by_value = {float(flatten(group.config)[path]): group for group in groups}
     tried = {value: [member for member in group.members if member.replicate in choosing] for value, group in by_value.items()}
     losses = {value: {each.replicate: _loss(each) for each in members if each.trained} for value, members in tried.items()}
@@ -219,7 +177,8 @@ def _tuned(
     trials = [member for members in tried.values() for member in members]
     ended = sum(member.trained or member.untrained for member in trials)
     choice = Choice(path, losses, optimum, ended, tuple(member.name for member in trials))
-    return dataclasses.replace(group, members=tuple(each for each in group.members if each.replicate in reporting)), choice
+    members = tuple(each for each in group.members if each.replicate in reporting)
+    return dataclasses.replace(group, members=members, choice=choice)
 
 
 def _loss(member: Member) -> float:
