@@ -321,11 +321,10 @@ def _amplification(panels: Sequence[Axes], document: Document) -> None:
         ticks = _draw_schemes(axes, document["schemes"])
         axes.set_xlabel("sublayers $n$ of a fresh stack")
     else:
-        longest = 0
         for index, model in enumerate(document["models"]):
             means = np.array(model["result"]["means"], float)  # null: not finite
             _line(axes, index, model["name"], 2 * np.arange(1, len(means) + 1), means)
-            longest = max(longest, len(means))
+        longest = max(len(model["result"]["means"]) for model in document["models"])
         ticks = [2**power for power in range(1, (2 * longest).bit_length())]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()

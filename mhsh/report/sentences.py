@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
 from mhsh.verdict.estimate import TOO_FEW, Estimate, wilson
-from mhsh.verdict.experiment import DIVERGED, STUCK, Choice, Group, replicate_words
+from mhsh.verdict.experiment import DIVERGED, STUCK, Choice, Group, Member
 from mhsh.verdict.fairness import Fairness, other_unit
 from mhsh.verdict.findings import (
     HIGHER,
@@ -115,7 +115,7 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         diverged = [member for member in group.members if member.state == DIVERGED]
         for members, what in ((stuck, "stayed on the unigram plateau"), (diverged, "diverged")):
             if members:
-                yield f"{group.name}: {replicate_words(members)} {what}."
+                yield f"{group.name}: {_seed_words(members)} {what}."
 
 
 def change_words(change: Change) -> str:
@@ -167,7 +167,7 @@ def _pairing(comparison: Comparison, finding: Finding) -> Iterable[str]:
     only = [(finding.group.name, [ours[each] for each in ours if each not in theirs])]
     only.append((base.name, [theirs[each] for each in theirs if each not in ours]))
     if finding.difference.paired:
-        left = [f"{replicate_words(members)} of {name}" for name, members in only if members]
+        left = [f"{_seed_words(members)} of {name}" for name, members in only if members]
         if left:
             pairs = f"{finding.group.name} is paired with {base.name} on the {finding.difference.seeds} seeds in common"
             yield f"{pairs}; without {format_list(left)}."
@@ -190,6 +190,14 @@ def _choice_words(choice: Choice, group: Group) -> Iterable[str]:
     if not choice.is_final:
         left = f"{len(choice.choosing) - choice.trials} of {len(choice.choosing)} choosing runs have not ended"
         yield f"{group.name}: {left}; its {field} may change."
+
+
+def _seed_words(members: Iterable[Member]) -> str:
+    """`seeds 0, 1 and 4`; with data seeds where these differ from the training seeds."""
+    pairs = [member.replicate for member in members]
+    if all(one == other for one, other in pairs) or len({other for _, other in pairs}) == 1:
+        return f"{'seed' if len(pairs) == 1 else 'seeds'} {format_list([str(one) for one, _ in pairs])}"
+    return format_list([f"seed {one} with data seed {other}" for one, other in pairs])
 
 
 def _missing(groups: Sequence[Group]) -> str:

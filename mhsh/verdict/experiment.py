@@ -7,7 +7,7 @@ import functools
 import math
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -282,14 +282,6 @@ def _without_seeds(settings: Mapping[str, Value]) -> dict[str, Value]:
     return {path: value for path, value in settings.items() if path not in SEEDS}
 
 
-def replicate_words(members: Iterable[Member]) -> str:
-    """`seeds 0, 1 and 4`; with data seeds where these differ from the training seeds."""
-    pairs = [member.replicate for member in members]
-    if all(one == other for one, other in pairs) or len({other for _, other in pairs}) == 1:
-        return f"{'seed' if len(pairs) == 1 else 'seeds'} {format_list([str(one) for one, _ in pairs])}"
-    return format_list([f"seed {one} with data seed {other}" for one, other in pairs])
-
-
 def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tuple[dict[str, Cell], tuple[Axis, ...], list[str]]:
     """The planned cells by the path of their run folder: all cells of the sweeps in `paths`, and of
     the sweeps that `runs` belong to the cells with the settings of these runs.
@@ -393,10 +385,11 @@ def _curve_bytes(run: Run | None) -> bytes | None:
 
 
 def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str]:
-    """A name for each group by its config: `24x1 admin`, with the fields in which groups of that
-    name differ, but for those of `without`; else with a number.
+    """A name for each group by its config: `24x1 admin` or `6-6x8 post_ln`, with the fields in
+    which groups of that name differ, but for those of `without`; else with a number.
     """
-    bases, flat = [group_name(config) for config in configs], [flatten(config) for config in configs]
+    bases = [f"{shape_name(config.model)} {config.model.residual}" for config in configs]
+    flat = [flatten(config) for config in configs]
     names = []
     for base, own in zip(bases, flat, strict=True):
         alike = [each for name, each in zip(bases, flat, strict=True) if name == base]
@@ -404,8 +397,3 @@ def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str
         differing = [field for field in fields if any(each.get(field) != own[field] for each in alike)]
         names.append(sanitize(", ".join([base, *(f"{field.split('.')[1]} {own[field]}" for field in differing)])))
     return numbered(names)
-
-
-def group_name(config: Config) -> str:
-    """Layers x heads a layer and the residual scheme, as in `24x1 admin` or `6-6x8 post_ln`."""
-    return f"{shape_name(config.model)} {config.model.residual}"
