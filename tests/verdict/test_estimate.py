@@ -120,20 +120,6 @@ def test_what_a_grid_hides_widens_the_side_that_favours_the_shape() -> None:
     assert unbounded.has_interval and not unbounded.excludes_zero and unbounded.p_value == 1
 
 
-@given(GROUPS, GROUPS, st.floats(-100, 100), st.floats(0.1, 10))
-def test_losses_may_be_shifted_and_scaled(
-    ours: dict[Replicate, float], theirs: dict[Replicate, float], shift: float, scale: float
-) -> None:
-    found = difference(ours, theirs)
-    moved = difference(
-        {key: scale * loss + shift for key, loss in ours.items()}, {key: scale * loss for key, loss in theirs.items()}
-    )
-    assert moved.has_interval == found.has_interval
-    if found.has_interval:
-        expected = [scale * each + shift for each in (found.mean, found.low, found.high)]
-        assert [moved.mean, moved.low, moved.high] == pytest.approx(expected, rel=1e-6, abs=1e-6)
-
-
 @given(GROUPS, GROUPS, st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_exchanged_groups_have_the_opposite_difference(
     ours: dict[Replicate, float], theirs: dict[Replicate, float], hidden: tuple[float, float]

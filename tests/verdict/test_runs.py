@@ -26,20 +26,17 @@ def append(path: Path, **fields: object) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def test_names_are_the_folders_own(make_run) -> None:
-    loaded = load_runs([make_run("a", [1.0]), make_run("b", [1.0])])
-    assert [run.name for run in loaded.runs] == ["a", "b"]
-    assert loaded.refused == ()
-
-
-def test_equal_names_get_their_parents(make_run) -> None:
-    folders = [make_run(name, [1.0]) for name in ("x/p/run", "y/p/run", "z/q/run", "other")]
-    assert [run.name for run in load_runs(folders).runs] == ["x/p/run", "y/p/run", "q/run", "other"]
-
-
-def test_names_that_differ_only_in_what_cannot_be_shown_are_numbered(make_run) -> None:
-    folders = [make_run("a\x1b[31m", [1.0]), make_run("a\x07[31m", [1.0])]
-    assert [run.name for run in load_runs(folders).runs] == ["a\ufffd[31m", "a\ufffd[31m (2)"]
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["x/p/run", "y/p/run", "z/q/run", "other"], ["x/p/run", "y/p/run", "q/run", "other"]),
+        (["a\x1b[31m", "a\x07[31m"], ["a\ufffd[31m", "a\ufffd[31m (2)"]),  # what cannot be shown
+    ],
+)
+def test_names_are_the_folders_own_with_the_parents_of_equal_ones(make_run, folders: list[str], names: list[str]) -> None:
+    loaded = load_runs([make_run(folder, [1.0]) for folder in folders])
+    assert [run.name for run in loaded.runs] == names and loaded.refused == ()
 
 
 def test_a_folder_named_twice_is_drawn_once(make_run, tmp_path: Path) -> None:
