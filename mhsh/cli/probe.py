@@ -70,7 +70,7 @@ def run(
     Prints tables, and writes a JSON file, and the tables as Markdown and pictures beside it.
 
     - dependency: the share that each sublayer has in the final residual stream
-    - amplification: how much the output changes with the weights, against depth
+    - amplification: how much a fresh output changes with the weights, against depth
     - gradients: the gradient's norm in every layer and sublayer
     - coverage: how many positions a token draws on: in a head, in a layer, through the stack
     - similarity: how alike the residual stream is before and after each layer
@@ -83,8 +83,8 @@ def run(
         validation batch
       out: a new file for the JSON; probe-KIND.json by default
       batches: of ablation: validation batches; 4 by default
-      depths: of amplification, with --config: numbers of layers; 6,12,24,48,96,192,384 by default
-      schemes: of amplification, with --config: some residual schemes; all by default
+      depths: of amplification: numbers of layers; 6,12,24,48,96,192,384 by default
+      schemes: of amplification: some residual schemes; all by default
       draws: of amplification: random changes that are averaged; 8 by default
 
     Raises:
@@ -101,7 +101,7 @@ def run(
         check_new_file("--out", path)
     from mhsh.training.environment import environment
 
-    if kind == "amplification" and configs:
+    if kind == "amplification":
         results: dict[str, Any] = {"config": to_dict(configs["config"]), "schemes": _schemes(configs["config"], rows, **options)}
     else:
         runs = (_of_run(folder, step, rows) for folder in folders)
@@ -128,6 +128,8 @@ def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: int | None, options: dict[str, Any]) -> None:
+    if "draws" in options and folders:
+        raise UserError(f"mhsh probe amplification looks at fresh models alone: give --config={CONFIG} instead of {folders[0]}")
     if not folders and "config" not in configs:
         raise UserError(f"mhsh probe needs RUN folders, or --config={CONFIG} for a fresh model; {LIST}")
     if folders and configs:
@@ -192,7 +194,6 @@ def _validation(corpus: Any, count: int, rows: int) -> list[Mapping[str, Any]]:
 def _result(kind: str, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
     """What the probe `kind` finds in a model, with its name and config."""
     from mhsh.probes.ablation import ablation
-    from mhsh.probes.amplification import amplification
     from mhsh.probes.coverage import coverage
     from mhsh.probes.dependency import dependency
     from mhsh.probes.gradient_flow import gradient_flow
@@ -200,9 +201,7 @@ def _result(kind: str, source: Source, options: Mapping[str, Any]) -> dict[str, 
 
     _say(source.name)
     model, params, batch = source.config.model, source.params, source.batch
-    if kind == "amplification":
-        result = amplification(model, params, batch, num_draws=options["draws"])
-    elif kind == "ablation":
+    if kind == "ablation":
         result = ablation(model, params, _validation(source.corpus, options["batches"], len(batch["inputs"])))
     else:
         probes = {"dependency": dependency, "gradients": gradient_flow, "coverage": coverage, "similarity": similarity}

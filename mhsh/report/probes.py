@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -50,7 +49,7 @@ Cells = dict[str, str | float]  # a row of a table, by column
 def tables(document: Document) -> list[Table]:
     """What `mhsh probe` found: means over seeds where there are several, and the other models."""
     if document["kind"] == "amplification":
-        return [_scheme_table(document["schemes"]) if "schemes" in document else _growth_table(document["models"])]
+        return [_scheme_table(document["schemes"])]
     title, cells_of = _TABLES[document["kind"]]
     cells = [list(cells_of(model["result"])) for model in document["models"]]
     columns = list(max(itertools.chain(*cells), key=len))  # a decoder has all sublayers of an encoder
@@ -199,14 +198,6 @@ def _scheme_table(schemes: Sequence[dict[str, Any]]) -> Table:
     return Table.of_text("E|f(w) - f(w + delta)|^2, fresh", columns, rows)
 
 
-def _growth_table(models: Sequence[Model]) -> Table:
-    rows = []
-    for model in models:
-        fitted, end = model["result"]["growth"], model["result"]["means"][-1] or math.nan
-        rows.append([model["name"], *([f"{fitted['exponent']:.2f}", fitted["law"]] if fitted else ["", ""]), f"{end:.4g}"])
-    return Table.of_text("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "best law", "at the end"], rows)
-
-
 def picture(document: Document, kind: str) -> bytes:
     """The figure of a probe's document as a `png` or an `svg`, as wide as a page."""
     draw, panels = _PICTURES[document["kind"]]
@@ -317,15 +308,7 @@ def _ablation(panels: Sequence[Axes], document: Document) -> None:
 def _amplification(panels: Sequence[Axes], document: Document) -> None:
     (axes,) = panels
     axes.set_xscale("log", base=2)
-    if "schemes" in document:
-        ticks = _draw_schemes(axes, document["schemes"])
-        axes.set_xlabel("sublayers $n$ of a fresh stack")
-    else:
-        for index, model in enumerate(document["models"]):
-            means = np.array(model["result"]["means"], float)  # null: not finite
-            _line(axes, index, model["name"], 2 * np.arange(1, len(means) + 1), means)
-        longest = max(len(model["result"]["means"]) for model in document["models"])
-        ticks = [2**power for power in range(1, (2 * longest).bit_length())]
+    ticks = _draw_schemes(axes, document["schemes"])
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_yscale("log")
@@ -366,7 +349,7 @@ _PICTURES: dict[str, tuple[Callable[[Sequence[Axes], Document], None], Sequence[
         (
             (
                 "change of the normalised output when all weights change a little",
-                "sublayers passed",
+                "sublayers $n$ of a fresh stack",
                 r"$E\,\|f(w) - f(w + \delta)\|^2$",
             ),
         ),
