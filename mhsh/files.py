@@ -243,17 +243,20 @@ def check_new_file(flag: str, path: str | Path | None) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Holds the folder's lock inside the `with`. The kernel frees it when the process ends, however
     it ends.
 
+    Args:
+      wait: while another process holds it.
+
     Raises:
-      BlockingIOError: another process holds it.
+      BlockingIOError: another process holds it, and this one does not wait.
       OSError: the folder cannot be opened, or its file system has no locks.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -22,9 +22,9 @@ from jaxtyping import Bool, Float, Int32
 
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.data.load import load_tokenizer
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer
-from mhsh.data.tokenizers.wordpiece import MASK, Tokenizer
-from mhsh.data.translation.pairs import clean_text
+from mhsh.data.pairs import clean_text
+from mhsh.data.subword import BOS_ID, EOS_ID, SubwordTokenizer
+from mhsh.data.wordpiece import MASK, Tokenizer
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import Sentence, Translated, model_decoder, padded_length, source_batch, translate_lines
 from mhsh.models.bert import Bert

@@ -18,8 +18,8 @@ import pytest
 import mhsh
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID
-from mhsh.data.tokenizers.wordpiece import ByteTokenizer
+from mhsh.data.subword import BOS_ID, EOS_ID
+from mhsh.data.wordpiece import ByteTokenizer
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.models.build import build_model, forward

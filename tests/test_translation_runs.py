@@ -27,24 +27,20 @@ CONFIG = [
     "--config.train.checkpoint_interval=6",
     "--config.optimizer.warmup_steps=4",
 ]
-LAYOUTS = ["packed", pytest.param("bucketed", marks=pytest.mark.slow)]
+TRAIN = ["train", *CONFIG]
 
 
-def arguments(layout: str) -> list[str]:
-    return ["train", *CONFIG, f"--config.data.layout={layout}"]
-
-
-@pytest.fixture(scope="module", params=LAYOUTS)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The layout, and the folder of an unbroken run."""
-    workdir = tmp_path_factory.mktemp("runs") / request.param
-    done = mhsh(*arguments(request.param), f"--workdir={workdir}")
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an unbroken run."""
+    workdir = tmp_path_factory.mktemp("runs") / "unbroken"
+    done = mhsh(*TRAIN, f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr
-    return request.param, workdir
+    return workdir
 
 
-def test_what_a_run_leaves_behind(run):
-    _, workdir = run
+def test_what_a_run_leaves_behind(unbroken):
+    workdir = unbroken
     rows = rows_without_timings(workdir)
     train = [row for row in rows if row["split"] == "train"]
     validation = [row for row in rows if row["split"] == "validation"]
@@ -59,21 +55,20 @@ def test_what_a_run_leaves_behind(run):
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_bit_for_bit(run, tmp_path):
-    layout, unbroken = run
+def test_a_stopped_run_goes_on_bit_for_bit(unbroken, tmp_path):
     workdir = tmp_path / "stopped"
-    process = start(*arguments(layout), f"--workdir={workdir}")
+    process = start(*TRAIN, f"--workdir={workdir}")
     wait_for_step(workdir, 7, process)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate()
     assert process.returncode in (75, 0), (out, err)  # 0: it was at its end already
-    assert mhsh(*arguments(layout), f"--workdir={workdir}").returncode == 0
+    assert mhsh(*TRAIN, f"--workdir={workdir}").returncode == 0
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
 
 
 @pytest.mark.slow  # tests/cli/test_predict.py translates with less
-def test_eval_and_predict(run, tmp_path):
-    _, workdir = run
+def test_eval_and_predict(unbroken, tmp_path):
+    workdir = unbroken
     done = mhsh("eval", str(workdir))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -90,12 +85,11 @@ def test_eval_and_predict(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_prepared_rows_train_like_those_in_memory(run, tmp_path):
-    layout, unbroken = run
-    prepared = mhsh("prepare", *CONFIG, f"--config.data.layout={layout}", f"--out={tmp_path / 'rows'}", "--workers=2")
+def test_prepared_rows_train_like_those_in_memory(unbroken, tmp_path):
+    prepared = mhsh("prepare", *CONFIG, f"--out={tmp_path / 'rows'}", "--workers=2")
     assert prepared.returncode == 0, prepared.stderr
     workdir = tmp_path / "run"
-    done = mhsh(*arguments(layout), f"--config.data.source=arrayrecord:{tmp_path / 'rows'}", f"--workdir={workdir}")
+    done = mhsh(*TRAIN, f"--config.data.source=arrayrecord:{tmp_path / 'rows'}", f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr
     rows, expected = rows_without_timings(workdir), rows_without_timings(unbroken)
     assert [row["loss"] for row in rows] == [row["loss"] for row in expected]

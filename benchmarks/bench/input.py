@@ -30,8 +30,8 @@ from mhsh.config.schema import Config, DataConfig
 from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
-from mhsh.data.pretraining.packing import full_examples
-from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.data.packing import full_examples
+from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 
 CHECKED_BATCHES = 20  # for the share of masked tokens
@@ -118,8 +118,6 @@ def rows_as_lists(config: Config, corpus: Corpus[Tokenizer]) -> list[Example]:
 def _check(config: Config, chosen: Sequence[str]) -> None:
     if config.model.objective != "mlm" or not isinstance(config.data, DataConfig):
         raise UserError(f"model.objective = {config.model.objective!r} masks nothing; give bert:VARIANT")
-    if chosen and config.data.whole_word_masking:
-        raise UserError("--peer: data.whole_word_masking = True needs the words, which a collator does not have; set it to False")
 
 
 def _inputs(name: str, make: Batches) -> Iterator[np.ndarray]:

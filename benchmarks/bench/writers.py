@@ -15,7 +15,7 @@ from benchmarks.bench.modules import TRANSFORMERS_ACTIVATIONS
 from benchmarks.bench.peers import device
 from mhsh.bench.decoding import HYPOTHESES, LENGTH_PENALTY, Workload
 from mhsh.config.schema import Config, ModelConfig
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID
+from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID
 
 SENTENCES_AT_ONCE = 32
 IMPLEMENTATIONS = {

@@ -24,7 +24,7 @@ from mhsh.bench.results import BenchResults
 from mhsh.bench.steps import baseline_of, built, identity, label
 from mhsh.bench.timing import CONFIG, Candidate, Note, Schedule, bench
 from mhsh.config.schema import Config
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID
+from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import Decoder, Sentence, length_limit, model_decoder, sentence_batches, source_batch
 from mhsh.models.bert import Bert

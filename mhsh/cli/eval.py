@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 from mhsh.cli.parser import RunFolderArgument, StepFlag
@@ -29,7 +28,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
     corpus.check_batch(config.train.batch_size)
     # The decoding of the authors' recipe for translation (see mhsh/configs/translation.py).
     decoding = Decoding(num_sentences=None, num_hypotheses=4, length_penalty=0.6)
-    validator = Validator(config, model, mesh, corpus, functools.partial(process_rows, mesh), params, decoding)
+    validator = Validator(config, model, mesh, corpus, process_rows(mesh, config.train.batch_size), params, decoding)
     values = validator(params).values
     if jax.process_index() == 0:
         figures = {name.removeprefix("target_"): value for name, value in values.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, TranslationDataConfig
 from mhsh.config.shapes import shape_in_words
-from mhsh.data.fine_tuning.glue import find_task
-from mhsh.data.tokenizers.wordpiece import load_wordpiece
+from mhsh.data.glue import find_task
+from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import check_new_folder, new_folder
 from mhsh.interop.bert_config import architecture_of

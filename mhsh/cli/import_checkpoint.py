@@ -19,8 +19,8 @@ from mhsh.config.fields import SHAPING
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
 from mhsh.config.shapes import shape_in_words
-from mhsh.data.fine_tuning.glue import find_task
-from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer, load_wordpiece
+from mhsh.data.glue import find_task
+from mhsh.data.wordpiece import WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import check_new_folder, new_folder
 from mhsh.interop.import_bert import ImportedBert, import_bert

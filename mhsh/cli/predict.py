@@ -14,8 +14,8 @@ from jaxtyping import Float
 
 from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
-from mhsh.data.fine_tuning.glue import find_task, read_glue, write_submission
-from mhsh.data.fine_tuning.squad import read_squad
+from mhsh.data.glue import find_task, read_glue, write_submission
+from mhsh.data.squad import read_squad
 from mhsh.data.tables import Examples
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
@@ -158,11 +158,12 @@ def _text(folder: str, source: str | None, step: int | None, *, text: str | None
 def _classify(
     folder: RunFolder, config: Config, data: ClassificationDataConfig, step: int | None, source: str, output: str
 ) -> None:
-    from mhsh.data.fine_tuning.task import encode_examples, load_vocabulary
+    from mhsh.data.fine_tuning import encode_examples
+    from mhsh.data.load import task_of
 
     task = find_task(data.task)
     examples = read_glue(task, source)
-    tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
+    tokenizer = task_of(config).read_tokenizer(folder.path / vocab_file(config))
     rows, _ = encode_examples(examples, tokenizer, config.model, data)
     labels = predicted_labels(task, _logits(folder, config, step, rows)).tolist()
     write_submission(task, output, [example.index for example in examples], labels)
@@ -179,11 +180,12 @@ def _answer(
     null_threshold: float = 0.0,
     details: str | None = None,
 ) -> None:
-    from mhsh.data.fine_tuning.task import encode_questions, load_vocabulary
+    from mhsh.data.fine_tuning import encode_questions
+    from mhsh.data.load import task_of
     from mhsh.evaluation.squad import find_answers
 
     squad = read_squad(source)
-    tokenizer = load_vocabulary(config.model, data, folder.path / vocab_file(config))
+    tokenizer = task_of(config).read_tokenizer(folder.path / vocab_file(config))
     rows, windows = encode_questions(squad.questions, tokenizer, config.model, data)
     answers = find_answers(squad.questions, windows, _logits(folder, config, step, rows))
     by_id = dict(zip([question.id for question in squad.questions], answers, strict=True))

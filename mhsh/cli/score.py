@@ -10,8 +10,8 @@ from typing import Annotated
 import numpy as np
 from cyclopts import Parameter
 
-from mhsh.data.fine_tuning.glue import find_task, read_glue, read_submission
-from mhsh.data.fine_tuning.squad import read_predictions, read_squad
+from mhsh.data.glue import find_task, read_glue, read_submission
+from mhsh.data.squad import read_predictions, read_squad
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
 from mhsh.evaluation.bleu import TranslationScores, score_translations

@@ -21,7 +21,6 @@ from mhsh.config.schema import (
     OptimizerConfig,
     SpanDataConfig,
     TrainConfig,
-    TranslationDataConfig,
     to_dict,
 )
 from mhsh.config.shapes import at_equal_size, regroup
@@ -200,11 +199,6 @@ def _mesh_problems(mesh: MeshConfig) -> Iterator[str]:
 
 def _data_problems(model: ModelConfig, data: AnyDataConfig) -> Iterator[str]:
     if isinstance(data, DataConfig) and model.objective == "mlm":
-        if data.tokenizer == "bytes" and data.whole_word_masking:
-            yield (
-                "data.whole_word_masking = True needs data.tokenizer = 'wordpiece'; bytes have no words: add "
-                "--config.data.whole_word_masking=False"
-            )
         if not 1 <= data.max_predictions <= data.sequence_length:
             yield (
                 f"data.max_predictions = {data.max_predictions}; allowed with model.objective = 'mlm': 1 to "
@@ -212,11 +206,6 @@ def _data_problems(model: ModelConfig, data: AnyDataConfig) -> Iterator[str]:
             )
         if data.mask_fraction <= 0:
             yield f"data.mask_fraction = {data.mask_fraction}; allowed with model.objective = 'mlm': more than 0"
-    if isinstance(data, TranslationDataConfig) and data.layout == "bucketed" and data.sequence_length % 8:
-        yield (
-            f"data.sequence_length = {data.sequence_length} with data.layout = 'bucketed' must be divisible by 8: the buckets "
-            "hold rows of an eighth, a quarter, a half and the whole of it"
-        )
     if isinstance(data, SpanDataConfig):
         room = data.sequence_length - data.max_question_length - 3
         if room < data.stride:

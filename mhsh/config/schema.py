@@ -87,13 +87,11 @@ AdminOmega = Literal["profiled", "closed_log", "closed_one"]
 Init = Literal["bert", "xavier", "fairseq"]
 Fans = Literal["ungrouped", "own"]
 Dtype = Literal["float32", "bfloat16"]
-TranslationTokenizer = Literal["bpe", "unigram"]
 
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 RESIDUALS: tuple[str, ...] = get_args(Residual)
 ADMIN_OMEGAS: tuple[str, ...] = get_args(AdminOmega)
 INITS: tuple[str, ...] = get_args(Init)
-TRANSLATION_TOKENIZERS: tuple[str, ...] = get_args(TranslationTokenizer)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,7 +184,6 @@ class DataConfig(Section, frozen=True):
     sequence_length: Annotated[Count, data_rows("T, tokens in a row", step="changes")] = 128
     max_predictions: Annotated[NonNegative, data_rows("P, the fixed number of predicted positions a row (mlm)", step="changes")] = 0
     mask_fraction: Annotated[Fraction, data_rows("share of a row's tokens that are predicted (mlm)")] = 0.0
-    whole_word_masking: Annotated[bool, data_rows("whether the pieces of a word are masked together (mlm)")] = False
     validation_fraction: Annotated[Fraction, data_rows("share of the documents held out")] = 0.05
     seed: Annotated[NonNegative, data_seed("of document split, row order and masking")] = 0
 
@@ -200,17 +197,14 @@ class TranslationDataConfig(Section, frozen=True):
     validation_source: Annotated[
         str, bookkeeping("as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part")
     ] = "tfds:wmt14_translate/de-en:validation"
-    tokenizer: Annotated[TranslationTokenizer, data_rows("how sentences become tokens; one vocabulary for both sides")] = "bpe"
+    tokenizer: Annotated[Literal["bpe"], data_rows("how sentences become tokens; one vocabulary for both sides")] = "bpe"
     vocab_path: Annotated[
         str, bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
     ] = ""
     sequence_length: Annotated[
         Count, data_rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included", step="changes")
     ] = 256
-    layout: Annotated[
-        Literal["packed", "bucketed"],
-        data_rows("packed: several pairs in a row; bucketed: one pair a row, rows of like length together"),
-    ] = "packed"
+    layout: Annotated[Literal["packed"], data_rows("how pairs become rows: packed, several in a row")] = "packed"
     max_length_ratio: Annotated[float, Meta(ge=1), data_rows("pairs whose sides differ more in tokens are left out")] = 1.5
     validation_fraction: Annotated[Fraction, data_rows("share of the pairs held out where validation_source is empty")] = 0.01
     validation_sentences: Annotated[
@@ -289,7 +283,7 @@ class TrainConfig(Section, frozen=True):
     num_steps: Annotated[Count, updates("updates of the parameters")] = 300
     batch_size: Annotated[
         Count,
-        updates("B, rows of data.sequence_length of one step over all devices; of shorter rows a batch has more", step="changes"),
+        updates("B, rows of one step over all devices", step="changes"),
     ] = 8
     label_smoothing: Annotated[Fraction, updates("share of the target spread evenly over the vocabulary")] = 0.0
     gradient_dtype: Annotated[

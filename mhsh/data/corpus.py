@@ -12,16 +12,15 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
 from etils import epath
 
 from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, TranslationDataConfig, to_dict
-from mhsh.data.batches import Batches, BatchPart, Bucket, MakeBatch, bucketed_batches, ordered_batches, shuffled_batches
+from mhsh.data.batches import Batch, Batches, MakeBatch, Selection, ordered_batches, shuffled_batches
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
+from mhsh.data.subword import SubwordTokenizer
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap
-from mhsh.data.tokenizers.subword import SubwordTokenizer
-from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from mhsh.files import expanded
 
@@ -29,6 +28,7 @@ Item = tuple[str, ...]  # one item of a source: the text of a document, or both 
 Log = Callable[[str], None]  # takes a line about the progress
 TokenizerT = TypeVar("TokenizerT", bound=Tokenizer | SubwordTokenizer)
 
+_ALL = slice(None)
 # Fields that must be empty where the examples are prepared, as the preparation has used them.
 _USED_BY_PREPARATION = ("validation_source", "vocab_path")
 
@@ -58,12 +58,23 @@ class Task(abc.ABC, Generic[TokenizerT]):
         """
 
     @abc.abstractmethod
-    def batch_maker(self, corpus: Corpus[TokenizerT], split: str) -> MakeBatch:
-        """The function that makes batches of a split."""
+    def read_tokenizer(self, path: epath.PathLike) -> TokenizerT:
+        """The vocabulary of a file. Raises UserError where it does not fit the config."""
 
-    def buckets(self, table: Table, batch_size: int) -> list[Bucket] | None:
-        """The buckets whose examples are batched together. None: all examples are alike."""
-        return None
+    def fitting(self, tokenizer: TokenizerT, what: str, remedy: str = "") -> TokenizerT:
+        """The tokenizer. Raises UserError, with the remedy, where it has more tokens than the
+        model.
+        """
+        if tokenizer.vocab_size > self.model.vocab_size:
+            raise UserError(
+                f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; "
+                + (remedy or f"set model.vocab_size to {tokenizer.vocab_size} or more")
+            )
+        return tokenizer
+
+    @abc.abstractmethod
+    def batch_maker(self, tokenizer: TokenizerT, split: str) -> Callable[[Examples, Selection], Batch]:
+        """The function that makes a batch of the selected examples of a split."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,43 +97,35 @@ class Corpus(Generic[TokenizerT]):
         """Writes the vocabulary into a run folder."""
         self.tokenizer.save(epath.Path(folder) / self.task.vocab_file)
 
-    def train_steps(self, batch_size: int, part: BatchPart | None = None) -> Batches:
+    def train_steps(self, batch_size: int, part: slice = _ALL) -> Batches:
         """Element k is the batch of training step k, for any k: a pure function of (fingerprint,
-        data.seed, k). See `batches.shuffled_batches` and `batches.bucketed_batches` for the order.
+        data.seed, k). See `batches.shuffled_batches` for the order.
 
         Args:
           batch_size: B, the examples of the whole step.
-          part: the part of a batch that this process makes (None: all of it). The parts of all
-            processes, put together, are the whole batch.
+          part: the part of a batch that this process makes. The parts of all processes, put
+            together, are the whole batch.
         """
-        make, seed = self.task.batch_maker(self, TRAIN), self.task.data.seed
-        buckets = self.task.buckets(self.train, batch_size)
-        if buckets is not None:
-            return bucketed_batches(make, buckets, seed, part)
-        return shuffled_batches(make, len(self.train), batch_size, seed, part)
+        return shuffled_batches(self._maker(TRAIN), len(self.train), batch_size, self.task.data.seed, part)
 
-    def validation_batches(self, batch_size: int, part: BatchPart | None = None) -> Batches:
+    def validation_batches(self, batch_size: int, part: slice = _ALL) -> Batches:
         """All validation examples in a fixed order, in batches with the keys of `train_steps`.
 
         A batch that would be short is filled with examples whose `weights` are all 0. So it keeps
         its shape, and no weighted metric counts an example twice.
         """
-        buckets = self.task.buckets(self.validation, batch_size) or [Bucket(None, batch_size, np.arange(len(self.validation)))]
-        return ordered_batches(self.task.batch_maker(self, VALIDATION), buckets, part)
+        return ordered_batches(self._maker(VALIDATION), len(self.validation), batch_size, part)
+
+    def _maker(self, split: str) -> MakeBatch:
+        table, make = self.train if split == TRAIN else self.validation, self.task.batch_maker(self.tokenizer, split)
+        return lambda chosen: make(table.take(chosen.numbers), chosen)
 
     def check_batch(self, batch_size: int) -> None:
-        """Raises UserError where some training examples would be in no batch."""
-        buckets = self.task.buckets(self.train, batch_size)
-        if buckets is None and len(self.train) < batch_size:
+        """Raises UserError where training has fewer examples than a batch."""
+        if len(self.train) < batch_size:
             raise UserError(
                 f"train.batch_size = {batch_size} is more than the {len(self.train)} training rows of data.source; lower "
                 "train.batch_size or data.sequence_length, or give more text"
-            )
-        if buckets is not None and len(buckets[-1].numbers) < buckets[-1].batch_size:
-            raise UserError(
-                f"train.batch_size = {batch_size}: the {len(buckets[-1].numbers)} longest training rows of data.source fill no "
-                f"batch of {buckets[-1].length} tokens, and would never be learnt; lower train.batch_size or "
-                "data.sequence_length, or give more text"
             )
 
 
@@ -133,8 +136,6 @@ class StreamedTask(Task[TokenizerT]):
     """
 
     items: ClassVar[str]  # the name of the items: pairs, documents
-    item_size: ClassVar[int]  # the texts of an item
-    item_end: ClassVar[str]  # ends an item in a chunk's file; no item contains it
     items_per_shard: ClassVar[int]  # unless --per-shard is given
     compression: ClassVar[str]  # of the shards: shards.ZSTD or shards.UNCOMPRESSED
     counted: ClassVar[tuple[str, ...]] = ("read", "empty", "duplicates")  # what `split` counts
@@ -237,21 +238,12 @@ class StreamedTask(Task[TokenizerT]):
         """
 
     @abc.abstractmethod
-    def read_tokenizer(self, path: epath.PathLike) -> TokenizerT:
-        """The vocabulary of a file. Raises UserError where it does not fit the config."""
-
-    @abc.abstractmethod
-    def encode(
-        self, items: Sequence[Item], split: str, chunk: int, tokenizer: TokenizerT
-    ) -> tuple[dict[str, Examples], dict[str, Any]]:
-        """The examples of a chunk of items, and sums that those of other chunks are added to.
+    def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: TokenizerT) -> tuple[Examples, dict[str, Any]]:
+        """The examples of a chunk of items, and sums (numbers or arrays) that those of other chunks
+        are added to.
 
         Args:
           chunk: the number of the chunk in its split. A corpus in memory is chunk 0.
-
-        Returns:
-          groups of examples with equal shapes, by a name that the fingerprint includes; and
-          numbers or arrays.
         """
 
     @abc.abstractmethod
@@ -265,15 +257,6 @@ class StreamedTask(Task[TokenizerT]):
     def given_tokenizer(self) -> TokenizerT:
         """The vocabulary of data.vocab_path. Raises UserError where it does not fit the config."""
         return self.read_tokenizer(expanded(self.data.vocab_path))
-
-    def fitting(self, tokenizer: TokenizerT, what: str) -> TokenizerT:
-        """The tokenizer. Raises UserError where it has more tokens than the model."""
-        if tokenizer.vocab_size > self.model.vocab_size:
-            raise UserError(
-                f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; set "
-                f"model.vocab_size to {tokenizer.vocab_size} or more"
-            )
-        return tokenizer
 
     def load(self, saved_vocab: epath.PathLike | None = None) -> Corpus[TokenizerT]:
         """Also opens the examples that `mhsh prepare` has made, with the vocabulary that they
@@ -294,13 +277,12 @@ class StreamedTask(Task[TokenizerT]):
             tokenizer = self.read_tokenizer(saved_vocab)
         encoded = {split: self.encode(items[split], split, 0, tokenizer) for split in SPLITS}
         summaries = {split: self.summarize(sums, split, tokenizer) for split, (_, sums) in encoded.items()}
-        named = {name: examples for groups, _ in encoded.values() for name, examples in groups.items()}
         return Corpus(
             task=self,
             tokenizer=tokenizer,
-            train=ArrayTable([*encoded[TRAIN][0].values()]),
-            validation=ArrayTable([*encoded[VALIDATION][0].values()]),
-            fingerprint=fingerprint_of([tokenizer.fingerprint.encode()], named),
+            train=ArrayTable(encoded[TRAIN][0]),
+            validation=ArrayTable(encoded[VALIDATION][0]),
+            fingerprint=fingerprint_of([tokenizer.fingerprint.encode()], {split: encoded[split][0] for split in SPLITS}),
             unigram_entropy=summaries[TRAIN][1],
             counts=counts
             | {"overlap": overlap(items[TRAIN], items[VALIDATION])}

@@ -8,11 +8,11 @@ from etils import epath
 
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, SpanDataConfig, TranslationDataConfig
 from mhsh.data.corpus import Corpus, Task
-from mhsh.data.fine_tuning.task import ClassificationTask, SpanTask
-from mhsh.data.pretraining.task import PretrainingTask
-from mhsh.data.tokenizers.subword import SubwordTokenizer
-from mhsh.data.tokenizers.wordpiece import Tokenizer
-from mhsh.data.translation.task import TranslationTask
+from mhsh.data.fine_tuning import ClassificationTask, SpanTask
+from mhsh.data.pretraining import PretrainingTask
+from mhsh.data.subword import SubwordTokenizer
+from mhsh.data.translation import TranslationTask
+from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 

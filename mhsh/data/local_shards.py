@@ -16,7 +16,7 @@ import functools
 import hashlib
 import os
 import shutil
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,6 @@ from mhsh.files import bucket_objects, cache_folder, clear_half_files, is_remote
 from mhsh.text import quantity
 
 _THREADS = 8
-_POLL_SECONDS = 0.2
 _MANY_BYTES = 2e9  # several seconds' reading, of which the user is told
 _UPLOAD_BYTES = 4 << 20  # in memory for each thread
 _T = TypeVar("_T")
@@ -66,7 +65,7 @@ def local_copy(folder: epath.Path) -> Path:
     copy = cache_folder() / "data" / index["fingerprint"]
     try:
         copy.mkdir(parents=True, exist_ok=True)
-        with _held(copy):
+        with locked(copy, wait=True):
             sizes = {path.name: path.stat().st_size for path in copy.iterdir()}
             missing = [shard for shard in shards if sizes.get(shard.name) != shard.size]
             if missing:
@@ -167,33 +166,14 @@ def _upload_file(objects: Any, folder: Path, out: epath.Path, path: Path) -> Non
 
 
 def _in_threads(function: Callable[[_T], object], items: Iterable[_T]) -> None:
-    """Calls the function with each item, several at a time; the first error ends it."""
+    """Calls the function with each item, several at a time; after an error none is begun."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        deque(pool.map(function, items), maxlen=0)
 
 
 def _reason(error: OSError) -> str:
     """What happened, and to which file."""
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Inside the `with`, the folder's lock is this process's. Waits for it."""
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked(folder))
-                break
-            except BlockingIOError:
-                time.sleep(_POLL_SECONDS)
-        yield
 
 
 @contextlib.contextmanager
@@ -209,7 +189,7 @@ def _compared(folder: Path) -> Iterator[dict[str, Any]]:
         yield {}
         return
     path = kept / "shards.json"
-    with _held(kept):
+    with locked(kept, wait=True):
         before = read_object(path) if path.exists() else {}
         known = dict(before)
         yield known

@@ -6,8 +6,8 @@ and the examples of train/ and validation/ (see shards.py). A killed preparation
 finished shards and ends with the same bytes.
 
 Until it is finished, staging/ holds the items, cleaned and split, so that workers can share them. A
-chunk is a file such as train-00012.txt. `staged.json`, written last, names all chunks with their
-hashes.
+chunk is a file such as train-00012.msgpack. `staged.json`, written last, names all chunks with
+their hashes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import shutil
 import socket
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import tokenizers
 from etils import epath
@@ -45,13 +46,12 @@ from mhsh.data.shards import (
 )
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
-from mhsh.files import MissingFile, cache_folder, clear_half_files, is_remote, locked, read_object, replacing
+from mhsh.files import MissingFile, cache_folder, clear_half_files, is_remote, locked, read_object
 
 _JOB_FILE = "prepare.json"
 _STAGING, _STAGED_FILE = "staging", "staged.json"
 _LOCK_FILE = ".prepare.lock"  # in a bucket
 _FORMAT = 2
-_SEPARATOR = "\t"  # between the texts of an item
 
 # Calls a function with each number of a range, anywhere: pool.run_chunks, or the same on Beam.
 RunChunks = Callable[[Callable[[int], None], range], None]
@@ -198,7 +198,7 @@ class Chunk:
     @property
     def name(self) -> str:
         """The file's name."""
-        return f"{self.split}-{self.number:05d}.txt"
+        return f"{self.split}-{self.number:05d}.msgpack"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> Stag
         staged = stage(task, folder, per_shard)
     else:
         log("resuming; comparing the source with what was read before")
-        staged = Staged(content["source"], tuple(Chunk(**chunk) for chunk in content["chunks"]), content["counts"])
+        staged = msgspec.convert(content, Staged)
         _check_source(out, task, staged.source)
     for split in SPLITS:
         (out / split).mkdir(exist_ok=True)
@@ -242,18 +242,18 @@ def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged
     digest = hashlib.sha256()
     counts = dict.fromkeys(task.counted, 0)
     hashes = {split: array("q") for split in SPLITS}
-    waiting: dict[str, list[str]] = {split: [] for split in SPLITS}
+    waiting: dict[str, list[Item]] = {split: [] for split in SPLITS}
     chunks: dict[str, list[Chunk]] = {split: [] for split in SPLITS}
 
     def write(split: str, count: int) -> None:
-        content = "".join(waiting[split][:count]).encode()
+        content = msgspec.msgpack.encode(waiting[split][:count])
         chunk = Chunk(split, len(chunks[split]), count, hashlib.sha256(content).hexdigest())
         (folder / chunk.name).write_bytes(content)
         chunks[split].append(chunk)
         del waiting[split][:count]
 
     for split, item in task.split([_hashed(stream, digest) for stream in task.streams()], counts):
-        waiting[split].append(item_text(task, item))
+        waiting[split].append(item)
         hashes[split].append(hash(item))
         # Written only once the remaining items are enough for a chunk of their own.
         if len(waiting[split]) == items_per_chunk + task.min_items:
@@ -262,11 +262,11 @@ def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged
         write(split, len(waiting[split]))
     both = {"overlap": overlap(hashes[TRAIN], hashes[VALIDATION])}
     staged = Staged(digest.hexdigest(), (*chunks[TRAIN], *chunks[VALIDATION]), counts | both)
-    write_json(folder / _STAGED_FILE, dataclasses.asdict(staged))
+    write_json(folder / _STAGED_FILE, msgspec.to_builtins(staged))
     return staged
 
 
-def read_chunk(task: StreamedTask[Any], folder: Path, chunk: Chunk) -> list[Item]:
+def read_chunk(folder: Path, chunk: Chunk) -> list[Item]:
     """The items of a chunk. Raises UserError where its file has changed."""
     path = folder / chunk.name
     try:
@@ -275,42 +275,25 @@ def read_chunk(task: StreamedTask[Any], folder: Path, chunk: Chunk) -> list[Item
         raise UserError(f"cannot read {path} ({error.strerror}); delete {folder} and run the same command again") from error
     if hashlib.sha256(content).hexdigest() != chunk.sha256:
         raise UserError(f"{path} is damaged; delete {folder} and run the same command again")
-    return items_in(task, content.decode("utf-8"))
+    return msgspec.msgpack.decode(content, type=list[Item])
 
 
-def item_text(task: StreamedTask[Any], item: Item) -> str:
-    """An item as text in a chunk's file."""
-    return _SEPARATOR.join(item) + task.item_end
-
-
-def items_in(task: StreamedTask[Any], content: str) -> list[Item]:
-    """The items in the text of a chunk's file."""
-    return [tuple(text.split(_SEPARATOR, task.item_size - 1)) for text in content.split(task.item_end)[:-1]]
-
-
-@dataclasses.dataclass(frozen=True)
 class _TrainingTexts:
     """The texts of the training chunks, with one chunk in memory at a time. It can be iterated over
     again.
     """
 
-    folder: Path
-    task: StreamedTask[Any]
-    chunks: tuple[Chunk, ...]
+    def __init__(self, folder: Path, chunks: Sequence[Chunk]) -> None:
+        self._folder, self._chunks = folder, [chunk for chunk in chunks if chunk.split == TRAIN]
 
     def __iter__(self) -> Iterator[str]:
-        for chunk in self.chunks:
-            if chunk.split == TRAIN:
-                for item in read_chunk(self.task, self.folder, chunk):
-                    yield from item
+        return (text for chunk in self._chunks for item in read_chunk(self._folder, chunk) for text in item)
 
 
 def _tokenizer(out: Path, task: StreamedTask[Any], staged: Staged, log: Log) -> Any:
     path = out / task.vocab_file
     if not path.exists():
-        tokenizer = task.new_tokenizer(_TrainingTexts(out / _STAGING, task, staged.chunks), log)
-        with replacing(path) as temporary:
-            tokenizer.save(temporary)
+        task.new_tokenizer(_TrainingTexts(out / _STAGING, staged.chunks), log).save(path)
     return task.read_tokenizer(path)
 
 
@@ -334,10 +317,10 @@ class EncodeChunk:
         if self.finished(chunk) is not None:
             return
         tokenizer = _cached_tokenizer(self.task, self.out / self.task.vocab_file)
-        items = read_chunk(self.task, self.out / _STAGING, chunk)
-        groups, sums = self.task.encode(items, chunk.split, chunk.number, tokenizer)
+        items = read_chunk(self.out / _STAGING, chunk)
+        examples, sums = self.task.encode(items, chunk.split, chunk.number, tokenizer)
         note = {name: np.asarray(value).tolist() for name, value in sums.items()}
-        write_shard(self.out / chunk.split, chunk.number, [*groups.values()], self.task.compression, self._job_of(chunk), note)
+        write_shard(self.out / chunk.split, chunk.number, examples, self.task.compression, self._job_of(chunk), note)
 
     def finished(self, chunk: Chunk) -> tuple[Shard, dict[str, Any]] | None:
         """The chunk's shard and note, where they are complete."""

@@ -2,10 +2,9 @@
 
 A folder holds shards `00000.arrayrecord`, `00001.arrayrecord`, ... and `index.json`. A record is
 one example: the little-endian bytes of its arrays, one after the other, in the order of the index's
-`fields`. The index has the shapes, once for each group of examples that share them. So nothing in a
-shard is executable, and an example needs no parsing. While a folder is being written, a note
-`00000.json` beside each finished shard names the job that wrote it. The notes go when the index is
-written.
+`fields`. The index has the shapes, which are those of all examples. So nothing in a shard is
+executable, and an example needs no parsing. While a folder is being written, a note `00000.json`
+beside each finished shard names the job that wrote it. The notes go when the index is written.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from etils import epath
 from jaxtyping import Int64
 
-from mhsh.data.tables import ExampleGroup, Examples, Table, num_examples
+from mhsh.data.tables import Examples, Table, num_examples
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, clear_half_files, opened, read_object, replacing, write_atomically
 
@@ -45,6 +44,13 @@ ZSTD, UNCOMPRESSED = "zstd:1", "uncompressed"
 REMEDY = "put it back from a copy (in mhsh's cache: delete it), or prepare into another folder"
 
 
+class ExampleGroup(msgspec.Struct, frozen=True):
+    """Examples of equal shapes."""
+
+    count: int = msgspec.field(name="rows")
+    shapes: dict[str, tuple[int, ...]]  # of one example
+
+
 class Shard(msgspec.Struct, frozen=True):
     """What the index says about one shard."""
 
@@ -52,7 +58,7 @@ class Shard(msgspec.Struct, frozen=True):
     size: int = msgspec.field(name="bytes")
     sha256: str
     fields: dict[str, str]  # numpy's dtype of each array, in the order of their bytes
-    groups: tuple[ExampleGroup, ...]
+    groups: tuple[ExampleGroup, ...]  # one, or none where the shard has no example
 
     @property
     def count(self) -> int:
@@ -60,30 +66,27 @@ class Shard(msgspec.Struct, frozen=True):
         return sum(group.count for group in self.groups)
 
 
-def write_shard(
-    folder: Path, number: int, groups: Sequence[Examples], compression: str, job: str, note: Mapping[str, Any]
-) -> Shard:
+def write_shard(folder: Path, number: int, examples: Examples, compression: str, job: str, note: Mapping[str, Any]) -> Shard:
     """Writes shard `number` of `folder` and its note. After a kill it is whole or written again.
 
     Equal examples give equal bytes. Several processes may write different shards, or the same one,
     at the same time.
 
     Args:
-      groups: the examples. All groups have the same arrays and dtypes; their shapes may differ.
-        Empty groups are left out.
       compression: ZSTD or UNCOMPRESSED.
       job: identifies all that decides the bytes; `finished_shard` compares it.
       note: numbers about the shard, kept until the index is written.
     """
-    path = folder / shard_name(number)
-    fields = {name: _stored_dtype(values) for name, values in groups[0].items()}
-    kept = [examples for examples in groups if num_examples(examples)]
+    path, count = folder / shard_name(number), num_examples(examples)
+    fields = {name: str(values.dtype.newbyteorder("<").str) for name, values in examples.items()}
+    shapes = {name: values.shape[1:] for name, values in examples.items()}
+    records = np.empty(count, _record_type(fields, shapes))
+    for name, values in examples.items():
+        records[name] = values
     with replacing(path) as temporary:
-        _write_records(temporary, kept, fields, compression)
+        _write_records(temporary, records, compression)
         sha256, size = _sha256_of(temporary), temporary.stat().st_size
-    shapes = [{name: values.shape[1:] for name, values in examples.items()} for examples in kept]
-    groups_of = tuple(ExampleGroup(num_examples(examples), shape) for examples, shape in zip(kept, shapes, strict=True))
-    shard = Shard(path.name, size, sha256, fields, groups_of)
+    shard = Shard(path.name, size, sha256, fields, (ExampleGroup(count, shapes),) if count else ())
     write_json(_note_path(folder, number), {"job": job, "shard": msgspec.to_builtins(shard), "note": dict(note)})
     return shard
 
@@ -117,7 +120,8 @@ def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) 
         "shards": [{name: value for name, value in msgspec.to_builtins(shard).items() if name != "fields"} for shard in shards],
         "meta": dict(meta),
     }
-    if any(shard.fields != shards[0].fields for shard in shards):
+    arrays = [(shard.fields, group.shapes) for shard in shards for group in shard.groups]
+    if any(one != arrays[0] for one in arrays):
         raise ValueError(f"the shards of {folder} differ in their arrays")
     fingerprint = _fingerprint(content)
     write_json(folder / INDEX_FILE, {"fingerprint": fingerprint} | content)
@@ -155,17 +159,18 @@ class StoredTable(Table):
         self.fingerprint: str = index["fingerprint"]
         self.meta: dict[str, Any] = index["meta"]
         self.shards = shards_of(index)
-        groups = [group for shard in self.shards for group in shard.groups]
-        types = [_record_type(index["fields"], group.shapes) for group in groups]
-        self._types = list(dict.fromkeys(types))
-        super().__init__(groups, [self._types.index(kind) for kind in types])
+        shapes = next(group.shapes for shard in self.shards for group in shard.groups)
+        self._record_type = _record_type(index["fields"], shapes)
         counts = np.array([shard.count for shard in self.shards], np.int64)
         self._shard_ends = np.cumsum(counts)
         self._shard_starts = self._shard_ends - counts
         self._readers: list[ArrayRecordReader | None] = [None] * len(self.shards)
         self._lock = threading.Lock()
 
-    def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
+    def __len__(self) -> int:
+        return sum(shard.count for shard in self.shards)
+
+    def take(self, numbers: Int64[np.ndarray, " n"]) -> Examples:
         shards = self._shard_ends.searchsorted(numbers, "right")
         inside = numbers - self._shard_starts[shards]
         records: list[bytes] = []
@@ -177,8 +182,8 @@ class StoredTable(Table):
             except (RuntimeError, ValueError, OSError) as error:
                 raise UserError(f"{self.folder / self.shards[shard].name} is damaged ({error}); {REMEDY}") from error
             records.append(content)
-        table = np.ndarray(len(records), self._types[kind], b"".join(records))
-        return {name: np.array(table[name]) for name in self._types[kind].names or ()}
+        table = np.ndarray(len(records), self._record_type, b"".join(records))
+        return {name: np.array(table[name]) for name in self._record_type.names or ()}
 
     def _reader(self, shard: int) -> ArrayRecordReader:
         with self._lock:
@@ -193,11 +198,11 @@ def _note_path(folder: Path, number: int) -> Path:
     return (folder / shard_name(number)).with_suffix(".json")
 
 
-def _write_records(path: Path, groups: Sequence[Examples], fields: Mapping[str, str], compression: str) -> None:
+def _write_records(path: Path, records: np.ndarray, compression: str) -> None:
     try:
         writer = ArrayRecordWriter(str(path), f"{_WRITER_OPTIONS},{compression}")
-        for record in _encoded(groups, fields):
-            writer.write(record)
+        for record in records:
+            writer.write(record.tobytes())
         writer.close()
     except RuntimeError as error:
         # The library has one exception for everything; the system's message is in its text.
@@ -207,25 +212,9 @@ def _write_records(path: Path, groups: Sequence[Examples], fields: Mapping[str, 
         raise UserError(f"cannot write {path.parent}: {error}") from error
 
 
-def _stored_dtype(values: np.ndarray) -> str:
-    return str(values.dtype.newbyteorder("<").str)
-
-
 def _record_type(fields: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> np.dtype:
     """The arrays of one example, one after the other without gaps."""
     return np.dtype([(name, kind, shapes[name]) for name, kind in fields.items()])
-
-
-def _encoded(groups: Sequence[Examples], fields: Mapping[str, str]) -> Iterator[bytes]:
-    for examples in groups:
-        if {name: _stored_dtype(values) for name, values in examples.items()} != fields:
-            raise ValueError("the groups of a shard differ in their arrays")
-        shapes = {name: values.shape[1:] for name, values in examples.items()}
-        records = np.empty(num_examples(examples), _record_type(fields, shapes))
-        for name, values in examples.items():
-            records[name] = values
-        for record in records:
-            yield record.tobytes()
 
 
 def read_index(folder: epath.Path | Path) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-import msgspec
 import numpy as np
 from jaxtyping import Int64, Integer
 
@@ -15,76 +15,37 @@ TRAIN, VALIDATION = SPLITS = ("train", "validation")
 Examples = dict[str, np.ndarray]  # arrays that share their first axis: one index of it is one example
 
 
-class ExampleGroup(msgspec.Struct, frozen=True):
-    """Consecutive examples of a table whose arrays have the same shapes."""
-
-    count: int = msgspec.field(name="rows")
-    shapes: dict[str, tuple[int, ...]]  # of one example
-
-
 class Table(abc.ABC):
-    """Examples by their number, counted from 0. Threads may share it."""
-
-    def __init__(self, groups: Sequence[ExampleGroup], kinds: Sequence[int]) -> None:
-        """The examples of groups with the same `kind` are read together: their shapes are equal."""
-        self.groups = groups  # all examples, in the order of their numbers
-        self.group_ends = np.cumsum([group.count for group in groups], dtype=np.int64)
-        self._kinds = np.array(kinds, np.int64)
-
-    def __len__(self) -> int:
-        """The number of examples."""
-        return sum(group.count for group in self.groups)
-
-    def take(self, numbers: Int64[np.ndarray, " n"], length: int | None = None) -> Examples:
-        """The examples with these numbers, in this order.
-
-        Args:
-          length: the size of each array's second axis. Shorter examples are padded with zeros at
-            their end. None: the examples must have equal shapes.
-
-        Raises:
-          ValueError: `length` is None and the examples differ in their shapes.
-          UserError: a file of the table is damaged.
-        """
-        kinds = self._kinds[self.group_ends.searchsorted(numbers, "right")]
-        parts = []
-        for kind in np.unique(kinds).tolist() or [0]:
-            chosen = np.flatnonzero(kinds == kind)
-            parts.append((chosen, self._read(numbers[chosen], kind)))
-        (_, first), *others = parts
-        if length is None:
-            if others:
-                raise ValueError("the examples differ in their shapes and cannot be put together without a length")
-            return first
-        if not others and all(values.shape[1] == length for values in first.values()):
-            return first
-        whole = {name: np.zeros((len(numbers), length, *values.shape[2:]), values.dtype) for name, values in first.items()}
-        for indices, part in parts:
-            for name, values in part.items():
-                whole[name][indices, : values.shape[1]] = values
-        return whole
+    """Examples of equal shapes by their number, counted from 0. Threads may share it."""
 
     @abc.abstractmethod
-    def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
-        """The examples with these numbers, all of one kind."""
+    def __len__(self) -> int:
+        """The number of examples."""
+
+    @abc.abstractmethod
+    def take(self, numbers: Int64[np.ndarray, " n"]) -> Examples:
+        """The examples with these numbers, in this order.
+
+        Raises:
+          UserError: a file of the table is damaged.
+        """
 
     def all(self) -> Examples:
-        """All examples, which must have equal shapes."""
+        """All examples."""
         return self.take(np.arange(len(self)))
 
 
+@dataclasses.dataclass(frozen=True)
 class ArrayTable(Table):
-    """A table in memory, made of groups of examples with different shapes."""
+    """A table in memory."""
 
-    def __init__(self, groups: Sequence[Examples]) -> None:
-        self._arrays = groups
-        shapes = [{name: values.shape[1:] for name, values in group.items()} for group in groups]
-        counted = [ExampleGroup(num_examples(group), shape) for group, shape in zip(groups, shapes, strict=True)]
-        super().__init__(counted, range(len(groups)))
+    examples: Examples
 
-    def _read(self, numbers: Int64[np.ndarray, " n"], kind: int) -> Examples:
-        inside = numbers - (self.group_ends[kind] - self.groups[kind].count)
-        return {name: values[inside] for name, values in self._arrays[kind].items()}
+    def __len__(self) -> int:
+        return num_examples(self.examples)
+
+    def take(self, numbers: Int64[np.ndarray, " n"]) -> Examples:
+        return {name: values[numbers] for name, values in self.examples.items()}
 
 
 def num_examples(examples: Examples) -> int:

@@ -1,18 +1,18 @@
 """Reads data sets that TFDS has prepared on this machine: records, texts, sentence pairs.
 
-Nothing is downloaded or prepared. TFDS is imported when a data set is opened: it takes a second.
+Nothing is downloaded or prepared. TFDS is imported when a data set is opened: it takes a second. It
+reads ArrayRecord without TensorFlow.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mhsh.errors import UserError, install_command
+from mhsh.errors import UserError
 
 # The default direction is out of English, as in the papers on translation.
 _SOURCE_LANGUAGE = "en"
@@ -30,23 +30,16 @@ class PreparedSplit(NamedTuple):
     """One split of a data set, or a slice of it."""
 
     name: str  # DATASET or DATASET:SPLIT, as the user wrote it
-    builder: Any  # of TFDS
-    split: str
-
-    @property
-    def features(self) -> Any:
-        """TFDS's description of every feature, by name."""
-        return self.builder.info.features
+    features: Any  # TFDS's description of every feature, by name
+    stored: Any  # TFDS's data source, in the order of the files
 
     def records(self, *names: str) -> Iterator[dict[str, Any]]:
         """The named features of every record, in the order of the files.
 
-        Values are plain: str, int, float, bool, list or dict. Files in ArrayRecord are read without
-        TensorFlow, files in TFRecord with it.
+        Values are plain: str, int, float, bool, list or dict.
 
         Raises:
-          UserError: there is no such feature, TensorFlow is needed and not installed, or a text is
-            not UTF-8.
+          UserError: there is no such feature, or a text is not UTF-8.
         """
         for name in names:
             if name not in self.features:
@@ -54,15 +47,17 @@ class PreparedSplit(NamedTuple):
                     f"tfds:{self.name} has the features {', '.join(sorted(self.features))}, but not {name!r}; name a data set "
                     "that has it"
                 )
-        for number, record in enumerate(_records(self.name, self.builder, self.split)):
-            try:
-                decoded = {name: _plain(record[name]) for name in names}
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"tfds:{self.name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data "
-                    "set again"
-                ) from error
-            yield decoded
+        for start in range(0, len(self.stored), _RECORDS_PER_READ):
+            numbers = range(start, min(start + _RECORDS_PER_READ, len(self.stored)))
+            for number, record in zip(numbers, self.stored.__getitems__(numbers), strict=True):
+                try:
+                    decoded = {name: _plain(record[name]) for name in names}
+                except UnicodeDecodeError as error:
+                    raise UserError(
+                        f"tfds:{self.name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data "
+                        "set again"
+                    ) from error
+                yield decoded
 
 
 def open_split(name: str) -> PreparedSplit:
@@ -73,7 +68,8 @@ def open_split(name: str) -> PreparedSplit:
         sets are looked for in TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
 
     Raises:
-      UserError: the data set is not prepared here, it has no such split, or the split is empty.
+      UserError: the data set is not prepared here or not as ArrayRecord, it has no such split, or
+        the split is empty.
     """
     split, direction = _open(name)
     if direction is not None:
@@ -101,14 +97,11 @@ def read_pairs(name: str) -> Iterator[tuple[str, str]]:
 def _languages(name: str, direction: str | None, languages: Sequence[str]) -> tuple[str, str]:
     if direction is not None:
         source, target = direction.split("-")
-    elif len(languages) == 2 and _SOURCE_LANGUAGE in languages:
-        source, (target,) = _SOURCE_LANGUAGE, [language for language in languages if language != _SOURCE_LANGUAGE]
-    else:
-        raise UserError(f"tfds:{name} has {', '.join(languages)}; name two of them, as in tfds:DATASET:SPLIT:SOURCE-TARGET")
-    for language in (source, target):
-        if language not in languages:
-            raise UserError(f"tfds:{name}: there is no language {language!r}; allowed: {', '.join(languages)}")
-    return source, target
+        return source, target
+    if len(languages) == 2 and _SOURCE_LANGUAGE in languages:
+        (target,) = [language for language in languages if language != _SOURCE_LANGUAGE]
+        return _SOURCE_LANGUAGE, target
+    raise UserError(f"tfds:{name} has {', '.join(languages)}; name two of them, as in tfds:DATASET:SPLIT:SOURCE-TARGET")
 
 
 def _open(name: str) -> tuple[PreparedSplit, str | None]:
@@ -130,7 +123,14 @@ def _open(name: str) -> tuple[PreparedSplit, str | None]:
         raise UserError(f"tfds:{name}: {reason}; write a slice as in {whole}[:1000] or {whole}[:10%]") from error
     if not count:
         raise UserError(f"tfds:{name}: {split} has no records; name a larger part")
-    return PreparedSplit(name, builder, split), match["direction"]
+    try:
+        stored = builder.as_data_source(split)
+    except NotImplementedError as error:
+        raise UserError(
+            f"tfds:{name} is stored as {builder.info.file_format.value}, which only TensorFlow reads; run: tfds build "
+            f"{match['dataset']} --file_format=array_record"
+        ) from error
+    return PreparedSplit(name, builder.info.features, stored), match["direction"]
 
 
 def _builder(dataset: str) -> Any:
@@ -144,33 +144,6 @@ def _builder(dataset: str) -> Any:
             f"tfds:{dataset} is not prepared in {constants.DATA_DIR}; run: tfds build {dataset} --file_format=array_record, or set "
             "TFDS_DATA_DIR to the folder that has it"
         ) from error
-
-
-def _records(name: str, builder: Any, split: str) -> Iterator[dict[str, Any]]:
-    try:
-        records = builder.as_data_source(split)
-    except NotImplementedError:
-        return _tensorflow_records(name, builder, split)
-    return (
-        record
-        for start in range(0, len(records), _RECORDS_PER_READ)
-        for record in records.__getitems__(range(start, min(start + _RECORDS_PER_READ, len(records))))
-    )
-
-
-def _tensorflow_records(name: str, builder: Any, split: str) -> Iterator[dict[str, Any]]:
-    try:
-        importlib.import_module("tensorflow")
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"tfds:{name} is stored as {builder.info.file_format.value}, which only TensorFlow reads ({error}); "
-            f"{install_command('tfds')}, or prepare it again with --file_format=array_record"
-        ) from error
-    import tensorflow_datasets as tfds
-
-    # One file after the other, like a data source.
-    in_order = tfds.ReadConfig(interleave_cycle_length=1)
-    return iter(tfds.as_numpy(builder.as_dataset(split=split, read_config=in_order, shuffle_files=False)))
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 from jaxtyping import Float, Real
 
-from mhsh.data.fine_tuning.glue import GlueTask
+from mhsh.data.glue import GlueTask
 from mhsh.errors import UserError
 
 

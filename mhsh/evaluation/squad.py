@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from mhsh.data.fine_tuning.squad import Question, SquadData
-from mhsh.data.fine_tuning.task import Window
+from mhsh.data.fine_tuning import Window
+from mhsh.data.squad import Question, SquadData
 from mhsh.errors import UserError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, SubwordTokenizer
-from mhsh.data.translation.pairs import clean_text
+from mhsh.data.pairs import clean_text
+from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID, SubwordTokenizer
 from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded, beam_search
 from mhsh.models.generation import decode_step, decoding_params, empty_cache, encode, extend_caches

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from mhsh.data.fine_tuning.task import ClassificationCorpus, SpanCorpus
-from mhsh.data.tokenizers.subword import SubwordTokenizer
-from mhsh.data.translation.pairs import Pair
+from mhsh.data.fine_tuning import ClassificationCorpus, SpanCorpus
+from mhsh.data.pairs import Pair
+from mhsh.data.subword import SubwordTokenizer
 from mhsh.evaluation.bleu import score_translations
 from mhsh.evaluation.glue import predicted_labels, score_glue
 from mhsh.evaluation.squad import find_answers, score_best_thresholds, score_squad

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mhsh.config.schema import ModelConfig
-from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
+from mhsh.data.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
 from mhsh.interop.bert_config import CONFIG_FILE, bert_config
 from mhsh.interop.bert_tensors import to_tensors

@@ -13,7 +13,7 @@ import tokenizers
 from msgspec import Struct
 from tokenizers import models, normalizers, pre_tokenizers
 
-from mhsh.data.tokenizers.wordpiece import SPECIALS, UNK, WordPieceTokenizer, load_wordpiece
+from mhsh.data.wordpiece import SPECIALS, UNK, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import read_object
 from mhsh.interop.weights import importing

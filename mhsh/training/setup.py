@@ -5,7 +5,6 @@ compiled steps, checked on all processes; and the state that it starts from.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -66,7 +65,7 @@ class Run:
 
         self.corpus = load_recorded_corpus(folder, config)
         self.corpus.check_batch(config.train.batch_size)
-        self._rows = functools.partial(process_rows, mesh)
+        self._rows = process_rows(mesh, config.train.batch_size)
         wait_for_all("the data")  # a host may have copied prepared rows from a bucket
         preflight(_facts(config, self.corpus))
 

@@ -13,10 +13,10 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from mhsh.config.schema import Config
-from mhsh.data.batches import BatchPart, prefetched
+from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
-from mhsh.data.fine_tuning.task import ClassificationCorpus, SpanCorpus
-from mhsh.data.translation.task import decoded_validation
+from mhsh.data.fine_tuning import ClassificationCorpus, SpanCorpus
+from mhsh.data.translation import decoded_validation
 from mhsh.evaluation.validation import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq
@@ -51,12 +51,14 @@ class Validator:
         model: Model,
         mesh: Mesh,
         corpus: Corpus,
-        rows: BatchPart,
+        rows: slice,
         params: Any,
         decoding: Decoding,
         compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`params` may be abstract. For `compiling` see compiled_by_length."""
+        """`rows` are those of a batch that this process makes. `params` may be abstract. For
+        `compiling` see compiled_by_length.
+        """
         self._model, self._mesh, self._corpus, self._decoding = model, mesh, corpus, decoding
         per_row = isinstance(corpus, ClassificationCorpus | SpanCorpus)
         step, out_specs = (predict_step, (PartitionSpec(), ROWS)) if per_row else (eval_step, PartitionSpec())

@@ -81,10 +81,6 @@ def test_compiling(tmp_path):
         (["train", BERT, "--peer=tensorflow"], "there is no peer 'tensorflow' here; allowed: torch-eager"),
         (["input", TRANSLATION], "model.objective = 'translation' masks nothing"),
         (["train", BERT, "--nothing"], "--nothing is not an argument of train"),
-        pytest.param(
-            *(["input", BERT, "--peer=loader", "--config.data.whole_word_masking=True"], "whole_word_masking"),
-            marks=pytest.mark.parity,
-        ),
     ],
 )
 def test_mistakes(capsys, arguments, message):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mhsh.cli.predict import run
-from mhsh.data.tokenizers.subword import train_subword
+from mhsh.data.subword import train_subword
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.run_folder import RunFolder
@@ -146,7 +146,7 @@ def test_a_vocabulary_that_does_not_match(copied, tmp_path):
     source = written(tmp_path / "source", LINES)
     texts = ["the quick brown fox jumps over the lazy dog while pigs are flying", "etwas ganz anderes als alles vorher Gesagte"] * 3
     for size in (300, 330):  # fewer tokens than the model has embeddings for, and more
-        train_subword("bpe", texts, size).save(copied / "tokenizer.json")
+        train_subword(texts, size).save(copied / "tokenizer.json")
         with pytest.raises(UserError, match=r"tokenizer\.json is missing, or is not the vocabulary that the run began with"):
             run(str(copied), **options(input=source))
     (copied / "tokenizer.json").unlink()

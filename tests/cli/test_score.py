@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mhsh.cli.score import glue, squad, translation
-from mhsh.data.fine_tuning.glue import GLUE_TASKS, find_file, read_glue, write_submission
+from mhsh.data.glue import GLUE_TASKS, find_file, read_glue, write_submission
 from mhsh.errors import UserError
 from mhsh.evaluation.glue import score_glue
 from tests.cli.light_process import mhsh_without_jax

@@ -16,7 +16,7 @@ from mhsh.cli.finetune import fine_tuning_config
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
 from mhsh.configs import parse_fields, shipped_names, take_changes, take_config
-from mhsh.data.fine_tuning.glue import find_task
+from mhsh.data.glue import find_task
 from mhsh.errors import UserError
 from mhsh.models.costs import step_flops
 from mhsh.run_folder import RunFolder

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="the tfds extra is not installed")
+from tests.data.small_fine_tuning import VOCAB
 
 
 @contextlib.contextmanager
@@ -46,3 +45,11 @@ def english_source(english: list[str], tmp_path_factory: pytest.TempPathFactory)
     path = tmp_path_factory.mktemp("english") / "text.txt"
     path.write_text("\n\n".join(english) + "\n", encoding="utf-8")
     return f"text:{path}"
+
+
+@pytest.fixture(scope="module")
+def vocab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """VOCAB as a vocab.txt."""
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("".join(token + "\n" for token in VOCAB))
+    return path

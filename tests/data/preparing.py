@@ -35,7 +35,6 @@ CONFIG = {
         sequence_length=48,
         max_predictions=8,
         mask_fraction=0.15,
-        whole_word_masking=False,
         validation_fraction=0.2,
         seed=0,
     ),

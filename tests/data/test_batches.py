@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.data.batches import Batches, prefetched
 from mhsh.data.corpus import Corpus
-from mhsh.data.pretraining.task import PretrainingTask
+from mhsh.data.pretraining import PretrainingTask
 from mhsh.data.random_numbers import derived_seed
 from mhsh.data.tables import Table
-from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.data.wordpiece import Tokenizer
 from tests.data.preparing import digest, pretraining_config
 
 LAYOUTS = {
     "pairs": {},
-    "whole_words": dict(next_sentence=False, num_token_types=0, whole_word_masking=True),
+    "segments": dict(next_sentence=False, num_token_types=0),
     "stream": dict(objective="clm", next_sentence=False, num_token_types=0, tokenizer="bytes"),
 }
 B = 7
@@ -132,7 +132,7 @@ def test_slices_of_processes_are_the_batch(loaded: tuple[Config, Corpus[Tokenize
     _, corpus = loaded
     for make in (corpus.train_steps, corpus.validation_batches):
         whole = make(B)
-        parts = [make(B, lambda _, part=part: part) for part in slices]
+        parts = [make(B, part) for part in slices]
         for k in range(min(len(whole), 25)):
             batches = [part[k] for part in parts]
             together = {name: np.concatenate([batch[name] for batch in batches]) for name in whole[k]}

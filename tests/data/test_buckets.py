@@ -26,17 +26,17 @@ from mhsh import files
 from mhsh.bucket_lock import bucket_lock
 from mhsh.config.schema import to_dict
 from mhsh.data import local_shards
-from mhsh.data.fine_tuning.glue import find_file, find_task, read_glue
-from mhsh.data.fine_tuning.squad import read_squad
+from mhsh.data.documents import documents
+from mhsh.data.glue import find_file, find_task, read_glue
 from mhsh.data.load import load_corpus
 from mhsh.data.local_shards import local_copy
+from mhsh.data.pairs import read_pairs
 from mhsh.data.prepare import prepare, upload
-from mhsh.data.pretraining.sources import documents
 from mhsh.data.shards import StoredTable, read_index, shards_of, write_index
+from mhsh.data.squad import read_squad
+from mhsh.data.subword import load_subword
 from mhsh.data.text_files import matching_files
-from mhsh.data.tokenizers.subword import load_subword
-from mhsh.data.tokenizers.wordpiece import load_wordpiece
-from mhsh.data.translation.pairs import read_pairs
+from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError
 from tests.buckets import emulator
 from tests.cli.test_prepare import COMMAND

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
-from mhsh.data.tokenizers.subword import SubwordTokenizer, train_subword
+from mhsh.data.subword import SubwordTokenizer, train_subword
 from mhsh.models.build import build_model
 from mhsh.models.seq2seq import Seq2Seq
 from tests.conftest import load_fields
@@ -35,9 +35,7 @@ def small_config() -> Config:
 @functools.cache
 def small_tokenizer() -> SubwordTokenizer:
     """A vocabulary with a few pieces longer than a byte."""
-    return train_subword(
-        "bpe", ["der die das und in den von zu mit sich the of and to in a is"] * 3, small_config().model.vocab_size
-    )
+    return train_subword(["der die das und in den von zu mit sich the of and to in a is"] * 3, small_config().model.vocab_size)
 
 
 def small_model() -> Seq2Seq:

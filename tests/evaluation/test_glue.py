@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sklearn import metrics as sklearn_metrics
 
-from mhsh.data.fine_tuning.glue import GLUE_TASKS
+from mhsh.data.glue import GLUE_TASKS
 from mhsh.errors import UserError
 from mhsh.evaluation import glue
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mhsh.data.fine_tuning.squad import Answer, Question, SquadData, read_predictions, read_squad
-from mhsh.data.fine_tuning.task import Window
+from mhsh.data.fine_tuning import Window
+from mhsh.data.squad import Answer, Question, SquadData, read_predictions, read_squad
 from mhsh.errors import UserError
 from mhsh.evaluation.squad import exact_match, find_answers, normalize_answer, score_best_thresholds, score_squad, word_f1
 

@@ -13,8 +13,8 @@ import pytest
 import scipy.special
 from hypothesis import strategies
 
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID
-from mhsh.data.translation.pairs import clean_text
+from mhsh.data.pairs import clean_text
+from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID
 from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded
 from mhsh.evaluation.translation import length_limit, model_decoder, translate_lines

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, ModelConfig
-from mhsh.data.tokenizers.wordpiece import SPECIALS, WordPieceTokenizer
+from mhsh.data.wordpiece import SPECIALS, WordPieceTokenizer
 from mhsh.models.admin import profile_omega
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from mhsh.data.tokenizers.wordpiece import load_wordpiece
+from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError
 from mhsh.interop.vocabulary import read_vocabulary, write_vocabulary
 from tests.interop.small_bert import TOKENS, small_tokenizer

@@ -30,12 +30,12 @@ def test_the_checksum_is_that_of_all_validation_batches(config):
     rows = corpus.validation.all()
     other = {name: values.copy() for name, values in rows.items()}
     other["tokens"][-1, 1] += 1  # the last row, in the last batch
-    corpora = {"same": corpus, "other": dataclasses.replace(corpus, validation=ArrayTable([other]))}
+    corpora = {"same": corpus, "other": dataclasses.replace(corpus, validation=ArrayTable(other))}
     found = {}
     for name, shape in (("same", ONE), ("same", (4, 2, 1)), ("other", ONE)):
         mesh, params = mesh_of(*shape), fresh_state(config, shape).params
         make = functools.partial(Validator, config, build_model(config.model), mesh, corpora[name])
-        validator = make(functools.partial(process_rows, mesh), params, Decoding(0, 1, 0.0))
+        validator = make(process_rows(mesh, config.train.batch_size), params, Decoding(0, 1, 0.0))
         assert validator.num_batches > 1
         found[name, shape] = [validator(params).batches, validator(params, validator.num_batches - 1).batches]
     assert found["same", ONE] == found["same", (4, 2, 1)]
@@ -46,7 +46,7 @@ def test_the_checksum_is_that_of_all_validation_batches(config):
 def test_the_parts_of_the_loss_are_those_of_its_batches(config):
     corpus, mesh = load_corpus(config, None), mesh_of(*ONE)
     params = fresh_state(config, ONE).params
-    rows = functools.partial(process_rows, mesh)
+    rows = process_rows(mesh, config.train.batch_size)
     validator = Validator(config, build_model(config.model), mesh, corpus, rows, params, Decoding(0, 1, 0.0))
     weights = [batch["weights"].sum() for batch in corpus.validation_batches(config.train.batch_size, rows)]
     whole, first = validator(params), validator(params, 1)

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
-from mhsh.data.pretraining.task import PretrainingTask
+from mhsh.data.pretraining import PretrainingTask
 from mhsh.data.tables import Table
-from mhsh.data.tokenizers.wordpiece import SPECIALS, Tokenizer
+from mhsh.data.wordpiece import SPECIALS, Tokenizer
 from mhsh.errors import UserError
 from tests.data.preparing import CLM, pretraining_config
 

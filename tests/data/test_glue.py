@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mhsh.data.fine_tuning.glue import (
+from mhsh.data.glue import (
     GLUE_TASKS,
     GlueExample,
     find_file,
@@ -25,7 +25,7 @@ from mhsh.data.fine_tuning.glue import (
 )
 from mhsh.errors import UserError
 from tests.data.conftest import tfds_folder
-from tests.data.fine_tuning.conftest import load_glue
+from tests.data.small_fine_tuning import load_glue
 
 # The headers of the original files.
 MNLI = (

@@ -1,11 +1,10 @@
-"""Byte-level BPE or unigram, trained or loaded: one vocabulary for both languages."""
+"""Byte-level BPE, trained or loaded: one vocabulary for both languages."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import tokenizers
@@ -13,7 +12,6 @@ from etils import epath
 from jaxtyping import Int32, Integer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from mhsh.config.schema import TRANSLATION_TOKENIZERS
 from mhsh.data.text_files import read_vocabulary
 from mhsh.errors import UserError
 from mhsh.files import write_atomically
@@ -25,8 +23,6 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 # BPE does not merge pairs that occur only once.
 _LEAST_FREQUENCY = 2
-# The difference that the unigram trainer sets between scores of characters it never saw.
-_UNSEEN_STEP = 1e-4
 
 
 class SubwordTokenizer:
@@ -37,12 +33,12 @@ class SubwordTokenizer:
     So any text without white space at its ends is decoded exactly.
     """
 
-    def __init__(self, model: models.BPE | models.Unigram) -> None:
+    def __init__(self, vocab: Mapping[str, int], merges: Sequence[Sequence[str]]) -> None:
+        """`merges` are pairs of pieces, the most frequent first."""
         # Special tokens are not registered: the library would then find "[EOS]" inside a text.
-        self._encoder = tokenizers.Tokenizer(model)
+        self._encoder = tokenizers.Tokenizer(models.BPE(vocab=dict(vocab), merges=[(left, right) for left, right in merges]))
         self._encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
         self._encoder.decoder = decoders.ByteLevel()
-        self.kind: str = "bpe" if isinstance(model, models.BPE) else "unigram"
 
     @property
     def vocab_size(self) -> int:
@@ -72,13 +68,11 @@ class SubwordTokenizer:
         write_atomically(path, self._encoder.to_str(pretty=True) + "\n")
 
 
-def train_subword(kind: str, texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
+def train_subword(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     """Trains a vocabulary of at most `vocab_size` pieces on the sentences of both languages.
 
-    BPE: Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2. Unigram: Kudo, arXiv 1804.10959.
-    The same texts give the same vocabulary in every process. The unigram trainer of `tokenizers`
-    sums in a random order, so the last bits of its scores differ, and so do the scores of
-    characters it never saw: scores are rounded here, and those characters share one score.
+    BPE: Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2. The same texts give the same
+    vocabulary in every process.
 
     Raises:
       UserError: `vocab_size` has no room for more than the special tokens and the bytes.
@@ -89,21 +83,18 @@ def train_subword(kind: str, texts: Iterable[str], vocab_size: int) -> SubwordTo
             f"model.vocab_size = {vocab_size} is too small for a translation vocabulary: specials and bytes alone take "
             f"{least - 1} tokens; set model.vocab_size to {least} or more"
         )
-    learner: models.BPE | models.Unigram
-    options: dict[str, Any] = dict(
-        vocab_size=vocab_size, special_tokens=[*SPECIALS], initial_alphabet=_ALPHABET, show_progress=False
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=_LEAST_FREQUENCY,
+        special_tokens=[*SPECIALS],
+        initial_alphabet=_ALPHABET,
+        show_progress=False,
     )
-    if kind == "bpe":
-        learner, trainer = models.BPE(), trainers.BpeTrainer(min_frequency=_LEAST_FREQUENCY, **options)
-    else:
-        learner, trainer = models.Unigram(), trainers.UnigramTrainer(unk_token=UNK, **options)
-    encoder = tokenizers.Tokenizer(learner)
+    encoder = tokenizers.Tokenizer(models.BPE())
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
     encoder.train_from_iterator(texts, trainer)
     learnt = json.loads(encoder.to_str())["model"]
-    if kind == "bpe":
-        return SubwordTokenizer(models.BPE(vocab=learnt["vocab"], merges=[tuple(merge) for merge in learnt["merges"]]))
-    return SubwordTokenizer(models.Unigram(vocab=_settled(learnt["vocab"]), unk_id=UNK_ID))
+    return SubwordTokenizer(learnt["vocab"], learnt["merges"])
 
 
 def load_subword(path: epath.PathLike) -> SubwordTokenizer:
@@ -115,15 +106,10 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
     text = read_vocabulary(path, "tokenizer.json")
     try:
         model = json.loads(text)["model"]
-        kind, vocab = str(model["type"]).lower(), model["vocab"]
-        if kind == "bpe":
-            pieces = sorted(vocab, key=vocab.__getitem__)
-            tokenizer = SubwordTokenizer(models.BPE(vocab=vocab, merges=[tuple(merge) for merge in model["merges"]]))
-        elif kind == "unigram":
-            pieces = [piece for piece, _ in vocab]
-            tokenizer = SubwordTokenizer(models.Unigram(vocab=[(piece, score) for piece, score in vocab], unk_id=UNK_ID))
-        else:
-            raise UserError(f"{path} is a {kind} vocabulary; allowed: {', '.join(TRANSLATION_TOKENIZERS)}")
+        if model["type"] != "BPE":
+            raise UserError(f"{path} is a {model['type']} vocabulary, not BPE; name one that mhsh has made for translation")
+        pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+        tokenizer = SubwordTokenizer(model["vocab"], model["merges"])
     except UserError:
         raise
     except Exception as error:  # the library raises bare exceptions
@@ -135,14 +121,3 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
     if len(set(_ALPHABET) - set(pieces)):
         raise UserError(f"{path} lacks some of the 256 bytes; it is no translation vocabulary of mhsh")
     return tokenizer
-
-
-def _settled(vocab: Sequence[Sequence[Any]]) -> list[tuple[str, float]]:
-    """A unigram vocabulary with rounded scores: special tokens, then likelier pieces first."""
-    scores = {piece: round(score, 4) for piece, score in vocab if piece not in SPECIALS}
-    lowest = min(scores.values())
-    for character in _ALPHABET:
-        if scores[character] < lowest + _UNSEEN_STEP * (len(_ALPHABET) + 1):
-            scores[character] = lowest
-    ordered = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-    return [*((special, 0.0) for special in SPECIALS), *ordered]

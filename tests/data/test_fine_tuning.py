@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mhsh.data.fine_tuning.squad import Answer, Question, SquadData
-from mhsh.data.fine_tuning.task import encode_questions, span_targets
-from mhsh.data.tokenizers.wordpiece import WordPieceTokenizer
+from mhsh.data.fine_tuning import encode_questions, span_targets
+from mhsh.data.squad import Answer, Question, SquadData
+from mhsh.data.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
-from tests.data.fine_tuning.conftest import VOCAB, load_glue, load_squad, model_config, span_data, write_squad
+from tests.data.small_fine_tuning import VOCAB, load_glue, load_squad, model_config, span_data, write_squad
 
 PAD, UNK, CLS, SEP = 0, 1, 2, 3
 RED, GREEN, BLUE, ISH, STOP = 5, 6, 7, 8, 9

@@ -8,6 +8,7 @@ translate them.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import itertools
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ _YEARS = range(1000, 2850)
 # neighbouring thousands lack different ones.
 _RUN, _EVERY, _HELD_OUT_RUN = 50, 19, 7
 
-_MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_FIRST_DAY = datetime.date(2001, 1, 1)  # of a year of 365 days
 # Not the calendar module's names, which are those of the process's locale.
 _ENGLISH_MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
 _GERMAN_MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()  # noqa: SIM905
@@ -99,8 +100,8 @@ def _english(form: str, number: int, day: int) -> str:
     if form == "year":
         return f"the year {_spoken(number, 'en', 'year')}"
     if form == "date":
-        month, number_in_month = _month_and_day(day)
-        return f"the {_spoken(number_in_month, 'en', 'ordinal')} of {_ENGLISH_MONTHS[month - 1]} {_spoken(number, 'en', 'year')}"
+        date = _FIRST_DAY + datetime.timedelta(day)
+        return f"the {_spoken(date.day, 'en', 'ordinal')} of {_ENGLISH_MONTHS[date.month - 1]} {_spoken(number, 'en', 'year')}"
     article = "the " if form == "ordinal" else ""
     thousands, rest = divmod(number, 1000)
     if not thousands:
@@ -114,8 +115,8 @@ def _german(form: str, number: int, day: int) -> str:
     if form == "year":
         return f"das Jahr {_spoken(number, 'de', 'year')}"
     if form == "date":
-        month, number_in_month = _month_and_day(day)
-        return f"der {_spoken(number_in_month, 'de', 'ordinal')} {_GERMAN_MONTHS[month - 1]} {_spoken(number, 'de', 'year')}"
+        date = _FIRST_DAY + datetime.timedelta(day)
+        return f"der {_spoken(date.day, 'de', 'ordinal')} {_GERMAN_MONTHS[date.month - 1]} {_spoken(number, 'de', 'year')}"
     article = "der " if form == "ordinal" else ""
     thousands, rest = divmod(number, 1000)
     if thousands < 2:
@@ -125,12 +126,3 @@ def _german(form: str, number: int, day: int) -> str:
     if rest:
         return article + _spoken(thousands, "de") + _spoken(1000 + rest, "de", form).removeprefix("ein")
     return f"{article}{_spoken(thousands, 'de')}tausend{'ste' if form == 'ordinal' else ''}"
-
-
-def _month_and_day(day: int) -> tuple[int, int]:
-    """The month and the day in it of day 0 to 364 of a year of 365 days."""
-    month = 1
-    while day >= _MONTH_DAYS[month - 1]:
-        day -= _MONTH_DAYS[month - 1]
-        month += 1
-    return month, day + 1

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
-from mhsh.data.translation.packing import EncodedPairs, EncodedSide, bucket_pairs, encode_pairs, pack_pairs
-from mhsh.data.translation.pairs import Pair
-from mhsh.data.translation.synthetic_pairs import training_pairs
+from mhsh.data.pairs import Pair
+from mhsh.data.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
+from mhsh.data.synthetic_pairs import training_pairs
+from mhsh.data.translation import EncodedPairs, EncodedSide, encode_pairs, pack_pairs
 from tests.data.preparing import translation_config
 
 T = 16
@@ -92,26 +92,14 @@ def first_fit(pairs: Sentences, open_rows: int) -> list[Sentences]:
 @given(pairs=st.lists(st.tuples(sentence, sentence), max_size=60), open_rows=st.integers(2, 5))
 def test_packing_is_first_fit_and_loses_nothing(pairs: Sentences, open_rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mhsh.data.translation.packing._OPEN_EXAMPLES", open_rows)
+        patch.setattr("mhsh.data.translation._OPEN_EXAMPLES", open_rows)
         found = read_back(pack_pairs(encoded(pairs), T))
     assert found == first_fit(pairs, open_rows)
 
 
-@settings(max_examples=30, deadline=None)
-@given(pairs=st.lists(st.tuples(sentence, sentence), max_size=30))
-def test_buckets_are_the_shortest_that_hold_a_pair(pairs: Sentences) -> None:
-    buckets = bucket_pairs(encoded(pairs), T)
-    assert list(buckets) == [2, 4, 8, 16]
-    widths = (0, *buckets)
-    for shorter, width in zip(widths, buckets, strict=False):
-        assert buckets[width]["inputs"].shape[1] == width
-        mine = [[pair] for pair in pairs if shorter < max(map(len, pair)) <= width]
-        assert read_back(buckets[width]) == mine
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> SubwordTokenizer:
-    return train_subword("bpe", ["a b c d"], 270)  # single letters, so that lengths are plain to see
+    return train_subword(["a b c d"], 270)  # single letters, so that lengths are plain to see
 
 
 def test_encoding_drops_and_counts(tokenizer: SubwordTokenizer) -> None:
@@ -142,7 +130,7 @@ def test_encoding_drops_and_counts(tokenizer: SubwordTokenizer) -> None:
 
 def test_packed_rows_are_mostly_full() -> None:
     pairs = [Pair(*pair) for pair in training_pairs(3000)]
-    tokenizer = train_subword("bpe", [text for pair in pairs for text in pair], 400)
+    tokenizer = train_subword([text for pair in pairs for text in pair], 400)
     rows, counts = encode_pairs(tokenizer, pairs, replace(DATA, sequence_length=64, max_length_ratio=9.0))
     packed = pack_pairs(rows, 64)
     assert counts["pairs"] == 3000

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
-from mhsh.data.translation import synthetic_pairs
-from mhsh.data.translation.pairs import Pair, clean_text, read_pairs
-from mhsh.data.translation.synthetic_pairs import training_pairs
-from mhsh.data.translation.task import TranslationTask
+from mhsh.data import synthetic_pairs
+from mhsh.data.pairs import Pair, clean_text, read_pairs
+from mhsh.data.synthetic_pairs import training_pairs
+from mhsh.data.translation import TranslationTask
 from mhsh.errors import UserError
 from tests.data.preparing import translation_config
 

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from etils import epath
 
 from mhsh.config.schema import TranslationDataConfig
-from mhsh.data import tfds
+from mhsh.data import synthetic_pairs, tfds
 from mhsh.data.text_files import matching_files, text_lines
-from mhsh.data.translation import synthetic_pairs
 from mhsh.errors import UserError
 
 # Control characters (category Cc) that are not white space; they are removed. The others become a

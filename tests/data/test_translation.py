@@ -4,7 +4,6 @@ splits, sources, vocabularies.
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import random
@@ -14,17 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from mhsh.config.schema import Config
-from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
+from mhsh.data.subword import EOS_ID, SubwordTokenizer
+from mhsh.data.synthetic_pairs import held_out_pairs
 from mhsh.data.tables import unigram_entropy
-from mhsh.data.tokenizers.subword import EOS_ID, SubwordTokenizer
-from mhsh.data.translation.synthetic_pairs import held_out_pairs
-from mhsh.errors import UserError
-from tests.data.preparing import digest, translation_config
+from tests.data.preparing import translation_config
 
 B = 5
 T = 64
@@ -50,8 +46,8 @@ def config_of(files: str, **fields: Any) -> Config:
 
 
 @pytest.fixture(scope="module")
-def corpora(files: str) -> dict[str, Corpus[SubwordTokenizer]]:
-    return {layout: load_corpus(config_of(files, layout=layout), None) for layout in ("packed", "bucketed")}
+def corpus(files: str) -> Corpus[SubwordTokenizer]:
+    return load_corpus(config_of(files), None)
 
 
 def sources(corpus: Corpus[SubwordTokenizer], batch: dict[str, np.ndarray], weighted: bool = False) -> list[str]:
@@ -67,109 +63,38 @@ def sources(corpus: Corpus[SubwordTokenizer], batch: dict[str, np.ndarray], weig
 
 def split_sources(corpus: Corpus[SubwordTokenizer], split: str) -> Counter[str]:
     table = getattr(corpus, split)
-    return Counter(sources(corpus, table.take(np.arange(len(table)), T)))
+    return Counter(sources(corpus, table.all()))
 
 
-@pytest.mark.parametrize("layout", ["packed", "bucketed"])
-def test_keys_shapes_and_weights(corpora: dict[str, Corpus[SubwordTokenizer]], layout: str) -> None:
-    corpus = corpora[layout]
+def test_keys_shapes_and_weights(corpus: Corpus[SubwordTokenizer]) -> None:
     ints = ["inputs", "inputs_position", "inputs_segmentation", "decoder_inputs", "targets", "targets_position"]
-    shapes = set()
     steps = corpus.train_steps(B)
     for batch in [*(steps[k] for k in range(200)), *corpus.validation_batches(B)]:
         assert {name: values.dtype for name, values in batch.items()} == {
             **dict.fromkeys([*ints, "targets_segmentation"], np.int32),
             "weights": np.float32,
         }
-        (shape,) = {values.shape for values in batch.values()}
-        assert shape[0] * shape[1] == B * T  # equal tokens a batch
-        shapes.add(shape)
-    assert shapes <= {(B * 8, T // 8), (B * 4, T // 4), (B * 2, T // 2), (B, T)}
-    assert len(shapes) == (1 if layout == "packed" else 4)
+        assert {values.shape for values in batch.values()} == {(B, T)}
     for k in range(10):
         np.testing.assert_array_equal(steps[k]["weights"], steps[k]["targets_segmentation"] > 0)
 
 
-def test_a_bucketed_step_is_a_pure_function(corpora: dict[str, Corpus[SubwordTokenizer]], files: str) -> None:
-    corpus = corpora["bucketed"]
-    steps = corpus.train_steps(B)
-    expected = [digest(steps[k]) for k in range(25)]
-    assert len(set(expected)) == 25
-    assert [digest(steps[k]) for k in (13, 4)] == [expected[13], expected[4]]
-    assert [digest(batch) for batch in prefetched(steps, 11, 17)] == expected[11:17]  # as a resumed run reads
-    again = load_corpus(config_of(files, layout="bucketed"), None)
-    assert again.fingerprint == corpus.fingerprint
-    assert [digest(again.train_steps(B)[k]) for k in range(25)] == expected
-    other = dataclasses.replace(again, task=dataclasses.replace(again.task, data=replace(again.task.data, seed=1))).train_steps(B)
-    assert [digest(other[k]) for k in range(25)] != expected
-    assert digest(steps[3_000_000]) != digest(steps[3_000_001])
+def test_an_epoch_holds_every_pair_once(corpus: Corpus[SubwordTokenizer]) -> None:
+    steps = corpus.train_steps(1)
+    seen = Counter(text for k in range(len(corpus.train)) for text in sources(corpus, steps[k]))
+    assert seen == split_sources(corpus, "train") and max(seen.values()) == 1
 
 
-def test_bucketed_epochs_hold_pairs_once_and_leave_out_other_ones_each_time(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
-    corpus = corpora["bucketed"]
-    everything = split_sources(corpus, "train")
-    sizes: Counter[int] = Counter()
-    for group in corpus.train.groups:
-        sizes[group.shapes["inputs"][0]] += group.count
-    assert all(size >= B * T // length for length, size in sizes.items())
-    per_epoch = sum(size // (B * T // length) for length, size in sizes.items())
-    steps = corpus.train_steps(B)
-    left_out, orders = [], []
-    for epoch in range(3):
-        batches = [steps[k] for k in range(epoch * per_epoch, (epoch + 1) * per_epoch)]
-        seen = Counter(text for batch in batches for text in sources(corpus, batch))
-        assert max(seen.values()) == 1
-        assert seen.keys() <= everything.keys()
-        left_out.append(everything - seen)
-        assert len(left_out[-1]) == sum(size % (B * T // length) for length, size in sizes.items())
-        orders.append([batch["inputs"].shape[1] for batch in batches])
-    assert left_out[0] != left_out[1] != left_out[2]
-    assert Counter(orders[0]) == Counter(orders[1])
-    assert orders[0] != orders[1]
-    assert orders[0] != sorted(orders[0])
-
-
-def test_slices_of_processes_are_the_batch(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
-    corpus, size, processes = corpora["bucketed"], 8, 4
-    for batches in (corpus.train_steps, corpus.validation_batches):
-        whole = batches(size)
-        parts = [
-            batches(size, lambda count, n=number: slice(n * count // processes, (n + 1) * count // processes))
-            for number in range(processes)
-        ]
-        for k in range(min(len(whole), 12)):
-            slices = [part[k] for part in parts]
-            assert digest({name: np.concatenate([part[name] for part in slices]) for name in whole[k]}) == digest(whole[k])
-
-
-def test_validation_counts_every_pair_once(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
-    corpus = corpora["bucketed"]
+def test_validation_counts_every_pair_once(corpus: Corpus[SubwordTokenizer]) -> None:
     batches = corpus.validation_batches(B)
     first = [batches[k] for k in range(len(batches))]
     seen = Counter(text for batch in first for text in sources(corpus, batch, weighted=True))
     assert seen == split_sources(corpus, "validation")
     assert any(not batch["weights"].any(1).all() for batch in first)  # there are filler rows
     assert all(batch["inputs_segmentation"].any(1).all() for batch in first)  # which look like rows
-    assert [digest(batch) for batch in prefetched(batches, 0, len(batches))] == [digest(batch) for batch in first]
 
 
-def test_rows_too_few_for_a_batch_go_into_longer_ones(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
-    corpus = corpora["bucketed"]
-    size = (
-        sum(group.count for group in corpus.train.groups if group.shapes["inputs"] == (T // 8,)) // 8 + 1
-    )  # more than the shortest rows can fill
-    lengths = {corpus.train_steps(size)[k]["inputs"].shape for k in range(40)}
-    assert T // 8 not in {length for _, length in lengths}
-    steps = corpus.train_steps(size)
-    seen = {text for k in range(400) for text in sources(corpus, steps[k])}
-    assert seen == set(split_sources(corpus, "train"))
-    corpus.check_batch(size)
-    with pytest.raises(UserError, match=r"longest training rows of data\.source fill no batch of 64 tokens, and would never"):
-        corpus.check_batch(len(corpus.train) + 1)
-
-
-def test_splits_share_nothing_and_the_counts_say_what_is_in_them(corpora: dict[str, Corpus[SubwordTokenizer]]) -> None:
-    corpus = corpora["packed"]
+def test_splits_share_nothing_and_the_counts_say_what_is_in_them(corpus: Corpus[SubwordTokenizer]) -> None:
     train, validation = split_sources(corpus, "train"), split_sources(corpus, "validation")
     assert train.keys().isdisjoint(validation)
     summary = corpus.summary()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,13 +14,13 @@ from etils import epath
 from jaxtyping import Int32
 
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, SpanDataConfig
-from mhsh.data.batches import Batch, MakeBatch, Selection
+from mhsh.data.batches import Batch, Selection
 from mhsh.data.corpus import Corpus, Task
-from mhsh.data.fine_tuning.glue import GlueExample, GlueTask, find_task, read_splits
-from mhsh.data.fine_tuning.squad import Question, SquadData, read_questions
+from mhsh.data.glue import GlueExample, GlueTask, find_task, read_splits
 from mhsh.data.random_numbers import ARTICLE_SPLIT, hash_key
-from mhsh.data.tables import TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap, unigram_entropy
-from mhsh.data.tokenizers.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
+from mhsh.data.squad import Question, SquadData, read_questions
+from mhsh.data.tables import TRAIN, VALIDATION, ArrayTable, Examples, fingerprint_of, overlap, unigram_entropy
+from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import expanded
 from mhsh.run_folder import WORDPIECE_FILE
@@ -41,8 +41,26 @@ class FineTuningTask(Task[WordPieceTokenizer]):
 
     data: ClassificationDataConfig | SpanDataConfig
 
-    def batch_maker(self, corpus: Corpus[WordPieceTokenizer], split: str) -> MakeBatch:
-        return _batches_of(corpus.train if split == TRAIN else corpus.validation)
+    def read_tokenizer(self, path: epath.PathLike) -> WordPieceTokenizer:
+        tokenizer = load_wordpiece(expanded(path), self.data.lowercase)
+        return self.fitting(tokenizer, f"the vocabulary {path}", "name the one that the encoder was pre-trained with")
+
+    def tokenizer(self, saved_vocab: epath.PathLike | None) -> WordPieceTokenizer:
+        """The vocabulary of the run, where it has one, or else of data.vocab_path. Raises UserError
+        where there is neither, too.
+        """
+        path = saved_vocab if saved_vocab is not None else self.data.vocab_path
+        if not path:
+            raise UserError("data.vocab_path is empty; name the vocab.txt that the encoder was pre-trained with")
+        return self.read_tokenizer(path)
+
+    def batch_maker(self, tokenizer: WordPieceTokenizer, split: str) -> Callable[[Examples, Selection], Batch]:
+        def make(examples: Examples, chosen: Selection) -> Batch:
+            shape = examples["targets"].shape
+            weights = chosen.weights.reshape(-1, *[1] * (len(shape) - 1))
+            return examples | {"weights": np.broadcast_to(weights, shape).copy()}
+
+        return make
 
     def corpus_fields(self, tokenizer: WordPieceTokenizer, train: Examples, validation: Examples) -> dict[str, Any]:
         """The fields of a corpus that follow from its examples."""
@@ -50,40 +68,10 @@ class FineTuningTask(Task[WordPieceTokenizer]):
         return {
             "task": self,
             "tokenizer": tokenizer,
-            "train": ArrayTable([train]),
-            "validation": ArrayTable([validation]),
+            "train": ArrayTable(train),
+            "validation": ArrayTable(validation),
             "fingerprint": fingerprint_of(tokens, {TRAIN: train, VALIDATION: validation}),
         }
-
-
-def _batches_of(table: Table) -> MakeBatch:
-    def make(chosen: Selection) -> Batch:
-        batch = table.take(chosen.numbers, chosen.length)
-        shape = batch["targets"].shape
-        return batch | {"weights": np.broadcast_to(chosen.weights.reshape(-1, *[1] * (len(shape) - 1)), shape).copy()}
-
-    return make
-
-
-def load_vocabulary(
-    model: ModelConfig, data: ClassificationDataConfig | SpanDataConfig, saved_vocab: epath.PathLike | None
-) -> WordPieceTokenizer:
-    """The vocabulary of `saved_vocab` (the run's own) where given, else of data.vocab_path.
-
-    Raises:
-      UserError: there is neither, it is no WordPiece vocabulary, or the model has too few
-        embeddings for it.
-    """
-    path = saved_vocab if saved_vocab is not None else data.vocab_path
-    if not path:
-        raise UserError("data.vocab_path is empty; name the vocab.txt that the encoder was pre-trained with")
-    tokenizer = load_wordpiece(expanded(path), data.lowercase)
-    if tokenizer.vocab_size > model.vocab_size:
-        raise UserError(
-            f"the vocabulary {path} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {model.vocab_size}; name the "
-            "one that the encoder was pre-trained with"
-        )
-    return tokenizer
 
 
 def assemble(
@@ -143,7 +131,7 @@ class ClassificationTask(FineTuningTask):
         model, data, glue = self.model, self.data, find_task(self.data.task)
         if glue.num_classes != model.num_classes:
             raise UserError(f"model.num_classes = {model.num_classes}; allowed with data.task = {data.task!r}: {glue.num_classes}")
-        tokenizer = load_vocabulary(model, data, saved_vocab)
+        tokenizer = self.tokenizer(saved_vocab)
         train, sets = read_splits(glue, data.source)
         validation = [example for examples in sets.values() for example in examples]
         train_examples, train_cut = encode_examples(train, tokenizer, model, data)
@@ -226,7 +214,7 @@ class SpanTask(FineTuningTask):
         """`unigram_entropy` is the lowest loss of a model that ignores the text: the entropy of the
         answers' starts and ends over all windows.
         """
-        tokenizer = load_vocabulary(self.model, self.data, saved_vocab)
+        tokenizer = self.tokenizer(saved_vocab)
         train_data, validation_data = _splits(self.data)
         train, train_windows = encode_questions(train_data.questions, tokenizer, self.model, self.data)
         validation, windows = encode_questions(validation_data.questions, tokenizer, self.model, self.data)

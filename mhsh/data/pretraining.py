@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
 
 from mhsh.config.schema import DataConfig
-from mhsh.data.batches import Batch, MakeBatch, Selection
-from mhsh.data.corpus import Corpus, Item, Log, StreamedTask
-from mhsh.data.pretraining.masking import MaskingRule, mask_examples
-from mhsh.data.pretraining.packing import full_examples, pack, sentences, tokenise
-from mhsh.data.pretraining.sources import documents
+from mhsh.data.batches import Batch, Selection
+from mhsh.data.corpus import Item, Log, StreamedTask
+from mhsh.data.documents import documents
+from mhsh.data.masking import MaskingRule, mask_examples
+from mhsh.data.packing import full_examples, pack, sentences, tokenise
 from mhsh.data.random_numbers import DOCUMENT_SPLIT, MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
 from mhsh.data.shards import UNCOMPRESSED
 from mhsh.data.tables import TRAIN, Examples, entropy_of_counts
-from mhsh.data.tokenizers.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
+from mhsh.data.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
 from mhsh.errors import UserError
 from mhsh.run_folder import WORDPIECE_FILE
 
@@ -36,12 +36,10 @@ class PretrainingTask(StreamedTask[Tokenizer]):
     """
 
     items: ClassVar[str] = "documents"
-    item_size: ClassVar[int] = 1
-    item_end: ClassVar[str] = "\n\n"  # documents contain no empty line
     items_per_shard: ClassVar[int] = 1000
     vocab_file: ClassVar[str] = WORDPIECE_FILE
     compression: ClassVar[str] = UNCOMPRESSED  # no array of an example follows from the others
-    only_for_training: ClassVar[tuple[str, ...]] = ("max_predictions", "mask_fraction", "whole_word_masking")
+    only_for_training: ClassVar[tuple[str, ...]] = ("max_predictions", "mask_fraction")
     split_purpose: ClassVar[int] = DOCUMENT_SPLIT
 
     data: DataConfig
@@ -84,18 +82,12 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             return self.fitting(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
         tokenizer = ByteTokenizer()
         if tuple(read_vocab(path)) != tokenizer.vocab:
-            raise UserError(f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy")
+            raise UserError(
+                f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy, or empty data.vocab_path"
+            )
         return self.fitting(tokenizer, "data.tokenizer = 'bytes'")
 
-    def given_tokenizer(self) -> Tokenizer:
-        if self.data.tokenizer == "bytes":
-            path = self.data.vocab_path
-            raise UserError(f"data.vocab_path = {path!r} is only for data.tokenizer = 'wordpiece'; empty it for 'bytes'")
-        return super().given_tokenizer()
-
-    def encode(
-        self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer
-    ) -> tuple[dict[str, Examples], dict[str, Any]]:
+    def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer) -> tuple[Examples, dict[str, Any]]:
         """Packed examples. Random sentences come from other documents of the chunk.
 
         The sums are:
@@ -113,7 +105,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         tokens = packing.examples["tokens"]
         num_positions = len(tokens) * self.data.sequence_length
         counted = tokens[:, 1:] if is_clm else tokens
-        return {split: packing.examples}, {
+        return packing.examples, {
             "documents": tokenised.num_documents,
             "empty_documents": len(texts) - tokenised.num_documents,
             "sentences": len(tokenised.sentence_bounds) - 1,
@@ -147,15 +139,15 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         }
         return plain, entropy_of_counts(counts if self.model.objective == "clm" else ordinary)
 
-    def batch_maker(self, corpus: Corpus[Tokenizer], split: str) -> MakeBatch:
+    def batch_maker(self, tokenizer: Tokenizer, split: str) -> Callable[[Examples, Selection], Batch]:
         """Batches whose masking depends on data.seed, the numbers of the examples and the epoch
         alone. It is drawn anew in every epoch.
         """
-        table, purpose = (corpus.train, MASKING) if split == TRAIN else (corpus.validation, VALIDATION_MASKING)
-        masking_seed, rule = derived_seed(self.data.seed, purpose), MaskingRule.of(corpus.tokenizer, self.data)
+        masking_seed = derived_seed(self.data.seed, MASKING if split == TRAIN else VALIDATION_MASKING)
+        rule = MaskingRule.of(tokenizer, self.data)
 
-        def make(chosen: Selection) -> Batch:
-            batch = full_examples(table.take(chosen.numbers, chosen.length), self.model)
+        def make(examples: Examples, chosen: Selection) -> Batch:
+            batch = full_examples(examples, self.model)
             if self.model.objective == "clm":
                 batch["weights"] = np.ones(batch["targets"].shape, np.float32)
             else:

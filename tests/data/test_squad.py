@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.data.fine_tuning.squad import (
+from mhsh.data.squad import (
     Answer,
     Question,
     SquadData,
@@ -24,8 +24,8 @@ from mhsh.data.fine_tuning.squad import (
     read_squad,
 )
 from mhsh.errors import UserError
-from tests.data.conftest import needs_tensorflow, tfds_folder
-from tests.data.fine_tuning.conftest import as_json, load_squad, write_squad
+from tests.data.conftest import tfds_folder
+from tests.data.small_fine_tuning import as_json, load_squad, write_squad
 
 CONTEXT = "Ève 😀 ate\u2028an apple,\nthen a pear."
 
@@ -235,17 +235,3 @@ def test_what_is_not_there_is_named(prepared):
         with pytest.raises(UserError, match=f"^{expected}") as caught:
             read_prepared_squad(name)
         assert "\n" not in str(caught.value)
-
-
-@needs_tensorflow
-@pytest.mark.slow
-def test_tfrecord_gives_the_same(folder, tmp_path):
-    from tests.data.tfds_builders import prepare_squad
-
-    prepare_squad(tmp_path, "v2.0", "3.0.0", write_splits(tmp_path, "v2.0"), "tfrecord")
-    for name, count in (("squad/v2.0", 100), ("squad/v2.0:validation", 20)):
-        read = []
-        for each in (tmp_path, folder / "prepared"):
-            with tfds_folder(each):
-                read.append(read_prepared_squad(name))
-        assert read[0] == read[1] and len(read[0].questions) == count

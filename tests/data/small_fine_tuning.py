@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mhsh.config.fields import SHAPING
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, SpanDataConfig
-from mhsh.data.fine_tuning.squad import SquadData
-from mhsh.data.fine_tuning.task import ClassificationCorpus, ClassificationTask, SpanCorpus, SpanTask
+from mhsh.data.fine_tuning import ClassificationCorpus, ClassificationTask, SpanCorpus, SpanTask
+from mhsh.data.squad import SquadData
 from tests.conftest import load_fields
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "green", "blue", "##ish", ".", "?", "where", "gold", "##en"]
@@ -27,14 +25,6 @@ def model_config(objective: str, **changes: Any) -> ModelConfig:
 def span_data(**changes: Any) -> SpanDataConfig:
     fields = dict(source="json:none", validation_source="", validation_fraction=0.5, vocab_path="none", lowercase=True)
     return SpanDataConfig(**fields | dict(sequence_length=14, stride=3, max_question_length=4, seed=0) | changes)
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """VOCAB as a vocab.txt."""
-    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    path.write_text("".join(token + "\n" for token in VOCAB))
-    return path
 
 
 def load_glue(task: str, source: str, vocab: Path, sequence_length: int = 16, **model: Any) -> ClassificationCorpus:

@@ -21,7 +21,7 @@ from jaxtyping import Int32, Int64
 
 from mhsh.config.schema import DataConfig, ModelConfig
 from mhsh.data.tables import Examples, bounds_of
-from mhsh.data.tokenizers.wordpiece import Tokenizer
+from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 
 # Examples gathered at once: bounds the int64 index arrays of a large corpus.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from mhsh.data.pretraining.sources import documents
+from mhsh.data.documents import documents
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_one_line_with_its_place(tmp_path, values, change, comp
 # Reads all documents, and tells their characters and the most memory that it ever had, in KB.
 PEAK = """
 import sys
-from mhsh.data.pretraining.sources import documents
+from mhsh.data.documents import documents
 
 count = sum(map(len, documents(sys.argv[1])))
 print(count, next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from num2words import num2words
 
-from mhsh.data.tokenizers.subword import train_subword
-from mhsh.data.translation.synthetic_pairs import HELD_OUT_PAIRS, _english, _german, held_out, held_out_pairs, training_pairs
+from mhsh.data.subword import train_subword
+from mhsh.data.synthetic_pairs import HELD_OUT_PAIRS, _english, _german, held_out, held_out_pairs, training_pairs
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 COUNT = 20_000
 
 
@@ -89,7 +89,7 @@ def test_held_out_pairs_are_new_and_made_of_known_words(pairs: list[tuple[str, s
     known = {word for english, _ in pairs for word in re.findall(r"\w+|,|-", english)}
     assert {word for english, _ in fresh for word in re.findall(r"\w+|,|-", english)} <= known
     # German joins its words, so there it is the pieces of a vocabulary that must have been met.
-    tokenizer = train_subword("bpe", [text for pair in pairs for text in pair], 400)
+    tokenizer = train_subword([text for pair in pairs for text in pair], 400)
     met, needed = (
         {number for ids in tokenizer.encode_batch([german for _, german in side]) for number in ids.tolist()}
         for side in (pairs, fresh)
@@ -106,7 +106,7 @@ def test_a_pair_hangs_on_its_number_alone(pairs: list[tuple[str, str]]) -> None:
 
 
 def test_pairs_are_the_same_in_every_process_whatever_its_locale(pairs: list[tuple[str, str]]) -> None:
-    code = "import sys\nfrom mhsh.data.translation.synthetic_pairs import training_pairs\n"
+    code = "import sys\nfrom mhsh.data.synthetic_pairs import training_pairs\n"
     code += "print(hash(0), *training_pairs(300), sep='\\n')"
     result = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", code],

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mhsh.config.schema import Config
-from mhsh.data.pretraining.packing import (
+from mhsh.data.packing import (
     Packing,
     TokenDocuments,
     cut_long_sentences,
@@ -21,7 +21,7 @@ from mhsh.data.pretraining.packing import (
     split_limit,
     tokenise,
 )
-from mhsh.data.tokenizers.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
+from mhsh.data.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
 from tests.data.preparing import CLM, pretraining_config
 

@@ -7,13 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mhsh.data.pretraining.masking import MaskingRule, mask_examples
+from mhsh.data.masking import MaskingRule, mask_examples
 from mhsh.data.random_numbers import random_bits
 
 V, T, P = 1000, 64, 12
 PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL = np.arange(V) < 5
-CONTINUES = np.arange(V) >= 600
 
 
 def rule(**fields: object) -> MaskingRule:
@@ -21,7 +20,6 @@ def rule(**fields: object) -> MaskingRule:
         mask_id=MASK,
         is_maskable=~SPECIAL,
         ordinary_ids=np.flatnonzero(~SPECIAL).astype(np.int32),
-        is_continuation=None,
         mask_fraction=0.15,
         max_predictions=P,
     )
@@ -41,19 +39,6 @@ def make_row(rng: np.random.Generator, real: int = T) -> np.ndarray:
     inputs[real - 1] = inputs[real // 2] = SEP
     inputs[real // 3] = UNK
     return inputs
-
-
-def words_of(inputs: np.ndarray) -> list[list[int]]:
-    """The positions of each word, by a plain loop."""
-    words: list[list[int]] = []
-    for position, token in enumerate(inputs.tolist()):
-        if SPECIAL[token]:
-            continue
-        if words and words[-1][-1] == position - 1 and CONTINUES[token]:
-            words[-1].append(position)
-        else:
-            words.append([position])
-    return words
 
 
 def check(row: np.ndarray, masked: dict[str, np.ndarray], size: int = P) -> np.ndarray:
@@ -106,44 +91,26 @@ def test_fifteen_percent_eighty_ten_ten() -> None:
     assert abs(np.mean(drawn) - (V + 4) / 2) < 5 * (V / np.sqrt(12)) / np.sqrt(len(drawn))
 
 
-@pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize(("size", "fraction"), [(P, 0.15), (3, 0.5)])
 @pytest.mark.parametrize("real", [5, 8, T])
-def test_never_specials_never_padding_and_no_more_than_allowed(real: int, size: int, fraction: float, whole_words: bool) -> None:
+def test_never_specials_never_padding_and_no_more_than_allowed(real: int, size: int, fraction: float) -> None:
     rng = np.random.default_rng(real)
-    used = rule(is_continuation=CONTINUES if whole_words else None, max_predictions=size, mask_fraction=fraction)
+    used = rule(max_predictions=size, mask_fraction=fraction)
     rows = np.stack([make_row(rng, real) for _ in range(200)])
     for row, masked in zip(rows, masked_rows(rows, rng, used), strict=True):
         maskable = int((~SPECIAL[row]).sum())
-        positions = set(check(row, masked, size).tolist())
-        if whole_words:
-            assert all(positions.isdisjoint(word) or positions.issuperset(word) for word in words_of(row))
-            assert len(positions) >= any(len(word) <= size for word in words_of(row))
-        else:
-            assert len(positions) == (min(size, max(1, round(fraction * maskable))) if maskable else 0)
-
-
-def test_a_word_longer_than_the_budget_is_taken_alone_or_not_at_all() -> None:
-    rng = np.random.default_rng(3)
-    inputs = np.zeros(T, np.int32)
-    inputs[:8] = [CLS, 10, 700, 701, 702, 703, 704, SEP]
-    (masked,) = masked_rows(inputs[None], rng, rule(is_continuation=CONTINUES))
-    assert check(inputs, masked).tolist() == [1, 2, 3, 4, 5, 6]
-    (masked,) = masked_rows(inputs[None], rng, rule(is_continuation=CONTINUES, max_predictions=5))
-    assert check(inputs, masked, 5).tolist() == []
-    np.testing.assert_array_equal(masked["inputs"], inputs)
+        assert len(check(row, masked, size)) == (min(size, max(1, round(fraction * maskable))) if maskable else 0)
 
 
 def test_a_row_without_maskable_tokens_predicts_nothing() -> None:
     inputs = np.zeros(T, np.int32)
     inputs[:3] = [CLS, UNK, SEP]
-    for used in (rule(), rule(is_continuation=CONTINUES)):
-        (masked,) = masked_rows(inputs[None], np.random.default_rng(0), used)
-        assert check(inputs, masked).tolist() == []
+    (masked,) = masked_rows(inputs[None], np.random.default_rng(0), rule())
+    assert check(inputs, masked).tolist() == []
 
 
-@pytest.mark.parametrize("used", [rule(), rule(is_continuation=CONTINUES)], ids=["tokens", "words"])
-def test_a_row_s_mask_hangs_on_the_row_and_its_key_alone(used: MaskingRule) -> None:
+def test_a_row_s_mask_hangs_on_the_row_and_its_key_alone() -> None:
+    used = rule()
     rng = np.random.default_rng(4)
     rows = np.stack([make_row(rng, real) for real in (T, 20, 6, T, T)])
     before = rows.copy()
@@ -162,24 +129,15 @@ def test_a_row_s_mask_hangs_on_the_row_and_its_key_alone(used: MaskingRule) -> N
     np.testing.assert_array_equal(rows, before)
 
 
-def test_words_are_taken_in_random_order_while_they_fit() -> None:
-    """Against a plain loop over the words, in the order of the random bits that stand for them."""
+def test_positions_are_taken_in_the_order_of_their_random_bits() -> None:
+    """Against a plain sort."""
     rng = np.random.default_rng(8)
-    used = rule(is_continuation=CONTINUES, mask_fraction=0.3, max_predictions=9)
     rows = np.stack([make_row(rng, int(real)) for real in rng.integers(4, T + 1, 300)])
     keys = rng.integers(2**64, size=len(rows), dtype=np.uint64)
-    masked = mask_examples(rows, keys, used)
-    for row, key, positions, weights in zip(rows, keys, masked["targets_position"], masked["weights"], strict=True):
-        words = words_of(row)
-        bits = random_bits(np.array([key]), T // 2)[0].view(np.uint32)
-        order = sorted(range(len(words)), key=lambda word: bits[word])
-        maskable = sum(map(len, words))
-        left = min(max(1, round(0.3 * maskable)), 9, maskable)
-        taken: list[int] = []
-        for word in order:
-            if len(words[word]) <= left:
-                taken += words[word]
-                left -= len(words[word])
-        if not taken:
-            taken = next((words[word] for word in order if len(words[word]) <= 9), [])
-        assert positions[: int(weights.sum())].tolist() == sorted(taken)
+    for size in (9, T):
+        masked = mask_examples(rows, keys, rule(mask_fraction=0.3, max_predictions=size))
+        for row, key, positions, weights in zip(rows, keys, masked["targets_position"], masked["weights"], strict=True):
+            bits = random_bits(np.array([key]), T // 2)[0].view(np.uint32)
+            maskable = sorted(np.flatnonzero(~SPECIAL[row]), key=lambda position: bits[position])
+            budget = min(max(1, round(0.3 * len(maskable))), size, len(maskable))
+            assert positions[: int(weights.sum())].tolist() == sorted(maskable[:budget])

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.data.pretraining.sources import _module_docstrings, documents
+from mhsh.data.documents import _module_docstrings, documents
 from mhsh.errors import UserError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def read(source: str) -> list[str]:
@@ -47,7 +47,7 @@ def test_stdlib_is_about_two_megabytes_of_english(stdlib: list[str]) -> None:
 def test_stdlib_is_parsed_not_imported_and_the_same_in_every_process(stdlib: list[str]) -> None:
     code = (
         "import hashlib, sys\n"
-        "from mhsh.data.pretraining.sources import documents\n"
+        "from mhsh.data.documents import documents\n"
         "text = '\\0'.join(documents('stdlib'))\n"
         "assert not {'this', 'antigravity', 'turtle', 'tkinter'} & set(sys.modules)\n"
         "print(hashlib.sha256(text.encode()).hexdigest())\n"

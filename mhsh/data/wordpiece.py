@@ -51,11 +51,6 @@ class Tokenizer(abc.ABC):
         special[[self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id]] = True
         return special
 
-    @property
-    @abc.abstractmethod
-    def is_continuation(self) -> Bool[np.ndarray, " V"]:
-        """True for tokens that continue the word of the previous token, by id."""
-
     @abc.abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
         """The ids of each text, without special tokens; "[SEP]" in a text is ordinary text."""
@@ -89,10 +84,6 @@ class WordPieceTokenizer(Tokenizer):
         )
         self._encoder = _encoder(model, lowercase)
 
-    @property
-    def is_continuation(self) -> Bool[np.ndarray, " V"]:
-        return np.array([token.startswith(_CONTINUATION) and token != _CONTINUATION for token in self.vocab])
-
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
         # On all cores unless TOKENIZERS_PARALLELISM=false.
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -113,10 +104,6 @@ class ByteTokenizer(Tokenizer):
 
     def __init__(self) -> None:
         super().__init__((*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))), "bytes")
-
-    @property
-    def is_continuation(self) -> Bool[np.ndarray, " V"]:
-        return np.zeros(self.vocab_size, bool)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32) + len(SPECIALS) for text in texts]

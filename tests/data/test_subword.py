@@ -14,19 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhsh.data.tokenizers.subword import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, SubwordTokenizer, load_subword, train_subword
-from mhsh.data.translation.pairs import clean_text
-from mhsh.data.translation.synthetic_pairs import training_pairs
+from mhsh.data.pairs import clean_text
+from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID, SPECIALS, UNK_ID, SubwordTokenizer, load_subword, train_subword
+from mhsh.data.synthetic_pairs import training_pairs
 from mhsh.errors import UserError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TEXTS = [text for pair in training_pairs(1500) for text in pair]
-KINDS = ("bpe", "unigram")
 
 
 @pytest.fixture(scope="module")
-def tokenizers() -> dict[str, SubwordTokenizer]:
-    return {kind: train_subword(kind, TEXTS, 400) for kind in KINDS}
+def tokenizer() -> SubwordTokenizer:
+    return train_subword(TEXTS, 400)
 
 
 def decoded(tokenizer: SubwordTokenizer, text: str) -> str:
@@ -36,7 +35,6 @@ def decoded(tokenizer: SubwordTokenizer, text: str) -> str:
     return tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "text",
     [
@@ -51,21 +49,17 @@ def decoded(tokenizer: SubwordTokenizer, text: str) -> str:
         "Ġ ▁ ##a",
     ],
 )
-def test_round_trips(tokenizers: dict[str, SubwordTokenizer], kind: str, text: str) -> None:
-    assert decoded(tokenizers[kind], text) == text
+def test_round_trips(tokenizer: SubwordTokenizer, text: str) -> None:
+    assert decoded(tokenizer, text) == text
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @given(text=st.text(max_size=40).map(clean_text))
-def test_any_clean_text_round_trips(tokenizers: dict[str, SubwordTokenizer], kind: str, text: str) -> None:
-    assert decoded(tokenizers[kind], text) == text
+def test_any_clean_text_round_trips(tokenizer: SubwordTokenizer, text: str) -> None:
+    assert decoded(tokenizer, text) == text
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pieces_are_learnt_and_a_word_is_one_thing_wherever_it_stands(tokenizers: dict[str, SubwordTokenizer], kind: str) -> None:
-    tokenizer = tokenizers[kind]
+def test_pieces_are_learnt_and_a_word_is_one_thing_wherever_it_stands(tokenizer: SubwordTokenizer) -> None:
     assert tokenizer.vocab_size == 400
-    assert tokenizer.kind == kind
     first, later = tokenizer.encode_batch(["thousand", "one thousand"])
     assert len(first) < len("thousand")
     np.testing.assert_array_equal(later[-len(first) :], first)
@@ -73,53 +67,48 @@ def test_pieces_are_learnt_and_a_word_is_one_thing_wherever_it_stands(tokenizers
     assert tokens < 0.4 * sum(map(len, TEXTS))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_specials_are_the_first_four_and_are_not_shown(tokenizers: dict[str, SubwordTokenizer], kind: str, tmp_path: Path) -> None:
-    (ids,) = tokenizers[kind].encode_batch(["one"])
-    assert tokenizers[kind].decode([BOS_ID, *ids.tolist(), EOS_ID, PAD_ID, PAD_ID]) == "one"
-    tokenizers[kind].save(tmp_path / "t.json")
+def test_specials_are_the_first_four_and_are_not_shown(tokenizer: SubwordTokenizer, tmp_path: Path) -> None:
+    (ids,) = tokenizer.encode_batch(["one"])
+    assert tokenizer.decode([BOS_ID, *ids.tolist(), EOS_ID, PAD_ID, PAD_ID]) == "one"
+    tokenizer.save(tmp_path / "t.json")
     vocab = json.loads((tmp_path / "t.json").read_bytes())["model"]["vocab"]
-    names = sorted(vocab, key=vocab.get) if kind == "bpe" else [piece for piece, _ in vocab]
-    assert tuple(names[:4]) == SPECIALS == ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
+    assert tuple(sorted(vocab, key=vocab.get)[:4]) == SPECIALS == ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_saved_and_loaded_it_is_the_same(tokenizers: dict[str, SubwordTokenizer], kind: str, tmp_path: Path) -> None:
+def test_saved_and_loaded_it_is_the_same(tokenizer: SubwordTokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    tokenizers[kind].save(path)
+    tokenizer.save(path)
     loaded = load_subword(path)
-    assert (loaded.fingerprint, loaded.kind) == (tokenizers[kind].fingerprint, kind)
+    assert loaded.fingerprint == tokenizer.fingerprint
     sample = [*TEXTS[:200], "Ärger \U0001f600"]
-    for mine, other in zip(tokenizers[kind].encode_batch(sample), loaded.encode_batch(sample), strict=True):
+    for mine, other in zip(tokenizer.encode_batch(sample), loaded.encode_batch(sample), strict=True):
         np.testing.assert_array_equal(mine, other)
     loaded.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_vocabulary_in_every_process(tokenizers: dict[str, SubwordTokenizer], kind: str) -> None:
+def test_the_same_vocabulary_in_every_process(tokenizer: SubwordTokenizer) -> None:
     code = (
-        "from mhsh.data.translation.synthetic_pairs import training_pairs\n"
-        "from mhsh.data.tokenizers.subword import train_subword\n"
+        "from mhsh.data.synthetic_pairs import training_pairs\n"
+        "from mhsh.data.subword import train_subword\n"
         "texts = [text for pair in training_pairs(1500) for text in pair]\n"
-        f"print(train_subword({kind!r}, texts, 400).fingerprint)\n"
+        "print(train_subword(texts, 400).fingerprint)\n"
     )
     for seed, parallel in (("1", "true"), ("2", "false")):
         environment = {"PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": parallel}
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
-        assert result.stdout.strip() == tokenizers[kind].fingerprint
+        assert result.stdout.strip() == tokenizer.fingerprint
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_little_text_gives_a_small_vocabulary(kind: str) -> None:
-    tokenizer = train_subword(kind, ["ein Haus", "a house"], 1000)
+def test_little_text_gives_a_small_vocabulary() -> None:
+    tokenizer = train_subword(["ein Haus", "a house"], 1000)
     assert 260 <= tokenizer.vocab_size < 300
     assert decoded(tokenizer, "zwei Häuser") == "zwei Häuser"
     with pytest.raises(UserError, match=r"model\.vocab_size = 260 is too small .* take 260 tokens; set model\.vocab_size to 261"):
-        train_subword(kind, ["ein Haus"], 260)
+        train_subword(["ein Haus"], 260)
 
 
-def test_files_that_are_no_vocabulary(tokenizers: dict[str, SubwordTokenizer], tmp_path: Path) -> None:
+def test_files_that_are_no_vocabulary(tokenizer: SubwordTokenizer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no vocabulary at .*gone\.json"):
         load_subword(tmp_path / "gone.json")
     path = tmp_path / "t.json"
@@ -127,13 +116,13 @@ def test_files_that_are_no_vocabulary(tokenizers: dict[str, SubwordTokenizer], t
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"t\.json is (damaged or no tokenizer\.json|not UTF-8)"):
             load_subword(path)
-    tokenizers["bpe"].save(path)
+    tokenizer.save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"t\.json is damaged"):
         load_subword(path)
     path.write_text(json.dumps({"model": {"type": "WordPiece", "vocab": {}}}))
-    with pytest.raises(UserError, match=r"is a wordpiece vocabulary; allowed: bpe, unigram"):
+    with pytest.raises(UserError, match=r"is a WordPiece vocabulary, not BPE"):
         load_subword(path)
     path.write_bytes(whole.replace(b"[EOS]", b"</s>"))
     with pytest.raises(UserError, match=r"begins with \['\[PAD\]', '\[UNK\]', '\[BOS\]', '</s>'\], not with"):

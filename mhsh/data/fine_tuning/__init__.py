@@ -1,1 +1,0 @@
-"""Examples to batches of fine-tuning."""

@@ -1,1 +1,0 @@
-"""Documents to batches of pre-training."""
