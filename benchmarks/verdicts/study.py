@@ -38,7 +38,7 @@ from mhsh.verdict.estimate import WIDENING, Estimate, difference
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.fairness import treatment_of
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Change, Comparison, Finding, compare, judge_page
-from mhsh.verdict.tuning import Tuned, tune
+from mhsh.verdict.tuning import tune
 
 LAUNCHER = Path(__file__).resolve().parents[2] / "launch/study"
 CHOOSING_SEEDS = 2
@@ -177,8 +177,8 @@ def _compared(sweeps: Sequence[Path]) -> tuple[list[Comparison], list[Change]]:
     comparisons = []
     for name, section in experiment.sections().items():
         has_rates = any(axis.path == "optimizer.learning_rate" for axis in section.axes)
-        tuned = tune(section, "lr", CHOOSING_SEEDS) if has_rates else Tuned(section, ())
-        comparisons.append(compare(tuned.experiment, treatment=treatment, choices=tuned.choices, name=name))
+        tuned = tune(section, "lr", CHOOSING_SEEDS) if has_rates else section
+        comparisons.append(compare(tuned, treatment=treatment, name=name))
     return judge_page(comparisons)
 
 
@@ -207,10 +207,11 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
         return "Holm's correction over the page"
     # The side that matters is that of the shape that ended higher.
     worse = place if plain.mean > 0 else comparison.baseline
-    choice, group = comparison.choices[worse], comparison.experiment.groups[worse]
-    if choice.optimum is not None and choice.optimum.at_edge:
-        return f"{group.name}'s best rate, {choice.optimum.rate:g}, is at the edge of those tried"
-    return f"untried rates may be {choice.hidden:.3f} better for {group.name}"
+    group = comparison.experiment.groups[worse]
+    optimum = group.choice and group.choice.optimum
+    if optimum and optimum.at_edge:
+        return f"{group.name}'s best rate, {optimum.rate:g}, is at the edge of those tried"
+    return f"untried rates may be {group.hidden:.3f} better for {group.name}"
 
 
 def _change(apart: Estimate) -> tuple[str, str]:

@@ -155,15 +155,14 @@ def _make_run_report(question: Question) -> tuple[Report, Sequence[Comparison]]:
     from mhsh.verdict.experiment import load_experiment
     from mhsh.verdict.fairness import treatment_of
     from mhsh.verdict.findings import compare, judge_page
-    from mhsh.verdict.tuning import Tuned, tune
+    from mhsh.verdict.tuning import tune
 
     experiment = load_experiment(question.paths, question.with_pretraining)
     treatment = treatment_of(experiment.axes, question.treatment)
     comparisons = []
     for name, section in experiment.sections(question.by).items():
-        tuned = tune(section, question.over, question.choosing_seeds) if question.over is not None else Tuned(section, ())
-        asked = (question.measure, question.target, question.baseline, treatment)
-        comparisons.append(compare(tuned.experiment, *asked, tuned.choices, name))
+        tuned = tune(section, question.over, question.choosing_seeds) if question.over is not None else section
+        comparisons.append(compare(tuned, question.measure, question.target, question.baseline, treatment, name))
     judged, changes = judge_page(comparisons)
     return build_report(judged, changes, question.with_pretraining), judged
 

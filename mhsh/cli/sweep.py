@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -22,9 +23,9 @@ from mhsh.errors import UserError
 from mhsh.sweep.axes import SEEDS, Axis, Cell, Value, cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
-from mhsh.verdict.experiment import load_experiment, planned_experiment
+from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
-from mhsh.verdict.tuning import Tuned, field_of, tune, values_to_add
+from mhsh.verdict.tuning import field_of, tune, values_to_add
 
 _SHOWN = 10  # rows of a long plan that are printed at its start, and as many at its end
 _SUMS = ("tokens", "flops")
@@ -138,7 +139,7 @@ def _exit_status(folder: SweepFolder, share: Sequence[Cell], over: str | None, c
     return os.EX_TEMPFAIL if states[STOPPED] or states[RUNNING] else 0
 
 
-def _tuned(folder: SweepFolder, over: str, choosing_seeds: int | None) -> Tuned:
+def _tuned(folder: SweepFolder, over: str, choosing_seeds: int | None) -> Experiment:
     return tune(load_experiment([folder.path]), over, choosing_seeds)
 
 
@@ -152,7 +153,7 @@ def _stages(folder: SweepFolder, plan: Plan, over: str | None, choosing_seeds: i
     choices = tune(planned_experiment(plan), over, choosing_seeds).choices
     yield f"Choosing {over}: ", [name for choice in choices for name in choice.choosing]
     tuned = _tuned(folder, over, choosing_seeds)
-    chosen = [(group, each) for group, each in zip(tuned.experiment.groups, tuned.choices, strict=True) if each.is_final]
+    chosen = [(group, group.choice) for group in tuned.groups if group.choice and group.choice.is_final]
     for group, choice in chosen:
         print(f"  {group.name}: {'no value trains' if choice.optimum is None else f'{choice.optimum.rate:g}'}")
     reporting = [member.name for group, choice in chosen if choice.optimum is not None for member in group.members]
@@ -162,7 +163,8 @@ def _stages(folder: SweepFolder, plan: Plan, over: str | None, choosing_seeds: i
 def _values_to_add(folder: SweepFolder, over: str, choosing_seeds: int | None) -> list[float]:
     tuned = _tuned(folder, over, choosing_seeds)
     # Without the choices these intervals hold the noise alone, not what the grid hides.
-    differences = [finding.difference for finding in compare(tuned.experiment).findings if finding is not None]
+    untuned = replace(tuned, groups=tuple(replace(group, choice=None) for group in tuned.groups))
+    differences = [finding.difference for finding in compare(untuned).findings if finding is not None]
     half_widths = [(each.high - each.low) / 2 for each in differences if each is not None and each.has_interval]
     return values_to_add(min(half_widths, default=0.0), tuned.choices)
 
@@ -220,11 +222,11 @@ def _sums(cells: Sequence[Cell]) -> list[str]:
     return [text.count(sum(cell.cost[name] for cell in cells)) for name in _SUMS]
 
 
-def _print_stages(plan: Plan, tuned: Tuned) -> None:
+def _print_stages(plan: Plan, tuned: Experiment) -> None:
     """How many of the plan's cells choose, how many report, and what all of these cost at most."""
     cells = {cell.name: cell for cell in plan.cells}
     choosing = [[cells[name].cost for name in choice.choosing] for choice in tuned.choices]
-    seeds = [len(group.members) for group in tuned.experiment.groups]
+    seeds = [len(group.members) for group in tuned.groups]
     # Nothing is chosen yet; the values of one shape may differ in cost.
     sums = [
         sum(cost[name] for costs in choosing for cost in costs)

@@ -88,7 +88,7 @@ def _sections(comparisons: Sequence[Comparison]) -> list[_Section]:
 
 
 def _rules(comparisons: Sequence[Comparison], has_changes: bool) -> tuple[str, ...]:
-    tuned = [tuning.TUNING_RULE, tuning.OPTIMUM_RULE] if any(each.choices for each in comparisons) else []
+    tuned = [tuning.TUNING_RULE, tuning.OPTIMUM_RULE] if any(each.experiment.choices for each in comparisons) else []
     return (
         experiment.GROUP_RULE,
         experiment.OUTCOME_RULE,
@@ -108,7 +108,7 @@ def _groups_table(section: _Section) -> Table:
     target = "target" if measured.target is None else format_loss(measured.target)
     columns = (
         Column("group"),
-        *(Column(f"best {choice.over.split('.')[1]}", numeric=True, rank=3) for choice in comparison.choices[:1]),
+        *(Column(f"best {field}", numeric=True, rank=3) for field in _tuned_fields(section)),
         Column(measured.measure.name, numeric=True, rank=1),
         Column("difference", numeric=True, rank=2),
         Column("trained", numeric=True, rank=3),
@@ -121,11 +121,16 @@ def _groups_table(section: _Section) -> Table:
         difference = Cell("baseline")
         if finding is not None:
             difference = dataclasses.replace(_number(finding.difference, format_signed), mark=_MARKS.get(finding.verdict, ""))
-        best = [f"{choice.optimum.rate:g}" if choice.optimum else "none" for choice in comparison.choices[place : place + 1]]
+        best = [f"{choice.optimum.rate:g}" if choice.optimum else "none" for choice in [group.choice] if choice]
         cells = [group.name, *best, _number(comparison.estimates[place], format_loss), difference, _trained(group)]
         cells += [_cost(measured.values[place], axis) for axis in ("step", "seconds")]
         rows.append(Row(tuple(cells), group=section.first_group + place))
     return Table(f"{section.prefix}Results by group", columns, tuple(rows), f"{_MARK_NOTE}.")
+
+
+def _tuned_fields(section: _Section) -> list[str]:
+    """The field of --over, if there is one."""
+    return [choice.over.split(".")[1] for choice in section.comparison.experiment.choices[:1]]
 
 
 def _trained(group: Group) -> Cell:
@@ -157,12 +162,11 @@ def _measures_table(section: _Section) -> Table:
     measured = section.comparison.measured
     names = list(dict.fromkeys(name for values in measured.values for name in values.metrics))
     columns = [Column("group"), *(Column(f"{measured.measure.split} {name}".replace("_", " "), numeric=True) for name in names)]
-    columns += [Column("lowest loss", numeric=True), Column("mean loss over steps", numeric=True)]
     columns += [Column(f"{what} to the target", numeric=True) for what in ("tokens", "FLOPs")]
     rows = []
     for place, values in enumerate(measured.values):
         shown = [values.metrics.get(name, {}) for name in names]
-        cells = [_number(known_estimate(each.values()), _short) for each in (*shown, values.lowest, values.mean)]
+        cells = [_number(known_estimate(each.values()), _short) for each in shown]
         cells += [_cost(values, axis) for axis in ("tokens", "flops")]
         rows.append(Row((section.groups[place].name, *cells), group=section.first_group + place))
     return Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows))
@@ -174,7 +178,7 @@ def _short(value: float) -> str:
 
 def _runs_table(section: _Section) -> Table:
     columns = [Column("run"), Column("group"), Column("seed"), Column("state")]
-    names = ("validation loss", "training loss", "steps", "tokens", "device time", "goodput")
+    names = ("validation loss", "training loss", "steps", "tokens", "device time")
     columns += [Column(name, numeric=True) for name in names]
     places = _places(section)
     rows = [
@@ -195,7 +199,7 @@ def _run_cells(group: Group, member: Member) -> list[str | Cell]:
     state = member.state if member.named or member.state != TRAINED else f"{member.state}, not named"
     run = member.run
     if run is None or not run.has_logged:
-        return [f"seed {seeds}", group.name, seeds, state, *[""] * 6]
+        return [f"seed {seeds}", group.name, seeds, state, *[""] * 5]
     losses = [Cell(format_loss(loss), value=loss) for loss in (run.final_validation, run.final_train)]
     steps = run.spent("step")
     return [
@@ -207,7 +211,6 @@ def _run_cells(group: Group, member: Member) -> list[str | Cell]:
         "" if steps is None else f"{steps:,.0f}",
         text.count(run.spent("tokens")),
         text.duration(run.spent("seconds")),
-        "" if run.goodput is None else f"{100 * run.goodput:.0f} %",
     ]
 
 
@@ -327,21 +330,20 @@ def _notes(runs: Sequence[Run], most: int) -> tuple[str, ...]:
 
 
 def _points(section: _Section) -> list[Points]:
-    if section.comparison.choices:
-        return [_sensitivity(section)]
+    if fields := _tuned_fields(section):
+        return [_sensitivity(section, *fields)]
     axes = section.comparison.experiment.axes
     return [figure for axis in axes if (figure := _against(section, axis.path)) is not None]
 
 
-def _sensitivity(section: _Section) -> Points:
-    choices = section.comparison.choices
-    field = choices[0].over.split(".")[1]
+def _sensitivity(section: _Section, field: str) -> Points:
+    grids = [group.choice.losses if group.choice else {} for group in section.groups]
     series = []
-    for place, (choice, group) in enumerate(zip(choices, section.groups, strict=True)):
-        points = [_point(value, list(losses.values()), "") for value, losses in sorted(choice.losses.items()) if losses]
+    for place, (grid, group) in enumerate(zip(grids, section.groups, strict=True)):
+        points = [_point(value, list(losses.values()), "") for value, losses in sorted(grid.items()) if losses]
         series.append(Series(group.name, tuple(points), group=section.first_group + place))
     note = "Mean over the choosing seeds that trained, with its interval."
-    ticks = _ticks(value for choice in choices for value in choice.losses)
+    ticks = _ticks(value for grid in grids for value in grid)
     return Points(
         f"{section.prefix}Loss against {field}", field, "validation loss", tuple(series), log_x=True, ticks=ticks, note=note
     )

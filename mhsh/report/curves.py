@@ -97,17 +97,7 @@ def _columns(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], row
 
 def rounded(values: np.ndarray, digits: int) -> Numbers:
     """To so many significant digits: the page is a third smaller. None where not finite."""
-    finite = np.isfinite(values)
-    sizes = np.abs(np.where(finite & (values != 0), values, 1.0))
-    # Products and quotients with powers of ten that a float holds exactly: the results print with
-    # no more digits than asked for.
-    places = np.minimum(digits - 1 - np.floor(np.log10(sizes)), 300)
-    up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
-    with np.errstate(over="ignore"):
-        short = np.rint(np.where(finite, values, 0.0) * up / down) / up * down
-    # The largest floats have nothing above them to be rounded to.
-    numbers: list[float] = np.where(np.isfinite(short), short, values).tolist()
-    return tuple(_plain(value) if known else None for value, known in zip(numbers, finite.tolist(), strict=True))
+    return tuple(_plain(float(f"{value:.{digits}g}")) if math.isfinite(value) else None for value in values.tolist())
 
 
 def _plain(value: float) -> int | float:

@@ -5,7 +5,6 @@ reports are replaced as a whole; anything else is refused.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +22,6 @@ from mhsh.report.report import MARK, Curves, Report, Table
 
 _START = 4096  # bytes searched for the mark
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Document:
-    """A report in JSON, after the mark by which it may be replaced."""
-
-    generator: str
-    report: Report
 
 
 def prepare_files(page: Path, with_png: bool = False) -> Callable[[Report], list[Path]]:
@@ -106,12 +97,8 @@ def write(path: Path, content: bytes) -> None:
 
 def to_json(report: Report) -> bytes:
     """The whole report. Numbers that are not finite are null."""
-    return msgspec.json.encode(_Document(MARK, report)) + b"\n"
-
-
-def from_json(content: bytes) -> Report:
-    """The report of `to_json`."""
-    return msgspec.json.decode(content, type=_Document).report
+    # First the mark by which it may be replaced.
+    return msgspec.json.encode({"generator": MARK, "report": report}) + b"\n"
 
 
 def table_to_csv(table: Table) -> bytes:

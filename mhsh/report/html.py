@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import functools
 import hashlib
-import json
 from collections.abc import Iterable
 from importlib import resources
 from importlib.metadata import distribution
@@ -30,28 +29,8 @@ _REFERENCE = CurveStyle("#7F7F7F", ":", "", dash_array="3 4", marker_path="")
 _VIEWS = {GROUPS: "means with 95 % bands", RUNS: "single runs", DIFFERENCE: "difference to the baseline"}
 
 
-def to_html(report: Report) -> bytes:
-    """The page as UTF-8."""
-    return _page(report, live=False)
-
-
-def to_live_html(report: Report) -> bytes:
-    """The page as UTF-8 for a server, which it asks for the `pieces` that changed."""
-    return _page(report, live=True)
-
-
-def pieces(report: Report) -> dict[str, str]:
-    """What may change in a page of `to_live_html`, as JSON by name: the title, parts (HTML), and
-    what the figures draw, of which each run is a piece of its own.
-    """
-    content = _content(report)
-    pieces = {"title": json.dumps(report.title)}
-    pieces |= {f"part {name}": json.dumps(part) for name, part in _parts(report).items()}
-    pieces |= {f"content {name}": _to_json(value) for name, value in content.items() if name != "runs"}
-    return pieces | {f"run {place}": _to_json(run) for place, run in enumerate(content["runs"])}
-
-
-def _page(report: Report, live: bool) -> bytes:
+def to_html(report: Report, live: bool = False) -> bytes:
+    """The page as UTF-8. A `live` one asks its server for the `live_content`."""
     scripts = [_read_uplot("uPlot.iife.js"), *map(_read_asset, _SCRIPTS), *[_read_asset("watch.js")] * live]
     for script in scripts:
         if "</script" in script.lower() or "<!--" in script:
@@ -76,6 +55,14 @@ def _page(report: Report, live: bool) -> bytes:
         )
         .encode()
     )
+
+
+def live_content(report: Report) -> bytes:
+    """What may change in a live page, as JSON: its title, its parts (HTML), and what
+    its figures draw.
+    """
+    parts = {name: str(part) for name, part in _parts(report).items()}
+    return _to_json({"title": report.title, "parts": parts, "content": _content(report)}).encode()
 
 
 def _parts(report: Report) -> dict[str, Markup]:

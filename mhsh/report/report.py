@@ -18,7 +18,6 @@ class Cell:
     text: str
     mark: str = ""  # a sign after the text, which the table's note explains
     note: str = ""  # smaller, after both: an interval, a count, a step
-    strong: bool = False
     value: int | float | None = None
     low: float | None = None
     high: float | None = None

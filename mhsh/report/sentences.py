@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
 from mhsh.verdict.estimate import TOO_FEW, Estimate, wilson
-from mhsh.verdict.experiment import DIVERGED, STUCK, Group, replicate_words
+from mhsh.verdict.experiment import DIVERGED, STUCK, Choice, Group, Member
 from mhsh.verdict.fairness import Fairness, other_unit
 from mhsh.verdict.findings import (
     HIGHER,
@@ -21,7 +21,6 @@ from mhsh.verdict.findings import (
     Finding,
     lower_is_better,
 )
-from mhsh.verdict.tuning import Choice
 
 
 def title(comparison: Comparison) -> str:
@@ -30,11 +29,10 @@ def title(comparison: Comparison) -> str:
     if not groups:
         return "No run has logged anything yet"
     base, findings = groups[comparison.baseline], [finding for finding in comparison.findings if finding is not None]
-    chosen = zip(comparison.choices, groups, strict=False)
-    nowhere = [group.name for choice, group in chosen if choice.optimum is None and choice.is_final]
+    nowhere = {group.name: choice.over for group, choice in _choices(groups) if choice.optimum is None and choice.is_final}
     if nowhere:
-        field = comparison.choices[0].over.split(".")[1]
-        return f"No verdict: at no {field} did all choosing runs of {format_names(nowhere)} train"
+        field = next(iter(nowhere.values())).split(".")[1]
+        return f"No verdict: at no {field} did all choosing runs of {format_names([*nowhere])} train"
     if not findings:
         own = comparison.estimates[0]
         measured = f"{comparison.measured.measure.name} {_of(own)}" if own else "no run has trained yet"
@@ -64,7 +62,7 @@ def _single_title(comparison: Comparison, finding: Finding, base: Group) -> str:
             f"{group.name} ends {format_loss(abs(apart.mean))} {LOWER if apart.mean < 0 else HIGHER} than {base.name} ({values}), "
             f"but {_seeds(apart)} cannot tell that from chance{unfair}"
         )
-    return f"{group.name} and {base.name} are not told apart: {values} ({_interval(apart)}){unfair}"
+    return f"{group.name} and {base.name} do not differ significantly: {values} ({_interval(apart)}){unfair}"
 
 
 def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Group) -> str:
@@ -77,12 +75,12 @@ def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Gr
         apart = {each.group.name: each.difference for each in findings if each.verdict == verdict}
         words = [f"{name} ({format_signed(each.mean)})" for name, each in apart.items() if each is not None]
         tell(words, f"ends {verdict}", f"end {verdict}")
-    for verdict, words in (
-        (LEVEL, "not told apart from it"),
-        (TOO_FEW_SEEDS, "not told apart from it by so few seeds"),
-        (UNMEASURED, "without a run that has ended"),
+    for verdict, one, several in (
+        (LEVEL, "does not differ significantly", "do not differ significantly"),
+        (TOO_FEW_SEEDS, "has too few seeds for a verdict", "have too few seeds for a verdict"),
+        (UNMEASURED, "has no run that has ended", "have no run that has ended"),
     ):
-        tell([finding.group.name for finding in findings if finding.verdict == verdict], f"is {words}", f"are {words}")
+        tell([finding.group.name for finding in findings if finding.verdict == verdict], one, several)
     stuck = [group for group in (base, *(finding.group for finding in findings)) if group.untrained]
     parts += [format_names([_trained_words(group) for group in stuck])] if stuck else []
     unfair = [finding for finding in findings if finding.difference is not None and not _fair(comparison, finding)]
@@ -96,13 +94,12 @@ def sentences(comparison: Comparison) -> Iterable[str]:
     groups = comparison.experiment.groups
     if not groups:
         return
-    for choice, group in zip(comparison.choices, groups, strict=False):
+    choices = _choices(groups)
+    for group, choice in choices:
         yield from _choice_words(choice, group)
-    if comparison.choices:
-        trials = {choice.trials for choice in comparison.choices}
-        if len(trials) > 1:
-            counts = [f"{choice.trials} for {group.name}" for choice, group in zip(comparison.choices, groups, strict=True)]
-            yield f"Not an equal tuning budget: trials that have ended: {format_list(counts)}."
+    if len({choice.trials for _, choice in choices}) > 1:
+        counts = [f"{choice.trials} for {group.name}" for group, choice in choices]
+        yield f"Not an equal tuning budget: trials that have ended: {format_list(counts)}."
     findings = [finding for finding in comparison.findings if finding is not None]
     begun = [finding for finding in findings if finding.group.runs]
     yield from _together((each.group.name, fairness_words(each.fairness, _better(comparison, each))) for each in begun)
@@ -118,7 +115,7 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         diverged = [member for member in group.members if member.state == DIVERGED]
         for members, what in ((stuck, "stayed on the unigram plateau"), (diverged, "diverged")):
             if members:
-                yield f"{group.name}: {replicate_words(members)} {what}."
+                yield f"{group.name}: {_seed_words(members)} {what}."
 
 
 def change_words(change: Change) -> str:
@@ -170,12 +167,16 @@ def _pairing(comparison: Comparison, finding: Finding) -> Iterable[str]:
     only = [(finding.group.name, [ours[each] for each in ours if each not in theirs])]
     only.append((base.name, [theirs[each] for each in theirs if each not in ours]))
     if finding.difference.paired:
-        left = [f"{replicate_words(members)} of {name}" for name, members in only if members]
+        left = [f"{_seed_words(members)} of {name}" for name, members in only if members]
         if left:
             pairs = f"{finding.group.name} is paired with {base.name} on the {finding.difference.seeds} seeds in common"
             yield f"{pairs}; without {format_list(left)}."
     elif finding.difference.seeds > 1:
         yield f"{finding.group.name} and {base.name} have no two seeds in common, so they are not paired."
+
+
+def _choices(groups: Sequence[Group]) -> list[tuple[Group, Choice]]:
+    return [(group, group.choice) for group in groups if group.choice]
 
 
 def _choice_words(choice: Choice, group: Group) -> Iterable[str]:
@@ -189,6 +190,14 @@ def _choice_words(choice: Choice, group: Group) -> Iterable[str]:
     if not choice.is_final:
         left = f"{len(choice.choosing) - choice.trials} of {len(choice.choosing)} choosing runs have not ended"
         yield f"{group.name}: {left}; its {field} may change."
+
+
+def _seed_words(members: Iterable[Member]) -> str:
+    """`seeds 0, 1 and 4`; with data seeds where these differ from the training seeds."""
+    pairs = [member.replicate for member in members]
+    if all(one == other for one, other in pairs) or len({other for _, other in pairs}) == 1:
+        return f"{'seed' if len(pairs) == 1 else 'seeds'} {format_list([str(one) for one, _ in pairs])}"
+    return format_list([f"seed {one} with data seed {other}" for one, other in pairs])
 
 
 def _missing(groups: Sequence[Group]) -> str:

@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import rich.table
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.measure import Measurement
-from rich.padding import Padding
 from rich.text import Text
 
 from mhsh.report.report import Cell, Report, Table
@@ -17,8 +16,7 @@ from mhsh.text import sanitize, shorten
 _LINES = 36  # of a report at most, where its sentences are short: a screen holds 40 with the names of its files
 _LEAST_ROWS = 10
 _SENTENCES = 2  # of the summary
-_MAX_TABLES = 4  # below each other; beyond that, a block a row reads better
-_UNBOUNDED = 10_000  # characters: more than any table needs
+UNBOUNDED = 10_000  # characters: more than any table needs
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -41,8 +39,8 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Prints a line a row where that fits, else a few tables in turn, else a block a row."""
-    console.print(_side_by_side(table, console) or _stacked(table))
+    """Prints exactly a line a row; a console that is narrower than the table cuts it."""
+    console.print(_draw(table, range(len(table.columns))))
 
 
 def print_fitted_table(table: Table, console: Console) -> None:
@@ -74,24 +72,8 @@ def _words(cell: Cell, notes: bool) -> str:
     return cell.words if notes else f"{cell.text} {cell.mark}".rstrip()
 
 
-def _side_by_side(table: Table, console: Console) -> RenderableType | None:
-    """The table, or a few that each fit and start with the same column; None where that fails."""
-    tables: list[rich.table.Table] = []
-    left = list(range(1, len(table.columns)))
-    while left:
-        fitting = 0
-        while fitting < len(left) and _width(_draw(table, [0, *left[: fitting + 1]]), console) <= console.width:
-            fitting += 1
-        if not fitting or len(tables) == _MAX_TABLES:
-            return None
-        tables.append(_draw(table, [0, *left[:fitting]]))
-        tables[-1].add_row()
-        left = left[fitting:]
-    return Group(*tables)
-
-
 def _width(drawn: rich.table.Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(width=_UNBOUNDED), drawn).maximum
+    return Measurement.get(console, console.options.update(width=UNBOUNDED), drawn).maximum
 
 
 def _draw(table: Table, columns: Sequence[int]) -> rich.table.Table:
@@ -104,17 +86,3 @@ def _draw(table: Table, columns: Sequence[int]) -> rich.table.Table:
     for row in table.rows:
         drawn.add_row(*(Text(sanitize(row.full[place].words)) for place in columns))
     return drawn
-
-
-def _stacked(table: Table) -> RenderableType:
-    """A block a row and a line a cell: for narrow terminals."""
-    blocks: list[RenderableType] = []
-    for row in table.rows:
-        name, *cells = (sanitize(cell.words) for cell in row.full)
-        grid = rich.table.Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(overflow="fold")
-        grid.add_column(overflow="fold")
-        for column, cell in zip(table.columns[1:], cells, strict=True):
-            grid.add_row(Text(sanitize(column.name), overflow="fold"), Text(cell, overflow="fold"))
-        blocks += [Text(name, style="bold", overflow="fold"), Padding(grid, (0, 0, 1, 2), expand=False)]
-    return Group(*blocks)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import re
-import socket
 import sys
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,13 +18,11 @@ from etils import epath
 
 from mhsh.errors import UserError
 from mhsh.files import absolute
-from mhsh.report.html import pieces, to_live_html
+from mhsh.report.html import live_content, to_html
 from mhsh.report.report import Report
 from mhsh.verdict.runs import find_runs
 
 LOOPBACK = "127.0.0.1"
-CONNECTIONS = 32  # at once; one more, and the oldest is closed
-REMEMBERED = 16  # updates that an answer may be the difference to
 REST = 4.0  # times the last computation, before the next one: watching takes at most a fifth of a core
 # Another site may let its name resolve to this address; its requests carry that name. Any port,
 # because it may be forwarded.
@@ -43,8 +37,8 @@ class Snapshot:
     """One state of the report."""
 
     page: bytes
-    pieces: Mapping[str, str]  # JSON by name: what `html.pieces` gives
-    tag: str  # another one for other pieces
+    content: bytes  # what `html.live_content` gives
+    tag: str  # of this content
 
 
 class Watched:
@@ -61,7 +55,6 @@ class Watched:
         self._seen: _Signatures | None = None
         self._rest_until = 0.0
         self._newest: Snapshot | None = None
-        self._recent: OrderedDict[str, Mapping[str, str]] = OrderedDict()  # hashes of the pieces by tag
 
     def newest(self) -> Snapshot:
         """The report on what the folders hold now, or held a moment ago if it was just computed.
@@ -78,30 +71,12 @@ class Watched:
             if self._newest is None or signatures != self._seen:
                 start = time.monotonic()
                 report = self._compute()
-                parts = pieces(report)
-                hashes = {name: _hash(piece) for name, piece in parts.items()}
-                tag = f'"{_hash(json.dumps(hashes))}"'
-                self._newest = Snapshot(to_live_html(report), parts, tag)
-                self._seen = signatures
-                self._recent[tag] = hashes
-                while len(self._recent) > REMEMBERED:
-                    self._recent.popitem(last=False)
+                content = live_content(report)
+                tag = f'"{hashlib.sha256(content).hexdigest()}"'
+                self._newest, self._seen = Snapshot(to_html(report, live=True), content, tag), signatures
                 end = time.monotonic()
                 self._rest_until = end + self._rest * (end - start)
             return self._newest
-
-    def update(self, snapshot: Snapshot, tag: str | None) -> bytes:
-        """As JSON: the names of all pieces, and the pieces that differ from the snapshot of `tag`.
-        All of them if it is not remembered.
-        """
-        with self._lock:
-            known = self._recent.get(tag or "", {})
-        changed = [f"{json.dumps(name)}:{piece}" for name, piece in snapshot.pieces.items() if known.get(name) != _hash(piece)]
-        return f'{{"names":{json.dumps(list(snapshot.pieces))},"pieces":{{{",".join(changed)}}}}}'.encode()
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _signature(folder: epath.Path) -> _Files:
@@ -131,8 +106,6 @@ class Server(ThreadingHTTPServer):
           UserError: the port is not available.
         """
         self.watched = watched
-        self._open: OrderedDict[Any, None] = OrderedDict()  # sockets, the oldest first
-        self._open_lock = threading.Lock()
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -142,20 +115,6 @@ class Server(ThreadingHTTPServer):
     def address(self) -> str:
         """The address for a browser."""
         return f"http://{LOOPBACK}:{self.server_port}/"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._open_lock:
-            self._open[request] = None
-            while len(self._open) > CONNECTIONS:
-                oldest, _ = self._open.popitem(last=False)
-                with contextlib.suppress(OSError):  # closed by its browser
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then ends
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._open_lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # A browser may close the connection in the middle of an answer.
@@ -185,14 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", snapshot.page)
         if self.headers.get("If-None-Match") == snapshot.tag:
             return self._answer(HTTPStatus.NOT_MODIFIED, "application/json", b"", snapshot.tag)
-        update = server.watched.update(snapshot, self.headers.get("If-None-Match"))
-        return self._answer(HTTPStatus.OK, "application/json", update, snapshot.tag)
-
-    def _refuse(self) -> None:
-        self.close_connection = True  # what it may have sent along is not read
-        self._tell(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
-
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
+        return self._answer(HTTPStatus.OK, "application/json", snapshot.content, snapshot.tag)
 
     def _tell(self, status: HTTPStatus, sentence: str) -> None:
         self._answer(status, "text/plain; charset=utf-8", sentence.encode(errors="replace"))
@@ -202,8 +154,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         if status is not HTTPStatus.NOT_MODIFIED:
             self.send_header("Content-Length", str(len(body)))
-        if status is HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", "GET")
         if tag:
             self.send_header("ETag", tag)
         self.send_header("Cache-Control", "no-store")
@@ -213,8 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Logs nothing: a line every two seconds would fill the terminal."""

@@ -121,20 +121,6 @@ def difference(
     return _estimate(ours - theirs, math.hypot(our_error, their_error), min(len(values), len(baseline)), slack)
 
 
-def mean_band(
-    values: Float[np.ndarray, "seeds steps"],
-) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
-    """Mean, low and high at every step by INTERVAL_RULE. All three are nan where a value is, low
-    and high where there is no interval.
-    """
-    seeds, mean = len(values), values.mean(axis=0)
-    if seeds < 2:
-        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    equal = np.ptp(values, axis=0) <= _NO_SPREAD * np.abs(values).max(axis=0)
-    half = np.where(equal, np.nan, WIDENING * _quantile(seeds - 1) * values.std(axis=0, ddof=1) / math.sqrt(seeds))
-    return mean, mean - half, mean + half
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values adjusted for their number (Holm 1979); nan stays nan and is not counted."""
     adjusted, largest = list(p_values), 0.0

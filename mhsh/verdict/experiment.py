@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,34 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True)
+class Optimum:
+    """The best rate of a grid. Losses are in the unit of the losses given."""
+
+    rate: float
+    loss: float  # mean over the choosing seeds
+    fitted_rate: float  # where the parabola is lowest, between the neighbours of `rate`
+    hidden: float  # how much lower the parabola is at `fitted_rate` than at `rate`
+    hidden_upper: float  # its upper bound by the OPTIMUM_RULE of tuning; inf if there is none
+    at_edge: bool  # no lower or no higher rate was tried
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How the value of one group was chosen."""
+
+    over: str  # the field's path
+    losses: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs that trained, by value
+    optimum: Optimum | None  # None: at no value all choosing runs trained
+    trials: int  # choosing runs that have ended
+    choosing: tuple[str, ...]  # names of the choosing runs
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all choosing runs have ended."""
+        return self.trials == len(self.choosing)
+
+
+@dataclasses.dataclass(frozen=True)
 class Group:
     """The runs of one config, one a replicate."""
 
@@ -102,6 +131,7 @@ class Group:
     config: Config  # of one of its runs
     members: tuple[Member, ...]  # in the order of their replicates
     cell: Cell | None = None  # of that run; None outside a sweep
+    choice: Choice | None = None  # None without --over
 
     @property
     def settings(self) -> Mapping[str, Value]:
@@ -112,6 +142,13 @@ class Group:
     def sweep(self) -> str:
         """The path of its sweep; empty outside a sweep."""
         return self.cell.sweep if self.cell else ""
+
+    @property
+    def hidden(self) -> float:
+        """How much lower its loss may be at a value that was not tried, in nats; inf: no bound."""
+        if self.choice is None:
+            return 0.0
+        return self.choice.optimum.hidden_upper if self.choice.optimum else math.inf
 
     @property
     def runs(self) -> list[Run]:
@@ -152,6 +189,11 @@ class Experiment:
     def runs(self) -> tuple[Run, ...]:
         """All runs that are drawn, group by group."""
         return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """How the value of every group was chosen; empty without --over."""
+        return [group.choice for group in self.groups if group.choice]
 
     def sections(self, by: Sequence[str] = ()) -> dict[str, Experiment]:
         """What is compared by itself, by name: each sweep if there are several; and with `by`, some
@@ -206,7 +248,10 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
     refused = [line for line in named.refused if not any(line.startswith(f"{sweep} holds no run") for sweep in empty)]
     problems = [*dict.fromkeys((*refused, *beside.refused)), *problems]
     # The cells of a sweep come in the order of its plan, where its first run was named.
-    order = dict.fromkeys(path for first in runs for path in (_of_one_sweep(first, cells) or [first]))
+    order: dict[str, None] = {}
+    for first in runs:
+        sweep = cells[first].sweep if first in cells else None
+        order |= dict.fromkeys([path for path, cell in cells.items() if cell.sweep == sweep] or [first])
     members = []
     for path in [*order, *(path for path in cells if path not in order)]:
         run, cell = every.get(path), cells.get(path)
@@ -237,14 +282,6 @@ def _without_seeds(settings: Mapping[str, Value]) -> dict[str, Value]:
     return {path: value for path, value in settings.items() if path not in SEEDS}
 
 
-def replicate_words(members: Iterable[Member]) -> str:
-    """`seeds 0, 1 and 4`; with data seeds where these differ from the training seeds."""
-    pairs = [member.replicate for member in members]
-    if all(one == other for one, other in pairs) or len({other for _, other in pairs}) == 1:
-        return f"{'seed' if len(pairs) == 1 else 'seeds'} {format_list([str(one) for one, _ in pairs])}"
-    return format_list([f"seed {one} with data seed {other}" for one, other in pairs])
-
-
 def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tuple[dict[str, Cell], tuple[Axis, ...], list[str]]:
     """The planned cells by the path of their run folder: all cells of the sweeps in `paths`, and of
     the sweeps that `runs` belong to the cells with the settings of these runs.
@@ -271,11 +308,6 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
             if sweep in whole or settings in named:
                 cells[path] = Cell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
     return cells, tuple(axes.values()), problems
-
-
-def _of_one_sweep(path: str, cells: Mapping[str, Cell]) -> list[str]:
-    """The cells of the sweep that a run belongs to, in its order; empty for another run."""
-    return [other for other, cell in cells.items() if path in cells and cell.sweep == cells[path].sweep]
 
 
 def _groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
@@ -353,10 +385,11 @@ def _curve_bytes(run: Run | None) -> bytes | None:
 
 
 def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str]:
-    """A name for each group by its config: `24x1 admin`, with the fields in which groups of that
-    name differ, but for those of `without`; else with a number.
+    """A name for each group by its config: `24x1 admin` or `6-6x8 post_ln`, with the fields in
+    which groups of that name differ, but for those of `without`; else with a number.
     """
-    bases, flat = [group_name(config) for config in configs], [flatten(config) for config in configs]
+    bases = [f"{shape_name(config.model)} {config.model.residual}" for config in configs]
+    flat = [flatten(config) for config in configs]
     names = []
     for base, own in zip(bases, flat, strict=True):
         alike = [each for name, each in zip(bases, flat, strict=True) if name == base]
@@ -364,8 +397,3 @@ def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str
         differing = [field for field in fields if any(each.get(field) != own[field] for each in alike)]
         names.append(sanitize(", ".join([base, *(f"{field.split('.')[1]} {own[field]}" for field in differing)])))
     return numbered(names)
-
-
-def group_name(config: Config) -> str:
-    """Layers x heads a layer and the residual scheme, as in `24x1 admin` or `6-6x8 post_ln`."""
-    return f"{shape_name(config.model)} {config.model.residual}"

@@ -14,11 +14,10 @@ from mhsh.verdict.estimate import MIN_SEEDS, Estimate, Replicate, difference, fi
 from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.fairness import DEFAULT_TREATMENT, Fairness, fairness, other_unit
 from mhsh.verdict.outcomes import LOSS, Measured, measure_all, sampling_error
-from mhsh.verdict.tuning import Choice
 
 # The verdicts on a group against the baseline.
 LOWER, HIGHER = "lower", "higher"
-LEVEL = "not told apart"
+LEVEL = "no significant difference"
 TOO_FEW_SEEDS = "too few seeds"
 UNTRAINED = "not all trained"  # of the group or of the baseline
 UNMEASURED = "no loss yet"  # of the group or of the baseline
@@ -60,7 +59,6 @@ class Comparison:
     name: str  # printable; empty where there is one comparison on the page
     experiment: Experiment
     measured: Measured
-    choices: tuple[Choice, ...]  # one a group; empty without --over
     treatment: tuple[str, ...]
     baseline: int
     findings: tuple[Finding | None, ...]  # one a group; None for the baseline
@@ -68,7 +66,7 @@ class Comparison:
 
     def hidden(self, place: int) -> tuple[float, float]:
         """How much lower a group and the baseline may be where they are tuned on a finer grid."""
-        return (self.choices[place].hidden, self.choices[self.baseline].hidden) if self.choices else (0.0, 0.0)
+        return self.experiment.groups[place].hidden, self.experiment.groups[self.baseline].hidden
 
     def sampling_error(self, place: int) -> float:
         """How far its difference to the baseline may be off because validation is a sample."""
@@ -92,7 +90,6 @@ def compare(
     target: float | None = None,
     baseline: str | None = None,
     treatment: Sequence[str] = DEFAULT_TREATMENT,
-    choices: Sequence[Choice] = (),
     name: str = "",
 ) -> Comparison:
     """Compares every group with the baseline: the group or run called so, or the first group.
@@ -105,7 +102,7 @@ def compare(
     measured = measure_all(experiment, measure, target)
     estimates = tuple(known_estimate(values.final.values()) for values in measured.values)
     place = baseline_place(experiment.groups, baseline)
-    comparison = Comparison(name, experiment, measured, tuple(choices), tuple(treatment), place, (), estimates)
+    comparison = Comparison(name, experiment, measured, tuple(treatment), place, (), estimates)
     one_unit = not other_unit(experiment.runs)
     places = range(len(experiment.groups))
     findings = tuple(None if each == place else _finding(comparison, each, one_unit) for each in places)
@@ -151,9 +148,9 @@ def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
 
 
 def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
-    measured, choices = comparison.measured, comparison.choices
+    measured = comparison.measured
     group, other = (comparison.experiment.groups[each] for each in (place, comparison.baseline))
-    fair = fairness(group, other, comparison.treatment, choices[place].over if choices else "")
+    fair = fairness(group, other, comparison.treatment, group.choice.over if group.choice else "")
     ours, theirs = (
         {key: value for key, value in measured.values[each].final.items() if math.isfinite(value)}
         for each in (place, comparison.baseline)

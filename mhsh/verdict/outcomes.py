@@ -20,8 +20,8 @@ LOSS = "loss"
 
 MEASURE_RULE = (
     "The primary measure is the validation loss after the last step, or what --measure names; it alone is tested. If a run that "
-    "trained has no validation rows, all losses are the final training loss. The lowest loss, the mean loss and the cost to reach "
-    "the target are those of the evaluations that all runs that trained have in common."
+    "trained has no validation rows, all losses are the final training loss. The cost to reach the target is read off the "
+    "evaluations that all runs that trained have in common."
 )
 TARGET_RULE = (
     "A run reaches the target between the last common evaluation above it and the first one at or below it; the place between them "
@@ -52,8 +52,6 @@ class Values:
     final: Mapping[Replicate, float]  # the primary measure
     loss_parts: Mapping[Replicate, np.ndarray]  # Run.loss_parts where that loss is the primary measure, else empty
     metrics: Mapping[str, Mapping[Replicate, float]]  # every other number of the last validation row
-    lowest: Mapping[Replicate, float]
-    mean: Mapping[Replicate, float]  # over the common evaluations, by step
     costs: Mapping[str, Mapping[Replicate, float]]  # by axis, to reach the target; nan: not reached
     at_most: frozenset[Replicate]  # whose costs are upper bounds: no evaluation above the target came before
 
@@ -142,8 +140,6 @@ def _values(group: Group, measure: Measure, target: float | None, steps: np.ndar
         {replicate: final_value(run, measure.key, measure.split) for replicate, run in runs.items()},
         {replicate: run.loss_parts for replicate, run in runs.items() if in_parts and len(run.loss_parts)},
         {name: {replicate: final_value(run, name, measure.split) for replicate, run in runs.items()} for name in others},
-        {replicate: _lowest(curve.loss) for replicate, curve in common.items()},
-        {replicate: _mean(curve) for replicate, curve in common.items()},
         {axis: {replicate: crossing(curve, level, axis)[0] for replicate, curve in common.items()} for axis in AXES},
         frozenset(replicate for replicate, curve in common.items() if crossing(curve, level)[1]),
     )
@@ -156,18 +152,6 @@ def _own_steps(curve: Curve) -> np.ndarray:
 def _at(curve: Curve, steps: np.ndarray) -> Curve:
     kept = np.isin(_own_steps(curve), steps)
     return Curve({axis: values[kept] for axis, values in curve.x.items()}, curve.loss[kept])
-
-
-def _lowest(loss: np.ndarray) -> float:
-    return float(np.nanmin(loss)) if np.isfinite(loss).any() else math.nan
-
-
-def _mean(curve: Curve) -> float:
-    """The area under the curve, by trapezoids, divided by its steps."""
-    steps = curve.x["step"]
-    if len(steps) < 2:
-        return math.nan
-    return float(np.trapezoid(curve.loss, steps) / (steps[-1] - steps[0]))
 
 
 def _resolution(values: Sequence[float]) -> float:

@@ -103,14 +103,6 @@ class Run:
         """The final training loss by `smoothed_final`; nan: not finite."""
         return outcome.smoothed_final(self.curves["train"].loss)
 
-    @property
-    def goodput(self) -> float | None:
-        """The share of the wall time that trained."""
-        kinds = self.recorded("wall_seconds") or {}
-        wall = sum(self.recorded_number("wall_seconds", kind) or 0.0 for kind in kinds)
-        training = self.recorded_number("wall_seconds", "training")
-        return None if training is None or not wall else training / wall
-
     @functools.cached_property
     def outcome(self) -> str:
         """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS of mhsh.outcome, by PLATEAU_RULE."""

@@ -7,17 +7,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
 from mhsh.verdict.estimate import Replicate
-from mhsh.verdict.experiment import Experiment, Group, Member, names_of
+from mhsh.verdict.experiment import Choice, Experiment, Group, Member, Optimum, names_of
 
 # In octaves of the rate.
 FIT_REACH = 1.0  # a parabola fits near the optimum alone
@@ -40,18 +40,6 @@ TUNING_RULE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Optimum:
-    """The best rate of a grid. Losses are in the unit of the losses given."""
-
-    rate: float
-    loss: float  # mean over the choosing seeds
-    fitted_rate: float  # where the parabola is lowest, between the neighbours of `rate`
-    hidden: float  # how much lower the parabola is at `fitted_rate` than at `rate`
-    hidden_upper: float  # its upper bound by OPTIMUM_RULE; inf if there is none
-    at_edge: bool  # no lower or no higher rate was tried
-
-
 def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: Sequence[float] = ()) -> Optimum | None:
     """The optimum by OPTIMUM_RULE; None if there is no rate at which all choosing seeds trained.
 
@@ -71,46 +59,27 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
     near = (away <= 1) | (abs(octaves) <= FIT_REACH + _SAME)
     if near.sum() < 3:  # the best is the first or last that trained
         near = away <= 2
-    error = _noise(table[near], reporting) / math.sqrt(len(keys))
+    error = _noise(table[near], reporting) / math.sqrt(len(keys))  # of a mean loss
+    rate, place = trained[best], rates.index(trained[best])
+    at_edge = place in (0, len(rates) - 1)
     if near.sum() < 3 or math.isnan(error):
-        at_edge = trained[best] in (rates[0], rates[-1])
-        return Optimum(trained[best], float(means[best]), trained[best], 0.0, math.inf, at_edge)
-    return _fitted(octaves, means, near, error, trained[best], rates)
-
-
-def _fitted(
-    octaves: Float[np.ndarray, " rates"],
-    means: Float[np.ndarray, " rates"],
-    near: Bool[np.ndarray, " rates"],
-    error: float,
-    rate: float,
-    rates: Sequence[float],
-) -> Optimum:
-    """The optimum near `rate`, which is 0 octaves; `error` is the standard error of a mean loss."""
-    place, best = rates.index(rate), int(means.argmin())
+        return Optimum(rate, float(means[best]), rate, 0.0, math.inf, at_edge)
     lower, higher = rates[max(place - 1, 0)], rates[min(place + 1, len(rates) - 1)]
     between = np.linspace(math.log2(lower / rate), math.log2(higher / rate), 129)
-    # The parabola above its value at `rate`, as a weighted sum of the mean losses.
+    # The parabola above its value at the best rate, as a weighted sum of the mean losses.
     weights = np.stack([between**2, between], axis=1) @ np.linalg.pinv(np.vander(octaves[near], 3))[:2]
     above = weights @ means[near]
     lowest = int(above.argmin())
     hidden = max(0.0, -float(above[lowest]))
     hidden_upper = hidden + error * float(np.linalg.norm(weights[lowest]))
-    nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to `rate` than to its neighbours
+    nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to the best than to its neighbours
     for side in (slice(max(0, best - 2), best + 1), slice(best, best + 3)):
         if len(means[side]) == 3:
             one_sided = np.polyval(np.polyfit(octaves[side], means[side], 2), nearer)
             hidden_upper = max(hidden_upper, float(means[best] - one_sided.min()))
-    at_edge = place in (0, len(rates) - 1)
     too_far = max(-between[0], between[-1]) > FIT_REACH + _SAME
-    return Optimum(
-        rate,
-        float(means[best]),
-        rate * 2.0 ** float(between[lowest]),
-        hidden,
-        math.inf if at_edge or too_far else hidden_upper,
-        at_edge,
-    )
+    fitted_rate = rate * 2.0 ** float(between[lowest])
+    return Optimum(rate, float(means[best]), fitted_rate, hidden, math.inf if at_edge or too_far else hidden_upper, at_edge)
 
 
 def rates_to_add(losses: Mapping[float, Mapping[Replicate, float]], optimum: Optimum, half_width: float) -> tuple[float, ...]:
@@ -145,35 +114,6 @@ def _noise(table: Float[np.ndarray, "rates seeds"], reporting: Sequence[float]) 
     return math.sqrt(np.square(left).sum() / freedom)
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """How the value of one group was chosen."""
-
-    over: str  # the field's path
-    losses: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs that trained, by value
-    optimum: Optimum | None  # None: at no value all choosing runs trained
-    trials: int  # choosing runs that have ended
-    choosing: tuple[str, ...]  # names of the choosing runs
-
-    @property
-    def is_final(self) -> bool:
-        """Whether all choosing runs have ended."""
-        return self.trials == len(self.choosing)
-
-    @property
-    def hidden(self) -> float:
-        """How much lower the loss may be at a value that was not tried, in nats."""
-        return self.optimum.hidden_upper if self.optimum else math.inf
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuned:
-    """An experiment in which each group has its best value."""
-
-    experiment: Experiment
-    choices: tuple[Choice, ...]  # one a group
-
-
 def field_of(name: str) -> str:
     """The path of a field by the name that `mhsh sweep` takes.
 
@@ -188,8 +128,9 @@ def field_of(name: str) -> str:
     return path
 
 
-def tune(experiment: Experiment, over: str, choosing: int | None = None) -> Tuned:
-    """Chooses the value of the field `over` of every group that is equal in all other fields.
+def tune(experiment: Experiment, over: str, choosing: int | None = None) -> Experiment:
+    """The experiment with one group, at its best value of the field `over`, in place of those that
+    are equal in all other fields.
 
     Raises:
       UserError: `over` has one value, or there are too few seeds to choose on some and report
@@ -209,12 +150,12 @@ def tune(experiment: Experiment, over: str, choosing: int | None = None) -> Tune
     if not 1 <= count < len(replicates):
         raise UserError(f"--choosing-seeds={count} must be from 1 to {len(replicates) - 1}: there are {len(replicates)} seeds")
     chosen = [_tuned(groups, path, replicates[:count], replicates[count:]) for groups in families.values()]
-    names = names_of([group.config for group, _ in chosen], (path,))
-    groups = tuple(dataclasses.replace(group, name=name) for (group, _), name in zip(chosen, names, strict=True))
-    return Tuned(dataclasses.replace(experiment, groups=groups), tuple(choice for _, choice in chosen))
+    names = names_of([group.config for group in chosen], (path,))
+    groups = tuple(dataclasses.replace(group, name=name) for group, name in zip(chosen, names, strict=True))
+    return dataclasses.replace(experiment, groups=groups)
 
 
-def values_to_add(half_width: float, choices: Sequence[Choice]) -> list[float]:
+def values_to_add(half_width: float, choices: Iterable[Choice]) -> list[float]:
     """The values that `mhsh sweep --refine` tries next, in ascending order, until what each grid
     may hide is at most half of `half_width`, that of the interval of a difference.
     """
@@ -222,9 +163,7 @@ def values_to_add(half_width: float, choices: Sequence[Choice]) -> list[float]:
     return sorted({value for losses, optimum in found for value in rates_to_add(losses, optimum, half_width)})
 
 
-def _tuned(
-    groups: Sequence[Group], path: str, choosing: Sequence[Replicate], reporting: Sequence[Replicate]
-) -> tuple[Group, Choice]:
+def _tuned(groups: Sequence[Group], path: str, choosing: Sequence[Replicate], reporting: Sequence[Replicate]) -> Group:
     by_value = {float(flatten(group.config)[path]): group for group in groups}
     tried = {value: [member for member in group.members if member.replicate in choosing] for value, group in by_value.items()}
     losses = {value: {each.replicate: _loss(each) for each in members if each.trained} for value, members in tried.items()}
@@ -238,7 +177,8 @@ def _tuned(
     trials = [member for members in tried.values() for member in members]
     ended = sum(member.trained or member.untrained for member in trials)
     choice = Choice(path, losses, optimum, ended, tuple(member.name for member in trials))
-    return dataclasses.replace(group, members=tuple(each for each in group.members if each.replicate in reporting)), choice
+    members = tuple(each for each in group.members if each.replicate in reporting)
+    return dataclasses.replace(group, members=members, choice=choice)
 
 
 def _loss(member: Member) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,12 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from mhsh.cli.main import main
 from mhsh.cli.sweep import make_plan, print_plan
-from mhsh.report.files import from_json
+from mhsh.report.report import Report
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import parse_axes
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, SweepFolder
@@ -119,7 +121,7 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     assert main([*axes, "--retry"]) == 0
     assert states(folder) == [FINISHED, GAVE_UP, FINISHED, GAVE_UP]
     assert metrics.read_bytes() == before
-    report = from_json((folder / "report.json").read_bytes())
+    report = msgspec.convert(json.loads((folder / "report.json").read_bytes())["report"], Report)
     states_shown = [row.full[3].text for row in report.tables[-1].rows]
     assert states_shown == ["on the unigram plateau", "diverged"] * 2  # six steps do not leave it
     shape = RunFolder(there.run_folder(names[0]).path).read_run()["parameters"]["total"]
@@ -153,7 +155,7 @@ def test_a_refined_grid_ends_half_an_octave_around_the_best_value(learnable, tmp
     assert "\nRefining lr: " in capsys.readouterr().out
     rates = [float(value) for value in SweepFolder(folder).read_plan().axes[0].values]
     assert len(rates) >= 5 and rates == sorted(rates)
-    report = from_json((folder / "report.json").read_bytes())
+    report = msgspec.convert(json.loads((folder / "report.json").read_bytes())["report"], Report)
     best = float(report.tables[0].rows[0].full[1].text)
     place = rates.index(best)
     assert rates[place + 1] / best < 1.5 and best / rates[place - 1] < 1.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -31,7 +30,7 @@ def half_intervals(count: int) -> tuple[float | None, ...]:
     return tuple(None if n < 2 else float(stdtrit(n - 1, 0.975)) / n**0.5 for n in range(count + 1))
 
 
-def rates_figure(names: Sequence[str] = ("6x4 post_ln", "24x1 admin")) -> Points:
+def _rates_figure(names: Sequence[str]) -> Points:
     """Loss against learning rate for a few shapes, with a value that is at the grid's edge."""
     rates = [2.0**power for power in range(-13, -8)]
     series = []
@@ -43,7 +42,7 @@ def rates_figure(names: Sequence[str] = ("6x4 post_ln", "24x1 admin")) -> Points
         ]
         series.append(Series(name, tuple(points), group=shift))
     return Points(
-        "Loss against the learning rate",
+        f"Loss of {names[0]}",
         "learning rate",
         "final validation loss, nats per token",
         tuple(series),
@@ -90,7 +89,7 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
         summary=(f"How sure: {names[0]} by 0.1.", "Comparable.", f"Third: {names[-1]}."),
         tables=(table, Table("Every run", (Column("run"), Column("outcome")), every_run)),
         curves=curves,
-        points=(dataclasses.replace(rates_figure(names), title=f"Loss of {names[0]}"),),
+        points=(_rates_figure(names),),
         conditions=(Table.of_text("Conditions", ["condition", "role", "values"], [["dropout", "loss", names[0]]]),),
         problems=(f"{names[0]}: is cut short",),
         rules=(f"A rule of {names[0]}.",),

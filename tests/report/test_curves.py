@@ -117,18 +117,6 @@ def test_short_curves_are_drawn_whole() -> None:
     assert thin(np.arange(10.0), most=10).tolist() == list(range(10))
 
 
-@pytest.mark.parametrize("most", [5, 7, 100, 5000])
-@pytest.mark.parametrize("rows", [5001, 100_000])
-def test_long_curves_keep_their_spikes_gaps_and_ends(rows: int, most: int) -> None:
-    loss = 3 + np.random.default_rng(0).normal(size=rows)
-    loss[rows // 3], loss[rows // 2], loss[rows // 5] = 99.0, -99.0, math.nan
-    kept = thin(loss, most)
-    assert len(kept) <= most
-    assert {0, rows // 3, rows // 2, rows - 1} <= set(kept.tolist())
-    assert np.isnan(loss[kept]).any()
-    assert (np.diff(kept) > 0).all()
-
-
 def thin_slowly(loss: np.ndarray, most: int) -> list[int]:
     """The rule of `thin`, bucket by bucket."""
     kept = {0, len(loss) - 1}

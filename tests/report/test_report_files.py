@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 from markdown_it import MarkdownIt
@@ -19,10 +20,10 @@ from rich.console import Console
 
 from mhsh.errors import UserError
 from mhsh.report.curves import drawn_curve
-from mhsh.report.files import curves_to_csv, from_json, prepare_files, table_to_csv, to_json
+from mhsh.report.files import curves_to_csv, prepare_files, table_to_csv, to_json
 from mhsh.report.markdown import escape, report_to_markdown
 from mhsh.report.report import MARK, Cell, Column, CurveRun, Report, Row, Table
-from mhsh.report.terminal import print_report, print_table
+from mhsh.report.terminal import UNBOUNDED, print_report, print_table
 from tests.report.reports import planted_report
 
 READ = MarkdownIt("commonmark", {"html": True}).enable("table")
@@ -35,13 +36,16 @@ def report() -> Report:
     return planted_report()
 
 
+def read_json(content: bytes) -> Report:
+    return msgspec.convert(json.loads(content)["report"], Report)
+
+
 @pytest.mark.parametrize("names", [("6x4 post_ln", "24x1 admin"), HOSTILE])
 def test_json_holds_the_whole_report(names: tuple[str, ...]) -> None:
     report = planted_report(names)
     content = to_json(report)
-    assert from_json(content) == report
+    assert read_json(content) == report
     assert content.startswith(b'{"generator":"' + MARK.encode())
-    assert json.loads(content)["report"]["title"] == report.title
 
 
 def test_what_is_not_finite_is_null_and_empty(report: Report) -> None:
@@ -49,7 +53,7 @@ def test_what_is_not_finite_is_null_and_empty(report: Report) -> None:
     x = {"step": np.array([1.0, 2.0]), "tokens": np.array([1.0, math.nan]), "seconds": np.array([1.0, math.nan])}
     run = CurveRun("a", {"train": drawn_curve(x, {"loss": np.array([math.nan, 2.0])}, 100)})
     curves = dataclasses.replace(report.curves, runs=(run, *report.curves.runs[1:]))
-    assert from_json(to_json(dataclasses.replace(report, curves=curves))).curves == curves
+    assert read_json(to_json(dataclasses.replace(report, curves=curves))).curves == curves
     rows = list(csv.reader(io.StringIO(curves_to_csv(curves).decode())))
     assert rows[0] == ["group", "run", "split", "step", "tokens", "seconds", "loss", "grad_norm", MARK]
     assert rows[1:3] == [
@@ -156,7 +160,7 @@ def test_a_terminal_shows_hostile_names_and_does_not_obey_them(width: int) -> No
     report = planted_report(HOSTILE)
     text = printed(report, width)
     for table in (*report.tables, *report.conditions):
-        console = Console(width=width, file=io.StringIO(), highlight=False)
+        console = Console(width=UNBOUNDED, file=io.StringIO(), highlight=False)
         print_table(table, console)
         assert isinstance(console.file, io.StringIO)
         text += console.file.getvalue()

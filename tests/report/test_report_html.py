@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from mhsh.report.curves import difference_lines, group_lines, spread
-from mhsh.report.html import pieces, to_html, to_live_html
+from mhsh.report.html import live_content, to_html
 from mhsh.report.report import MARK, Report
 from mhsh.text import sanitize
 from tests.report.browser import PROGRAM, Browser
@@ -66,16 +66,8 @@ def test_the_page_is_one_small_file_with_everything_in_it(report: Report) -> Non
 
 def test_the_order_is_answer_problems_groups_curves_figures_tables(report: Report) -> None:
     own = without_scripts(to_html(report).decode())
-    signs = (
-        "<h1>",
-        "is cut short",
-        'aria-label="Results"',
-        'id="controls"',
-        'id="curves"',
-        'data-points="0"',
-        'id="table1-fold"',
-        "A rule",
-    )
+    ids = [f'id="{name}"' for name in ("controls", "curves", "figures", "table1-fold")]
+    signs = ["<h1>", "is cut short", 'aria-label="Results"', *ids, "A rule"]
     assert [own.index(sign) for sign in signs] == sorted(own.index(sign) for sign in signs)
     assert 'aria-label="Results"' not in own[own.index("<details") :][own.index("id=") :].split("</details>")[0]
 
@@ -106,7 +98,7 @@ def test_no_name_makes_an_element(names: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_names_stay_inert(live: bool) -> None:
-    text = (to_live_html if live else to_html)(planted_report(EVIL)).decode()
+    text = to_html(planted_report(EVIL), live).decode()
     own = without_scripts(text)
     for sign in ("<script>alert", "<img src=x", "onload='alert", "\u202e", "\x1b"):
         assert sign not in own
@@ -117,8 +109,8 @@ def test_names_stay_inert(live: bool) -> None:
 
 
 def test_the_policy_names_the_very_scripts_and_styles_of_the_page(report: Report) -> None:
-    for page, asks in ((to_html, "'none'"), (to_live_html, "'self'")):
-        text = page(report).decode()
+    for live, asks in ((False, "'none'"), (True, "'self'")):
+        text = to_html(report, live).decode()
         match = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
         assert match
         policy = unescape(match.group(1))
@@ -127,25 +119,14 @@ def test_the_policy_names_the_very_scripts_and_styles_of_the_page(report: Report
         for tag in ("script", "style"):
             for content in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL):
                 assert base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() in policy
-        assert ("/update" in text) == (page is to_live_html)
+        assert ("/update" in text) == live
 
 
-def test_the_pieces_are_the_parts_and_the_figures_of_the_page(report: Report) -> None:
-    live = to_live_html(report).decode()
-    made = {name: json.loads(piece) for name, piece in pieces(report).items()}
-    assert made["title"] == report.title
-    parts = {name.removeprefix("part "): piece for name, piece in made.items() if name.startswith("part ")}
-    assert set(parts) == {"claim", "controls", "more", "notes", "figures", "tables"}
-    for place, html in parts.items():
-        assert f'id="{place}"' in live and html in live
-    whole = content_of(live)
-    assert [made[f"run {place}"] for place in range(6)] == whole.pop("runs")
-    assert {name.removeprefix("content "): piece for name, piece in made.items() if name.startswith("content ")} == whole
-    # What changes in one run is a piece of its own.
-    assert report.curves is not None
-    runs = (dataclasses.replace(report.curves.runs[0], name="other"), *report.curves.runs[1:])
-    other = pieces(dataclasses.replace(report, curves=dataclasses.replace(report.curves, runs=runs)))
-    assert [name for name, piece in pieces(report).items() if other[name] != piece] == ["run 0"]
+def test_the_live_content_is_the_parts_and_the_figures_of_the_page(report: Report) -> None:
+    live, made = to_html(report, live=True).decode(), json.loads(live_content(report))
+    assert made["title"] == report.title and set(made["parts"]) == {"claim", "controls", "more", "notes", "figures", "tables"}
+    assert all(f'id="{place}"' in live and part in live for place, part in made["parts"].items())
+    assert made["content"] == content_of(live)
 
 
 def test_a_report_without_curves_is_a_page(report: Report) -> None:
@@ -188,12 +169,8 @@ def drag(browser: Browser, start: tuple[float, float], end: tuple[float, float])
         "(r => [r.left, r.top, r.width, r.height])(document.querySelector('.plot .u-over').getBoundingClientRect())"
     )
     places = [(area[0] + x * area[2], area[1] + y * area[3]) for x, y in (start, end)]
-    for kind, (x, y) in (
-        ("mouseMoved", places[0]),
-        ("mousePressed", places[0]),
-        ("mouseMoved", places[1]),
-        ("mouseReleased", places[1]),
-    ):
+    kinds = ("mouseMoved", "mousePressed", "mouseMoved", "mouseReleased")
+    for kind, (x, y) in zip(kinds, (places[0], places[0], places[1], places[1]), strict=True):
         browser.call(
             "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=int(kind != "mouseReleased"), clickCount=1
         )
@@ -352,22 +329,8 @@ def test_the_page_is_used_by_keyboard_alone(report: Report, tmp_path: Path) -> N
                 zoomed = browser.evaluate("report.state().x")
             if reached[-1] == "checkbox":
                 browser.press(" ", 32, " ")
-        expected = [
-            "small",
-            "scroll first cards",
-            "SUMMARY",
-            "split",
-            "axis",
-            "view",
-            "by",
-            "png",
-            "svg",
-            "plot",
-            "checkbox",
-            "checkbox",
-            "search",
-        ]
-        assert [each or "SUMMARY" for each in reached] == expected
+        switches = ["split", "axis", "view", "by", "png", "svg", "plot", "checkbox", "checkbox", "search"]
+        assert [each or "SUMMARY" for each in reached] == ["small", "scroll first cards", "SUMMARY", *switches]
         assert browser.evaluate("report.state().axis") == "tokens"
         assert read.startswith("15,360 tokens \u2014 validation loss, nats per token") and "24x1 admin\t2.2" in read
         assert zoomed[0] > 5000

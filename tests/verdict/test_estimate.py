@@ -20,7 +20,6 @@ from mhsh.verdict.estimate import (
     estimate,
     fisher,
     holm,
-    mean_band,
     wilson,
 )
 
@@ -61,8 +60,6 @@ def test_equal_differences_are_no_evidence() -> None:
     ):
         assert found.mean == pytest.approx(0.5)
         assert not (found.has_interval or found.excludes_zero or found.is_significant) and math.isnan(found.p_value)
-    low = mean_band(np.array([[1.0, 2.0], [1.0, 3.0]]))[1]
-    assert np.isnan(low).tolist() == [True, False]
 
 
 def test_pairs_are_the_keys_in_common() -> None:
@@ -121,28 +118,6 @@ def test_what_a_grid_hides_widens_the_side_that_favours_the_shape() -> None:
     assert (theirs.low, theirs.high) == pytest.approx((plain.low, plain.high + 1.5)) and not theirs.is_significant
     unbounded = difference(lower, higher, hidden=(0.0, math.inf))
     assert unbounded.has_interval and not unbounded.excludes_zero and unbounded.p_value == 1
-
-
-def test_a_band_has_a_gap_where_one_seed_has() -> None:
-    mean, low, high = mean_band(np.array([[1.0, math.nan, 3.0], [1.5, 2.0, 5.0]]))
-    assert np.isnan(mean).tolist() == np.isnan(low).tolist() == np.isnan(high).tolist() == [False, True, False]
-    expected = estimate([3.0, 5.0])
-    assert (mean[2], low[2], high[2]) == pytest.approx((expected.mean, expected.low, expected.high))
-    assert np.isnan(mean_band(np.array([[1.0]]))[1]).all()
-
-
-@given(GROUPS, GROUPS, st.floats(-100, 100), st.floats(0.1, 10))
-def test_losses_may_be_shifted_and_scaled(
-    ours: dict[Replicate, float], theirs: dict[Replicate, float], shift: float, scale: float
-) -> None:
-    found = difference(ours, theirs)
-    moved = difference(
-        {key: scale * loss + shift for key, loss in ours.items()}, {key: scale * loss for key, loss in theirs.items()}
-    )
-    assert moved.has_interval == found.has_interval
-    if found.has_interval:
-        expected = [scale * each + shift for each in (found.mean, found.low, found.high)]
-        assert [moved.mean, moved.low, moved.high] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @given(GROUPS, GROUPS, st.tuples(st.floats(0, 1), st.floats(0, 1)))

@@ -25,20 +25,17 @@ def append(path: Path, **fields: object) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def test_names_are_the_folders_own(make_run) -> None:
-    loaded = load_runs([make_run("a", [1.0]), make_run("b", [1.0])])
-    assert [run.name for run in loaded.runs] == ["a", "b"]
-    assert loaded.refused == ()
-
-
-def test_equal_names_get_their_parents(make_run) -> None:
-    folders = [make_run(name, [1.0]) for name in ("x/p/run", "y/p/run", "z/q/run", "other")]
-    assert [run.name for run in load_runs(folders).runs] == ["x/p/run", "y/p/run", "q/run", "other"]
-
-
-def test_names_that_differ_only_in_what_cannot_be_shown_are_numbered(make_run) -> None:
-    folders = [make_run("a\x1b[31m", [1.0]), make_run("a\x07[31m", [1.0])]
-    assert [run.name for run in load_runs(folders).runs] == ["a\ufffd[31m", "a\ufffd[31m (2)"]
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["x/p/run", "y/p/run", "z/q/run", "other"], ["x/p/run", "y/p/run", "q/run", "other"]),
+        (["a\x1b[31m", "a\x07[31m"], ["a\ufffd[31m", "a\ufffd[31m (2)"]),  # what cannot be shown
+    ],
+)
+def test_names_are_the_folders_own_with_the_parents_of_equal_ones(make_run, folders: list[str], names: list[str]) -> None:
+    loaded = load_runs([make_run(folder, [1.0]) for folder in folders])
+    assert [run.name for run in loaded.runs] == names and loaded.refused == ()
 
 
 def test_a_folder_named_twice_is_drawn_once(make_run, tmp_path: Path) -> None:
@@ -131,7 +128,7 @@ def test_a_run_that_lacks_a_record_is_refused_by_name(make_run, lost: str, words
 
 def test_a_run_that_has_logged_nothing_needs_no_record(make_run) -> None:
     (run,) = load_runs([make_run("a", with_record=False)]).runs
-    assert not run.has_logged and run.goodput is None and run.outcome == NO_METRICS
+    assert not run.has_logged and run.outcome == NO_METRICS
 
 
 def test_records_of_another_shape_read_as_not_recorded(make_run) -> None:
@@ -155,7 +152,7 @@ def test_a_run_whose_parent_this_version_cannot_read_is_refused(make_run) -> Non
 def test_the_numbers_of_a_run(make_run) -> None:
     path = make_run("a", [3.0] * 36 + [2.0, 2.0, 2.5, 2.5], [2.9, 2.1, 2.4, 2.3])
     (run,) = load_runs([path]).runs
-    assert (run.final_validation, run.final_train, run.outcome, run.goodput) == (2.3, 2.25, LEFT, 0.8)
+    assert (run.final_validation, run.final_train, run.outcome) == (2.3, 2.25, LEFT)
     assert (run.spent("step"), run.spent("tokens"), run.spent("seconds")) == (40, 512 * 40, pytest.approx(4.0))
 
 

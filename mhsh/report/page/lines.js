@@ -2,7 +2,7 @@
 "use strict";
 window.report = {};
 (report => {
-  const GRID_POINTS = 500; // of a mean, as in mhsh/report/lines.py
+  const GRID_POINTS = 500; // of a mean, as in mhsh/report/curves.py
   const SUFFIXES = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
   const UNITS = { step: "step ", tokens: " tokens", flops: " FLOPs", seconds: " s" };
 
@@ -75,7 +75,7 @@ window.report = {};
   };
   const ascending = x => Array.from(new Set(x)).sort((a, b) => a - b);
 
-  // The mean of several lines where all of them have rows, with the interval that mhsh/report/lines.py gives.
+  // The mean of several lines where all of them have rows, with the interval that mhsh/report/curves.py gives.
   const mean = lines => {
     const x = thinned(ascending(lines.flatMap(line => thinned(within(lines, line.x)))));
     const values = lines.map(line => interpolated(line, x));

@@ -36,7 +36,7 @@
     const y = extent(lines, o.bars ? ["y", "low", "high"] : ["y"], o.logY, fitted);
     return { x, y: o.y || roomy(y && o.zero ? [Math.min(0, y[0]), Math.max(0, y[1])] : y, o.logY, 0.06) };
   }
-  // Moves places as little as keeps them `gap` apart, between `low` and `high`; as in mhsh/report/lines.py.
+  // Moves places as little as keeps them `gap` apart, between `low` and `high`; as in mhsh/report/curves.py.
   report.spread = (places, gap, low, high) => {
     const order = places.map((_, index) => index).sort((a, b) => places[a] - places[b]);
     const moved = places.slice();

@@ -1,9 +1,9 @@
-// Keeps a served report fresh: asks its server for what changed, and puts it in place without moving the reader.
+// Keeps a served report fresh: asks its server whether something changed, and puts it in place without moving the reader.
 "use strict";
 (() => {
   const EVERY_MS = 2000;
   const live = document.getElementById("live"), shown = {};
-  let pieces = {}, tag = null;
+  let tag = null;
   const all = (part, what) => Array.from(part.querySelectorAll(what));
   const focusable = part => all(part, "input, select, button, summary, a, [tabindex]");
 
@@ -21,17 +21,11 @@
     if (focus >= 0) (focusable(part)[focus] || document.body).focus({ preventScroll: true });
   }
 
-  // An answer holds the pieces that differ from those of the tag that was sent.
-  function take(update) {
-    pieces = Object.fromEntries(update.names.map(name => [name, name in update.pieces ? update.pieces[name] : pieces[name]]));
-    const content = { runs: [] };
-    Object.entries(pieces).forEach(([name, value]) => {
-      const [kind, key] = name.split(" ");
-      if (kind === "title") document.title = value;
-      else if (kind === "part") show(key, value);
-      else if (kind === "run") content.runs[Number(key)] = value;
-      else content[key] = value;
-    });
+  function take({ title, parts, content }) {
+    // The first rows of the runs bring parts that the page does not have yet.
+    if (!Object.keys(parts).every(place => document.getElementById(place))) return location.reload();
+    document.title = title;
+    Object.entries(parts).forEach(([place, html]) => show(place, html));
     document.dispatchEvent(new CustomEvent("report-content", { detail: content }));
   }
 
