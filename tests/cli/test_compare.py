@@ -169,12 +169,11 @@ def test_speed_from_the_command_line(bench_files: list[str], tmp_path: Path) -> 
     assert "at 2 of 6 settings, slower at 2, with no significant difference at 2" in page
 
 
-def test_runs_and_bench_files_are_one_report(make_run: MakeRun, bench_files: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "report.html"
-    assert run(make_run("a"), *bench_files, out=str(out)) == 0
-    page = out.read_text(encoding="utf-8")
-    assert "Device-hours to training loss 2.000" in page and "Time, throughput and memory" in page
-    assert out.with_suffix(".svg").exists() and out.with_name("report_1.svg").exists()
+def test_runs_and_bench_files_have_a_page_each(make_run: MakeRun, bench_files: list[str], tmp_path: Path) -> None:
+    for paths, options in (((make_run("a"), *bench_files), {}), (bench_files, {"target": 2.0})):
+        with pytest.raises(UserError, match=r"inference\.json is of mhsh bench: such files have a page of their own"):
+            run(*paths, out=str(tmp_path / "report.html"), **options)
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_watched_folder_shows_the_runs_that_begin_in_it_until_an_interrupt(make_run: MakeRun, tmp_path: Path) -> None:
