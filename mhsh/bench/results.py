@@ -103,7 +103,6 @@ class CandidateResult(Struct, kw_only=True):
     parameters: int | None = None
     omega: int | None = None  # how many of them are Admin's, which peers do not have
     flops: float | None = None  # of one repetition: matrix products by formula, without recomputation
-    bytes_accessed: int | None = None  # of one repetition on one device, by XLA; null for a program with loops
     memory: dict[str, Count] | None = None  # bytes a device; mhsh: arguments, temporaries, peak by XLA; CUDA peers: peak by torch
     work: PositiveInt  # units of one repetition
     repetitions: int = 0  # in a turn
@@ -113,12 +112,9 @@ class CandidateResult(Struct, kw_only=True):
     rate: float | None = None  # units a second, at the median
     time_ratio: Interval | None  # time a unit over the baseline's in the same round; above 1 is slower
     cpu_ratio: Interval | None = None  # the same of CPU seconds
-    best_ratio: float | None = None  # the same of the fastest turns
     flops_per_second: float | None = None  # of one device
     share_of_matmul: float | None = None  # that over the ceiling
     share_of_peak: float | None = None  # that over peak_flops
-    bytes_per_second: float | None = None  # of one device
-    share_of_copy: float | None = None  # that over the ceiling
 
     def __post_init__(self) -> None:
         if min(self.seconds.low, self.time_ratio.low if self.time_ratio else 1.0) < SMALLEST:
@@ -153,16 +149,14 @@ class SettingResults(Struct):
         return self.setting["batch"], self.setting["length"]
 
 
-class CeilingResult(Struct, omit_defaults=True):
-    """What one device can do at most: a big matrix product (matmul), or a big copy (copy)."""
+class CeilingResult(Struct):
+    """What one device can do at most: a big matrix product (matmul)."""
 
-    unit: str  # of work: FLOP or byte
-    work: int  # of one repetition
+    work: int  # FLOPs of one repetition
     turns: list[list[float]]
-    rate: float  # units a second, in the best turn
-    dtype: str | None = None  # of the product
-    size: int | None = None  # rows and columns of its factors
-    bytes: int | None = None  # of the copy
+    rate: float  # FLOP/s, in the best turn
+    dtype: str
+    size: int  # rows and columns of the factors
 
 
 class BenchResults(Struct, kw_only=True):

@@ -27,21 +27,12 @@ from mhsh.errors import UserError, install_command
 from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
 from mhsh.planning.hlo import parse_module, read_collectives
-from mhsh.planning.roofline import CHIPS, product_flops
-from mhsh.training.memory import CANDIDATES, choose_remat, with_policy
+from mhsh.planning.roofline import CHIPS, product_flops, remat_choice
+from mhsh.training.memory import with_policy
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
-
-# The TPUs that can be compiled for: dimensions of a slice, and the compiler's options. A device is
-# a whole chip: both cores of a v4 or v5p.
-_TPUS: dict[str, tuple[int, dict[str, Any]]] = {
-    "v4": (3, {"chip_config_name": "megacore"}),
-    "v5e": (2, {}),
-    "v5p": (3, {"chip_config_name": "megacore"}),
-    "v6e": (2, {}),
-}
 
 
 class Topology(NamedTuple):
@@ -56,6 +47,11 @@ class Topology(NamedTuple):
     def kind(self) -> str:
         """v4, v5e, v5p, v6e or local."""
         return self.name.split(":")[0]
+
+    @property
+    def platform(self) -> str:
+        """tpu, or cpu for simulated devices."""
+        return "cpu" if self.kind == "local" else "tpu"
 
     @property
     def hbm_bytes(self) -> int | None:
@@ -75,7 +71,7 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
       UserError: an unknown kind or layout, or slices where there are none.
     """
     kind, _, layout = name.partition(":")
-    dimensions = 1 if kind == "local" else _TPUS[kind][0] if kind in _TPUS else 0
+    dimensions = 1 if kind == "local" else CHIPS[kind].dimensions if kind in CHIPS else 0
     if not dimensions or not re.fullmatch("x".join([r"[1-9]\d*"] * dimensions), layout):
         raise UserError(
             f"--topology={name} is not a slice; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), local:8"
@@ -102,8 +98,11 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
     Raises:
       UserError: as `compile_report`, and where the compiler crashed.
     """
-    if topology.kind != "local":
-        _require_libtpu()
+    if topology.platform == "tpu" and importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f"compiling for a TPU needs its compiler: {install_command('tpu')}, in an environment of its own "
+            "(with libtpu installed jax looks for a TPU; set JAX_PLATFORMS=cpu where you train on something else)"
+        )
     request = {
         "config": to_dict(config),
         "topology": list(topology),
@@ -111,7 +110,7 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
         "hlo_path": None if hlo_path is None else str(hlo_path.absolute()),
     }
     flags = os.environ.get("XLA_FLAGS", "").split()
-    if topology.kind != "local":
+    if topology.platform == "tpu":
         flags = [flag for flag in flags if not flag.startswith("--xla_cpu_")]  # libtpu ends a process that has one
     environment = os.environ | {
         "XLA_FLAGS": " ".join(flags),
@@ -159,7 +158,7 @@ def _answer() -> None:
     request = json.load(sys.stdin)
     try:
         topology = Topology(*request["topology"])
-        if topology.kind == "local":
+        if topology.platform == "cpu":
             jax.config.update("jax_num_cpu_devices", topology.num_devices)
         path = request["hlo_path"] and Path(request["hlo_path"])
         answer = compile_report(from_dict(request["config"]), topology, request["hbm_bytes"], path)
@@ -193,7 +192,7 @@ def compile_report(
     devices = _devices_of(topology)
     mesh = make_mesh(config, devices)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
-    config = with_policy(config, remat_policy(config, dict(mesh.shape), devices[0].platform, hbm_bytes))
+    config = with_policy(config, remat_choice(config, dict(mesh.shape), topology.platform, hbm_bytes).policy)
     report: dict[str, Any] = {
         "topology": topology.name,
         "num_slices": topology.num_slices,
@@ -231,29 +230,19 @@ def compile_report(
     }
 
 
-def remat_policy(config: Config, shape: dict[str, int], platform: str, hbm_bytes: int | None) -> str:
-    """The policy of a config on devices of that memory (None: not known; `auto` is then the policy
-    that needs least).
-    """
-    if config.model.remat_policy != "auto":
-        return config.model.remat_policy
-    candidates = CANDIDATES[platform]
-    return choose_remat(config, shape, hbm_bytes, candidates).policy if hbm_bytes else candidates[-1]
-
-
 def _devices_of(topology: Topology) -> Sequence[Any]:
     """The devices to compile for. `local:N` needs a process with N simulated devices, as `measure`
     starts.
 
     Raises:
-      UserError: libtpu is missing, or does not know the slice.
+      UserError: libtpu does not know the slice.
     """
-    if topology.kind == "local":
+    if topology.platform == "cpu":
         return jax.devices("cpu")[: topology.num_devices]
-    _require_libtpu()
     from jax.experimental import topologies
 
-    options = dict(_TPUS[topology.kind][1])
+    # A device is a whole chip: both cores of a v4 or v5p.
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if CHIPS[topology.kind].dimensions == 3 else {}
     if topology.num_devices == topology.num_slices:
         options["chips_per_host_bounds"] = (1, 1, 1)
     if topology.num_slices > 1:
@@ -262,14 +251,6 @@ def _devices_of(topology: Topology) -> Sequence[Any]:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options).devices
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"--topology={topology.name}: {str(error).split(chr(10))[0]}") from error
-
-
-def _require_libtpu() -> None:
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(
-            f"compiling for a TPU needs its compiler: {install_command('tpu')}, in an environment of its own "
-            "(with libtpu installed jax looks for a TPU; set JAX_PLATFORMS=cpu where you train on something else)"
-        )
 
 
 def overflow(message: str) -> dict[str, Any] | None:
@@ -285,15 +266,17 @@ def overflow(message: str) -> dict[str, Any] | None:
 
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes on one device by use. `total` is what is needed at once: arguments, outputs that do not
-    reuse an argument, temporaries and the program.
+    """Bytes on one device by use. `total` is what is needed at once; `peak` is the compiler's own
+    count.
     """
     stats: Any = compiled.memory_analysis()
-    names = ("argument", "output", "alias", "temp", "generated_code")
-    memory = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in names}
-    memory["peak"] = int(getattr(stats, "peak_memory_in_bytes", 0))
-    memory["total"] = memory["argument"] + memory["output"] - memory["alias"] + memory["temp"] + memory["generated_code"]
-    return memory
+    memory = {
+        "arguments": int(stats.argument_size_in_bytes),  # state and batch
+        "other_outputs": int(stats.output_size_in_bytes - stats.alias_size_in_bytes),  # than in the place of an argument
+        "temporaries": int(stats.temp_size_in_bytes),
+        "program": int(stats.generated_code_size_in_bytes),
+    }
+    return memory | {"total": sum(memory.values()), "peak": int(getattr(stats, "peak_memory_in_bytes", 0))}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from mhsh.config.shapes import shape_in_words
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.residual import closed_form_omega
 from mhsh.models.types import decoder_stack, encoder_stack
-from mhsh.planning.compiled import Topology, remat_policy
+from mhsh.planning.compiled import Topology
+from mhsh.planning.roofline import remat_choice
 from mhsh.training.memory import CANDIDATES, device_bytes, footprint, with_policy
 from mhsh.training.sharding import check_divisibility, mesh_shape
 
@@ -26,15 +27,15 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     """
     model = config.model
     if topology:
-        platform, num_devices = "cpu" if topology.kind == "local" else "tpu", topology.num_devices
+        platform, num_devices = topology.platform, topology.num_devices
         hbm_bytes = hbm_bytes or topology.hbm_bytes
     else:
         platform, num_devices = jax.default_backend(), _num_devices(config)
         hbm_bytes = hbm_bytes or device_bytes(jax.devices()[0])
     shape = mesh_shape(config.mesh, num_devices)
     check_divisibility(config, shape)
-    policy = remat_policy(config, shape, platform, hbm_bytes)
-    memory = footprint(with_policy(config, policy), shape)
+    policy = remat_choice(config, shape, platform, hbm_bytes).policy
+    memory = {name: footprint(with_policy(config, name), shape) for name in dict.fromkeys((policy, *CANDIDATES[platform]))}
     flops = row_flops(config)
     stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
     return {
@@ -44,20 +45,15 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
         "embed_dim": model.embed_dim,
         "head_dim": model.head_dim,
         "mlp_dim": model.mlp_dim,
-        "parameters": parameter_counts(model),
-        "sequence_length": config.data.sequence_length,
-        "flops_forward": {
-            **flops._asdict(),
-            "per_sequence": flops.total,
-            "per_token": flops.total / config.data.sequence_length,
-        },
-        "flops_step": step_flops(config),
         "rows_per_step": config.train.batch_size,
+        "tokens_per_row": config.data.sequence_length,
+        "flops_per_step": step_flops(config),
+        "parameters": parameter_counts(model),
+        "flops_forward_per_row": {**flops._asdict(), "total": flops.total, "per_token": flops.total / config.data.sequence_length},
         "mesh": shape,
-        "device_bytes": hbm_bytes,
+        "bytes_per_device": {"available": hbm_bytes, **memory[policy]._asdict(), "total": memory[policy].total},
         "remat_policy": policy,
-        "bytes_per_device": {**memory._asdict(), "total": memory.total},
-        "total_by_remat_policy": {name: footprint(with_policy(config, name), shape).total for name in CANDIDATES[platform]},
+        "total_bytes_by_remat_policy": {name: memory[name].total for name in CANDIDATES[platform]},
         "omega_closed": {
             f"{stack.name} {rule}": closed_form_omega(rule, stack.num_sublayers)
             for stack in stacks

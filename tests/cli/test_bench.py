@@ -54,7 +54,6 @@ def test_training_of_two_shapes(tmp_path):
     # The whole training state is the step's argument: parameters, both moments, step; and the
     # batch.
     assert first["memory"]["arguments"] > 3 * 4 * first["parameters"] and first["memory"]["temporaries"] > 0
-    assert first["bytes_accessed"] is None, "a scan over layers is a loop"
     assert against["time_ratio"]["low"] <= against["time_ratio"]["median"] <= against["time_ratio"]["high"]
     assert found["environment"]["devices"]["count"] == first["devices"] == 1
     assert found["environment"]["torch"] is None
@@ -63,7 +62,7 @@ def test_training_of_two_shapes(tmp_path):
 
 @pytest.mark.slow
 def test_inference_over_a_grid(tmp_path):
-    config = tiny("config", "bert.py:2l8h", **{"model.scan_unroll": 2})
+    config = tiny("config", "bert.py:2l8h")
     found, _ = bench(
         tmp_path / "inference.json", "inference", *config, "--batch=1,2", "--length=16", "--rounds=2", "--repetitions=2"
     )
@@ -71,9 +70,6 @@ def test_inference_over_a_grid(tmp_path):
     one, two = (cell["contestants"][0] for cell in found["cells"])
     assert (one["work"], two["work"]) == (16, 32) and two["flops"] == 2 * one["flops"]
     assert [len(turn) for turn in one["turns"]] == [2, 2], "every repetition is a latency of its own"
-    # All parameters are read at least once, but for rows of the tables.
-    tables = (512 + 64 + 2) * 16
-    assert one["bytes_accessed"] > 4 * (one["parameters"] - tables) > 0
 
 
 @pytest.mark.slow

@@ -106,12 +106,13 @@ def test_only_a_gpu_launches_operations(config_of):
 def test_the_bounds_hold_the_parts(config_of, kind, mesh):
     config = config_of(**{"mesh.data": mesh[0], "mesh.fsdp": mesh[1]})
     time = step_time(config, CHIPS[kind], 4)
-    lows = time.compute, time.memory.low, time.network.low, time.launches.low
-    highs = time.compute, time.memory.high, time.network.high, time.launches.high
-    assert time.step == (max(lows), pytest.approx(sum(highs)))
+    parts = time.memory_seconds, time.network_seconds, time.launches_seconds
+    lows = time.products_seconds, *(part.low for part in parts)
+    highs = time.products_seconds, *(part.high for part in parts)
+    assert time.step_seconds == (max(lows), pytest.approx(sum(highs)))
     assert time.rows == config.train.batch_size // 4 and time.fits
-    assert time.mfu.high == pytest.approx(step_flops(config) / 4 / CHIPS[kind].peak_flops / time.step.low)
-    assert time.chip_hours.low == pytest.approx(4 * config.train.num_steps * time.step.low / 3600)
+    assert time.mfu.high == pytest.approx(step_flops(config) / 4 / CHIPS[kind].peak_flops / time.step_seconds.low)
+    assert time.chip_hours.low == pytest.approx(4 * config.train.num_steps * time.step_seconds.low / 3600)
 
 
 def test_a_model_that_does_not_fit_is_told(config_of):
