@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         kind, configs, chosen, out, options = parse(arguments)
         peers.require(chosen)
-        return measured(f"benchmarks.bench {kind}", lambda: _bench(kind, configs, chosen, **options), out, options)
+        return measured(f"benchmarks.bench {kind}", lambda: _bench(kind, configs, chosen, **options), out)
     except UserError as error:
         print(f"benchmarks.bench: {error}", file=sys.stderr)
         return 2

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts.validators import Number
 
 from mhsh.config.schema import Config
 from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
@@ -80,6 +82,8 @@ ConfigsFlag = Annotated[
     _config("config", f"{_HELP}; several are set side by side, and a change goes to each", _all_as_written),
     Made("config", make_configs),
 ]
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 RunFolderArgument = Annotated[str, Parameter(name="RUN", help="a run folder")]
 StepFlag = Annotated[int | None, Parameter(help="which checkpoint; the newest by default")]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Column, Table
 
-from mhsh.cli.parser import ConfigsFlag
+from mhsh.cli.parser import ConfigsFlag, Count, Positive
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.text import timing, whole_numbers
@@ -28,8 +27,8 @@ def run(
     *,
     config: ConfigsFlag,
     topology: str | None = None,
-    num_slices: int = 1,
-    hbm: float | None = None,
+    num_slices: Count = 1,
+    hbm: Positive | None = None,
     chips: tuple[str, ...] = (),
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
@@ -54,8 +53,6 @@ def run(
     from mhsh.planning.roofline import ASSUMPTIONS, CHIPS, step_time
 
     configs: dict[str, Config] = dict(config)
-    if hbm is not None and not 0 < hbm < math.inf:
-        raise UserError(f"--hbm={hbm:g}: give the GiB of a device, above 0")
     hbm_bytes = round(hbm * GIB) if hbm else None
     target = parse_topology(topology, num_slices) if topology else None
     counts = [(kind, number) for text in chips for kind, number in _chips(text, CHIPS)]

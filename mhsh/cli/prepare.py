@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from mhsh.cli.parser import ConfigFlag
+from mhsh.cli.parser import ConfigFlag, Count
 from mhsh.data.corpus import StreamedTask
 from mhsh.data.load import task_of
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
@@ -32,10 +32,10 @@ def run(
     *,
     config: ConfigFlag,
     out: str,
-    workers: int = os.cpu_count() or 1,
+    workers: Count | None = None,
     runner: Literal["local", "beam"] = "local",
     beam_options: str = "",
-    per_shard: int | None = None,
+    per_shard: Count | None = None,
 ) -> int:
     """Turns sentence pairs or documents into packed rows on disk, for data.source=arrayrecord:DIR.
 
@@ -50,13 +50,11 @@ def run(
     """
     if beam_options and runner != "beam":
         raise UserError("--beam-options are for --runner=beam")
-    if workers < 1:
-        raise UserError(f"--workers={workers} must be 1 or more")
     if runner == "beam" and is_remote(out):
         raise UserError(f"--runner=beam writes to a file system that its workers share, not to {out}; prepare there, then copy it")
     start = time.monotonic()
     on_beam = functools.partial(run_chunks_on_beam, options=beam_options)
-    run_all = on_beam if runner == "beam" else functools.partial(_locally, workers)
+    run_all = on_beam if runner == "beam" else functools.partial(_locally, workers or os.cpu_count() or 1)
     task = task_of(config)
     if not isinstance(task, StreamedTask):
         raise UserError(

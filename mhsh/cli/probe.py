@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.parser import AgainstFlag, ConfigFlag, StepFlag
+from mhsh.cli.parser import AgainstFlag, ConfigFlag, Count, StepFlag
 from mhsh.config.schema import Config, MeshConfig, to_dict
 from mhsh.config.shapes import SCHEMES, shape_name
 from mhsh.configs import CONFIG, LIST
@@ -58,12 +58,12 @@ def run(
     config: ConfigFlag | None = None,
     against: AgainstFlag | None = None,
     step: StepFlag = None,
-    rows: int = 8,
+    rows: Count = 8,
     out: str | None = None,
-    batches: int | None = None,
+    batches: Count | None = None,
     depths: str | None = None,
     schemes: str | None = None,
-    draws: int | None = None,
+    draws: Count | None = None,
 ) -> int:
     """Measures what the layers of trained runs, or of a fresh model, do on one batch.
 
@@ -94,7 +94,7 @@ def run(
     given = {name: value for name, value in locals().items() if value is not None}
     options = _options(kind, given)
     configs = {name: given[name] for name in ("config", "against") if name in given}
-    _check(folders, configs, rows, step, options)
+    _check(folders, configs, step, options)
     out = out or f"probe-{kind}.json"
     page, pictures = Path(out).with_suffix(".md"), {suffix: Path(out).with_suffix(f".{suffix}") for suffix in PICTURES}
     for path in (out, page, *pictures.values()):
@@ -127,7 +127,7 @@ def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given.get(name, default) for name, default in _OPTIONS.get(kind, {}).items()}
 
 
-def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: int | None, options: dict[str, Any]) -> None:
+def _check(folders: Sequence[str], configs: dict[str, Config], step: int | None, options: dict[str, Any]) -> None:
     if not folders and "config" not in configs:
         raise UserError(f"mhsh probe needs RUN folders, or --config={CONFIG} for a fresh model; {LIST}")
     if folders and configs:
@@ -136,9 +136,6 @@ def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: 
         raise UserError("--step goes with RUN: a fresh model has no checkpoints")
     if "draws" in options and "against" in configs:
         raise UserError("--against does not go with amplification: give --schemes and --depths")
-    for name, value in {"rows": rows, **{name: options[name] for name in ("batches", "draws") if name in options}}.items():
-        if value < 1:
-            raise UserError(f"--{name}={value}: give a number above 0")
     for name, config in configs.items():
         if config.train.start_from:
             raise UserError(f"{name}: train.start_from = {config.train.start_from!r} makes no fresh model; probe that run itself")

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import FieldsFlag
+from mhsh.cli.parser import Count, FieldsFlag
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.sweep.axes import SEEDS, Axis, Value, cells_of, parse_axes
@@ -42,7 +42,7 @@ def run(
     workdir: str,
     axes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     dry_run: bool = False,
-    parallel: int = 1,
+    parallel: Count = 1,
     cells: str = "1/1",
     retry: bool = False,
     over: str | None = None,
@@ -70,8 +70,6 @@ def run(
     Raises:
       UserError: an axis or a cell is wrong, or the folder holds something else.
     """
-    if parallel < 1:
-        raise UserError(f"--parallel={parallel} must be 1 or more")
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")
     first, every = _share(cells)
