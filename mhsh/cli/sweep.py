@@ -26,10 +26,6 @@ from mhsh.verdict.experiment import load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
 from mhsh.verdict.tuning import Tuned, field_of, tune, values_to_add
 
-_SHOWN = 10  # rows of a long plan that are printed at its start, and as many at its end
-_SUMS = ("tokens", "flops")
-
-
 EXAMPLES = (
     "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 seed=0,1",
     "mhsh sweep --config=evidence:heads --workdir=sweep --axes seed=0,1 --dry-run",
@@ -89,7 +85,8 @@ def run(
     plan = make_plan(parsed, config)
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if over is not None:
-        _print_stages(plan, tune(planned_experiment(plan), over, choosing_seeds))
+        choices = tune(planned_experiment(plan), over, choosing_seeds).choices
+        print(f"{sum(len(choice.choosing) for choice in choices)} of them choose {over}; the other seeds run at the chosen values")
     if dry_run:
         return 0
     stopped_by = None
@@ -188,9 +185,7 @@ def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """A row for the runs that differ in nothing but their seeds, of many rows the first and the
-    last, and the sums.
-    """
+    """A row for the runs that differ in nothing but their seeds, and the sums."""
     names = [axis.name for axis in plan.axes if axis.path not in SEEDS]
     # Headers of several lines keep the table narrow.
     axes = [name.replace("_", "\n") for name in names]
@@ -200,38 +195,18 @@ def print_plan(plan: Plan, console: Console) -> None:
     alike: dict[tuple[Value, ...], list[PlannedCell]] = {}
     for cell in plan.cells:
         alike.setdefault(tuple(value for path, value in cell.settings.items() if path not in SEEDS), []).append(cell)
-    rows = []
     for values, cells in alike.items():
         model, cost = cells[0].config.model, cells[0].cost
         words = [escape(sanitize(str(value))) for value in values]
         widths = f"{model.embed_dim}/{model.head_dim}/{model.mlp_dim}"
-        rows.append([*words, shape_name(model), widths, str(len(cells)), text.count(cost["parameters"]), *_sums(cells)])
-    if len(rows) > 2 * _SHOWN:
-        rows[_SHOWN:-_SHOWN] = [[f"({len(rows) - 2 * _SHOWN:,} more)"]]
-    for row in rows:
-        table.add_row(*row)
+        table.add_row(*words, shape_name(model), widths, str(len(cells)), text.count(cost["parameters"]), *_sums(cells))
     table.add_row("in all", *[""] * (len(names) + 1), f"{len(plan.cells):,}", "", *_sums(plan.cells))
     console.print(table)
 
 
 def _sums(cells: Sequence[PlannedCell]) -> list[str]:
     """Tokens and FLOPs of all of them."""
-    return [text.count(sum(cell.cost[name] for cell in cells)) for name in _SUMS]
-
-
-def _print_stages(plan: Plan, tuned: Tuned) -> None:
-    """How many of the plan's cells choose, how many report, and what all of these cost at most."""
-    cells = {cell.name: cell for cell in plan.cells}
-    choosing = [[cells[name].cost for name in choice.choosing] for choice in tuned.choices]
-    seeds = [len(group.members) for group in tuned.experiment.groups]
-    # Nothing is chosen yet; the values of one shape may differ in cost.
-    sums = [
-        sum(cost[name] for costs in choosing for cost in costs)
-        + sum(count * max(cost[name] for cost in costs) for count, costs in zip(seeds, choosing, strict=True))
-        for name in _SUMS
-    ]
-    tokens, flops = map(text.count, sums)
-    print(f"{sum(map(len, choosing))} of them choose, then {sum(seeds)} report: at most {tokens} tokens, {flops} FLOPs")
+    return [text.count(sum(cell.cost[name] for cell in cells)) for name in ("tokens", "flops")]
 
 
 def _share(cells: str) -> tuple[int, int]:
