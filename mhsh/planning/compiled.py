@@ -27,7 +27,7 @@ from mhsh.errors import UserError, install_command
 from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
 from mhsh.planning.hlo import parse_module, read_collectives
-from mhsh.planning.roofline import CHIPS, product_flops, remat_choice
+from mhsh.planning.roofline import CHIPS, Chip, product_flops, remat_choice
 from mhsh.training.memory import with_policy
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh
@@ -41,27 +41,19 @@ class Topology(NamedTuple):
     """
 
     name: str
-    num_slices: int = 1
-
-    @property
-    def kind(self) -> str:
-        """v4, v5e, v5p, v6e or local."""
-        return self.name.split(":")[0]
+    num_slices: int
+    num_devices: int  # over all slices
+    chip: Chip | None  # None: simulated
 
     @property
     def platform(self) -> str:
         """tpu, or cpu for simulated devices."""
-        return "cpu" if self.kind == "local" else "tpu"
+        return "tpu" if self.chip else "cpu"
 
     @property
     def hbm_bytes(self) -> int | None:
         """Memory of one device; None for simulated ones."""
-        return CHIPS[self.kind].hbm_bytes if self.kind in CHIPS else None
-
-    @property
-    def num_devices(self) -> int:
-        """Over all slices."""
-        return self.num_slices * math.prod(map(int, self.name.split(":")[1].split("x")))
+        return self.chip.hbm_bytes if self.chip else None
 
 
 def parse_topology(name: str, num_slices: int = 1) -> Topology:
@@ -71,14 +63,15 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
       UserError: an unknown kind or layout, or slices where there are none.
     """
     kind, _, layout = name.partition(":")
-    dimensions = 1 if kind == "local" else CHIPS[kind].dimensions if kind in CHIPS else 0
+    chip = CHIPS.get(kind)
+    dimensions = 1 if kind == "local" else chip.dimensions if chip else 0
     if not dimensions or not re.fullmatch("x".join([r"[1-9]\d*"] * dimensions), layout):
         raise UserError(
             f"--topology={name} is not a slice; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), local:8"
         )
-    if num_slices < 1 or (kind == "local" and num_slices > 1):
-        raise UserError(f"--num-slices={num_slices}: allowed: 1 or more, and only 1 with --topology=local:N")
-    return Topology(name, num_slices)
+    if num_slices > 1 and chip is None:
+        raise UserError(f"--num-slices={num_slices}: local:N is one slice; leave --num-slices away")
+    return Topology(name, num_slices, num_slices * math.prod(map(int, layout.split("x"))), chip)
 
 
 def _version(name: str) -> str | None:
@@ -105,7 +98,7 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
         )
     request = {
         "config": to_dict(config),
-        "topology": list(topology),
+        "topology": [topology.name, topology.num_slices],
         "hbm_bytes": hbm_bytes,
         "hlo_path": None if hlo_path is None else str(hlo_path.absolute()),
     }
@@ -157,7 +150,7 @@ def _answer() -> None:
     """
     request = json.load(sys.stdin)
     try:
-        topology = Topology(*request["topology"])
+        topology = parse_topology(*request["topology"])
         if topology.platform == "cpu":
             jax.config.update("jax_num_cpu_devices", topology.num_devices)
         path = request["hlo_path"] and Path(request["hlo_path"])
@@ -237,12 +230,12 @@ def _devices_of(topology: Topology) -> Sequence[Any]:
     Raises:
       UserError: libtpu does not know the slice.
     """
-    if topology.platform == "cpu":
+    if topology.chip is None:
         return jax.devices("cpu")[: topology.num_devices]
     from jax.experimental import topologies
 
     # A device is a whole chip: both cores of a v4 or v5p.
-    options: dict[str, Any] = {"chip_config_name": "megacore"} if CHIPS[topology.kind].dimensions == 3 else {}
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.chip.dimensions == 3 else {}
     if topology.num_devices == topology.num_slices:
         options["chips_per_host_bounds"] = (1, 1, 1)
     if topology.num_slices > 1:

@@ -18,14 +18,14 @@ from mhsh.errors import UserError
 from mhsh.models.build import boxed_parameters
 from mhsh.models.costs import parameter_counts, step_flops
 from mhsh.planning import compiled
-from mhsh.planning.compiled import Topology, compile_report, measure, overflow, parse_topology
+from mhsh.planning.compiled import compile_report, measure, overflow, parse_topology
 from mhsh.training.memory import footprint
 from mhsh.training.sharding import matrices
 from mhsh.training.state import example_batch
 from tests.conftest import ROOT
 
 GIB = 2**30
-LOCAL = Topology("local:8")
+LOCAL = parse_topology("local:8")
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 2, 4)}
 NO_LIBTPU = importlib.util.find_spec("libtpu") is None
 
@@ -159,7 +159,7 @@ def test_a_compiler_that_dies_is_named(config_of, monkeypatch):
 def test_a_process_of_its_own_gives_the_same_report(config_of, reports):
     """Four simulated devices, which this process does not have."""
     config = config_of("fsdp", **{"mesh.fsdp": 4})
-    report = measure(config, Topology("local:4"))
+    report = measure(config, parse_topology("local:4"))
     assert report["num_devices"] == 4
     assert report["warnings"] == []
     assert report["memory"]["arguments"] > reports["fsdp"]["memory"]["arguments"]
@@ -191,7 +191,7 @@ class TestLibtpu:
     def test_a_slice(self, make_config):
         overrides = {"mesh.data": 1, "mesh.fsdp": 4, "model.compute_dtype": "bfloat16"}
         config = make_config("bert", "16l1h", **overrides)
-        report = measure(config, Topology("v5e:2x2"))
+        report = measure(config, parse_topology("v5e:2x2"))
         assert report["fits"]
         assert report["device_kind"] == "TPU v5 lite"
         assert report["unknown_loops"] == []
@@ -201,19 +201,19 @@ class TestLibtpu:
 
     def test_two_slices(self, make_config):
         config = make_config("bert", "2l8h", **{"mesh.data": 2, "mesh.fsdp": 4})
-        report = measure(config, Topology("v5e:2x2", 2))
+        report = measure(config, parse_topology("v5e:2x2", 2))
         assert report["num_devices"] == 8
         gradients = 4 * parameter_counts(config.model)["total"] / 4  # each device's share
         assert gradients * 0.9 < payload(report, "between-slices") < gradients * 4
         with pytest.raises(UserError, match="2 slices"):
-            measure(replace(config, mesh=replace(config.mesh, data=1, fsdp=1, tensor=8)), Topology("v5e:2x2", 2))
+            measure(replace(config, mesh=replace(config.mesh, data=1, fsdp=1, tensor=8)), parse_topology("v5e:2x2", 2))
 
     def test_what_the_compiler_calls_impossible(self, make_config):
         with pytest.raises(UserError, match=r"--topology=v5e:3x3: INVALID_ARGUMENT"):
-            measure(make_config("bert", "2l8h", **{"train.batch_size": 9}), Topology("v5e:3x3"))
+            measure(make_config("bert", "2l8h", **{"train.batch_size": 9}), parse_topology("v5e:3x3"))
 
     def test_a_step_that_does_not_fit(self, make_config):
         overrides = {"model.num_layers": 48, "train.batch_size": 16384, "mesh.data": 4, "model.remat_policy": "none"}
-        report = measure(make_config("bert", "2l8h", **overrides), Topology("v5e:2x2"))
+        report = measure(make_config("bert", "2l8h", **overrides), parse_topology("v5e:2x2"))
         assert report["fits"] is False
         assert report["needed_bytes"] > report["hbm_bytes"]
