@@ -105,22 +105,6 @@ def test_problems_are_named_and_the_others_drawn(make_run: MakeRun, tmp_path: Pa
     )
 
 
-def test_a_measure_that_no_run_logged_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--measure=blue is no number of the train rows of these runs; allowed: loss"):
-        run(make_run("a"), measure="blue", out=str(tmp_path / "report.html"))
-
-
-def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path: Path) -> None:
-    folders = [make_run("a"), make_run("b")]
-    for name in FILES:
-        (tmp_path / name).write_text("my thesis")
-        with pytest.raises(UserError, match="was not written by mhsh compare"):
-            run(*folders, out=str(tmp_path / "report.html"))
-        assert (tmp_path / name).read_text() == "my thesis"
-        assert {path.name for path in tmp_path.iterdir()} == {name, "runs"}
-        (tmp_path / name).unlink()
-
-
 def test_the_baseline_and_the_target_are_those_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
     paths = [make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln"})]
     for baseline in ("b", paths[1], "2x8 pre_ln"):

@@ -117,14 +117,6 @@ def test_running_out_of_memory_is_a_result():
     assert overflow(on_chip) is None, "the chip's, not the device's"
 
 
-def test_what_is_no_slice_is_refused():
-    for name in ("v5e:4x4x1", "v4:4x4", "v5e:4x", "local:2x4", "4x4"):  # others are in tests/cli/bad_inputs.txt
-        with pytest.raises(UserError, match=f"--topology={name} is not a slice; allowed: .*v5e:4x4.*local:8"):
-            parse_topology(name)
-    with pytest.raises(UserError, match="--num-slices=2"):
-        parse_topology("local:8", 2)
-
-
 def test_devices_of_a_slice():
     assert parse_topology("v5p:2x2x4", 2).num_devices == 32
     assert parse_topology("v5e:4x4").hbm_bytes == 16 * GIB

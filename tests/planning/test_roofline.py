@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.hlo import products
-from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
 from mhsh.planning.hlo import parse_module
@@ -119,10 +118,3 @@ def test_a_model_that_does_not_fit_is_told(config_of):
     small = dataclasses.replace(CHIPS["v5e"], hbm_bytes=2**20)
     time = step_time(config_of(), small, 1)
     assert not time.fits and time.remat_policy == "groups"
-
-
-def test_meshes_without_an_estimate(config_of):
-    with pytest.raises(UserError, match=r"mesh.tensor = 2 has no estimate of time"):
-        step_time(config_of(**{"mesh.tensor": 2}), CHIPS["v5e"], 4)
-    with pytest.raises(UserError, match="make it a multiple of 16"):
-        step_time(config_of(), CHIPS["v5e"], 16)
