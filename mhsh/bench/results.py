@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mhsh.errors import UserError
 from mhsh.files import read_object, write_new
@@ -133,7 +133,7 @@ class SettingResults(Struct):
     """All candidates in one setting, in the order of their turns."""
 
     setting: dict[str, Any]  # batch and length (train, inference), or what else the kind varies
-    candidates: Annotated[list[CandidateResult], Meta(min_length=1)] = field(name="contestants")
+    candidates: Annotated[list[CandidateResult], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
         names = [candidate.name for candidate in self.candidates]
@@ -275,23 +275,19 @@ def show(results: BenchResults) -> None:
     varied = [key for key in settings[0] if len({str(setting[key]) for setting in settings}) > 1]
     if "setting" in varied:  # its name says the rest
         varied = ["setting"]
-    rows = [(cell.setting, candidate) for cell in results.cells for candidate in cell.candidates]
-    texts = [_texts(candidate, results.unit) for _, candidate in rows]
-    titles = [title for title in texts[0] if any(text[title] for text in texts)]
-    table = Table(box=None, pad_edge=False)
-    for title in (*(name.upper() for name in varied), ""):
-        table.add_column(title, no_wrap=True)
-    for title in titles:
-        table.add_column(title, min_width=len(title))
-    for (setting, candidate), text in zip(rows, texts, strict=True):
-        table.add_row(*(str(setting[key]) for key in varied), candidate.name, *(text[title] or "-" for title in titles))
+    rows = [
+        {key.upper(): str(cell.setting[key]) for key in varied} | {"": candidate.name} | _texts(candidate, results.unit)
+        for cell in results.cells
+        for candidate in cell.candidates
+    ]
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    columns = [Column(title, min_width=len(title), no_wrap=not title) for title in titles]
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(row[title] or "-" for title in titles))
     fixed = [f"{key.replace('_', ' ')} {value}" for key, value in settings[0].items() if key not in varied]
-    for paragraph in [_head(results, fixed), *map(_candidate, results.cells[0].candidates)]:
+    for paragraph in (_head(results, fixed), *map(_candidate, results.cells[0].candidates), "", table, "", _foot(results)):
         console.print(paragraph, highlight=False, markup=False)
-    console.print()
-    console.print(table)
-    console.print()
-    console.print(_foot(results, rows[0][1]), highlight=False, markup=False)
 
 
 def _head(results: BenchResults, fixed: list[str]) -> str:
@@ -324,7 +320,8 @@ def _texts(result: CandidateResult, unit: str) -> dict[str, str]:
     }
 
 
-def _foot(results: BenchResults, first: CandidateResult) -> str:
+def _foot(results: BenchResults) -> str:
+    first = results.cells[0].candidates[0]
     return (
         f"Time: the median of {len(first.turns)} alternating turns, with its distribution-free interval "
         f"({first.seconds.confidence:.1%}, as all intervals here). Ratio: time per {results.unit} over that of the baseline in "

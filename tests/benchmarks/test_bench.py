@@ -28,7 +28,7 @@ def bench(out: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (cell,) = json.loads(out.read_text())["cells"]
-    return cell["contestants"], done.stdout
+    return cell["candidates"], done.stdout
 
 
 def test_shares_of_the_ceilings_by_hand(make_config):
@@ -52,7 +52,7 @@ def test_the_input_pipeline(corpus, tmp_path):
     config = [*tiny("config", "bert.py:2l8h", **{"data.validation_fraction": 0.2}), corpus]
     out = tmp_path / "input.json"
     assert main(["input", *config, "--rounds=2", "--batches=5", f"--out={out}"]) == 0
-    (only,) = json.loads(out.read_text())["cells"][0]["contestants"]
+    (only,) = json.loads(out.read_text())["cells"][0]["candidates"]
     assert only["work"] == 5 * 8 * 16 and only["rate"] == pytest.approx(only["work"] / only["seconds"]["median"])
 
 

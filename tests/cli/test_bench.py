@@ -39,7 +39,7 @@ def bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
 
 def candidates(found: dict[str, Any]) -> list[dict[str, Any]]:
     (cell,) = found["cells"]
-    return cell["contestants"]
+    return cell["candidates"]
 
 
 def test_training_of_two_shapes(tmp_path):
@@ -67,7 +67,7 @@ def test_inference_over_a_grid(tmp_path):
         tmp_path / "inference.json", "inference", *config, "--batch=1,2", "--length=16", "--rounds=2", "--repetitions=2"
     )
     assert [cell["setting"] for cell in found["cells"]] == [{"batch": 1, "length": 16}, {"batch": 2, "length": 16}]
-    one, two = (cell["contestants"][0] for cell in found["cells"])
+    one, two = (cell["candidates"][0] for cell in found["cells"])
     assert (one["work"], two["work"]) == (16, 32) and two["flops"] == 2 * one["flops"]
     assert [len(turn) for turn in one["turns"]] == [2, 2], "every repetition is a latency of its own"
 
@@ -79,7 +79,7 @@ def test_decoding(tmp_path):
     found, _ = bench(tmp_path / "decode.json", "decode", *config, *few)
     batch, file = found["cells"]
     assert batch["setting"] == {"setting": "batch", "sentences": 2, "tokens": 8}
-    assert file["setting"]["sentences"] == 3 and 3 * 8 <= file["contestants"][0]["work"] <= 3 * 60
+    assert file["setting"]["sentences"] == 3 and 3 * 8 <= file["candidates"][0]["work"] <= 3 * 60
 
 
 @pytest.mark.slow
