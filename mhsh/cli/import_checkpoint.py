@@ -77,7 +77,9 @@ def _for_task(config: Config, fields: Mapping[str, Any]) -> Config:
     data = config.data
     if not isinstance(data, DataConfig):
         raise UserError("--task goes over a --config for pre-training, such as bert:12l12h; give one")
-    return from_dict(over_encoder(fields, config.model, data.vocab_path, data.lowercase))
+    complete = over_encoder(fields, config.model, data.vocab_path, data.lowercase)
+    complete["train"] = to_dict(config.train) | complete.get("train", {})
+    return from_dict(complete)
 
 
 def _resolve(config: Config, imported: ImportedBert, folder: Path) -> tuple[Config, WordPieceTokenizer]:
@@ -176,4 +178,5 @@ def _print(config: Config, imported: ImportedBert, source: str, out: str) -> Non
         print(f"left out, as nothing reads them: {', '.join(imported.left_out)}")
     if imported.fresh:
         print(f"drawn fresh by train.seed = {config.train.seed}: {', '.join(imported.fresh)}")
-    print(f"to train it further: mhsh train --workdir={out}")
+    if isinstance(config.data, DataConfig):
+        print(f"to train it further: mhsh train --workdir={out}")
