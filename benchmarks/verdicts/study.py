@@ -1,6 +1,6 @@
 """The study's verdicts computed again, from the losses of its runs that docs/study keeps.
 
-  python -m benchmarks.verdicts.study docs/study          # the table in docs/development/study.md
+  python -m benchmarks.verdicts.study docs/study          # prints docs/study/changed.csv
   python -m benchmarks.verdicts.study docs/study --page   # writes docs/study/index.md anew, too
 
 docs/study/runs.csv has a row for every run that ended: its stage and name, whether it left the
@@ -19,6 +19,7 @@ import functools
 import io
 import re
 import subprocess
+import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,6 @@ from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import Plan, PlannedCell, SweepFolder
-from mhsh.text import format_interval, format_signed
 from mhsh.training.optimizer import decayed_count
 from mhsh.verdict.estimate import WIDENING, Estimate, difference
 from mhsh.verdict.experiment import load_experiment
@@ -53,7 +53,7 @@ Rows = Sequence[Mapping[str, str]]
 
 
 def main() -> None:
-    """Prints which verdicts changed, and why; with --page also writes the page."""
+    """Prints which verdicts changed, and why, as CSV; with --page also writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="docs/study")
     parser.add_argument("--page", action="store_true", help="write its index.md and pictures")
@@ -64,7 +64,7 @@ def main() -> None:
         sweeps, workdir = Path(temporary) / "sweeps", Path(temporary) / "study"
         for stage in dict.fromkeys(row["stage"] for row in runs):
             plant(sweeps / stage, stage, [row for row in runs if row["stage"] == stage])
-        print("\n".join(changed(sweeps, before)))
+        csv.writer(sys.stdout, lineterminator="\n").writerows(changed(sweeps, before))
         if arguments.page:
             publish(sweeps, workdir / "published")
             subprocess.run(
@@ -147,10 +147,12 @@ def _sizes(model: ModelConfig) -> dict[str, Any]:
     return {"parameters": parameter_counts(model), "weight_decayed_parameters": decayed_count(parameter_shapes(model))}
 
 
-def changed(workdir: Path, before: Rows) -> Iterator[str]:
-    """A Markdown table: the verdicts that the earlier rules gave otherwise, and why."""
-    yield "| part | what | before | now | why it changed |"
-    yield "| --- | --- | --- | --- | --- |"
+def changed(workdir: Path, before: Rows) -> Iterator[tuple[str, str, str, str]]:
+    """The verdicts that the earlier rules gave otherwise, and why, below the names of the columns.
+
+    `what` is the first swept value (heads a layer, or layers), or what changes between two stages.
+    """
+    yield "part", "what", "verdict", "why"
     for part in dict.fromkeys(row["part"] for row in before):
         rows = {row["what"]: row for row in before if row["part"] == part}
         named = [part] if (workdir / part).exists() else _stages_of(rows)
@@ -161,10 +163,8 @@ def changed(workdir: Path, before: Rows) -> Iterator[str]:
             found = {f"{each.relation.split(',')[0]}: {each.first} to {each.other}": _change(each.estimate) for each in changes}
         for what, row in rows.items():
             verdict, why = found[what]
-            if NOW[row["verdict"]] == verdict:
-                continue
-            old = f"{_words(*(float(row[name]) for name in ('difference', 'low', 'high')))}, {row['verdict']}"
-            yield f"| {part} | {what} | {old} | {verdict} | {why} |"
+            if NOW[row["verdict"]] != verdict:
+                yield part, what, verdict, why
 
 
 def _stages_of(rows: Mapping[str, object]) -> list[str]:
@@ -217,10 +217,6 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
 def _change(apart: Estimate) -> tuple[str, str]:
     verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
     return verdict, "Holm's correction over the page" if apart.excludes_zero else "a wider interval, and what the grids hide"
-
-
-def _words(mean: float, low: float, high: float) -> str:
-    return f"{format_signed(mean)} ({format_interval(low, high)})"
 
 
 if __name__ == "__main__":

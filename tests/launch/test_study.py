@@ -139,37 +139,45 @@ def test_the_page_is_what_was_published(launch, tmp_path):
         done = launch(*words, *more)
         assert (done.returncode, done.stderr) == (2, said)
     report = (
-        "<!-- by -->\n\n- Higher,\n  by 2.\n- 3x8 is at its best rate, by 10\n  trials.\n- 3x8: it has 2 % more parameters.\n\n"
-        "![Curves](report.svg)\n\n![Loss](report_1.svg)\n\n{0}Results by group:\n\n| a |\n\n▼ lower.\n\n"
+        "<!-- by -->\n\n- 3x8 ends higher: loss 3\n  against 2 (95 % interval 1 to 2).\n"
+        "- 3x8 is at its best rate, by 10\n  trials.\n"
+        "- 6x4: it has 3 % more parameters and\n  ends worse all the same.\n\n"
+        "![Curves](report.svg)\n\n![Loss](report_1.svg)\n\n{0}Results by group:\n\n"
+        "| a | trained |\n| --- | --- |\n| 3x8 | 5 of 5 |\n| 6x4 | {1} of 5 |\n\n▼ lower.\n\n"
         "{0}Other measures, not tested:\n\n| b |\n"
     )
+    changes = "- 1 layer (1x12 and 1x24): from a to b the difference\n  changes by 1 (0 to 2).\n"
+    probe = "![ablation](ablation.png)\n\nthe loss:\n\n|  | 3L8H, 5 seeds |\n| --- | --- |\n| + |  |\n| loss | 2 |\n"
     for file, text in {
-        "width/report.md": report.format(""),
+        "width/report.md": report.format("", 5),
+        "admin/report.md": report.format("", 4),
         "width/report_1.png": "a picture",
         "width/report.png": "curves",
-        "gap/report.md": report.format("small: "),
+        "gap/report.md": changes + report.format("a: ", 5),
         "gap/report_1.png": "a picture of width",
         "heads/report.md": "- Higher.\n- See \\](x.png)\n",
         "heads/report.json": "{}",
-        "probes/ablation.md": "![ablation](ablation.png)\n\n| model |\n",
+        "probes/ablation.md": probe,
         "probes/ablation.png": "a picture",
     }.items():
         (published / file).parent.mkdir(parents=True, exist_ok=True)
         (published / file).write_text(text)
     assert launch(*words, f"--out={page}").returncode == 0
     text = (page / "index.md").read_text()
-    single = "- 3x8: it has 2 % more parameters.\n\n![Loss](width/report_1.png)\n\n| a |\n\n## "
+    single = "- 6x4: 3 % more parameters.\n\n![Loss](width/report_1.png)\n\n| a |\n| --- |\n| 3x8 |\n| 6x4 |\n\n## "
     assert f"at equal size\n\n{single}" in text  # its verdict and best rate stand in the table
-    assert "with size?\n\n- Higher,\n  by 2.\n\n## " in text
+    assert "| a | trained |\n| --- | --- |\n| 3x8 | 5 of 5 |\n| 6x4 | 4 of 5 |\n\n## " in text
+    assert "with size?\n\n- 1 layer, a to b: 1 (0 to 2).\n\n- 3x8 ends higher.\n\n## " in text
     assert (
         text.index("See")
         < text.index("with size?")
         < text.index("width/report_1")
-        < text.index("](probes/ablation.png)\n\n| model |")
+        < text.index("](probes/ablation.png)\n\nthe loss:\n\n[All figures](probes/ablation.tsv)")
     )
+    assert (page / "probes/ablation.tsv").read_text() == "\t3L8H, 5 seeds\n+\t\nloss\t2\n"
     assert "Translation" not in text
     files = {str(file.relative_to(page)) for file in page.glob("**/*") if file.is_file()}
-    assert files == {"index.md", "width/report_1.png", "probes/ablation.png"}
+    assert files == {"index.md", "width/report_1.png", "probes/ablation.png", "probes/ablation.tsv"}
 
 
 def test_the_page_keeps_what_another_folder_published(launch, tmp_path):
@@ -205,4 +213,4 @@ def test_the_published_verdicts_are_those_of_the_kept_losses():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.verdicts.study", "docs/study"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout in (ROOT / "docs/development/study.md").read_text(encoding="utf-8")
+    assert done.stdout == (ROOT / "docs/study/changed.csv").read_text(encoding="utf-8")
