@@ -141,7 +141,7 @@ def _in_rows(report: Mapping[str, Any]) -> dict[str, Any]:
         those = [one for one in collectives if one["kind"] == kind]
         count, payload, sent = (sum(one[name] for one in those) for name in ("count", "bytes", "sent_bytes"))
         types = sorted({dtype for one in those for dtype in one["dtypes"]})
-        rows["collectives"][kind] = f"{count:,} of {_size(payload)} in {' '.join(types)}; sent in a ring: {_size(sent)}"
+        rows["collectives"][kind] = f"{count:,}; payload {_size(payload)}; sent in a ring {_size(sent)}; {' '.join(types)}"
     return rows
 
 
