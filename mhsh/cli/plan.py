@@ -98,7 +98,7 @@ def _add_rows(table: Table, path: str, columns: Sequence[Mapping[str, Any]]) -> 
         table.add_row(f"[bold]{path.upper()}[/bold]")
     for name in (name for name in names if name not in groups):
         values = [column.get(name) for column in columns]
-        if any(values):
+        if not all(map(_is_nothing, values)):
             form = _form(f"{path} {name}")
             match values:
                 case [int() | float() as first, int() | float() as second] if first > 1:
@@ -125,6 +125,10 @@ def _text(value: Any, form: Callable[[Any], str]) -> str:
         low, high = map(form, value)
         return low if low == high else f"{low} - {high}"
     return form(value)
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is not False and value in (None, "", 0, (0, 0))
 
 
 def _in_rows(report: Mapping[str, Any]) -> dict[str, Any]:

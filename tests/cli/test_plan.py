@@ -9,6 +9,7 @@ import json
 import pytest
 
 from mhsh.cli.main import main
+from mhsh.cli.plan import _print
 
 TWINS = ("--config=bert:24l16h", "--config=bert:384l1h", "--config.train.batch_size=16")
 
@@ -69,3 +70,9 @@ def test_time_in_words_and_as_json(capsys):
             assert 0 < time["step_seconds"][0] < time["step_seconds"][1]
             assert time["chip_hours"][1] == pytest.approx(int(chips.split()[0]) * time["run_hours"][1])
     assert told["assumptions"]
+
+
+def test_what_does_not_fit_is_said_and_what_is_nothing_is_not(capsys):
+    _print({name: {"fits": False, "omega": 0, "launches_seconds": (0.0, 0.0), "step_seconds": (1.0, 2.0)} for name in "ab"})
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [["fits", "no", "no"], ["step", "seconds", *["1.00", "s", "-", "2.00", "s", "1.00", "s", "-", "2.00", "s"]]]
