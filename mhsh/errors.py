@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import difflib
 import shlex
-import shutil
 import sys
 from collections.abc import Iterable
-from pathlib import Path
-
-_ROOT = Path(__file__).resolve().parents[1]  # of a checkout, or the folder of all installed packages
 
 
 class UserError(Exception):
@@ -45,21 +41,17 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """The command that installs the packages of an extra in pyproject.toml. In a checkout it names
-    the extra. An installed copy is on no index, so there it names the packages.
+    """The command that installs the packages of an extra in pyproject.toml, by their names: the
+    extra's own name says nothing to pip where mhsh was installed from a wheel.
     """
     # Imported here because they are slow and rarely needed.
     from importlib.metadata import requires
 
     from packaging.requirements import Requirement
 
-    own_pip = Path(shutil.which("pip") or "").parent == Path(sys.executable).parent
-    pip = "pip install" if own_pip else f"{shlex.quote(sys.executable)} -m pip install"
-    if (_ROOT / "pyproject.toml").exists():
-        return f"{pip} -e " + shlex.quote(f"{'.' if _ROOT.samefile('.') else _ROOT}[{extra}]")
     packages = [
         f"{required.name}{required.specifier}"
         for required in map(Requirement, requires("mhsh") or ())
         if required.marker and not required.marker.evaluate({"extra": ""}) and required.marker.evaluate({"extra": extra})
     ]
-    return f"{pip} {shlex.join(packages)}"
+    return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(packages)}"

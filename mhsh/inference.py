@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,7 @@ _ALLOWED = {  # of the arguments of methods: the least and the largest value
 }
 
 Tokens = Int32[np.ndarray, " _"]
+Texts = TypeVar("Texts", str, list[str])  # a text is answered by a text, several by as many
 
 
 class Logits(NamedTuple):
@@ -146,15 +147,7 @@ class LoadedModel:
             raise UserError(f"the text has {longest} token; a causal model predicts each but the first: give two or more")
         return _nats(logits, targets) / targets.size
 
-    @overload
-    def generate(self, prompt: str, *, max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0) -> str: ...
-    @overload
-    def generate(
-        self, prompt: Sequence[str], *, max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0
-    ) -> list[str]: ...
-    def generate(
-        self, prompt: str | Sequence[str], *, max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0
-    ) -> str | list[str]:
+    def generate(self, prompt: Texts, *, max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0) -> Texts:
         """The prompt and up to `max_tokens` tokens that a causal model writes after it; a list for
         several prompts. An empty prompt begins a document.
 
@@ -198,7 +191,7 @@ class LoadedModel:
             tokenizer.decode([*(ids.tolist() if text else ()), *tokens[:count].tolist()])
             for text, ids, tokens, count in zip(texts, prompts, written.tokens, written.lengths, strict=False)
         ]
-        return whole_texts[0] if isinstance(prompt, str) else whole_texts
+        return _like(prompt, whole_texts)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[Candidate]]:
         """The `top` likeliest tokens for every [MASK] of the text, the likeliest first.
@@ -223,11 +216,7 @@ class LoadedModel:
         best = [(row, ordinary[np.argsort(-row[ordinary], kind="stable")[:top]].tolist()) for row in probabilities]
         return [[Candidate(tokenizer.decode([number]), float(row[number])) for number in numbers] for row, numbers in best]
 
-    @overload
-    def translate(self, texts: str, *, beam: int = 4, length_penalty: float = 0.6) -> str: ...
-    @overload
-    def translate(self, texts: Sequence[str], *, beam: int = 4, length_penalty: float = 0.6) -> list[str]: ...
-    def translate(self, texts: str | Sequence[str], *, beam: int = 4, length_penalty: float = 0.6) -> str | list[str]:
+    def translate(self, texts: Texts, *, beam: int = 4, length_penalty: float = 0.6) -> Texts:
         """The translations of the texts, by beam search with `beam` hypotheses, which are scored by
         log-probability / length ** `length_penalty`.
 
@@ -235,7 +224,7 @@ class LoadedModel:
           UserError: the model does not translate, a value is not allowed, or a text is too long.
         """
         lines = self.translate_lines(_listed(texts), beam=beam, length_penalty=length_penalty).lines
-        return lines[0] if isinstance(texts, str) else lines
+        return _like(texts, lines)
 
     def translate_lines(
         self,
@@ -369,6 +358,10 @@ def _listed(texts: str | Sequence[str]) -> list[str]:
     if not listed:
         raise UserError("there is no text; give one at least")
     return listed
+
+
+def _like(given: Texts, answers: list[str]) -> Texts:
+    return cast(Texts, answers[0] if isinstance(given, str) else answers)
 
 
 def _with_masks(tokenizer: Tokenizer, text: str) -> Tokens:

@@ -16,10 +16,6 @@ DIVERGED = "diverged"
 NOT_KNOWN = "not known"
 NO_METRICS = "no metrics"
 
-SMOOTHING_RULE = (
-    "The final training loss is the mean over the last 10 % of the logged training rows (at least one row), without skipped steps; "
-    "it is not finite if half of these rows or more are not."
-)
 PLATEAU_RULE = (
     "A run has left the unigram plateau if and only if its validation loss after the last step (where there is none: its final "
     f"training loss) is below the unigram entropy of its training text minus {PLATEAU_MARGIN} nats: it then predicts better than "
@@ -29,7 +25,9 @@ PLATEAU_RULE = (
 
 
 def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
-    """The final training loss by SMOOTHING_RULE (None: there are no rows)."""
+    """The final training loss: the mean over the last SMOOTHED_SHARE of the logged training rows,
+    without skipped steps. None: there are no rows; nan: half of these rows or more are not finite.
+    """
     if not len(train_loss):
         return None
     rows = math.ceil(len(train_loss) * SMOOTHED_SHARE)

@@ -15,12 +15,11 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 from etils import epath
 
 from mhsh.bucket_lock import bucket_lock
@@ -36,6 +35,7 @@ from mhsh.files import (
     is_remote,
     locked,
     make_durable,
+    opened,
     read_object,
     replacing,
     unlocked_mount,
@@ -47,9 +47,9 @@ COUNTERS_FILE = "counters.json"  # of a checkpoint
 _COMMIT_MARK = "commit_success.txt"  # Orbax's
 PROFILE_FOLDER = "profile"
 HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does
-_BLOCK_BYTES = 1 << 18
 WORDPIECE_FILE = "vocab.txt"  # a token a line
 TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
+_DECODER = msgspec.json.Decoder()  # three times as fast as json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,47 +82,6 @@ class CutRows(NamedTuple):
     kept: int
     lost: int  # of those up to the step; 0 unless a gap is accepted
     dropped_seconds: float  # of training, after the step
-
-
-class MetricsBlocks:
-    """A metrics.jsonl in blocks of whole lines, with their line ends; to be iterated once.
-
-    Blocks are small enough to stay in the processor's caches while they are parsed: reading 644 MB
-    takes a third less time.
-    """
-
-    # Both are set at the end of the iteration.
-    problem: str | None = None  # what is wrong with the file, apart from the content of its lines
-    has_half_line = False  # whether the last line has no end
-
-    def __init__(self, path: epath.Path) -> None:
-        self.path = path
-
-    def __iter__(self) -> Iterator[bytes]:
-        rest: list[bytes] = []  # the beginning of an unfinished line
-        rows = 0
-        try:
-            with self.path.open("rb") as file:
-                while block := file.read(_BLOCK_BYTES):
-                    end = block.rfind(b"\n") + 1
-                    if end:
-                        lines = b"".join([*rest, block[:end]])
-                        # bytes.count takes seven times as long.
-                        rows += int(np.count_nonzero(np.frombuffer(lines, np.uint8) == ord("\n")))
-                        yield lines
-                        rest = []
-                    if end < len(block):
-                        rest.append(block[end:])
-        except FileNotFoundError:
-            self.problem = f"{self.path} does not exist; the run has logged nothing"
-        except OSError as error:
-            self.problem = f"cannot read {self.path}: {error.strerror}"
-        else:
-            if rest:
-                self.has_half_line = True
-                self.problem = f"{self.path} is cut short in line {rows + 1}; only the {rows} whole rows before it are read"
-            elif not rows:
-                self.problem = f"{self.path} is empty; the run has logged nothing"
 
 
 class RunFolder:
@@ -336,20 +295,20 @@ class RunFolder:
 
     def read_metrics(self) -> Metrics:
         """All rows up to the first damaged line. `problem` names that line, or a missing file."""
-        blocks = MetricsBlocks(self.path / METRICS_FILE)
-        rows: list[dict[str, Any]] = []
-        for block in blocks:
-            decoded = _decoded(block)
-            if decoded is not None:
-                rows += decoded
-                continue
-            for line in _lines([block]):
-                row = _parse_row(line)
-                if row is None:
-                    damage = f"{blocks.path} line {len(rows) + 1} is damaged; only the {len(rows)} rows before it are read"
-                    return Metrics(rows, damage)
-                rows.append(row)
-        return Metrics(rows, blocks.problem)
+        path, rows = self.path / METRICS_FILE, []
+        try:
+            with opened(path) as file:
+                for line in file:
+                    row = _parse_row(line)
+                    if row is None:
+                        damage = "is damaged" if line.endswith(b"\n") else "is cut short"
+                        return Metrics(rows, f"{path} line {len(rows) + 1} {damage}; only the {len(rows)} rows before it are read")
+                    rows.append(row)
+        except FileNotFoundError:
+            return Metrics([], f"{path} does not exist; the run has logged nothing")
+        except OSError as error:
+            return Metrics(rows, f"cannot read {path}: {error.strerror}")
+        return Metrics(rows, None if rows else f"{path} is empty; the run has logged nothing")
 
     def sync_metrics(self) -> None:
         """Flushes metrics.jsonl to the disk."""
@@ -357,55 +316,53 @@ class RunFolder:
             make_durable(self.path / METRICS_FILE)
 
     def cut_metrics(self, step: int, expected: int, accept_gap: bool) -> CutRows:
-        """Drops the rows after `step` and a half line at the end: a resumed run logs them again.
-        The file is read as a stream, and its rows are parsed once.
+        """Drops the rows after `step`, which a resumed run logs again, and damaged lines.
 
         Args:
           expected: how many rows there were up to `step` when its checkpoint was saved.
           accept_gap: whether to go on without rows that are lost.
 
         Raises:
-          UserError: rows up to `step` are lost; the file is unchanged.
+          UserError: rows up to `step` are lost, or the file cannot be read; it is unchanged.
         """
-        blocks, count, last, damaged, offset = MetricsBlocks(self.path / METRICS_FILE), 0, 0, 0, 0
-        kept: list[tuple[int, int]] = []  # begin and end, in bytes, of the rows to keep
+        path = self.path / METRICS_FILE
+        count = lines = last = damaged = 0
         kept_seconds = all_seconds = 0.0
-        for number, line in enumerate(_lines(blocks), 1):
-            row, begin, offset = _parse_row(line), offset, offset + len(line) + 1
-            if row is None:
-                damaged = damaged or number
-                continue
-            if isinstance(row.get("seconds"), int | float):
-                all_seconds = row["seconds"]
-            if row["step"] <= step:
-                count, last, kept_seconds = count + 1, row["step"], all_seconds
-                kept.append((kept.pop()[0] if kept and kept[-1][1] == begin else begin, offset))
+        try:
+            with opened(path) as file:
+                for lines, line in enumerate(file, 1):
+                    row = _parse_row(line)
+                    if row is None:
+                        damaged = damaged or lines
+                        continue
+                    if isinstance(row.get("seconds"), int | float):
+                        all_seconds = row["seconds"]
+                    if row["step"] <= step:
+                        count, last, kept_seconds = count + 1, row["step"], all_seconds
+        except FileNotFoundError:
+            pass  # it has no rows
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}; restore it from a copy") from error
         if count != expected and not accept_gap:
             where = f" (line {damaged} is damaged)" if damaged else ""
             raise UserError(
-                f"{self.path / METRICS_FILE} has {count} of {expected} rows up to step {step}, the last of step {last}{where}: "
+                f"{path} has {count} of {expected} rows up to step {step}, the last of step {last}{where}: "
                 "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
             )
-        if blocks.has_half_line or sum(end - begin for begin, end in kept) < offset:
-            self._keep_bytes(kept)
+        if count < lines:
+            self._keep_rows(step)
         return CutRows(count, expected - count, all_seconds - kept_seconds)
 
-    def _keep_bytes(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Replaces metrics.jsonl by these parts of it: begin and end, in bytes."""
+    def _keep_rows(self, step: int) -> None:
+        """Replaces metrics.jsonl by its rows up to `step`."""
         path = self.path / METRICS_FILE
-
-        def parts() -> Iterator[bytes]:
-            with path.open("rb") as file:
-                for begin, end in ranges:
-                    file.seek(begin)
-                    while block := file.read(min(_BLOCK_BYTES, end - file.tell())):
-                        yield block
-
-        if self.is_remote:
-            write_atomically(path, b"".join(parts()))
-            return
-        with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
-            file.writelines(parts())
+        with opened(path) as file:
+            kept = (line for line in file if (row := _parse_row(line)) is not None and row["step"] <= step)
+            if self.is_remote:
+                write_atomically(path, b"".join(kept))
+                return
+            with replacing(Path(path)) as temporary, open(temporary, "wb") as written:
+                written.writelines(kept)
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
@@ -451,33 +408,14 @@ def vocab_file(config: Config) -> str:
     return TOKENIZER_FILE if isinstance(config.data, TranslationDataConfig) else WORDPIECE_FILE
 
 
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of blocks of whole lines, without their ends."""
-    for block in blocks:
-        yield from block.removesuffix(b"\n").split(b"\n")
-
-
-def _decoded(block: bytes) -> list[dict[str, Any]] | None:
-    """The rows of a block, read faster than by json. None where one is damaged, or has NaN or
-    Infinity, which json alone knows.
-    """
-    try:
-        rows = msgspec.json.Decoder().decode_lines(block)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return rows if len(rows) == block.count(b"\n") and all(map(_is_row, rows)) else None
-
-
-def _is_row(row: object) -> bool:
-    return isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("split"), str)
-
-
 def _parse_row(line: bytes) -> dict[str, Any] | None:
+    """The row in a line of metrics.jsonl; None where the line is damaged or has no end."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):  # RecursionError: thousands of nested brackets
+        row = _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # RecursionError: thousands of nested brackets
         return None
-    return row if _is_row(row) else None
+    is_row = isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("split"), str)
+    return row if is_row and line.endswith(b"\n") else None
 
 
 def _number(value: Any) -> float:

@@ -13,7 +13,7 @@ from mhsh.errors import UserError
 
 NOT_RECORDED = "not recorded"
 _HASH = re.compile(r"[0-9a-f]{16,}")
-_SUFFIXES = ((3, "k"), (6, "M"), (9, "G"), (12, "T"), (15, "P"), (18, "E"), (21, "Z"), (24, "Y"))
+_PREFIXES = ((0, ""), (3, "k"), (6, "M"), (9, "G"), (12, "T"), (15, "P"), (18, "E"), (21, "Z"), (24, "Y"))
 
 
 def duration(seconds: int | float | None) -> str:
@@ -43,24 +43,18 @@ def count(value: int | float | None) -> str:
     """
     if value is None or not math.isfinite(value):
         return NOT_RECORDED
-    if abs(value) < 1e5:
-        return f"{value:,.0f}"
-    # Four digits may round up to the next suffix: 999,960 is 1.00M, not 1000k.
-    for power, suffix in _SUFFIXES:
-        scaled = value / 10**power
-        if abs(scaled) < 999.5 or power == 24:
-            return f"{_digits(scaled)}{suffix}"
-    raise AssertionError("the last suffix takes every number")
+    return f"{value:,.0f}" if abs(value) < 1e5 else "".join(_scaled(value))
 
 
 def quantity(number: int | float | None, unit: str) -> str:
     """Three digits and a decimal prefix: `12.3 GFLOP/s`. Empty for None and 0."""
-    if not number:
-        return ""
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{_digits(number / size)} {prefix}{unit}"
-    return f"{_digits(float(number))} {unit}"
+    return f"{' '.join(_scaled(number))}{unit}" if number else ""
+
+
+def _scaled(number: int | float) -> tuple[str, str]:
+    """Three digits, and the metric prefix that leaves them; 999,960 is 1.00 M, not 1000 k."""
+    power, prefix = next(entry for entry in _PREFIXES if abs(number) < 999.5 * 10 ** entry[0] or entry == _PREFIXES[-1])
+    return _digits(number / 10**power), prefix
 
 
 def _digits(number: float) -> str:
@@ -93,7 +87,7 @@ def numbered(names: Iterable[str]) -> list[str]:
     unique: list[str] = []
     for name in names:
         candidates = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
-        unique.append(next(each for each in candidates if each not in unique))
+        unique.append(next(candidate for candidate in candidates if candidate not in unique))
     return unique
 
 
@@ -167,6 +161,6 @@ def _short(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.6g}"
-    if isinstance(value, Mapping) and all(isinstance(each, str | int | float) for each in value.values()):
-        return sanitize(", ".join(f"{key} {_short(each)}" for key, each in sorted(value.items())))
+    if isinstance(value, Mapping) and all(isinstance(entry, str | int | float) for entry in value.values()):
+        return sanitize(", ".join(f"{key} {_short(entry)}" for key, entry in sorted(value.items())))
     return _full(value)

@@ -200,7 +200,7 @@ def test_a_line_cut_short_hides_only_itself(folder: RunFolder) -> None:
         metrics = folder.read_metrics()
         assert len(metrics.rows) == 5
         assert metrics.problem is not None
-        assert "cut short in line 6" in metrics.problem
+        assert "line 6 is cut short" in metrics.problem
 
 
 @pytest.mark.parametrize("line", ["", "[]", '{"step": "2", "split": "train"}', "\ufffd", "[" * 100_000])
@@ -230,6 +230,9 @@ def test_cutting_where_nothing_is_to_cut_changes_nothing(folder: RunFolder) -> N
     folder.cut_metrics(9, 6, False)
     assert contents(folder.path) == before
     RunFolder(folder.path / "nowhere").cut_metrics(0, 0, False)
+    (folder.path / "other" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"cannot read .*metrics.jsonl: Is a directory"):
+        RunFolder(folder.path / "other").cut_metrics(0, 0, False)
 
 
 def test_the_seconds_of_dropped_rows_are_counted(tmp_path: Path, config: Config) -> None:

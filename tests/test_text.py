@@ -40,7 +40,16 @@ def test_numbers_in_few_digits() -> None:
     assert {seconds: duration(seconds) for seconds in written} == written
     written = {123.4: "123 s", 1.234: "1.23 s", 0.0456: "45.6 ms", 7.89e-4: "789 us", 5e-9: "5.00 ns"}
     assert {seconds: timing(seconds) for seconds in written} == written
-    written = {None: "", 0: "", 12: "12.0 B", 1.5e4: "15.0 kB", 2.684e8: "268 MB", 9.64e9: "9.64 GB", 7.5e14: "750 TB"}
+    written = {
+        None: "",
+        0: "",
+        12: "12.0 B",
+        1.5e4: "15.0 kB",
+        2.684e8: "268 MB",
+        9.64e9: "9.64 GB",
+        7.5e14: "750 TB",
+        9.996e8: "1.00 GB",
+    }
     assert {number: quantity(number, "B") for number in written} == written
 
 

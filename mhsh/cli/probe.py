@@ -69,7 +69,7 @@ def run(
     Prints tables, and writes a JSON file, and the tables as Markdown and pictures beside it.
 
     - dependency: the share that each sublayer has in the final residual stream
-    - amplification: how much the output changes with the weights, against depth
+    - amplification: how much a fresh output changes with the weights, against depth
     - gradients: the gradient's norm in every layer and sublayer
     - coverage: how many positions a token draws on: in a head, in a layer, through the stack
     - similarity: how alike the residual stream is before and after each layer
@@ -82,8 +82,8 @@ def run(
         validation batch
       out: a new file for the JSON; probe-KIND.json by default
       batches: of ablation: validation batches; 4 by default
-      depths: of amplification, with --config: numbers of layers; 6,12,24,48,96,192,384 by default
-      schemes: of amplification, with --config: some residual schemes; all by default
+      depths: of amplification: numbers of layers; 6,12,24,48,96,192,384 by default
+      schemes: of amplification: some residual schemes; all by default
       draws: of amplification: random changes that are averaged; 8 by default
 
     Raises:
@@ -92,7 +92,7 @@ def run(
     """
     given = {name: value for name, value in locals().items() if value is not None}
     options = _options(kind, given)
-    _check(folders, config, step)
+    _check(kind, folders, config, step)
     out = out or f"probe-{kind}.json"
     page, pictures = Path(out).with_suffix(".md"), {suffix: Path(out).with_suffix(f".{suffix}") for suffix in PICTURES}
     for path in (out, page, *pictures.values()):
@@ -124,7 +124,9 @@ def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given.get(name, default) for name, default in _OPTIONS.get(kind, {}).items()}
 
 
-def _check(folders: Sequence[str], config: Config | None, step: int | None) -> None:
+def _check(kind: str, folders: Sequence[str], config: Config | None, step: int | None) -> None:
+    if kind == "amplification" and folders:
+        raise UserError(f"mhsh probe amplification looks at fresh models alone: give --config={CONFIG} instead of {folders[0]}")
     if bool(folders) == (config is not None):
         raise UserError(f"mhsh probe needs RUN folders, or else --config={CONFIG} for a fresh model; {LIST}")
     if config is not None and step is not None:
@@ -181,7 +183,6 @@ def _validation(corpus: Any, count: int, rows: int) -> list[Mapping[str, Any]]:
 def _result(kind: str, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
     """What the probe `kind` finds in a model, with its name and config."""
     from mhsh.probes.ablation import ablation
-    from mhsh.probes.amplification import amplification
     from mhsh.probes.coverage import coverage
     from mhsh.probes.dependency import dependency
     from mhsh.probes.gradient_flow import gradient_flow
@@ -189,9 +190,7 @@ def _result(kind: str, source: Source, options: Mapping[str, Any]) -> dict[str, 
 
     _say(source.name)
     model, params, batch = source.config.model, source.params, source.batch
-    if kind == "amplification":
-        result = amplification(model, params, batch, num_draws=options["draws"])
-    elif kind == "ablation":
+    if kind == "ablation":
         result = ablation(model, params, _validation(source.corpus, options["batches"], len(batch["inputs"])))
     else:
         probes = {"dependency": dependency, "gradients": gradient_flow, "coverage": coverage, "similarity": similarity}

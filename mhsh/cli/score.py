@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from mhsh.data.fine_tuning.glue import find_task, read_glue, read_submission
-from mhsh.data.fine_tuning.squad import read_no_answer_probabilities, read_predictions, read_squad
+from mhsh.data.fine_tuning.squad import read_predictions, read_squad
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
 from mhsh.evaluation.bleu import score_translations
@@ -73,19 +73,17 @@ def glue(*, task: str, labels: str, predictions: str) -> int:
     return 0
 
 
-def squad(*, data: str, predictions: str, na_probabilities: str | None = None) -> int:
+def squad(*, data: str, predictions: str) -> int:
     """Exact match and F1 of SQuAD 1.1 or 2.0, as JSON with the official scorer's names.
 
     Args:
       data: SQuAD's JSON with answers, plain or .gz
       predictions: JSON: the answer of each question's id
-      na_probabilities: JSON: each id's no-answer probability (2.0 only)
 
     Raises:
       UserError: a file cannot be read or is malformed, or they do not belong together.
     """
-    probabilities = None if na_probabilities is None else read_no_answer_probabilities(na_probabilities)
-    print(json.dumps(score_squad(read_squad(data), read_predictions(predictions), probabilities)))
+    print(json.dumps(score_squad(read_squad(data), read_predictions(predictions))))
     return 0
 
 

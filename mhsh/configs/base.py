@@ -46,9 +46,7 @@ def defaults(objective: str) -> dict[str, dict[str, Any]]:
 
 def make_config(*changes: Fields) -> ConfigDict:
     """The defaults with the changes applied one after the other; data is that of the objective."""
-    config = ConfigDict(_changed(changes))
-    config.lock()
-    return config
+    return ConfigDict(_changed(changes)).lock()
 
 
 def make_fine_tuning_config(num_examples: int, epochs: int, batch_size: int, *changes: Fields) -> ConfigDict:
@@ -62,9 +60,7 @@ def make_fine_tuning_config(num_examples: int, epochs: int, batch_size: int, *ch
     fields["model"] = {name: value for change in (FINE_TUNING, *changes) for name, value in change.get("model", {}).items()}
     for section, names in FROM_THE_RUN.items():
         fields[section] = {name: value for name, value in fields[section].items() if name not in names}
-    config = ConfigDict(fields)
-    config.lock()
-    return config
+    return ConfigDict(fields).lock()
 
 
 def find_variant(file: str, variants: Mapping[str, T], variant: str) -> T:

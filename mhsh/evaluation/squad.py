@@ -18,8 +18,6 @@ from mhsh.data.fine_tuning.squad import Question, SquadData
 from mhsh.data.fine_tuning.task import Window
 from mhsh.errors import UserError
 
-# The default of evaluate-v2.0.py: an answer with a higher no-answer probability counts as none.
-NO_ANSWER_THRESHOLD = 1.0
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -112,20 +110,17 @@ def _distinct(candidates: Sequence[Candidate], num_best: int) -> tuple[Candidate
     return tuple(kept.values())[:num_best]
 
 
-def score_squad(
-    data: SquadData, predictions: Mapping[str, str], no_answer_probabilities: Mapping[str, float] | None
-) -> dict[str, float | int]:
+def score_squad(data: SquadData, predictions: Mapping[str, str]) -> dict[str, float | int]:
     """The metrics of the official scorer, under its names, in percent.
 
     SQuAD 1.1: `exact_match` and `f1`. SQuAD 2.0: `exact` and `f1`, also for questions with
-    (HasAns_) and without an answer (NoAns_); with probabilities also `best_exact` and `best_f1`,
-    and their thresholds. A question without a prediction counts as wrong, as in the scorer of 1.1
-    (that of 2.0 stops there). `missing` is the number of these questions, `unknown` that of
-    predictions for other questions, which are ignored.
+    (HasAns_) and without an answer (NoAns_). A question without a prediction counts as wrong, as in
+    the scorer of 1.1 (that of 2.0 stops there). `missing` is the number of these questions,
+    `unknown` that of predictions for other questions, which are ignored.
 
     Raises:
-      UserError: a question has neither an answer nor is impossible, no prediction is for a question
-        of the data, there are probabilities with SQuAD 1.1, or a prediction has no probability.
+      UserError: a question has neither an answer nor is impossible, or no prediction is for a
+        question of the data.
     """
     ids = {question.id for question in data.questions}
     missing = len(ids - predictions.keys())
@@ -134,13 +129,24 @@ def score_squad(
     for question in data.questions:
         if not question.answers and not question.is_impossible:
             raise UserError(f"question {question.id} has no answers to compare with; give data with answers")
-    if data.version == "2.0":
-        metrics = _score_v2(data.questions, predictions, no_answer_probabilities)
-    elif no_answer_probabilities is None:
-        metrics = _score_v1(data.questions, predictions)
-    else:
-        raise UserError("the data are SQuAD 1.1, which has no questions without an answer; leave the no-answer probabilities out")
+    metrics = (_score_v2 if data.version == "2.0" else _score_v1)(data.questions, predictions)
     return metrics | {"missing": missing, "unknown": len(predictions.keys() - ids)}
+
+
+def score_best_thresholds(
+    questions: Sequence[Question], predictions: Mapping[str, str], no_answer_scores: Mapping[str, float]
+) -> dict[str, float]:
+    """`best_exact` and `best_f1` of SQuAD 2.0, in percent: of the threshold on the scores, above
+    which no answer is given, that is best for these questions; and that threshold (`_thresh`).
+
+    Args:
+      no_answer_scores: by question id; higher means that no answer is more likely.
+    """
+    metrics: dict[str, float] = {}
+    for name, metric in _METRICS_V2.items():
+        best, threshold = _best_threshold(questions, predictions, _raw_scores_v2(questions, predictions, metric), no_answer_scores)
+        metrics |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
+    return metrics
 
 
 def normalize_answer(text: str) -> str:
@@ -172,16 +178,8 @@ def _score_v1(questions: Sequence[Question], predictions: Mapping[str, str]) -> 
     return {"exact_match": 100.0 * exact / len(questions), "f1": 100.0 * f1 / len(questions), "total": len(questions)}
 
 
-def _score_v2(
-    questions: Sequence[Question], predictions: Mapping[str, str], no_answer_probabilities: Mapping[str, float] | None
-) -> dict[str, float | int]:
-    raw = {name: _raw_scores_v2(questions, predictions, metric) for name, metric in (("exact", exact_match), ("f1", _f1_v2))}
-    if no_answer_probabilities is None:
-        scores = raw
-    else:
-        for question_id in raw["exact"].keys() - no_answer_probabilities.keys():
-            raise UserError(f"question {question_id} has a prediction and no no-answer probability; give one for every prediction")
-        scores = {name: _with_threshold(questions, values, no_answer_probabilities) for name, values in raw.items()}
+def _score_v2(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float | int]:
+    scores = {name: _raw_scores_v2(questions, predictions, metric) for name, metric in _METRICS_V2.items()}
     metrics: dict[str, float | int] = {}
     for prefix, group in (
         ("", questions),
@@ -192,17 +190,13 @@ def _score_v2(
             for name, values in scores.items():
                 metrics[prefix + name] = 100.0 * sum(values.get(question.id, 0.0) for question in group) / len(group)
             metrics[f"{prefix}total"] = len(group)
-    if no_answer_probabilities is not None:
-        for name, values in raw.items():
-            best, threshold = _best_threshold(questions, predictions, values, no_answer_probabilities)
-            metrics |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
     return metrics
 
 
 def _raw_scores_v2(
     questions: Sequence[Question], predictions: Mapping[str, str], metric: Callable[[str, str], float]
 ) -> dict[str, float]:
-    """The score of every question with a prediction, for any no-answer probability."""
+    """The score of every question with a prediction."""
     scores = {}
     for question in questions:
         if question.id in predictions:
@@ -219,35 +213,25 @@ def _f1_v2(prediction: str, answer: str) -> float:
     return word_f1(prediction, answer)
 
 
-def _with_threshold(
-    questions: Sequence[Question], scores: Mapping[str, float], no_answer_probabilities: Mapping[str, float]
-) -> dict[str, float]:
-    """The scores, if predictions above NO_ANSWER_THRESHOLD are taken for no answer."""
-    return {
-        question.id: float(question.is_impossible)
-        if no_answer_probabilities[question.id] > NO_ANSWER_THRESHOLD
-        else scores[question.id]
-        for question in questions
-        if question.id in scores
-    }
+_METRICS_V2 = {"exact": exact_match, "f1": _f1_v2}
 
 
 def _best_threshold(
     questions: Sequence[Question],
     predictions: Mapping[str, str],
     scores: Mapping[str, float],
-    no_answer_probabilities: Mapping[str, float],
+    no_answer_scores: Mapping[str, float],
 ) -> tuple[float, float]:
     """The best score of any threshold, in percent, and that threshold.
 
     It begins with no answers and admits predictions one by one, in the order of their
-    probabilities. Like the official scorer, it may stop between equal probabilities, where no
-    threshold could, and its first threshold is 0.
+    scores. Like the official scorer, it may stop between equal scores, where no threshold could,
+    and its first threshold is 0.
     """
     impossible = {question.id: question.is_impossible for question in questions}
     current = best = float(sum(impossible[question_id] for question_id in scores))
     threshold = 0.0
-    for question_id in sorted(no_answer_probabilities, key=no_answer_probabilities.__getitem__):
+    for question_id in sorted(no_answer_scores, key=no_answer_scores.__getitem__):
         if question_id not in scores:
             continue
         if not impossible[question_id]:
@@ -255,5 +239,5 @@ def _best_threshold(
         elif predictions[question_id]:
             current -= 1
         if current > best:
-            best, threshold = current, no_answer_probabilities[question_id]
+            best, threshold = current, no_answer_scores[question_id]
     return 100.0 * best / len(questions), threshold

@@ -14,7 +14,7 @@ from mhsh.data.tokenizers.subword import SubwordTokenizer
 from mhsh.data.translation.pairs import Pair
 from mhsh.evaluation.bleu import score_translations
 from mhsh.evaluation.glue import predicted_labels, score_glue
-from mhsh.evaluation.squad import find_answers, score_squad
+from mhsh.evaluation.squad import find_answers, score_best_thresholds, score_squad
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.models.losses import WeightedSums
 from mhsh.models.seq2seq import Seq2Seq
@@ -85,11 +85,10 @@ def span_metrics(corpus: SpanCorpus, logits: Float[np.ndarray, "rows 2 T"]) -> d
     answers = find_answers(data.questions, corpus.windows, logits)
     threshold = 0.0 if data.version == "2.0" else None
     by_id = dict(zip((question.id for question in data.questions), answers, strict=True))
-    metrics = dict(score_squad(data, {name: each.text(threshold) for name, each in by_id.items()}, None))
+    metrics = dict(score_squad(data, {name: answer.text(threshold) for name, answer in by_id.items()}))
     if data.version == "2.0":
-        differences = {name: each.null_difference for name, each in by_id.items()}
-        scores = score_squad(data, {name: each.text(None) for name, each in by_id.items()}, differences)
-        metrics |= {name: value for name, value in scores.items() if name.startswith("best_")}
+        differences = {name: answer.null_difference for name, answer in by_id.items()}
+        metrics |= score_best_thresholds(data.questions, {name: answer.text(None) for name, answer in by_id.items()}, differences)
     return {name: float(value) for name, value in metrics.items() if name not in ("missing", "unknown")}
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,7 +121,7 @@ def heads_of(model: ModelConfig) -> tuple[str, ...]:
     return {"classification": ("pooler", "classification"), "span": ("span",)}[model.objective]
 
 
-def each_tensor(model: ModelConfig, rows: Iterable[Parameter]) -> Iterator[tuple[str, Parameter]]:
+def named_tensors(model: ModelConfig, rows: Iterable[Parameter]) -> Iterator[tuple[str, Parameter]]:
     """Name (without BODY_PREFIX) and parameter of every tensor, layer by layer where there are
     layers.
     """
@@ -135,15 +135,15 @@ def to_tensors(model: ModelConfig, params: Any) -> dict[str, np.ndarray]:
     """All tensors of a Post-LN BERT by name, of its parameter tree; none of them is tied to
     another.
     """
+    from flax.traverse_util import flatten_dict  # not above: it imports jax
+
+    values: Any = flatten_dict(params, sep="/")
     tensors: dict[str, np.ndarray] = {}
     for row in parameters(model):
-        values: Any = params
-        for part in row.path.split("/"):
-            values = values[part]
         if row.is_stacked:
-            tensors |= {row.full_name.format(layer): row.to_tensor(values[layer]) for layer in range(model.num_layers)}
+            tensors |= {row.full_name.format(layer): row.to_tensor(values[row.path][layer]) for layer in range(model.num_layers)}
         else:
-            tensors[row.full_name] = row.to_tensor(values)
+            tensors[row.full_name] = row.to_tensor(values[row.path])
     return tensors
 
 
@@ -165,18 +165,6 @@ def canonical_names(names: Iterable[str]) -> dict[str, str]:
         if plain not in _BUFFERS:
             canonical[plain] = name
     return canonical
-
-
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameter tree of {path: parameter}."""
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, last = path.split("/")
-        branch = tree
-        for part in parents:
-            branch = branch.setdefault(part, {})
-        branch[last] = value
-    return tree
 
 
 def _linear(path: str, name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> list[Parameter]:

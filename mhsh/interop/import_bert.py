@@ -24,9 +24,8 @@ from mhsh.interop.bert_tensors import (
     TOKEN_TABLE,
     Parameter,
     canonical_names,
-    each_tensor,
     heads_of,
-    nested,
+    named_tensors,
     parameters,
 )
 from mhsh.interop.weights import SafetensorsFile, importing, open_weights
@@ -44,14 +43,6 @@ class ImportedBert:
     labels: tuple[str, ...]  # of the classes by number; empty where there is no classification
     notes: tuple[str, ...]  # what else should be known
     files: tuple[Path, ...]  # that the weights were read from
-
-
-class _Heads(NamedTuple):
-    """The fields of the model section that depend on the heads."""
-
-    objective: str
-    next_sentence: bool
-    num_classes: int
 
 
 class _Tensors(NamedTuple):
@@ -87,7 +78,7 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
     tensors = _Tensors(canonical_names(files), files)
     with importing(source, "give --config, config.json and weights of one model, or take its body alone with --fresh-heads"):
         heads = _heads_of_base(base) if fresh_heads else _heads_of_checkpoint(config, tensors, base)
-        model = replace(base, **config.fields, **heads._asdict())
+        model = replace(base, **config.fields, **heads)
         has_pooler = any(name.startswith(POOLER) for name in tensors.names)
         fresh = [part for part in heads_of(model) if part != "pooler" or not has_pooler] if fresh_heads else []
         unread = (*(HEADS.values() if fresh_heads else ()), *(() if "pooler" in heads_of(model) else (POOLER,)))
@@ -108,15 +99,16 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
     )
 
 
-def _heads_of_base(base: ModelConfig) -> _Heads:
+def _heads_of_base(base: ModelConfig) -> dict[str, Any]:
+    """The fields of the model section that depend on the heads."""
     if base.objective not in ARCHITECTURES.values():
         raise ValueError(f"the --config has model.objective = {base.objective!r}, of which no BERT has the heads")
-    return _Heads(base.objective, base.next_sentence, base.num_classes)
+    return {name: getattr(base, name) for name in ("objective", "next_sentence", "num_classes")}
 
 
-def _heads_of_checkpoint(config: BertConfig, tensors: _Tensors, base: ModelConfig) -> _Heads:
-    """By the architecture, or where config.json has none by the tensors. A BertForMaskedLM may have
-    the next-sentence head as well: that is how the first BERTs were published.
+def _heads_of_checkpoint(config: BertConfig, tensors: _Tensors, base: ModelConfig) -> dict[str, Any]:
+    """The same by the architecture, or where config.json has none by the tensors. A BertForMaskedLM
+    may have the next-sentence head as well: that is how the first BERTs were published.
     """
     present = [head for head, prefix in HEADS.items() if any(name.startswith(prefix) for name in tensors.names)]
     if config.architecture is not None:
@@ -133,7 +125,7 @@ def _heads_of_checkpoint(config: BertConfig, tensors: _Tensors, base: ModelConfi
         raise ValueError(f"its heads are of objective {objective!r}, the --config has model.objective = {base.objective!r}")
     if objective != "classification":
         has_second = objective == "mlm" and (config.architecture == "BertForPreTraining" or "next_sentence" in present)
-        return _Heads(objective, has_second, 0)
+        return {"objective": objective, "next_sentence": has_second, "num_classes": 0}
     num_classes = len(config.labels)
     if num_classes != base.num_classes:
         raise ValueError(f"it has {num_classes} labels, the --config has model.num_classes = {base.num_classes}")
@@ -141,7 +133,7 @@ def _heads_of_checkpoint(config: BertConfig, tensors: _Tensors, base: ModelConfi
         raise ValueError(
             f"problem_type = {config.problem_type!r} with {num_classes} labels is no choice of one class, nor one number"
         )
-    return _Heads(objective, False, num_classes)
+    return {"objective": objective, "next_sentence": False, "num_classes": num_classes}
 
 
 def _check_tensors(model: ModelConfig, taken: list[Parameter], tensors: _Tensors, left_out: set[str]) -> None:
@@ -149,7 +141,7 @@ def _check_tensors(model: ModelConfig, taken: list[Parameter], tensors: _Tensors
     one of `left_out`.
     """
     known = left_out | ({TIED_KERNEL, TIED_BIAS} if "prediction" in heads_of(model) else set())
-    for name, row in each_tensor(model, taken):
+    for name, row in named_tensors(model, taken):
         shape = tensors.shape(name) if name in tensors.names else None
         if shape != row.tensor_shape:
             shown = tensors.names.get(name, name if row.full_name == row.name else BODY_PREFIX + name)
@@ -177,6 +169,8 @@ def _check_tied(config: BertConfig, tensors: _Tensors) -> None:
 
 
 def _read(model: ModelConfig, taken: list[Parameter], tensors: _Tensors) -> dict[str, Any]:
+    from flax.traverse_util import unflatten_dict  # not above: it imports jax
+
     flat: dict[str, np.ndarray] = {}
     for row in taken:
         if row.is_stacked:
@@ -185,4 +179,4 @@ def _read(model: ModelConfig, taken: list[Parameter], tensors: _Tensors) -> dict
                 flat[row.path][layer] = row.from_tensor(tensors.read(row.name.format(layer)))
         else:
             flat[row.path] = np.ascontiguousarray(row.from_tensor(tensors.read(row.name)))
-    return nested(flat)
+    return unflatten_dict(flat, sep="/")

@@ -22,7 +22,6 @@ from mhsh.probes.interceptors import (
     map_examples,
     non_padding,
     plain_model,
-    run_and_collect,
     run_intercepted,
 )
 from mhsh.probes.similarity import similarities
@@ -103,7 +102,7 @@ class _Losses:
             stack: params[stack] | {"layers": jax.tree.map(lambda leaf, stack=stack: leaf[order[stack]], params[stack]["layers"])}
             for stack in order
         }
-        outputs = run_intercepted(self._model, ordered, batch, after_calls(STACK_OF_LAYER, _gated), gates)
+        outputs, _ = run_intercepted(self._model, ordered, batch, after_calls(STACK_OF_LAYER, _gated), gates)
         return total_loss(compute_metrics(outputs, batch), loss_weights(batch))
 
     def _streams_of(self, params: Any, batch: Batch, gates: Any) -> Any:
@@ -115,7 +114,7 @@ class _Losses:
             return result
 
         def of_example(example: Batch) -> Any:
-            left = run_and_collect(self._model, params, example, after_calls(STACK_OF_LAYER, sow), gates)
+            _, left = run_intercepted(self._model, params, example, after_calls(STACK_OF_LAYER, sow), gates)
             return {stack: found["layers"]["added"][0][:, 0] for stack, found in left.items()}
 
         return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), in_stack_order(map_examples(of_example, batch)))

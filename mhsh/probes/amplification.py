@@ -1,34 +1,47 @@
-"""Amplification: how much a stack's output changes when its parameters change a little."""
+"""Amplification: how much a stack's output changes when its parameters change a little, and how it
+grows with depth: the exponent of a power law, and the best of four laws.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 from msgspec.structs import replace
+from scipy import stats
 
 from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import SCHEMES
 from mhsh.models.admin import profile_omega, set_omega
-from mhsh.models.build import build_model
+from mhsh.models.build import Model, build_model
 from mhsh.models.layers import normalize
-from mhsh.models.transformer import Encoder, EncoderLayer
+from mhsh.models.transformer import Encoder
 from mhsh.models.types import SUBLAYERS, Batch
-from mhsh.probes.growth import growth, mean_interval
-from mhsh.probes.interceptors import PROBE, after_calls, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
+from mhsh.probes.interceptors import non_padding, plain_model
 
 # {sublayer of the encoder: {parameter: scale}}
 Scales = dict[str, dict[str, float]]
 Note = Callable[[str], None]  # gets lines on the progress
 
 _NOISE, _SEED = 1e-3, 0  # deviation over that of a fresh weight; where its draws begin
+
+
+CONFIDENCE = 0.95  # of intervals
+
+# The laws of the theory. Each has one free factor, so that the fits are comparable.
+LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "O(1/n)": lambda n: 1 / n,
+    "O(1)": np.ones_like,
+    "O(log n)": np.log,
+    "O(n)": lambda n: n,
+}
 
 
 class Theory(NamedTuple):
@@ -57,6 +70,16 @@ THEORY = {
 }
 
 
+class Growth(NamedTuple):
+    """How y grows with n. Deviations are of ln y: 0.1 is about 10 % of y."""
+
+    exponent: float  # p of y ~ n^p
+    low: float  # the ends of its interval
+    high: float
+    deviations: dict[str, float]  # root mean square, of y from each law times its best factor
+    law: str  # the law with the smallest deviation
+
+
 def scheme_amplification(
     config: ModelConfig, scheme: str, depths: Sequence[int], batch: Batch, *, num_draws: int, note: Note
 ) -> dict[str, Any]:
@@ -80,20 +103,6 @@ def scheme_amplification(
         "source": theory.source,
         "growth": None if fitted is None else fitted._asdict(),
         "points": points,
-    }
-
-
-def amplification(config: ModelConfig, params: Any, batch: Batch, *, num_draws: int) -> dict[str, Any]:
-    """`layer_amplification` of a model, its means and their growth with the layers, for JSON."""
-    scales = plain_deviations(config, batch)
-    changes = layer_amplification(config, params, batch, scales, num_draws=num_draws, noise=_NOISE, seed=_SEED)
-    means = changes.mean(axis=0)
-    fitted = growth([2 * layer for layer in range(1, len(means) + 1)], means)
-    return {
-        "means": list(map(_finite, means)),
-        "draws": [list(map(_finite, draw)) for draw in changes],
-        # Without its interval, which holds for independent values: the layers of a model are not.
-        "growth": None if fitted is None else {"exponent": fitted.exponent, "deviations": fitted.deviations, "law": fitted.law},
     }
 
 
@@ -125,36 +134,6 @@ def fresh_amplification(
         outputs = output(params, arrays), output(changed, arrays)
         changes.append(mean_square(*outputs, non_padding(batch, "encoder")))
     return np.array(jax.device_get(changes), np.float64)
-
-
-def layer_amplification(
-    config: ModelConfig, params: Any, batch: Batch, scales: Scales, *, num_draws: int, noise: float, seed: int
-) -> Float[np.ndarray, "K L"]:
-    """The same for given parameters and each encoder layer: the change of the normalised residual
-    stream after it, for K changes of all sublayers. The changes are as large as for a fresh model.
-    """
-    model = plain_model(config)
-
-    def sow(layer: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
-        del args
-        layer.sow(PROBE, "stream", result[0].x)
-        return result
-
-    def streams(params: Any, example: Batch) -> Float[Array, "L 1 T D"]:
-        return run_and_collect(model, params, example, after_calls({EncoderLayer}, sow))["encoder"]["layers"]["stream"][0]
-
-    def change(params: Any, changed: Any, batch: Batch) -> Float[Array, " L"]:
-        def of_example(example: Batch) -> tuple[Float[Array, " L"], Int[Array, ""]]:
-            real = non_padding(example, "encoder")
-            squares = jax.vmap(lambda a, b: mean_square(a, b, real))(streams(params, example), streams(changed, example))
-            return squares, real.sum()
-
-        squares, counts = map_examples(of_example, batch)
-        return counts @ squares / counts.sum()
-
-    compiled = jax.jit(change)
-    draws = (disturbed(params, scales, noise, np.random.default_rng((seed, draw))) for draw in range(num_draws))
-    return np.array(jax.device_get([compiled(params, changed, dict(batch)) for changed in draws]), np.float64)
 
 
 def disturbed(params: Any, scales: Scales, noise: float, rng: np.random.Generator) -> Any:
@@ -193,16 +172,11 @@ def _programs(config: ModelConfig) -> tuple[Callable[..., Any], Callable[..., An
     return jax.jit(fresh), jax.jit(profile), jax.jit(functools.partial(_encoder_output, plain_model(config)))
 
 
-def _encoder_output(model: Any, params: Any, batch: Batch) -> Float[Array, "B T D"]:
-    found: list[Array] = []
-
-    def keep(encoder: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
-        del encoder, args
-        found.append(result)
-        return result
-
-    run_intercepted(model, params, batch, after_calls({Encoder}, keep))
-    return found[0]
+def _encoder_output(model: Model, params: Any, batch: Batch) -> Float[Array, "B T D"]:
+    _, state = model.apply(
+        {"params": params}, batch, None, capture_intermediates=lambda module, _: type(module) is Encoder, mutable=["intermediates"]
+    )
+    return cast(Any, state)["intermediates"]["encoder"]["__call__"][0]
 
 
 def mean_square(one: Float[Array, "B T D"], other: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
@@ -211,3 +185,37 @@ def mean_square(one: Float[Array, "B T D"], other: Float[Array, "B T D"], real: 
     """
     one, other = (normalize(each.astype(jnp.float32), 0.0)[0] for each in (one, other))
     return jnp.mean((one - other) ** 2, where=jnp.broadcast_to(real[:, :, None], one.shape))
+
+
+def growth(n: Sequence[int] | np.ndarray, y: Sequence[float] | np.ndarray) -> Growth | None:
+    """The growth of positive y with n > 1, fitted in logarithms: small and large n weigh the same.
+    None if fewer than three values are positive and finite.
+
+    The exponent is the least-squares slope of ln y over ln n, with its t-interval of CONFIDENCE
+    (number of values less two degrees of freedom). If no power law holds it is the mean slope over
+    this range: log n from 12 to 768 has about 0.23.
+    """
+    depths, figures = np.asarray(n, float), np.asarray(y, float)
+    usable = np.isfinite(figures) & (figures > 0)
+    depths, logs = depths[usable], np.log(figures[usable])
+    if len(np.unique(depths)) < 3:
+        return None
+    x = np.log(depths)
+    exponent, intercept = np.polyfit(x, logs, 1)
+    # Not scipy's linregress: its error is nan where all values are equal.
+    left = np.sum((logs - exponent * x - intercept) ** 2) / (len(x) - 2)
+    error = math.sqrt(left / np.sum((x - x.mean()) ** 2))
+    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2)) * error
+    deviations = {law: float(np.std(logs - np.log(shape(depths)))) for law, shape in LAWS.items()}
+    law = min(deviations, key=deviations.__getitem__)
+    return Growth(float(exponent), float(exponent - half), float(exponent + half), deviations, law)
+
+
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+    """The mean of independent values and its t-interval of CONFIDENCE (infinite for one value)."""
+    figures = np.asarray(values, float)
+    mean = float(figures.mean())
+    if len(figures) < 2:
+        return mean, -math.inf, math.inf
+    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(figures) - 1) * stats.sem(figures))
+    return mean, mean - half, mean + half

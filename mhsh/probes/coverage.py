@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention, attention_mask, cross_attention_mask
 from mhsh.models.types import Batch, in_stack_order
-from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect
+from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_intercepted
 
 # The sublayers that attend within one stack: only these can be rolled out.
 _SELF = ("attention", "self_attention")
@@ -67,7 +67,7 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
     model = plain_model(config)
 
     def of_example(params: Any, example: Batch) -> dict[str, Any]:
-        left = run_and_collect(model, params, example, functools.partial(_sow_figures, example))
+        _, left = run_intercepted(model, params, example, functools.partial(_sow_figures, example))
         sums: dict[str, Any] = {}
         for stack, found in left.items():
             real = non_padding(example, stack)

@@ -17,7 +17,7 @@ from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Decoder, Encoder
 from mhsh.models.types import SUBLAYERS, Batch, in_stack_order
-from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_and_collect, run_intercepted
+from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_intercepted
 
 _STACKS: dict[type, str] = {Encoder: "encoder", Decoder: "decoder"}
 
@@ -45,7 +45,8 @@ def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
         deviations = {
             stack: _deviation(y[:, 0], non_padding(batch, stack))[:, None].astype(jnp.float32) for stack, y in outputs.items()
         }
-        zeros = jax.eval_shape(lambda: run_and_collect(model, params, {key: value[:1] for key, value in batch.items()}, _gated([])))
+        first = {key: value[:1] for key, value in batch.items()}
+        _, zeros = jax.eval_shape(lambda: run_intercepted(model, params, first, _gated([])))
         gates_at_one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zeros)
 
         def of_example(pair: tuple[Batch, dict[str, Array]]) -> Any:

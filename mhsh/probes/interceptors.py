@@ -51,29 +51,18 @@ def plain_model(config: ModelConfig) -> Model:
     return build_model(replace(config, attention_implementation="xla", remat_policy="none"))
 
 
-def run_and_collect(model: Model, params: Any, batch: Batch, interceptor: Interceptor, perturbations: Any = None) -> dict[str, Any]:
+def run_intercepted(
+    model: Model, params: Any, batch: Batch, interceptor: Interceptor, perturbations: Any = None
+) -> tuple[Outputs, dict[str, Any]]:
     """Runs one forward pass without dropout. Pure if the interceptor is.
 
-    Returns, by module, what the interceptor wrote with `module.sow(PROBE, name, value)` or
-    `module.perturb(name, value, PROBE)`, which adds the `perturbations`.
+    Returns the outputs; and by module, what the interceptor wrote with `module.sow(PROBE, name,
+    value)` or `module.perturb(name, value, PROBE)`, which adds the `perturbations`.
     """
+    variables = {"params": params} if perturbations is None else {"params": params, PROBE: perturbations}
     with nn.intercept_methods(_flax_interceptor(interceptor)):
-        _, written = model.apply(_variables(params, perturbations), batch, None, mutable=[PROBE])
-    collected: Any = written.get(PROBE, {})
-    return dict(collected)
-
-
-def run_intercepted(model: Model, params: Any, batch: Batch, interceptor: Interceptor, perturbations: Any = None) -> Outputs:
-    """Runs one forward pass without dropout and collects nothing but its outputs.
-
-    `perturb` adds the `perturbations`: a tree like the zeros that `run_and_collect` returns for it.
-    """
-    with nn.intercept_methods(_flax_interceptor(interceptor)):
-        return cast(Outputs, model.apply(_variables(params, perturbations), batch, None))
-
-
-def _variables(params: Any, perturbations: Any) -> dict[str, Any]:
-    return {"params": params} if perturbations is None else {"params": params, PROBE: perturbations}
+        outputs, written = cast(Any, model.apply(variables, batch, None, mutable=[PROBE]))
+    return outputs, dict(written.get(PROBE, {}))
 
 
 def non_padding(batch: Batch, stack: str) -> Bool[Array, "B T"]:

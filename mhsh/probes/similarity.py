@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.types import Batch, in_stack_order
-from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, after_calls, non_padding, plain_model, run_and_collect
+from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, after_calls, non_padding, plain_model, run_intercepted
 
 Similarity = dict[str, dict[str, list[float]]]
 
@@ -54,7 +54,7 @@ def similarities(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> 
             layer.sow(PROBE, "cosine", mean_cosine(before, after, counts))
             return result
 
-        return run_and_collect(model, params, batch, after_calls(STACK_OF_LAYER, sow))
+        return run_intercepted(model, params, batch, after_calls(STACK_OF_LAYER, sow))[1]
 
     return [_as_lists(jax.device_get(collect(params, dict(batch)))) for batch in batches]
 

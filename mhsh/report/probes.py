@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -214,28 +213,13 @@ def _without_half(figures: dict[str, Any]) -> list[Any]:
 
 
 def _amplification_table(document: Document) -> list[Table]:
-    if "schemes" in document:
-        rows = [
-            [
-                each["scheme"],
-                each["theory"],
-                *_growth_cells(each["growth"]),
-                each["points"][0]["mean"] or 0.0,
-                each["points"][-1]["mean"] or 0.0,
-            ]
-            for each in document["schemes"]
-        ]
-        ends = [f"{point['layers']} layers" for point in (document["schemes"][0]["points"][i] for i in (0, -1))]
-        return [_table("E|f(w) - f(w + delta)|^2, fresh", ["scheme", "theory", "exponent", "95 %", "best law", *ends], rows)]
-    rows = [
-        [
-            model["name"],
-            *([f"{fitted['exponent']:.2f}", fitted["law"]] if (fitted := model["result"]["growth"]) else ["", ""]),
-            model["result"]["means"][-1] or math.nan,
-        ]
-        for model in document["models"]
-    ]
-    return [_table("E|f(w) - f(w + delta)|^2 along the layers", ["model", "exponent", "best law", "at the end"], rows)]
+    schemes = document["schemes"]
+    ends = [f"{schemes[0]['points'][end]['layers']} layers" for end in (0, -1)]
+    rows = []
+    for entry in schemes:
+        first, *_, last = (point["mean"] or 0.0 for point in entry["points"])
+        rows.append([entry["scheme"], entry["theory"], *_growth_cells(entry["growth"]), first, last])
+    return [_table("E|f(w) - f(w + delta)|^2, fresh", ["scheme", "theory", "exponent", "95 %", "best law", *ends], rows)]
 
 
 def _growth_cells(fitted: dict[str, Any] | None) -> list[str]:
@@ -393,21 +377,12 @@ def _of_seeds(runs: Sequence[dict[str, Any]], name: str) -> np.ndarray:
 def _amplification(figure: Figure, document: Document) -> None:
     axes = figure.subplots(1, 1)
     axes.set_xscale("log", base=2)
-    if "schemes" in document:
-        ticks = _draw_schemes(axes, document["schemes"])
-        what = "sublayers $n$ of a fresh stack"
-    else:
-        longest = 0
-        for index, model in enumerate(document["models"]):
-            means = np.array(model["result"]["means"], float)  # null: not finite
-            _line(axes, index, model["name"], 2 * np.arange(1, len(means) + 1), means)
-            longest = max(longest, len(means))
-        ticks = [2**power for power in range(1, (2 * longest).bit_length())]
-        what = "sublayers passed"
+    ticks = _draw_schemes(axes, document["schemes"])
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_yscale("log")
-    _finish(axes, "change of the normalised output when all weights change a little", what, r"$E\,\|f(w) - f(w + \delta)\|^2$")
+    title = "change of the normalised output when all weights change a little"
+    _finish(axes, title, "sublayers $n$ of a fresh stack", r"$E\,\|f(w) - f(w + \delta)\|^2$")
 
 
 def _draw_schemes(axes: Axes, schemes: Sequence[dict[str, Any]]) -> list[int]:

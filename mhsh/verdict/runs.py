@@ -100,7 +100,7 @@ class Run:
 
     @functools.cached_property
     def final_train(self) -> float | None:
-        """The final training loss by SMOOTHING_RULE; nan: not finite."""
+        """The final training loss by `smoothed_final`; nan: not finite."""
         return outcome.smoothed_final(self.curves["train"].loss)
 
     @property

@@ -99,10 +99,7 @@ def test_problems_are_named_and_the_others_drawn(make_run: MakeRun, tmp_path: Pa
         assert line.startswith("mhsh compare: ")
         assert path in line
     text = out.read_text(encoding="utf-8")
-    assert (
-        all(path in text for path in (missing, cut, young))
-        and "is cut short in line 3; only the 2 whole rows before it are read" in text
-    )
+    assert all(path in text for path in (missing, cut, young)) and "line 3 is cut short; only the 2 rows before it are read" in text
 
 
 def test_the_baseline_and_the_target_are_those_asked_for(make_run: MakeRun, tmp_path: Path) -> None:

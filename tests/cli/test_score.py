@@ -128,17 +128,21 @@ def questions(version: str, *, with_impossible: bool) -> dict[str, Any]:
 def test_squad_prints_json_and_never_imports_jax(tmp_path: Path) -> None:
     data = write(tmp_path / "dev.json.gz", questions("v2.0", with_impossible=True))
     predictions = write(tmp_path / "predictions.json.gz", {"q1": "Apple!", "q2": "because"})
-    probabilities = write(tmp_path / "na_probs.json", {"q1": 0.25, "q2": 0.75})
     arguments = ["score", "squad", "--data", data, "--predictions", predictions]
-    done = mhsh_without_jax(*arguments, "--na-probabilities", probabilities)
+    done = mhsh_without_jax(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {
         **{"exact": 50.0, "f1": 50.0, "total": 2},
         **{"HasAns_exact": 100.0, "HasAns_f1": 100.0, "HasAns_total": 1},
         **{"NoAns_exact": 0.0, "NoAns_f1": 0.0, "NoAns_total": 1},
-        **{"best_exact": 100.0, "best_exact_thresh": 0.25, "best_f1": 100.0, "best_f1_thresh": 0.25},
         **{"missing": 0, "unknown": 0},
     }
     done = mhsh_without_jax(*arguments[:3], predictions, *arguments[4:])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"mhsh: {predictions}: Object missing required field `data`; correct the data, or fetch them again\n"
+
+
+def test_a_file_of_questions_is_no_file_of_predictions(tmp_path: Path) -> None:
+    data = write(tmp_path / "dev.json", questions("1.1", with_impossible=False))
+    with pytest.raises(UserError, match=f"{data}: the prediction for question"):
+        squad(data=data, predictions=data)

@@ -49,13 +49,6 @@ def test_regroup_refuses_what_does_not_divide_the_heads(make_config):
         regroup(model, 24)
 
 
-def test_regroup_upwards_makes_fewer_layers_of_more_heads(make_config):
-    large = make_config("bert", "24l16h").model
-    up = regroup(large, 32)
-    assert (up.num_layers, up.num_heads, up.mlp_dim, up.layers_per_group) == (12, 32, 8192, 0.5)
-    assert regroup(up, 16) == large
-
-
 def test_regroup_keeps_the_depth_at_which_completep_was_tuned(make_config):
     model = make_config("bert", "24l16h", **{"model.residual": "completep"}).model
     assert [regroup(model, n).base_layers for n in (32, 16, 4, 1)] == [24, 24, 24, 24]

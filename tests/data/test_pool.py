@@ -130,7 +130,7 @@ if __name__ == "__main__":
 
 def test_without_beam_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    with pytest.raises(UserError, match=r"pip install -e .*\[beam\]'"):
+    with pytest.raises(UserError, match=r"pip install .*apache-beam"):
         run_chunks_on_beam(never, range(3), "")
 
 

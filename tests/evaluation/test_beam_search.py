@@ -69,12 +69,10 @@ def compiled(cache: Any, limits: jax.Array, beam: int, alpha: jax.Array, cache_b
     )
 
 
-def search(
-    model: RandomModel, limits: list[int], beam: int, alpha: float, cache_buckets: tuple[int, ...] = (1, 2, LENGTH)
-) -> Decoded:
+def search(model: RandomModel, limits: list[int], beam: int, alpha: float) -> Decoded:
     given = jnp.zeros((len(limits), beam, 0), jnp.int32)
     cache = (given, model.phases, model.weights, model.end_bias)
-    return jax.device_get(compiled(cache, jnp.asarray(limits, jnp.int32), beam, jnp.float32(alpha), cache_buckets))
+    return jax.device_get(compiled(cache, jnp.asarray(limits, jnp.int32), beam, jnp.float32(alpha), (1, 2, LENGTH)))
 
 
 def tokens_of(decoded: Decoded, sentence: int) -> History:
@@ -138,13 +136,6 @@ def test_a_small_beam_is_that_of_plain_python(beam, alpha):
             )
             lengths.add(len(expected))
     assert lengths == {1, 2, 3, 4}  # sentences of one batch end at different steps
-
-
-def test_the_buckets_of_the_cache_change_nothing():
-    model = RandomModel(3, len(LIMITS), VOCAB_SIZE)
-    whole, *staged = (search(model, LIMITS, 3, 0.6, cache_buckets) for cache_buckets in ((LENGTH,), (1, 2, LENGTH), (2, 3, LENGTH)))
-    for each in staged:
-        jax.tree.map(np.testing.assert_array_equal, each, whole)
 
 
 def test_a_sentence_with_limit_0_is_left_out():

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mhsh.data.fine_tuning.squad import Answer, Question, SquadData, read_predictions, read_squad
 from mhsh.data.fine_tuning.task import Window
 from mhsh.errors import UserError
-from mhsh.evaluation.squad import exact_match, find_answers, normalize_answer, score_squad, word_f1
+from mhsh.evaluation.squad import exact_match, find_answers, normalize_answer, score_best_thresholds, score_squad, word_f1
 
 TOLERANCE = 1e-9
 LONGEST = 3  # tokens of an answer
@@ -45,7 +45,7 @@ def test_the_official_figures_of_real_systems(real_data: Path, system: str) -> N
     predictions = read_predictions(folder / "predictions" / f"{system}.json.gz")
     expected = json.loads((folder / "predictions" / "expected_scores.json").read_text())[system]
     del expected["source"]
-    found = score_squad(data, predictions, None)
+    found = score_squad(data, predictions)
     assert found.pop("unknown") == 0
     assert expected.get("missing", 0) == found["missing"] == 0
     assert found == pytest.approx({"missing": 0, **expected}, rel=0, abs=TOLERANCE)
@@ -106,7 +106,7 @@ def test_version_1_against_a_plain_reference(data: st.DataObject) -> None:
             f1 += max(plain_f1(said, text) for text in texts)
     expected = {"exact_match": 100 * exact / len(gold), "f1": 100 * f1 / len(gold), "total": len(gold)}
     expected |= {"missing": len(gold) - len(predictions), "unknown": 1}
-    assert score_squad(squad("1.1", gold), predictions | {"other": "x"}, None) == pytest.approx(expected, abs=TOLERANCE)
+    assert score_squad(squad("1.1", gold), predictions | {"other": "x"}) == pytest.approx(expected, abs=TOLERANCE)
 
 
 def plain_v2(texts: tuple[str, ...], said: str) -> tuple[float, float]:
@@ -134,7 +134,7 @@ def test_version_2_against_a_plain_reference(data: st.DataObject) -> None:
             for name, part in (("exact", 0), ("f1", 1)):
                 expected[prefix + name] = 100 * sum(raw[k][part] for k in chosen) / len(chosen)
             expected[prefix + "total"] = len(chosen)
-    assert score_squad(squad("2.0", gold), said, None) == pytest.approx({**expected, "missing": 0, "unknown": 0}, abs=TOLERANCE)
+    assert score_squad(squad("2.0", gold), said) == pytest.approx({**expected, "missing": 0, "unknown": 0}, abs=TOLERANCE)
 
 
 @given(st.data())
@@ -147,10 +147,10 @@ def test_thresholds_against_trying_them_all(data: st.DataObject) -> None:
     numbers = st.integers(-8, 8).filter(bool)
     probabilities = {f"q{k}": data.draw(numbers) / 4 for k in range(len(gold))}
     assume(len(set(probabilities.values())) == len(gold))
-    found = score_squad(squad("2.0", gold), said, probabilities)
+    found = score_best_thresholds(squad("2.0", gold).questions, said, probabilities)
     for part, name in enumerate(("exact", "f1")):
         figures = {}
-        for threshold in (-math.inf, 1.0, *probabilities.values()):
+        for threshold in (-math.inf, *probabilities.values()):
             scores = [
                 plain_v2(texts, said[f"q{k}"])[part] if probabilities[f"q{k}"] <= threshold else float(not texts)
                 for k, texts in enumerate(gold)
@@ -158,52 +158,44 @@ def test_thresholds_against_trying_them_all(data: st.DataObject) -> None:
             figures[threshold] = 100 * sum(scores) / len(gold)
         assert found[f"best_{name}"] == pytest.approx(max(figures.values()), abs=TOLERANCE)
         assert figures[found[f"best_{name}_thresh"] or -math.inf] == pytest.approx(found[f"best_{name}"], abs=TOLERANCE)
-        # Unless told otherwise, the official scorer lets in what is not above 1.
-        assert found[name] == pytest.approx(figures[1.0], abs=TOLERANCE)
 
 
 def test_thresholds_by_hand() -> None:
     gold = (("apple",), ("pear",), (), ())
     said = {"q0": "apple", "q1": "plum", "q2": "", "q3": "fig"}
     probabilities = {"q3": 0.9, "q2": 0.7, "q1": 0.5, "q0": 0.3, "other": 0.1}
-    found = score_squad(squad("2.0", gold), said, probabilities)
+    found = score_best_thresholds(squad("2.0", gold).questions, said, probabilities)
     # Nothing let in: both impossible ones are right. With q0: three. Then q1 adds nothing, q2
     # nothing, and q3 takes one away.
     assert found["best_exact"] == found["best_f1"] == 75.0
     assert found["best_exact_thresh"] == found["best_f1_thresh"] == 0.3
-    assert (found["exact"], found["HasAns_exact"], found["NoAns_exact"], found["unknown"]) == (50.0, 50.0, 50.0, 0)
-    # Odds instead of probabilities: what is above 1 is no answer also for the plain figures.
-    odds = {"q3": 9.0, "q2": 7.0, "q1": 5.0, "q0": -3.0}
-    found = score_squad(squad("2.0", gold), said, odds)
-    assert (found["exact"], found["HasAns_exact"], found["NoAns_exact"]) == (75.0, 50.0, 100.0)
-    assert (found["best_exact"], found["best_exact_thresh"]) == (75.0, -3.0)
     # Nothing is worth letting in; and between two of one probability it may stop, as the official
     # scorer does.
-    found = score_squad(squad("2.0", gold), dict.fromkeys(said, "fig"), dict.fromkeys(said, 0.5))
+    questions = squad("2.0", gold).questions
+    found = score_best_thresholds(questions, dict.fromkeys(said, "fig"), dict.fromkeys(said, 0.5))
     assert (found["best_exact"], found["best_exact_thresh"]) == (50.0, 0.0)
-    found = score_squad(squad("2.0", gold), said | {"q2": "fig"}, {"q0": 0.5, "q1": 0.5, "q2": 0.5, "q3": 0.5})
+    found = score_best_thresholds(questions, said | {"q2": "fig"}, dict.fromkeys(said, 0.5))
     assert (found["best_exact"], found["best_exact_thresh"]) == (75.0, 0.5)
 
 
 def test_questions_without_a_prediction_count_as_wrong_and_are_counted() -> None:
     gold = (("apple",), ("pear",), (), ())
-    first = score_squad(squad("1.1", gold[:2]), {"q1": "pear"}, None)
+    first = score_squad(squad("1.1", gold[:2]), {"q1": "pear"})
     assert first == {"exact_match": 50.0, "f1": 50.0, "total": 2, "missing": 1, "unknown": 0}
     said = {"q1": "pear", "q2": "", "q9": "x"}
-    second = score_squad(squad("2.0", gold), said, {"q1": 0.1, "q2": 0.2})
+    second = score_squad(squad("2.0", gold), said)
+    second |= score_best_thresholds(squad("2.0", gold).questions, said, {"q1": 0.1, "q2": 0.2})
     for name in ("exact", "f1"):
         assert second[name] == second[f"HasAns_{name}"] == second[f"NoAns_{name}"] == second[f"best_{name}"] == 50.0
     assert (second["missing"], second["unknown"], second["total"]) == (2, 1, 4)
 
 
 def test_what_does_not_belong_together() -> None:
-    data, answered = squad("2.0", (("apple",), ())), {"q0": "", "q1": ""}
+    data = squad("2.0", (("apple",), ()))
     for arguments, message in (
-        ((data, {"x": ""}, None), "none of the predictions is for a question of the data; give"),
-        ((data, {}, None), "none of the predictions is for a question"),
-        ((data, answered, {"q0": 0.5}), "question q1 has a prediction and no no-answer probability; give one"),
-        ((squad("1.1", (("apple",), ("pear",))), answered, {"q0": 0.5}), "the data are SQuAD 1.1, which has no questions without"),
-        ((squad("1.1", (("apple",), ())), answered, None), "question q1 has no answers to compare with; give data with answers"),
+        ((data, {"x": ""}), "none of the predictions is for a question of the data; give"),
+        ((data, {}), "none of the predictions is for a question"),
+        ((squad("1.1", (("apple",), ())), {"q0": ""}), "question q1 has no answers to compare with; give data with answers"),
     ):
         with pytest.raises(UserError, match=message):
             score_squad(*arguments)

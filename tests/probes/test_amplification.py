@@ -1,18 +1,15 @@
-"""The change of a stack's output: against two forward passes, quadratic in the noise, and as theory
-predicts.
+"""The change of a stack's output: quadratic in the noise, and as theory predicts. Fitted growth:
+against laws that are known, and against scipy.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from flax import linen as nn
 from msgspec.structs import replace
+from scipy.stats import linregress, t
 
-from mhsh.models.bert import Bert
-from mhsh.models.residual import STRATEGIES
-from mhsh.models.transformer import Encoder
-from mhsh.probes.amplification import disturbed, fresh_amplification, layer_amplification, plain_deviations
+from mhsh.probes.amplification import disturbed, fresh_amplification, growth, mean_interval, plain_deviations
 
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
 
@@ -74,31 +71,6 @@ def test_profiled_admin_grows_far_less_with_depth_than_post_ln(make_config, make
     assert changes["post_ln"][1] > 8 * changes["admin"][1]
 
 
-def test_along_the_layers_it_ends_with_the_change_of_the_output(tiny, make_batch, random_params, scales):
-    """By a plain pass of the encoder over embeddings computed apart."""
-    config, batch = tiny(residual="post_ln"), make_batch(SEGMENTS)
-    params = random_params(config)
-    found = layer_amplification(config, params, batch, scales, num_draws=2, noise=1e-2, seed=3)
-    assert found.shape == (2, 3)
-    captured = []
-
-    def outputs(tree):
-        def keep(method, args, kwargs, context):
-            result = method(*args, **kwargs)
-            if type(context.module) is Encoder and context.method_name == "__call__":
-                captured.append(np.asarray(result, np.float64))
-            return result
-
-        with nn.intercept_methods(keep):
-            Bert(config, STRATEGIES["post_ln"]).apply({"params": tree}, batch, None)
-        y = captured[-1] - captured[-1].mean(axis=-1, keepdims=True)
-        return (y / np.sqrt((y**2).mean(axis=-1, keepdims=True)))[batch["inputs_segmentation"] > 0]
-
-    for draw in range(2):
-        changed = disturbed(params, scales, 1e-2, np.random.default_rng((3, draw)))
-        assert found[draw, -1] == pytest.approx(np.mean((outputs(params) - outputs(changed)) ** 2), rel=1e-3)
-
-
 def test_noise_has_the_deviation_that_was_asked_for_and_stays_where_it_belongs(tiny, make_batch, random_params):
     config = tiny(residual="admin", num_layers=40)
     params = random_params(config)
@@ -111,3 +83,41 @@ def test_noise_has_the_deviation_that_was_asked_for_and_stays_where_it_belongs(t
     for sublayer, kernel in (("attention", "query_bias"), ("attention", "out_kernel"), ("attention_residual", "omega")):
         assert after[sublayer][kernel] is before[sublayer][kernel]
     assert changed["embeddings"] is params["embeddings"]
+
+
+N = np.array([12, 24, 48, 96, 192, 384, 768])
+LAWS = {"O(1)": lambda n: np.full(len(n), 3.0), "O(log n)": lambda n: 0.2 * np.log(n), "O(n)": lambda n: 5.0 * n}
+
+
+@pytest.mark.parametrize(("law", "exponent"), [("O(1)", 0), ("O(log n)", 0.23), ("O(n)", 1)])
+def test_each_law_is_found_and_fits_exactly(law, exponent):
+    found = growth(N, LAWS[law](N))
+    assert found.law == law and found.deviations[law] == pytest.approx(0, abs=1e-12)
+    assert all(deviation > 0.1 for name, deviation in found.deviations.items() if name != law)
+    assert found.exponent == pytest.approx(exponent, abs=0.005)
+    if law != "O(log n)":
+        assert (found.low, found.high) == pytest.approx((exponent, exponent), abs=1e-9)
+
+
+def test_the_interval_is_that_of_the_slope_and_covers_it():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        y = N**0.7 * np.exp(0.2 * rng.standard_normal(len(N)))
+        found = growth(N, y)
+        hits += found.low < 0.7 < found.high
+    assert 0.92 < hits / 400 < 0.98
+    line = linregress(np.log(N), np.log(y))
+    assert found.high - found.exponent == pytest.approx(t.ppf(0.975, 5) * line.stderr)
+
+
+def test_what_cannot_be_fitted():
+    assert growth(N, np.zeros(7)) is None
+    assert growth(N[:2], N[:2]) is None
+    with_gaps = np.where(N == 48, np.nan, 1.0 * N)
+    assert growth(N, with_gaps).exponent == pytest.approx(1)
+
+
+def test_the_interval_of_a_mean():
+    assert mean_interval([1.0, 2.0, 6.0]) == pytest.approx((3, 3 - 4.3027 * 1.5275, 3 + 4.3027 * 1.5275), rel=1e-4)
+    assert mean_interval([2.0]) == (2.0, -np.inf, np.inf)

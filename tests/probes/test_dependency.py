@@ -20,9 +20,7 @@ def total(shares) -> float:
     return float(sum(np.sum(each) for each in shares.values()))
 
 
-@pytest.mark.parametrize(
-    "residual", ["admin", "rezero", *(pytest.param(name, marks=pytest.mark.slow) for name in ("post_ln", "pre_ln", "deepnorm"))]
-)
+@pytest.mark.parametrize("residual", ["admin", "rezero"])
 def test_shares_sum_to_one(tiny, make_batch, random_params, residual):
     config = tiny(residual=residual)
     shares = dependency(config, random_params(config), make_batch(SEGMENTS))["encoder"]
@@ -81,12 +79,6 @@ def through_norm(parts, params):
     deviation = sum(parts.values()).std(axis=-1, keepdims=True)
     after = {name: (part - part.mean(axis=-1, keepdims=True)) / deviation * params["scale"] for name, part in parts.items()}
     return after | {"biases": after["biases"] + params["bias"]}
-
-
-def test_a_fresh_rezero_has_put_nothing_there(tiny, make_batch, fresh):
-    config, batch = tiny(residual="rezero"), make_batch(SEGMENTS)
-    shares = dependency(config, fresh(config, batch), batch)["encoder"]
-    assert shares["attention"] == shares["feed_forward"] == [0, 0, 0] and shares["input"] == pytest.approx(1)
 
 
 def test_padding_counts_for_nothing(tiny, make_batch, random_params):

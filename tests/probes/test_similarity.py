@@ -1,11 +1,10 @@
-"""Linear CKA and cosine: against the kernel form, their invariances, and layers that do nothing."""
+"""Linear CKA and cosine: against the kernel form, by hand, and layers that do nothing."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import ortho_group
 
 from mhsh.probes import similarity as measured
 from mhsh.probes.similarity import similarity
@@ -36,18 +35,6 @@ def test_equals_the_form_with_kernels():
     np.testing.assert_allclose(linear_cka(X, Y, ALL), plain_cka(X, Y), rtol=1e-5)
     counts = RNG.random(40) < 0.6
     np.testing.assert_allclose(linear_cka(X, Y, counts), plain_cka(X[counts], Y[counts]), rtol=1e-5)
-
-
-def test_turned_mirrored_scaled_and_shifted_it_is_the_same():
-    turned = (3 * X @ ortho_group.rvs(6, random_state=1) + RNG.standard_normal(6)).astype(np.float32)
-    np.testing.assert_allclose(linear_cka(X, turned, ALL), 1, rtol=1e-5)
-    np.testing.assert_allclose(linear_cka(turned, Y, ALL), plain_cka(X, Y), rtol=1e-4)
-    np.testing.assert_allclose(linear_cka(Y, X, ALL), linear_cka(X, Y, ALL), rtol=1e-5)
-
-
-def test_nothing_in_common_is_nought():
-    basis, _ = np.linalg.qr(np.concatenate([np.ones((40, 1)), RNG.standard_normal((40, 8))], axis=1))
-    np.testing.assert_allclose(linear_cka(basis[:, 1:5].astype(np.float32), basis[:, 5:].astype(np.float32), ALL), 0, atol=1e-10)
 
 
 def test_the_cosine_of_a_token():

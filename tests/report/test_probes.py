@@ -106,9 +106,8 @@ def test_amplification_has_mathematics_and_a_tick_at_every_depth() -> None:
 
 
 def test_names_of_runs_are_no_formulas() -> None:
-    models = [{"name": name, "result": {"means": [1e-6, None, 3e-6]}} for name in ("_a", r"$\frac$")]
-    shown = words({"kind": "amplification", "models": models})
-    assert {"_a", r"$\frac$", "2", "4"} <= set(shown)
+    models = [model(name, 0, heads=heads) | {"result": FIGURES["similarity"]} for name, heads in (("_a", 8), (r"$\frac$", 4))]
+    assert {"_a", r"$\frac$"} <= set(words({"kind": "similarity", "models": models}))
 
 
 def test_one_draw_has_no_interval() -> None:

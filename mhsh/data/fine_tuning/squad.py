@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -171,18 +170,6 @@ def read_predictions(path: str | Path) -> dict[str, str]:
         if not isinstance(text, str):
             raise UserError(f"{path}: the prediction for question {question_id} is {text!r}; write a string, empty for no answer")
     return predictions
-
-
-def read_no_answer_probabilities(path: str | Path) -> dict[str, float]:
-    """Finite numbers by question id, as in `read_predictions`; higher means that no answer is more
-    likely.
-    """
-    numbers = _read_json(path)
-    for question_id, number in numbers.items():
-        # Integers in JSON may be larger than any float.
-        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
-            raise UserError(f"{path}: the no-answer probability of question {question_id} is {number!r}; write a finite number")
-    return numbers
 
 
 def _read_json(path: str | Path) -> dict[str, Any]:

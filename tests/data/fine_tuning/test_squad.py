@@ -19,7 +19,6 @@ from mhsh.data.fine_tuning.squad import (
     Answer,
     Question,
     SquadData,
-    read_no_answer_probabilities,
     read_predictions,
     read_prepared_squad,
     read_squad,
@@ -92,7 +91,7 @@ def test_every_fault_is_named_in_one_line(tmp_path: Path, content: Any, message:
     assert re.search("; (correct|fetch|give)", str(caught.value))
 
 
-@pytest.mark.parametrize("read", [read_squad, read_predictions, read_no_answer_probabilities])
+@pytest.mark.parametrize("read", [read_squad, read_predictions])
 def test_what_is_no_json(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     path = tmp_path / "file.json"
     for raw, message in (
@@ -108,19 +107,15 @@ def test_what_is_no_json(tmp_path: Path, read: Callable[[Path], Any]) -> None:
         read(tmp_path / "missing")
 
 
-def test_predictions_and_probabilities(tmp_path: Path) -> None:
+def test_predictions(tmp_path: Path) -> None:
     def written(content: dict[str, Any]) -> Path:
         (tmp_path / "file.json").write_text(json.dumps(content))
         return tmp_path / "file.json"
 
     assert read_predictions(written({"a": "Ève", "b": ""})) == {"a": "Ève", "b": ""}
-    assert read_no_answer_probabilities(written({"a": 0.25, "b": -7})) == {"a": 0.25, "b": -7}
     for broken in (None, ["x"]):
         with pytest.raises(UserError, match=r"file.json: the prediction for question b is .*; write a string"):
             read_predictions(written({"a": "", "b": broken}))
-    for broken in (True, "0.5", float("nan"), 10**400):
-        with pytest.raises(UserError, match=r"file.json: the no-answer probability of question b is .*; write a finite number"):
-            read_no_answer_probabilities(written({"a": 0.0, "b": broken}))
 
 
 @pytest.mark.realdata
