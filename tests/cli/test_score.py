@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mhsh.cli.score import glue, translation
+from mhsh.cli.score import glue, squad, translation
 from mhsh.errors import UserError
 from tests.cli.light_process import mhsh_without_jax
 
