@@ -29,8 +29,11 @@ from mhsh.text import timing
 from mhsh.training.signals import StopSignals
 
 ROOT = Path(__file__).resolve().parents[1]
-# What `mhsh compare` puts together of the stages: every shape once.
-IN_THE_REPORT = ("train-large.json", "train-base.json", "inference-large.json", "run-shallow", "run-deep")
+# What `mhsh compare` puts on a page: the speed of every shape once, and the runs.
+PAGES = {
+    "speed.html": ("train-large.json", "train-base.json", "inference-large.json"),
+    "report.html": ("run-shallow", "run-deep"),
+}
 _POLL_SECONDS = 0.1
 RUN_STEPS, PROFILED = 200, "100:102"
 
@@ -252,7 +255,7 @@ def _reason(log: Path, status: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the stages, prints their tables, and writes report.html into --out; the exit status."""
+    """Runs the stages, prints their tables, and writes the PAGES into --out; the exit status."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -294,10 +297,10 @@ def _run_chosen(folder: Path, chosen: Sequence[Stage]) -> int:
         print(f"stopped; the same command goes on: {len(done)} of {len(chosen)} stages are done")
         return 128 + stopped
     names = {stage.name for stage in done}
-    paths = [str(folder / name) for name in IN_THE_REPORT if name.removesuffix(".json") in names]
-    if paths:
-        report = [sys.executable, "-m", "mhsh", "compare", *paths, f"--out={folder / 'report.html'}"]
-        subprocess.run(report, check=False)
+    for page, parts in PAGES.items():
+        paths = [str(folder / part) for part in parts if part.removesuffix(".json") in names]
+        if paths:
+            subprocess.run([sys.executable, "-m", "mhsh", "compare", *paths, f"--out={folder / page}"], check=False)
     return 2 if any(how is not None and how.state == "failed" for how in ended.values()) else 0
 
 

@@ -8,7 +8,7 @@ compiling, and the input pipeline alone.
   python -m benchmarks.bench compile   --config=bert:24l16h --against=bert:384l1h
 
 The flags of `mhsh bench` hold here too. Peers need the `parity` extra. train and inference also
-time a big matrix product and a big copy in the same turns.
+time a big matrix product in the same turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         kind, configs, chosen, out, options = parse(arguments)
         peers.require(chosen)
-        return measured(f"benchmarks.bench {kind}", lambda: _bench(kind, configs, chosen, **options), out, options)
+        return measured(f"benchmarks.bench {kind}", lambda: _bench(kind, configs, chosen, **options), out)
     except UserError as error:
         print(f"benchmarks.bench: {error}", file=sys.stderr)
         return 2
@@ -106,7 +106,7 @@ def _train(configs: Configs, chosen: Sequence[str], schedule: Schedule) -> Bench
 
         candidates += [training_candidate(peer, name, config) for peer in chosen]
     cells = [(steps.train_setting(configs), [*candidates, *products])]
-    results = bench("train", "token", configs, cells, schedule, steps.schedule_options(schedule), note)
+    results = bench("train", "token", configs, cells, schedule, note)
     set_apart(results, limits)
     return results
 
@@ -120,7 +120,7 @@ def _inference(configs: Configs, chosen: Sequence[str], grid: Sequence[tuple[int
         makers += [Inference(peer, name, config) for peer in chosen]
     products, limits = ceilings(configs[CONFIG].model.compute_dtype)
     cells = ((setting, [*candidates, *products]) for setting, candidates in steps.inference_cells(makers, grid, note))
-    results = bench("inference", "token", configs, cells, schedule, steps.schedule_options(schedule), note)
+    results = bench("inference", "token", configs, cells, schedule, note)
     set_apart(results, limits)
     return results
 
@@ -146,13 +146,13 @@ def _decoding_candidates(
 ) -> Iterable[Candidate]:
     for (name, peer), write in writers.items():
         if not peer:
-            yield decoding.mhsh_candidate(name, configs[name], write, work)
+            yield decoding.candidate(write, work, **steps.described(name, configs[name], 1))
         elif peer != "marian-sorted" or work.setting["setting"] == "file":  # equal lengths need no order
             from benchmarks.bench.writers import IMPLEMENTATIONS
 
             facts = {"config": name, "devices": 1, "implementation": IMPLEMENTATIONS[peer]}
             title = peers.label(configs[name], IMPLEMENTATIONS[peer], peer)
-            yield decoding.candidate(peers.peer_name(peer, name), title, name, facts, write, work)
+            yield decoding.candidate(write, work, peers.peer_name(peer, name), label=title, baseline=name, facts=facts)
 
 
 def _check(configs: Configs, chosen: Sequence[str], training: bool) -> None:

@@ -1,6 +1,4 @@
-"""The most that the device can do: a big matrix product and a big copy, timed in the same turns as
-the candidates.
-"""
+"""The most that a device can do: a big matrix product, timed in turns with the candidates."""
 
 from __future__ import annotations
 
@@ -16,26 +14,16 @@ from mhsh.bench.timing import CONFIG, Candidate
 # The product grows until one takes this long, so that the time to start it does not count.
 LONG_ENOUGH_SECONDS = 0.02
 SMALLEST, LARGEST = 1_024, 16_384  # rows and columns of its square factors
-# Bytes to copy: more than any cache holds.
-COPIED_BYTES = {"cpu": 1 << 28}
-COPIED_BYTES_ELSEWHERE = 1 << 30
 
 
 def ceilings(dtype: str) -> tuple[list[Candidate], dict[str, CeilingResult]]:
-    """Both as candidates, on the first device, the product in `dtype`; and their results by name,
-    without times.
+    """The product in `dtype` on the first device, as a candidate; and its result by name, without
+    times.
     """
     matmul, size = _matmul(dtype)
-    copy, num_bytes = _copy()
-    limits = {
-        "matmul": CeilingResult("FLOP", 2 * size**3, [], 0.0, dtype=dtype, size=size),
-        "copy": CeilingResult("byte", 2 * num_bytes, [], 0.0, bytes=num_bytes),  # read and written
-    }
+    limits = {"matmul": CeilingResult(2 * size**3, [], 0.0, dtype=dtype, size=size)}
     facts = {"config": CONFIG, "implementation": "XLA", "devices": 1}
-    runs = {"matmul": matmul, "copy": copy}
-    candidates = [
-        Candidate(name=name, label=name, run=run, work=limits[name].work, baseline=None, facts=facts) for name, run in runs.items()
-    ]
+    candidates = [Candidate(name="matmul", label="matmul", run=matmul, work=limits["matmul"].work, baseline=None, facts=facts)]
     return candidates, limits
 
 
@@ -54,8 +42,6 @@ def set_apart(results: BenchResults, limits: dict[str, CeilingResult]) -> None:
     for candidate in (candidate for cell in results.cells for candidate in cell.candidates):
         if candidate.flops_per_second:
             candidate.share_of_matmul = candidate.flops_per_second / limits["matmul"].rate
-        if candidate.bytes_per_second:
-            candidate.share_of_copy = candidate.bytes_per_second / limits["copy"].rate
 
 
 def _matmul(dtype: str) -> tuple[Callable[[int], None], int]:
@@ -81,17 +67,3 @@ def _seconds(multiply: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array
     begin = time.perf_counter()
     multiply(a, b).block_until_ready()
     return time.perf_counter() - begin
-
-
-def _copy() -> tuple[Callable[[int], None], int]:
-    num_bytes = COPIED_BYTES.get(jax.devices()[0].platform, COPIED_BYTES_ELSEWHERE)
-    # In place: a fresh array would cost page faults on a CPU, and a third pass over the memory.
-    change = jax.jit(lambda x: -x, donate_argnums=0)
-    held = [jnp.ones(num_bytes // 4, jnp.float32)]
-
-    def run(repetitions: int) -> None:
-        for _ in range(repetitions):
-            held[0] = change(held[0])
-        held[0].block_until_ready()
-
-    return run, num_bytes

@@ -13,7 +13,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from mhsh.bench.results import BenchResults
-from mhsh.bench.steps import baseline_of, identity, label, train_setting
+from mhsh.bench.steps import described, train_setting
 from mhsh.bench.timing import Candidate, Note, Schedule, bench
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model
@@ -29,7 +29,7 @@ def compile_step(configs: Mapping[str, Config], rounds: int, note: Note) -> Benc
     candidates = [candidate(name, config) for name, config in configs.items()]
     with no_persistent_cache():
         cells = [(train_setting(configs), candidates)]
-        return bench("compile", "program", configs, cells, Schedule(rounds), {"rounds": rounds}, note)
+        return bench("compile", "program", configs, cells, Schedule(rounds), note)
 
 
 def candidate(name: str, config: Config) -> Candidate:
@@ -44,8 +44,7 @@ def candidate(name: str, config: Config) -> Candidate:
             jax.clear_caches()  # traced functions and programs of this process
             compile_train_step(config, model, optimizer, mesh, state)
 
-    facts = identity(name, config, mesh.size)
-    return Candidate(name=name, label=label(config), run=run, work=1, baseline=baseline_of(name), facts=facts)
+    return Candidate(run=run, work=1, **described(name, config, mesh.size))
 
 
 @contextlib.contextmanager

@@ -60,8 +60,7 @@ def input_batches(config: Config, chosen: Sequence[str], *, batches: int, rounds
     check_masking({name: _inputs(name, make) for name, make in makers.items()}, corpus.tokenizer.mask_id, corpus.tokenizer.pad_id)
     candidates = [_candidate(name, make, config, batches) for name, make in makers.items()]
     setting = {"batch": config.train.batch_size, "length": config.data.sequence_length, "rows": len(corpus.train)}
-    options = {"rounds": rounds, "batches": batches}
-    return bench("input", "token", {CONFIG: config}, [(setting, candidates)], Schedule(rounds), options, note)
+    return bench("input", "token", {CONFIG: config}, [(setting, candidates)], Schedule(rounds), note, batches=batches)
 
 
 def check_masking(inputs: dict[str, Iterator[np.ndarray]], mask_id: int, pad_id: int) -> None:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhsh.bench.results import BenchResults
-from mhsh.bench.steps import baseline_of, built, identity, label
+from mhsh.bench.steps import built, described
 from mhsh.bench.timing import CONFIG, Candidate, Note, Schedule, bench
 from mhsh.config.schema import Config
 from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID
@@ -67,7 +67,10 @@ def decode(configs: Mapping[str, Config], amounts: Amounts, rounds: int, note: N
     settings = workloads(configs, amounts)
     note("making the models")
     writers = {name: writer(config) for name, config in configs.items()}
-    cells = [(work.setting, [mhsh_candidate(name, configs[name], writers[name], work) for name in configs]) for work in settings]
+    cells = [
+        (work.setting, [candidate(writers[name], work, **described(name, configs[name], 1)) for name in configs])
+        for work in settings
+    ]
     return decoding_results(configs, cells, amounts, rounds, note)
 
 
@@ -84,7 +87,7 @@ def decoding_results(
         unit, options = "token", {"prompts": sentences, "prompt_tokens": source_tokens, "steps": steps}
     else:
         unit, options = "target token", amounts._asdict() | {"beam": HYPOTHESES, "length_penalty": LENGTH_PENALTY}
-    return bench("decode", unit, configs, cells, Schedule(rounds), {"rounds": rounds} | options, note)
+    return bench("decode", unit, configs, cells, Schedule(rounds), note, **options)
 
 
 def is_causal(configs: Mapping[str, Config]) -> bool:
@@ -140,13 +143,10 @@ def writer(config: Config) -> Write:
     return functools.partial(_translate, search, config.model.max_positions)
 
 
-def mhsh_candidate(name: str, config: Config, write: Write, work: Workload) -> Candidate:
-    """Decoding by mhsh with the config called `name`."""
-    return candidate(name, label(config), baseline_of(name), identity(name, config, 1), write, work)
-
-
-def candidate(name: str, title: str, baseline: str | None, facts: Mapping[str, Any], write: Write, work: Workload) -> Candidate:
-    """Decoding of a workload. A run raises UserError where other numbers of tokens are written."""
+def candidate(write: Write, work: Workload, name: str, **fields: Any) -> Candidate:
+    """Decoding of a workload, with these fields of a Candidate. A run raises UserError where other
+    numbers of tokens are written.
+    """
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
@@ -154,7 +154,7 @@ def candidate(name: str, title: str, baseline: str | None, facts: Mapping[str, A
             if [len(tokens) for tokens in written] != list(work.lengths) or np.isin(np.concatenate(written), work.marks).any():
                 raise UserError(f"{name} did not write as many tokens as it was asked for; the times cannot be compared")
 
-    return Candidate(name=name, label=title, run=run, work=sum(work.lengths), baseline=baseline, facts=facts)
+    return Candidate(name=name, run=run, work=sum(work.lengths), **fields)
 
 
 def _write_on(write: Callable[..., Any], sampling: Sampling, work: Workload) -> list[np.ndarray]:

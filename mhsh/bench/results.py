@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mhsh.errors import UserError
 from mhsh.files import read_object, write_new
@@ -103,7 +103,6 @@ class CandidateResult(Struct, kw_only=True):
     parameters: int | None = None
     omega: int | None = None  # how many of them are Admin's, which peers do not have
     flops: float | None = None  # of one repetition: matrix products by formula, without recomputation
-    bytes_accessed: int | None = None  # of one repetition on one device, by XLA; null for a program with loops
     memory: dict[str, Count] | None = None  # bytes a device; mhsh: arguments, temporaries, peak by XLA; CUDA peers: peak by torch
     work: PositiveInt  # units of one repetition
     repetitions: int = 0  # in a turn
@@ -113,12 +112,9 @@ class CandidateResult(Struct, kw_only=True):
     rate: float | None = None  # units a second, at the median
     time_ratio: Interval | None  # time a unit over the baseline's in the same round; above 1 is slower
     cpu_ratio: Interval | None = None  # the same of CPU seconds
-    best_ratio: float | None = None  # the same of the fastest turns
     flops_per_second: float | None = None  # of one device
     share_of_matmul: float | None = None  # that over the ceiling
     share_of_peak: float | None = None  # that over peak_flops
-    bytes_per_second: float | None = None  # of one device
-    share_of_copy: float | None = None  # that over the ceiling
 
     def __post_init__(self) -> None:
         if min(self.seconds.low, self.time_ratio.low if self.time_ratio else 1.0) < SMALLEST:
@@ -137,7 +133,7 @@ class SettingResults(Struct):
     """All candidates in one setting, in the order of their turns."""
 
     setting: dict[str, Any]  # batch and length (train, inference), or what else the kind varies
-    candidates: Annotated[list[CandidateResult], Meta(min_length=1)] = field(name="contestants")
+    candidates: Annotated[list[CandidateResult], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
         names = [candidate.name for candidate in self.candidates]
@@ -153,16 +149,14 @@ class SettingResults(Struct):
         return self.setting["batch"], self.setting["length"]
 
 
-class CeilingResult(Struct, omit_defaults=True):
-    """What one device can do at most: a big matrix product (matmul), or a big copy (copy)."""
+class CeilingResult(Struct):
+    """What one device can do at most: a big matrix product (matmul)."""
 
-    unit: str  # of work: FLOP or byte
-    work: int  # of one repetition
+    work: int  # FLOPs of one repetition
     turns: list[list[float]]
-    rate: float  # units a second, in the best turn
-    dtype: str | None = None  # of the product
-    size: int | None = None  # rows and columns of its factors
-    bytes: int | None = None  # of the copy
+    rate: float  # FLOP/s, in the best turn
+    dtype: str
+    size: int  # rows and columns of the factors
 
 
 class BenchResults(Struct, kw_only=True):
@@ -281,23 +275,19 @@ def show(results: BenchResults) -> None:
     varied = [key for key in settings[0] if len({str(setting[key]) for setting in settings}) > 1]
     if "setting" in varied:  # its name says the rest
         varied = ["setting"]
-    rows = [(cell.setting, candidate) for cell in results.cells for candidate in cell.candidates]
-    texts = [_texts(candidate, results.unit) for _, candidate in rows]
-    titles = [title for title in texts[0] if any(text[title] for text in texts)]
-    table = Table(box=None, pad_edge=False)
-    for title in (*(name.upper() for name in varied), ""):
-        table.add_column(title, no_wrap=True)
-    for title in titles:
-        table.add_column(title, min_width=len(title))
-    for (setting, candidate), text in zip(rows, texts, strict=True):
-        table.add_row(*(str(setting[key]) for key in varied), candidate.name, *(text[title] or "-" for title in titles))
+    rows = [
+        {key.upper(): str(cell.setting[key]) for key in varied} | {"": candidate.name} | _texts(candidate, results.unit)
+        for cell in results.cells
+        for candidate in cell.candidates
+    ]
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    columns = [Column(title, min_width=len(title), no_wrap=not title) for title in titles]
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(row[title] or "-" for title in titles))
     fixed = [f"{key.replace('_', ' ')} {value}" for key, value in settings[0].items() if key not in varied]
-    for paragraph in [_head(results, fixed), *map(_candidate, results.cells[0].candidates)]:
+    for paragraph in (_head(results, fixed), *map(_candidate, results.cells[0].candidates), "", table, "", _foot(results)):
         console.print(paragraph, highlight=False, markup=False)
-    console.print()
-    console.print(table)
-    console.print()
-    console.print(_foot(results, rows[0][1]), highlight=False, markup=False)
 
 
 def _head(results: BenchResults, fixed: list[str]) -> str:
@@ -330,7 +320,8 @@ def _texts(result: CandidateResult, unit: str) -> dict[str, str]:
     }
 
 
-def _foot(results: BenchResults, first: CandidateResult) -> str:
+def _foot(results: BenchResults) -> str:
+    first = results.cells[0].candidates[0]
     return (
         f"Time: the median of {len(first.turns)} alternating turns, with its distribution-free interval "
         f"({first.seconds.confidence:.1%}, as all intervals here). Ratio: time per {results.unit} over that of the baseline in "

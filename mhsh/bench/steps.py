@@ -4,7 +4,6 @@ synthetic batches.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,17 +39,12 @@ def train(configs: Mapping[str, Config], schedule: Schedule, note: Note) -> Benc
       UserError: a loss or a gradient is not finite.
     """
     cells = [(train_setting(configs), [training(name, config, note) for name, config in configs.items()])]
-    return bench("train", "token", configs, cells, schedule, schedule_options(schedule), note)
+    return bench("train", "token", configs, cells, schedule, note)
 
 
 def train_setting(configs: Mapping[str, Config]) -> dict[str, int | str]:
     """The batch and length of the first config."""
     return {"batch": configs[CONFIG].train.batch_size, "length": configs[CONFIG].data.sequence_length}
-
-
-def schedule_options(schedule: Schedule) -> dict[str, Any]:
-    """What the results say of the schedule."""
-    return {"rounds": schedule.rounds, "repetitions": schedule.repetitions, "seconds": schedule.seconds}
 
 
 def inference(configs: Mapping[str, Config], settings: Sequence[tuple[int, int]], schedule: Schedule, note: Note) -> BenchResults:
@@ -66,7 +60,7 @@ def inference(configs: Mapping[str, Config], settings: Sequence[tuple[int, int]]
     note("making the models")
     makers = [Inference(name, config) for name, config in configs.items()]
     cells = inference_cells(makers, settings, note)
-    return bench("inference", "token", configs, cells, schedule, schedule_options(schedule), note)
+    return bench("inference", "token", configs, cells, schedule, note)
 
 
 def inference_cells(
@@ -120,13 +114,10 @@ def training(name: str, config: Config, note: Note) -> Candidate:
             )
 
     return Candidate(
-        name=name,
-        label=label(config),
         run=run,
         check=check,
         work=tokens(config, config.train.batch_size),
-        baseline=baseline_of(name),
-        facts=_facts(name, config, mesh, step) | {"flops": step_flops(config)},
+        **described(name, config, mesh.size, memory=memory(step), flops=step_flops(config)),
     )
 
 
@@ -154,13 +145,10 @@ class Inference:
                 raise UserError(f"{self._name}: the logits are not finite; this is a fault of mhsh, please report it")
 
         return Candidate(
-            name=self._name,
-            label=label(config),
             run=run,
             check=check,
             work=tokens(config, batch),
-            baseline=baseline_of(self._name),
-            facts=_facts(self._name, config, self._mesh, step) | {"flops": row_flops(config).total * batch},
+            **described(self._name, config, 1, memory=memory(step), flops=row_flops(config).total * batch),
         )
 
 
@@ -222,25 +210,15 @@ def synthetic_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
     return batch
 
 
-def label(config: Config) -> str:
-    """mhsh 12x12 admin float32."""
-    return f"mhsh {shape_name(config.model)} {config.model.residual} {config.model.compute_dtype}"
-
-
-def baseline_of(name: str) -> str | None:
-    """The name of the config that this one is compared with."""
-    return None if name == CONFIG else CONFIG
-
-
 def tokens(config: Config, rows: int) -> int:
     """How many tokens `rows` rows have, counting both sides of a translation."""
     return rows * config.data.sequence_length * (2 if isinstance(config.data, TranslationDataConfig) else 1)
 
 
-def identity(name: str, config: Config, devices: int) -> dict[str, Any]:
-    """Fields of a CandidateResult that say what the config called `name` is, `auto` resolved."""
+def described(name: str, config: Config, devices: int, **facts: Any) -> dict[str, Any]:
+    """Fields of a Candidate that say what the config called `name` is, `auto` resolved."""
     counts = parameter_counts(config.model)
-    return {
+    own = {
         "config": name,
         "implementation": "mhsh",
         "dtype": config.model.compute_dtype,
@@ -248,6 +226,12 @@ def identity(name: str, config: Config, devices: int) -> dict[str, Any]:
         "remat_policy": config.model.remat_policy,
         "parameters": counts["total"],
         "omega": counts["omega"],
+    }
+    return {
+        "name": name,
+        "label": f"mhsh {shape_name(config.model)} {config.model.residual} {config.model.compute_dtype}",
+        "baseline": None if name == CONFIG else CONFIG,
+        "facts": own | facts,
     }
 
 
@@ -260,10 +244,6 @@ def _without_profiling(config: Config) -> Config:
     return replace(config, model=replace(config.model, admin_omega="closed_log"))
 
 
-def _facts(name: str, config: Config, mesh: Mesh, compiled: jax.stages.Compiled) -> dict[str, Any]:
-    return identity(name, config, mesh.size) | {"memory": memory(compiled), "bytes_accessed": bytes_accessed(compiled)}
-
-
 def memory(compiled: jax.stages.Compiled) -> dict[str, int]:
     """Bytes on one device by XLA: arguments, temporaries, and the peak (0: not given)."""
     stats: Any = compiled.memory_analysis()
@@ -272,14 +252,3 @@ def memory(compiled: jax.stages.Compiled) -> dict[str, int]:
         "temporaries": int(stats.temp_size_in_bytes),
         "peak": int(stats.peak_memory_in_bytes),
     }
-
-
-def bytes_accessed(compiled: jax.stages.Compiled) -> int | None:
-    """Bytes that one run reads and writes on one device, by XLA's count.
-
-    None where the program has loops: XLA counts the body of a loop once.
-    """
-    if re.search(r"\bwhile\(", compiled.as_text() or ""):
-        return None
-    count = (compiled.cost_analysis() or {}).get("bytes accessed")
-    return None if count is None else int(count)

@@ -69,15 +69,16 @@ def bench(
     configs: Mapping[str, Config],
     cells: Iterable[tuple[Mapping[str, int | str], Sequence[Candidate]]],
     schedule: Schedule,
-    options: Mapping[str, Any],
     note: Note,
+    **options: Any,
 ) -> BenchResults:
     """Times the candidates of every setting in turns, one setting after the other.
 
     Args:
-      kind, unit, configs, options: as the fields of BenchResults; `options` are its `settings`.
+      kind, unit, configs: as the fields of BenchResults.
       cells: the settings with their candidates; a generator makes those of a setting when its turn
         comes.
+      options: what its `settings` say besides the schedule.
 
     Raises:
       UserError: what a candidate computes is not finite.
@@ -94,7 +95,7 @@ def bench(
         kind=kind,
         unit=unit,
         environment=environment() | _surroundings(),
-        settings=dict(options),
+        settings={"rounds": schedule.rounds, "repetitions": schedule.repetitions, "seconds": schedule.seconds} | options,
         configs={name: to_dict(config) for name, config in configs.items()},
         peak_flops=peak,
         cells=results,
@@ -187,12 +188,9 @@ def _result(candidate: Candidate, baseline: Candidate | None, times: Mapping[str
         # The system may count CPU time in ticks: a turn shorter than one has none.
         if all(theirs.cpu):
             result.cpu_ratio = median_interval(ratios(own.cpu, theirs.cpu)).scaled(share)
-        result.best_ratio = share * min(medians) / min(their_medians)
     if result.flops:
         result.flops_per_second = result.flops / seconds.median / result.devices
         result.share_of_peak = result.flops_per_second / peak if peak else None
-    if result.bytes_accessed:
-        result.bytes_per_second = result.bytes_accessed / seconds.median
     return result
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from mhsh.bench.results import BenchResults, show, write
 from mhsh.cli import early_stop
-from mhsh.cli.parser import AgainstFlag, ConfigFlag
+from mhsh.cli.parser import AgainstFlag, ConfigFlag, Count, Positive
 from mhsh.config.schema import Config
-from mhsh.errors import UserError
 from mhsh.files import check_new_file
 
 EXAMPLES = (
@@ -29,9 +26,9 @@ def train(
     *,
     config: ConfigFlag,
     against: AgainstFlag | None = None,
-    rounds: int = 7,
-    seconds: float = 1.0,
-    repetitions: int | None = None,
+    rounds: Count = 7,
+    seconds: Positive = 1.0,
+    repetitions: Count | None = None,
     out: str | None = None,
 ) -> int:
     """One optimiser step.
@@ -48,7 +45,7 @@ def train(
 
         return steps.train(_configs(config, against), timing.Schedule(rounds, repetitions, seconds, singly=False), note)
 
-    return measured("mhsh bench train", bench, out, {"rounds": rounds, "seconds": seconds, "repetitions": repetitions})
+    return measured("mhsh bench train", bench, out)
 
 
 def inference(
@@ -57,9 +54,9 @@ def inference(
     against: AgainstFlag | None = None,
     batch: str = "1,4,16,64",
     length: str | None = None,
-    rounds: int = 7,
-    seconds: float = 0.2,
-    repetitions: int | None = None,
+    rounds: Count = 7,
+    seconds: Positive = 0.2,
+    repetitions: Count | None = None,
     out: str | None = None,
 ) -> int:
     """The forward pass, over a grid of batches and lengths.
@@ -79,18 +76,18 @@ def inference(
         configs = _configs(config, against)
         return steps.inference(configs, steps.grid(configs, batch, length), timing.Schedule(rounds, repetitions, seconds), note)
 
-    return measured("mhsh bench inference", bench, out, {"rounds": rounds, "seconds": seconds, "repetitions": repetitions})
+    return measured("mhsh bench inference", bench, out)
 
 
 def decode(
     *,
     config: ConfigFlag,
     against: AgainstFlag | None = None,
-    sentences: int = 32,
-    source_tokens: int = 25,
-    steps: int = 30,
-    file_sentences: int = 256,
-    rounds: int = 5,
+    sentences: Count = 32,
+    source_tokens: Count = 25,
+    steps: Count = 30,
+    file_sentences: Count = 256,
+    rounds: Count = 5,
     out: str | None = None,
 ) -> int:
     """Beam search of a translation model, or the text of a causal one.
@@ -103,14 +100,14 @@ def decode(
       rounds: turns that count
       out: a new file for the JSON with all times
     """
-    amounts = {"sentences": sentences, "source_tokens": source_tokens, "steps": steps, "file_sentences": file_sentences}
 
     def bench() -> BenchResults:
         from mhsh.bench import decoding
 
-        return decoding.decode(_configs(config, against), decoding.Amounts(**amounts), rounds, note)
+        amounts = decoding.Amounts(sentences, source_tokens, steps, file_sentences)
+        return decoding.decode(_configs(config, against), amounts, rounds, note)
 
-    return measured("mhsh bench decode", bench, out, {"rounds": rounds, **amounts})
+    return measured("mhsh bench decode", bench, out)
 
 
 KINDS = {"train": train, "inference": inference, "decode": decode}
@@ -120,17 +117,14 @@ def _configs(config: Config, against: Config | None) -> dict[str, Config]:
     return {"config": config} | ({} if against is None else {"against": against})
 
 
-def measured(name: str, bench: Callable[[], BenchResults], out: str | None, numbers: Mapping[str, Any]) -> int:
+def measured(name: str, bench: Callable[[], BenchResults], out: str | None) -> int:
     """The exit status of a bench called `name`, with its results printed, and written to `out`.
     After Ctrl-C nothing is written.
 
     Raises:
-      UserError: one of the `numbers` is not above 0, or `out` cannot be written.
+      UserError: `out` cannot be written.
     """
     check_new_file("--out", out)
-    for option, value in numbers.items():
-        if isinstance(value, int | float) and not 0 < value < math.inf:
-            raise UserError(f"--{option.replace('_', '-')}={value}: give a number above 0")
     try:
         results = bench()
     except KeyboardInterrupt:

@@ -1,7 +1,4 @@
-"""`mhsh compare`: runs and sweeps against a baseline, and the speed of shapes by `mhsh bench`. It
-prints a table and writes report.html, and beside it the numbers as JSON and CSV, the text as
-Markdown and the figures as SVG.
-"""
+"""mhsh compare: runs and sweeps against a baseline, or the speed of shapes by `mhsh bench`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from mhsh.report.files import prepare_files
 
 if TYPE_CHECKING:
     from mhsh.report.report import Report
-    from mhsh.verdict.findings import Comparison
 
 
 class Question(NamedTuple):
@@ -54,13 +50,13 @@ def run(
     watch: bool = False,
     port: int | None = None,
 ) -> int:
-    """Compares runs and sweeps with a baseline, and shapes by what `mhsh bench` measured.
+    """Compares runs and sweeps with a baseline, or shapes by what `mhsh bench` measured.
 
     Prints a table and writes report.html, and beside it JSON, CSV, Markdown and SVG. The exit
     status is 2 where something could not be read: a line names it, and the rest is drawn.
 
     Args:
-      paths: a run, a sweep, a folder that holds runs, or a file of mhsh bench
+      paths: runs, sweeps and folders that hold runs, or files of mhsh bench
       over: take each shape at its own best value of this FIELD, such as lr
       by: compare by these swept FIELD,..., once for each setting of the others
       choosing_seeds: with --over, how many of the seeds choose; half of them by default
@@ -120,27 +116,23 @@ def write_report(question: Question, page: Path, with_png: bool = False) -> Repo
 
 
 def make_report(question: Question) -> Report:
-    """Computes the report: of files among the paths, on what `mhsh bench` measured; of the others,
-    on runs.
+    """The report on runs, or on what `mhsh bench` measured.
 
     Raises:
       UserError: an argument is wrong.
     """
     benches = [path for path in question.paths if _is_bench(path)]
-    runs = [path for path in question.paths if path not in benches]
     if not benches:
-        return _make_run_report(question)[0]
-    from mhsh.report.speed import appended, read_speed, speed_report
+        return _make_run_report(question)
+    from mhsh.report.speed import read_speed, speed_report
 
     speed = read_speed(benches)
-    if not runs:
-        if question != Question(question.paths):
-            raise UserError("only bench files are given, and all options but --out and --png are for runs; leave them away")
-        return speed_report(speed)
-    if question.with_pretraining:
-        raise UserError("--with-pretraining counts steps that no bench file measured; leave it or the bench files away")
-    report, comparisons = _make_run_report(question._replace(paths=runs))
-    return appended(report, speed_report(speed, comparisons))
+    if question != Question(question.paths) or len(benches) < len(question.paths):
+        raise UserError(
+            f"{benches[0]} is of mhsh bench: such files have a page of their own, and take no option but --out and --png; leave "
+            "runs and other options away"
+        )
+    return speed_report(speed)
 
 
 def _is_bench(path: str) -> bool:
@@ -149,7 +141,7 @@ def _is_bench(path: str) -> bool:
     return not is_remote(place) and place.exists() and not place.is_dir()
 
 
-def _make_run_report(question: Question) -> tuple[Report, Sequence[Comparison]]:
+def _make_run_report(question: Question) -> Report:
     # What measures and draws takes a second to import; `mhsh compare --help` does not need it.
     from mhsh.report.build import build_report
     from mhsh.verdict.experiment import load_experiment
@@ -164,7 +156,7 @@ def _make_run_report(question: Question) -> tuple[Report, Sequence[Comparison]]:
         tuned = tune(section, question.over, question.choosing_seeds) if question.over is not None else section
         comparisons.append(compare(tuned, question.measure, question.target, question.baseline, treatment, name))
     judged, changes = judge_page(comparisons)
-    return build_report(judged, changes, question.with_pretraining), judged
+    return build_report(judged, changes, question.with_pretraining)
 
 
 def _watch(question: Question, port: int) -> int:

@@ -51,10 +51,6 @@ def _print(model: ModelConfig, plain: ModelConfig, folder: str, step: int | None
         f"{out}: {architecture_of(plain)} of {folder}, step {step}, {shape_in_words(plain)} of {plain.head_dim}, "
         f"D = {plain.embed_dim}, F = {plain.mlp_dim}"
     )
-    if model.residual != plain.residual:
-        print(f"folded into the weights: the scales on the residual stream of model.residual = {model.residual!r}")
-    if (model.num_heads, model.head_dim) != (plain.num_heads, plain.head_dim):
-        print(f"padded with zeros: {model.num_heads} heads of {model.head_dim} to {plain.num_heads} of {plain.head_dim}")
     if model.mlp_dropout or model.embedding_dropout != model.hidden_dropout:
         print(
             f"not in config.json, which has one dropout for all but attention ({model.hidden_dropout}): model.mlp_dropout = "

@@ -1,6 +1,4 @@
-"""mhsh finetune: a pre-trained run's model on a task, once for every seed, and a table of the
-results.
-"""
+"""mhsh finetune: a pre-trained run's model on a task, once for every seed."""
 
 from __future__ import annotations
 
@@ -17,13 +15,12 @@ from rich.table import Table
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import FieldsFlag
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config, TranslationDataConfig, to_dict
+from mhsh.config.schema import Config, ModelConfig, TranslationDataConfig, to_dict
 from mhsh.errors import UserError
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 from mhsh.text import whole_numbers
 
 SUMMARY_FILE = "summary.json"
-
 
 EXAMPLES = (
     "mhsh finetune runs/12l12h --config=glue:cola --workdir=runs/cola",
@@ -99,12 +96,18 @@ def fine_tuning_config(folder: RunFolder, fields: Mapping[str, Any], seed: int, 
             f"--config has model.objective = {objective!r}; fine-tuning needs 'classification' or 'span', as in "
             "--config=glue:cola (mhsh configs lists the others)"
         )
-    complete = {section: dict(values) for section, values in fields.items()}
-    complete["model"] = to_dict(there.model) | complete["model"]
-    own = {"vocab_path": str(folder.path / WORDPIECE_FILE), "lowercase": there.data.lowercase, "seed": seed}
-    complete["data"] |= own
+    complete = over_encoder(fields, there.model, str(folder.path / WORDPIECE_FILE), there.data.lowercase)
+    complete["data"] |= {"seed": seed}
     complete["train"] |= {"seed": seed, "start_from": "" if fresh else str(folder.path), "keep_moments": False}
     return from_dict(complete)
+
+
+def over_encoder(fields: Mapping[str, Any], model: ModelConfig, vocab_path: str, lowercase: bool) -> dict[str, Any]:
+    """The fields of a task with those of a pre-trained encoder that they leave open."""
+    complete = {section: dict(values) for section, values in fields.items()}
+    complete["model"] = to_dict(model) | complete.get("model", {})
+    complete["data"] = {**complete.get("data", {}), "vocab_path": vocab_path, "lowercase": lowercase}
+    return complete
 
 
 def summarise(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,8 @@ import numpy as np
 from cyclopts import Parameter
 from msgspec.structs import replace
 
+from mhsh.cli.finetune import over_encoder
 from mhsh.cli.parser import ConfigFlag, TaskFlag
-from mhsh.config.fields import SHAPING
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
 from mhsh.config.shapes import shape_in_words
@@ -69,7 +68,7 @@ def run(
         tokenizer.save(unfinished / WORDPIECE_FILE)
         _save(run_folder, resolved, imported)
         (unfinished / RECORD_FILE).write_text(json.dumps(_record(source, imported), indent=2) + "\n", encoding="utf-8")
-    _print(config, resolved, imported, source, out)
+    _print(resolved, imported, source, out)
     return 0
 
 
@@ -78,9 +77,8 @@ def _for_task(config: Config, fields: Mapping[str, Any]) -> Config:
     data = config.data
     if not isinstance(data, DataConfig):
         raise UserError("--task goes over a --config for pre-training, such as bert:12l12h; give one")
-    complete = to_dict(config) | {"data": {"vocab_path": data.vocab_path, "lowercase": data.lowercase}}
-    for section, values in fields.items():
-        complete[section] = complete.get(section, {}) | values
+    complete = over_encoder(fields, config.model, data.vocab_path, data.lowercase)
+    complete["train"] = to_dict(config.train) | complete.get("train", {})
     return from_dict(complete)
 
 
@@ -164,10 +162,10 @@ def _record(source: str, imported: ImportedBert) -> dict[str, Any]:
     }
 
 
-def _print(config: Config, resolved: Config, imported: ImportedBert, source: str, out: str) -> None:
+def _print(config: Config, imported: ImportedBert, source: str, out: str) -> None:
     from mhsh.models.costs import parameter_counts
 
-    model = resolved.model
+    model = config.model
     print(
         f"{out}: {imported.architecture} of {source}, {shape_in_words(model)} of {model.head_dim}, "
         f"D = {model.embed_dim}, F = {model.mlp_dim}, {parameter_counts(model)['total']:,} parameters, objective {model.objective}"
@@ -179,16 +177,6 @@ def _print(config: Config, resolved: Config, imported: ImportedBert, source: str
     if imported.left_out:
         print(f"left out, as nothing reads them: {', '.join(imported.left_out)}")
     if imported.fresh:
-        print(f"drawn fresh by train.seed = {resolved.train.seed}: {', '.join(imported.fresh)}")
-    if isinstance(resolved.data, DataConfig):
-        print("what the checkpoint decides, for mhsh train with the same --config:")
-        print("  " + shlex.join(_overrides(config, resolved)))
-
-
-def _overrides(config: Config, resolved: Config) -> list[str]:
-    """The flags that make `resolved` of the file that `config` was read from."""
-    before, after = to_dict(config), to_dict(resolved)
-    flags = [f"--config.{path}=0" for path in SHAPING]  # else the shape would be changed once more
-    for section in ("model", "data"):
-        flags += [f"--config.{section}.{name}={value}" for name, value in after[section].items() if value != before[section][name]]
-    return flags
+        print(f"drawn fresh by train.seed = {config.train.seed}: {', '.join(imported.fresh)}")
+    if isinstance(config.data, DataConfig):
+        print(f"to train it further: mhsh train --workdir={out}")

@@ -9,13 +9,14 @@ the signature, and their help is under `Args:` in the docstring. `EXAMPLES` end 
 from __future__ import annotations
 
 import importlib
-import inspect
+import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts.validators import Number
 
 from mhsh.config.schema import Config
 from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
@@ -42,23 +43,20 @@ def make_configs(flag: str, names: Sequence[str], changes: Changes) -> list[tupl
     return [(name, config) for name in names if (config := parse_config(flag, name, changes)) is not None]
 
 
-def _as_written(type_: object, tokens: Sequence[Any]) -> str:
-    return tokens[0].value
-
-
-def _all_as_written(type_: object, tokens: Sequence[Any]) -> list[str]:
-    return [token.value for token in tokens]
+def _as_written(type_: object, tokens: Sequence[Any]) -> str | list[str]:
+    texts = [token.value for token in tokens]
+    return texts if typing.get_origin(type_) is list else texts[-1]
 
 
 _HELP = "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT"
 
 
-def _config(flag: str, what: str = _HELP, converter: Callable[..., Any] = _as_written) -> Parameter:
+def _config(flag: str, what: str = _HELP) -> Parameter:
     return Parameter(
         name=f"--{flag}",
         metavar=CONFIG,
         help=f"{what}; --{flag}.SECTION.FIELD=VALUE changes a field",
-        converter=converter,
+        converter=_as_written,
         n_tokens=1,
         accepts_keys=False,
         show_default=False,
@@ -77,9 +75,11 @@ TaskFlag = Annotated[
 # Several of them, as a list of names and Configs.
 ConfigsFlag = Annotated[
     list[Any],
-    _config("config", f"{_HELP}; several are set side by side, and a change goes to each", _all_as_written),
+    _config("config", f"{_HELP}; several are set side by side, and a change goes to each"),
     Made("config", make_configs),
 ]
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 RunFolderArgument = Annotated[str, Parameter(name="RUN", help="a run folder")]
 StepFlag = Annotated[int | None, Parameter(help="which checkpoint; the newest by default")]
 
@@ -161,16 +161,11 @@ def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]
     if kind in known:
         return known[kind], arguments[1:]
     if kind in _HELP_FLAGS:
-        print(f"Usage: mhsh {command} {{{','.join(known)}}} ...\n\n{inspect.getdoc(command_module(command))}\n")
-        print("\n".join(f"  {name:<14} {summary(page)}" for name, page in known.items()))
+        for page in known.values():
+            page.app().help_print()
         return None, []
     hint = f"there is no {kind!r}; {nearest(kind, known)}" if kind else f"it needs one of {', '.join(known)}"
     raise UserError(f"mhsh {command}: {hint}; see mhsh {command} --help")
-
-
-def summary(page: Page) -> str:
-    """What a page says first."""
-    return (inspect.getdoc(page.run) or "").split("\n\n")[0].replace("\n", " ")
 
 
 def _made(run: Run) -> Iterator[tuple[str, Made]]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from mhsh.cli.parser import RunFolderArgument, StepFlag
+from mhsh.cli.parser import Count, RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
 from mhsh.data.glue import find_task, read_glue, write_submission
 from mhsh.data.squad import read_squad
@@ -48,18 +48,18 @@ def run(
     output: str | None = None,
     text: str | None = None,
     step: StepFlag = None,
-    average: int | None = None,
+    average: Count | None = None,
     null_threshold: float | None = None,
     details: str | None = None,
-    beam: int | None = None,
+    beam: Count | None = None,
     length_penalty: float | None = None,
-    batch_tokens: int | None = None,
+    batch_tokens: Count | None = None,
     overlong: Literal["error", "cut"] | None = None,
-    max_tokens: int | None = None,
+    max_tokens: Count | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
     seed: int | None = None,
-    top: int | None = None,
+    top: Count | None = None,
 ) -> int:
     """Gives a trained run an input, and writes what it makes of it.
 

@@ -1,6 +1,4 @@
-"""mhsh prepare: sentence pairs or documents as packed rows on disk, for
-data.source=arrayrecord:DIR.
-"""
+"""mhsh prepare: sentence pairs or documents as packed rows on disk."""
 
 from __future__ import annotations
 
@@ -9,9 +7,8 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
-from mhsh.cli.parser import ConfigFlag
+from mhsh.cli.parser import ConfigFlag, Count
 from mhsh.data.corpus import StreamedTask
 from mhsh.data.load import task_of
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
@@ -20,7 +17,6 @@ from mhsh.errors import UserError
 from mhsh.files import expanded, is_remote
 
 _SECONDS_BETWEEN_LINES = 5
-
 
 EXAMPLES = (
     "mhsh prepare --config=bert:12l12h --out=prepared",
@@ -32,10 +28,9 @@ def run(
     *,
     config: ConfigFlag,
     out: str,
-    workers: int = os.cpu_count() or 1,
-    runner: Literal["local", "beam"] = "local",
-    beam_options: str = "",
-    per_shard: int | None = None,
+    workers: Count | None = None,
+    beam: str | None = None,
+    per_shard: Count | None = None,
 ) -> int:
     """Turns sentence pairs or documents into packed rows on disk, for data.source=arrayrecord:DIR.
 
@@ -44,19 +39,15 @@ def run(
     Args:
       out: where the rows go: a folder, or gs://BUCKET/FOLDER
       workers: processes; one a core by default
-      runner: what runs the work: this machine, or an Apache Beam pipeline
-      beam_options: Beam's pipeline options, in one string
+      beam: run the work as an Apache Beam pipeline with these of its options, in one string
       per_shard: sentence pairs (20000 by default) or documents (1000) in a shard
     """
-    if beam_options and runner != "beam":
-        raise UserError("--beam-options are for --runner=beam")
-    if workers < 1:
-        raise UserError(f"--workers={workers} must be 1 or more")
-    if runner == "beam" and is_remote(out):
-        raise UserError(f"--runner=beam writes to a file system that its workers share, not to {out}; prepare there, then copy it")
+    if beam is not None and is_remote(out):
+        raise UserError(f"--beam writes to a file system that its workers share, not to {out}; prepare there, then copy it")
     start = time.monotonic()
-    on_beam = functools.partial(run_chunks_on_beam, options=beam_options)
-    run_all = on_beam if runner == "beam" else functools.partial(_locally, workers)
+    run_all = functools.partial(_locally, workers or os.cpu_count() or 1)
+    if beam is not None:
+        run_all = functools.partial(run_chunks_on_beam, options=beam)
     task = task_of(config)
     if not isinstance(task, StreamedTask):
         raise UserError(

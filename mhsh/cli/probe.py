@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.parser import AgainstFlag, ConfigFlag, StepFlag
+from mhsh.cli.parser import ConfigFlag, Count, StepFlag
 from mhsh.config.schema import Config, MeshConfig, to_dict
 from mhsh.config.shapes import SCHEMES, shape_name
 from mhsh.configs import CONFIG, LIST
@@ -56,14 +56,13 @@ def run(
     /,
     *folders: Annotated[str, Parameter(name="RUN")],
     config: ConfigFlag | None = None,
-    against: AgainstFlag | None = None,
     step: StepFlag = None,
-    rows: int = 8,
+    rows: Count = 8,
     out: str | None = None,
-    batches: int | None = None,
+    batches: Count | None = None,
     depths: str | None = None,
     schemes: str | None = None,
-    draws: int | None = None,
+    draws: Count | None = None,
 ) -> int:
     """Measures what the layers of trained runs, or of a fresh model, do on one batch.
 
@@ -93,19 +92,17 @@ def run(
     """
     given = {name: value for name, value in locals().items() if value is not None}
     options = _options(kind, given)
-    configs = {name: given[name] for name in ("config", "against") if name in given}
-    _check(folders, configs, rows, step, options)
+    _check(kind, folders, config, step)
     out = out or f"probe-{kind}.json"
     page, pictures = Path(out).with_suffix(".md"), {suffix: Path(out).with_suffix(f".{suffix}") for suffix in PICTURES}
     for path in (out, page, *pictures.values()):
         check_new_file("--out", path)
     from mhsh.training.environment import environment
 
-    if kind == "amplification":
-        results: dict[str, Any] = {"config": to_dict(configs["config"]), "schemes": _schemes(configs["config"], rows, **options)}
+    if kind == "amplification" and config is not None:
+        results: dict[str, Any] = {"config": to_dict(config), "schemes": _schemes(config, rows, **options)}
     else:
-        runs = (_of_run(folder, step, rows) for folder in folders)
-        sources = runs if folders else (_fresh(name, config, rows) for name, config in configs.items())
+        sources = [_fresh(config, rows)] if config is not None else (_of_run(folder, step, rows) for folder in folders)
         results = {"models": [_result(kind, source, options) for source in sources]}
     document = {"format": FORMAT, "kind": kind, "environment": environment(), "settings": {"rows": rows, **options}, **results}
     write_new(out, json.dumps(document, indent=1) + "\n")
@@ -127,23 +124,15 @@ def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given.get(name, default) for name, default in _OPTIONS.get(kind, {}).items()}
 
 
-def _check(folders: Sequence[str], configs: dict[str, Config], rows: int, step: int | None, options: dict[str, Any]) -> None:
-    if "draws" in options and folders:
+def _check(kind: str, folders: Sequence[str], config: Config | None, step: int | None) -> None:
+    if kind == "amplification" and folders:
         raise UserError(f"mhsh probe amplification looks at fresh models alone: give --config={CONFIG} instead of {folders[0]}")
-    if not folders and "config" not in configs:
-        raise UserError(f"mhsh probe needs RUN folders, or --config={CONFIG} for a fresh model; {LIST}")
-    if folders and configs:
-        raise UserError(f"give either runs ({folders[0]}) or --config, not both")
-    if configs and step is not None:
+    if bool(folders) == (config is not None):
+        raise UserError(f"mhsh probe needs RUN folders, or else --config={CONFIG} for a fresh model; {LIST}")
+    if config is not None and step is not None:
         raise UserError("--step goes with RUN: a fresh model has no checkpoints")
-    if "draws" in options and "against" in configs:
-        raise UserError("--against does not go with amplification: give --schemes and --depths")
-    for name, value in {"rows": rows, **{name: options[name] for name in ("batches", "draws") if name in options}}.items():
-        if value < 1:
-            raise UserError(f"--{name}={value}: give a number above 0")
-    for name, config in configs.items():
-        if config.train.start_from:
-            raise UserError(f"{name}: train.start_from = {config.train.start_from!r} makes no fresh model; probe that run itself")
+    if config is not None and config.train.start_from:
+        raise UserError(f"train.start_from = {config.train.start_from!r} makes no fresh model; probe that run itself")
 
 
 def _of_run(folder: str, step: int | None, rows: int) -> Source:
@@ -157,7 +146,7 @@ def _of_run(folder: str, step: int | None, rows: int) -> Source:
     return Source(Path(folder).name or folder, at, config, params, _batch(corpus, rows), corpus)
 
 
-def _fresh(name: str, config: Config, rows: int) -> Source:
+def _fresh(config: Config, rows: int) -> Source:
     """The model as training starts it, but that Admin's omega is profiled on the probe's batch."""
     import jax
     import optax
@@ -172,7 +161,7 @@ def _fresh(name: str, config: Config, rows: int) -> Source:
     train = replace(config.train, batch_size=rows, accumulation_steps=1)
     single = replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     state = create_state(single, build_model(config.model), optax.identity(), make_mesh(single, jax.devices()[:1]), batch)
-    return Source(f"{name}: {shape_name(config.model)} {config.model.residual}, fresh", None, config, state.params, batch, corpus)
+    return Source(f"{shape_name(config.model)} {config.model.residual}, fresh", None, config, state.params, batch, corpus)
 
 
 def _batch(corpus: Any, rows: int) -> Mapping[str, Any]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Annotated
 
 import numpy as np
-from cyclopts import Parameter
 
 from mhsh.data.glue import find_task, read_glue, read_submission
 from mhsh.data.squad import read_predictions, read_squad
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
-from mhsh.evaluation.bleu import TranslationScores, score_translations
+from mhsh.evaluation.bleu import score_translations
 from mhsh.evaluation.glue import score_glue
 from mhsh.evaluation.squad import score_squad
 
@@ -28,16 +26,13 @@ EXAMPLES = (
 )
 
 
-def translation(
-    *, hypotheses: str, references: str, lowercase: bool = False, as_json: Annotated[bool, Parameter(name="--json")] = False
-) -> int:
-    """BLEU and chrF of lines, by sacreBLEU, with their signatures.
+def translation(*, hypotheses: str, references: str, lowercase: bool = False) -> int:
+    """BLEU and chrF of lines, by sacreBLEU, with their signatures, as JSON.
 
     Args:
       hypotheses: a file with a translation a line, plain or .gz
       references: a file with the references, line by line
       lowercase: compare without case
-      as_json: print one JSON object
 
     Raises:
       UserError: a file cannot be read or is no UTF-8, the files differ in lines, or they hold none.
@@ -51,7 +46,7 @@ def translation(
     if not hypothesis_lines:
         raise UserError(f"{hypotheses} and {references} are empty; there is nothing to score")
     scores = score_translations(hypothesis_lines, reference_lines, lowercase=lowercase)
-    print(json.dumps(dataclasses.asdict(scores)) if as_json else _in_words(scores))
+    print(json.dumps(dataclasses.asdict(scores)))
     return 0
 
 
@@ -93,15 +88,3 @@ def squad(*, data: str, predictions: str) -> int:
 
 
 KINDS = {"translation": translation, "glue": glue, "squad": squad}
-
-
-def _in_words(scores: TranslationScores) -> str:
-    precisions = "/".join(f"{precision:.1f}" for precision in scores.precisions)
-    return "\n".join(
-        (
-            f"BLEU  {scores.bleu:.2f}  ({precisions}, brevity penalty {scores.brevity_penalty:.3f}, "
-            f"length ratio {scores.length_ratio:.3f})  {scores.bleu_signature}",
-            f"chrF2 {scores.chrf:.2f}  {scores.chrf_signature}",
-            f"lines {scores.num_lines}, exact matches {scores.exact_matches} ({scores.exact_matches / scores.num_lines:.2%})",
-        )
-    )

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import FieldsFlag
+from mhsh.cli.parser import Count, FieldsFlag
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.sweep.axes import SEEDS, Axis, Cell, Value, cells_of, parse_axes
@@ -26,10 +26,6 @@ from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
 from mhsh.verdict.tuning import field_of, tune, values_to_add
-
-_SHOWN = 10  # rows of a long plan that are printed at its start, and as many at its end
-_SUMS = ("tokens", "flops")
-
 
 EXAMPLES = (
     "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 seed=0,1",
@@ -43,7 +39,7 @@ def run(
     workdir: str,
     axes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     dry_run: bool = False,
-    parallel: int = 1,
+    parallel: Count = 1,
     cells: str = "1/1",
     retry: bool = False,
     over: str | None = None,
@@ -71,8 +67,6 @@ def run(
     Raises:
       UserError: an axis or a cell is wrong, or the folder holds something else.
     """
-    if parallel < 1:
-        raise UserError(f"--parallel={parallel} must be 1 or more")
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")
     first, every = _share(cells)
@@ -92,7 +86,8 @@ def run(
     plan = make_plan(parsed, config)
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if over is not None:
-        _print_stages(plan, tune(planned_experiment(plan), over, choosing_seeds))
+        choices = tune(planned_experiment(plan), over, choosing_seeds).choices
+        print(f"{sum(len(choice.choosing) for choice in choices)} of them choose {over}; the other seeds run at the chosen values")
     if dry_run:
         return 0
     stopped_by = None
@@ -191,9 +186,7 @@ def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """A row for the runs that differ in nothing but their seeds, of many rows the first and the
-    last, and the sums.
-    """
+    """A row for the runs that differ in nothing but their seeds, and the sums."""
     names = [axis.name for axis in plan.axes if axis.path not in SEEDS]
     # Headers of several lines keep the table narrow.
     axes = [name.replace("_", "\n") for name in names]
@@ -203,38 +196,18 @@ def print_plan(plan: Plan, console: Console) -> None:
     alike: dict[tuple[Value, ...], list[Cell]] = {}
     for cell in plan.cells:
         alike.setdefault(tuple(value for path, value in cell.settings.items() if path not in SEEDS), []).append(cell)
-    rows = []
     for values, cells in alike.items():
         model, cost = cells[0].config.model, cells[0].cost
         words = [escape(sanitize(str(value))) for value in values]
         widths = f"{model.embed_dim}/{model.head_dim}/{model.mlp_dim}"
-        rows.append([*words, shape_name(model), widths, str(len(cells)), text.count(cost["parameters"]), *_sums(cells)])
-    if len(rows) > 2 * _SHOWN:
-        rows[_SHOWN:-_SHOWN] = [[f"({len(rows) - 2 * _SHOWN:,} more)"]]
-    for row in rows:
-        table.add_row(*row)
+        table.add_row(*words, shape_name(model), widths, str(len(cells)), text.count(cost["parameters"]), *_sums(cells))
     table.add_row("in all", *[""] * (len(names) + 1), f"{len(plan.cells):,}", "", *_sums(plan.cells))
     console.print(table)
 
 
 def _sums(cells: Sequence[Cell]) -> list[str]:
     """Tokens and FLOPs of all of them."""
-    return [text.count(sum(cell.cost[name] for cell in cells)) for name in _SUMS]
-
-
-def _print_stages(plan: Plan, tuned: Experiment) -> None:
-    """How many of the plan's cells choose, how many report, and what all of these cost at most."""
-    cells = {cell.name: cell for cell in plan.cells}
-    choosing = [[cells[name].cost for name in choice.choosing] for choice in tuned.choices]
-    seeds = [len(group.members) for group in tuned.groups]
-    # Nothing is chosen yet; the values of one shape may differ in cost.
-    sums = [
-        sum(cost[name] for costs in choosing for cost in costs)
-        + sum(count * max(cost[name] for cost in costs) for count, costs in zip(seeds, choosing, strict=True))
-        for name in _SUMS
-    ]
-    tokens, flops = map(text.count, sums)
-    print(f"{sum(map(len, choosing))} of them choose, then {sum(seeds)} report: at most {tokens} tokens, {flops} FLOPs")
+    return [text.count(sum(cell.cost[name] for cell in cells)) for name in ("tokens", "flops")]
 
 
 def _share(cells: str) -> tuple[int, int]:

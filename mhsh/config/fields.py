@@ -45,7 +45,6 @@ class Field:
     doc: str
     role: str
     row: str | None  # of the fairness ledger
-    step: str
 
     @property
     def name(self) -> str:
@@ -159,7 +158,6 @@ def _field(path: str, entry: inspect.Field, annotation: Any) -> Field:
         doc=schema.get("description", ""),
         role=extra.get("role", ""),
         row=extra.get("row"),
-        step=extra.get("step", "same"),
     )
 
 

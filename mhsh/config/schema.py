@@ -44,34 +44,29 @@ Row = Literal[
     "mesh",
 ]
 
-# What a difference does to the time of a step. changes: it is another step; named: it is worth
-# knowing; same: nothing.
-Step = Literal["changes", "named", "same"]
 
-
-def described(role: Role, doc: str, row: Row | None = None, step: Step = "same") -> Meta:
+def described(role: Role, doc: str, row: Row | None = None) -> Meta:
     """What is known of a field besides its type, bounds and default."""
-    return Meta(description=doc, extra={"role": role, "row": row, "step": step})
+    return Meta(description=doc, extra={"role": role, "row": row})
 
 
-shape = functools.partial(described, "shape", step="changes")
-scheme = functools.partial(described, "shape")  # of a residual scheme, without effect on a step's time
+shape = functools.partial(described, "shape")
 loss = functools.partial(described, "loss")
 clock = functools.partial(described, "clock")
 bookkeeping = functools.partial(described, "bookkeeping")
 
 # The fields of one row of the ledger.
-definition = functools.partial(loss, row="task", step="changes")
+definition = functools.partial(loss, row="task")
 initialisation = functools.partial(loss, row="initialisation")
-dropout = functools.partial(loss, row="dropout", step="named")
-precision = functools.partial(loss, row="precision", step="named")
+dropout = functools.partial(loss, row="dropout")
+precision = functools.partial(loss, row="precision")
 data_rows = functools.partial(loss, row="rows of data")
 data_seed = functools.partial(loss, row="data seed (split, order, masking)")
 rate_schedule = functools.partial(loss, row="learning-rate schedule")
 update_rule = functools.partial(loss, row="update rule")
 updates = functools.partial(loss, row="steps and batch")
 start = functools.partial(loss, row="start")
-execution = functools.partial(clock, row="attention and rematerialisation", step="named")
+execution = functools.partial(clock, row="attention and rematerialisation")
 mesh_axis = functools.partial(clock, row="mesh")
 
 Count = Annotated[int, Meta(ge=1)]
@@ -125,14 +120,12 @@ class ModelConfig(Section, frozen=True):
     mlp_dim: Annotated[Count, shape("F, width of the feed-forward sublayer")] = 512
     activation: Annotated[
         Literal["gelu", "gelu_tanh", "relu"],
-        loss("between the two products of the feed-forward sublayer", "activation and LayerNorm", "changes"),
+        loss("between the two products of the feed-forward sublayer", "activation and LayerNorm"),
     ] = "gelu_tanh"
     residual: Annotated[Residual, shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")] = "admin"
-    admin_omega: Annotated[AdminOmega, scheme("how Admin's omega starts; read only where model.residual is admin")] = "profiled"
-    depth_exponent: Annotated[NonNegativeFloat, scheme("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
-    base_layers: Annotated[
-        NonNegative, scheme("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with")
-    ] = 0
+    admin_omega: Annotated[AdminOmega, shape("how Admin's omega starts; read only where model.residual is admin")] = "profiled"
+    depth_exponent: Annotated[NonNegativeFloat, shape("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
+    base_layers: Annotated[NonNegative, shape("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with")] = 0
     qk_norm: Annotated[bool, shape("whether each head's queries and keys have a LayerNorm")] = False
     init: Annotated[
         Init,
@@ -181,8 +174,8 @@ class DataConfig(Section, frozen=True):
     tokenizer: Annotated[Literal["wordpiece", "bytes"], data_rows("how text becomes tokens")] = "bytes"
     vocab_path: Annotated[str, bookkeeping("a vocab.txt to load; empty: trained on the source's training documents")] = ""
     lowercase: Annotated[bool, data_rows("whether the tokenizer lowers case and strips accents")] = False
-    sequence_length: Annotated[Count, data_rows("T, tokens in a row", step="changes")] = 128
-    max_predictions: Annotated[NonNegative, data_rows("P, the fixed number of predicted positions a row (mlm)", step="changes")] = 0
+    sequence_length: Annotated[Count, data_rows("T, tokens in a row")] = 128
+    max_predictions: Annotated[NonNegative, data_rows("P, the fixed number of predicted positions a row (mlm)")] = 0
     mask_fraction: Annotated[Fraction, data_rows("share of a row's tokens that are predicted (mlm)")] = 0.0
     validation_fraction: Annotated[Fraction, data_rows("share of the documents held out")] = 0.05
     seed: Annotated[NonNegative, data_seed("of document split, row order and masking")] = 0
@@ -202,7 +195,7 @@ class TranslationDataConfig(Section, frozen=True):
         str, bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
     ] = ""
     sequence_length: Annotated[
-        Count, data_rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included", step="changes")
+        Count, data_rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included")
     ] = 256
     layout: Annotated[Literal["packed"], data_rows("how pairs become rows: packed, several in a row")] = "packed"
     max_length_ratio: Annotated[float, Meta(ge=1), data_rows("pairs whose sides differ more in tokens are left out")] = 1.5
@@ -227,7 +220,7 @@ class ClassificationDataConfig(Section, frozen=True):
     ] = "tsv:GLUE"
     vocab_path: Annotated[str, bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")] = "vocab.txt"
     lowercase: Annotated[bool, data_rows("whether the tokenizer lowers case and strips accents")] = True
-    sequence_length: Annotated[Count, data_rows("T; where the texts do not fit, the longer one is cut", step="changes")] = 128
+    sequence_length: Annotated[Count, data_rows("T; where the texts do not fit, the longer one is cut")] = 128
     seed: Annotated[NonNegative, data_seed("of row order")] = 0
 
 
@@ -246,7 +239,7 @@ class SpanDataConfig(Section, frozen=True):
     validation_fraction: Annotated[Fraction, data_rows("share of the articles held out where validation_source is empty")] = 0.1
     vocab_path: Annotated[str, bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")] = "vocab.txt"
     lowercase: Annotated[bool, data_rows("whether the tokenizer lowers case and strips accents")] = True
-    sequence_length: Annotated[Count, data_rows("T, tokens in a row", step="changes")] = 384
+    sequence_length: Annotated[Count, data_rows("T, tokens in a row")] = 384
     stride: Annotated[Count, data_rows("tokens of context from one window's start to the next one's")] = 128
     max_question_length: Annotated[Count, data_rows("tokens; longer questions are cut")] = 64
     seed: Annotated[NonNegative, data_seed("of held-out articles and row order")] = 0
@@ -255,9 +248,7 @@ class SpanDataConfig(Section, frozen=True):
 class OptimizerConfig(Section, frozen=True):
     """The update rule and its schedule."""
 
-    name: Annotated[
-        Literal["adamw", "lamb", "radam"], update_rule("the update rule, with decoupled weight decay", step="named")
-    ] = "adamw"
+    name: Annotated[Literal["adamw", "lamb", "radam"], update_rule("the update rule, with decoupled weight decay")] = "adamw"
     schedule: Annotated[
         Literal["linear", "constant", "inverse_sqrt"],
         rate_schedule("after the warm-up: linear to end_learning_rate after the last step, constant, or falling as step ** -0.5"),
@@ -283,14 +274,14 @@ class TrainConfig(Section, frozen=True):
     num_steps: Annotated[Count, updates("updates of the parameters")] = 300
     batch_size: Annotated[
         Count,
-        updates("B, rows of one step over all devices", step="changes"),
+        updates("B, rows of one step over all devices"),
     ] = 8
     label_smoothing: Annotated[Fraction, updates("share of the target spread evenly over the vocabulary")] = 0.0
     gradient_dtype: Annotated[
         Literal["compute", "float32"], precision("of kernels' gradients where devices add them up; compute: model.compute_dtype")
     ] = "compute"
     xla_flags: Annotated[str, execution("none, or --xla_a=1")] = "none"
-    accumulation_steps: Annotated[Count, clock("micro-batches that one step is cut into", "micro-batches", "named")] = 1
+    accumulation_steps: Annotated[Count, clock("micro-batches that one step is cut into", "micro-batches")] = 1
     log_interval: Annotated[Count, bookkeeping("steps from one row of metrics.jsonl to the next")] = 5
     tracker: Annotated[
         Literal["tensorboard", "wandb"],

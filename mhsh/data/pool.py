@@ -73,7 +73,7 @@ def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
         beam: Any = importlib.import_module("apache_beam")
         pipeline_options: Any = importlib.import_module("apache_beam.options.pipeline_options")
     except ModuleNotFoundError as error:
-        raise UserError(f"--runner=beam needs Apache Beam ({error}); {install_command('beam')}") from error
+        raise UserError(f"--beam needs Apache Beam ({error}); {install_command('beam')}") from error
     try:
         # Without Reshuffle a runner may keep all chunks on one worker.
         with beam.Pipeline(options=pipeline_options.PipelineOptions(shlex.split(options))) as pipeline:

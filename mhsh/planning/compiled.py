@@ -27,21 +27,12 @@ from mhsh.errors import UserError, install_command
 from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
 from mhsh.planning.hlo import parse_module, read_collectives
-from mhsh.planning.roofline import CHIPS, product_flops
+from mhsh.planning.roofline import CHIPS, Chip, product_flops
 from mhsh.training.memory import choose_remat, with_policy
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
-
-# The TPUs that can be compiled for: dimensions of a slice, and the compiler's options. A device is
-# a whole chip: both cores of a v4 or v5p.
-_TPUS: dict[str, tuple[int, dict[str, Any]]] = {
-    "v4": (3, {"chip_config_name": "megacore"}),
-    "v5e": (2, {}),
-    "v5p": (3, {"chip_config_name": "megacore"}),
-    "v6e": (2, {}),
-}
 
 
 class Topology(NamedTuple):
@@ -50,22 +41,19 @@ class Topology(NamedTuple):
     """
 
     name: str
-    num_slices: int = 1
+    num_slices: int
+    num_devices: int  # over all slices
+    chip: Chip | None  # None: simulated
 
     @property
-    def kind(self) -> str:
-        """v4, v5e, v5p, v6e or local."""
-        return self.name.split(":")[0]
+    def platform(self) -> str:
+        """tpu, or cpu for simulated devices."""
+        return "tpu" if self.chip else "cpu"
 
     @property
     def hbm_bytes(self) -> int | None:
         """Memory of one device; None for simulated ones."""
-        return CHIPS[self.kind].hbm_bytes if self.kind in CHIPS else None
-
-    @property
-    def num_devices(self) -> int:
-        """Over all slices."""
-        return self.num_slices * math.prod(map(int, self.name.split(":")[1].split("x")))
+        return self.chip.hbm_bytes if self.chip else None
 
 
 def parse_topology(name: str, num_slices: int = 1) -> Topology:
@@ -75,14 +63,15 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
       UserError: an unknown kind or layout, or slices where there are none.
     """
     kind, _, layout = name.partition(":")
-    dimensions = 1 if kind == "local" else _TPUS[kind][0] if kind in _TPUS else 0
+    chip = CHIPS.get(kind)
+    dimensions = 1 if kind == "local" else chip.dimensions if chip else 0
     if not dimensions or not re.fullmatch("x".join([r"[1-9]\d*"] * dimensions), layout):
         raise UserError(
             f"--topology={name} is not a slice; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), local:8"
         )
-    if num_slices < 1 or (kind == "local" and num_slices > 1):
-        raise UserError(f"--num-slices={num_slices}: allowed: 1 or more, and only 1 with --topology=local:N")
-    return Topology(name, num_slices)
+    if num_slices > 1 and chip is None:
+        raise UserError(f"--num-slices={num_slices}: local:N is one slice; leave --num-slices away")
+    return Topology(name, num_slices, num_slices * math.prod(map(int, layout.split("x"))), chip)
 
 
 def _version(name: str) -> str | None:
@@ -102,16 +91,19 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
     Raises:
       UserError: as `compile_report`, and where the compiler crashed.
     """
-    if topology.kind != "local":
-        _require_libtpu()
+    if topology.platform == "tpu" and importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f"compiling for a TPU needs its compiler: {install_command('tpu')}, in an environment of its own "
+            "(with libtpu installed jax looks for a TPU; set JAX_PLATFORMS=cpu where you train on something else)"
+        )
     request = {
         "config": to_dict(config),
-        "topology": list(topology),
+        "topology": [topology.name, topology.num_slices],
         "hbm_bytes": hbm_bytes,
         "hlo_path": None if hlo_path is None else str(hlo_path.absolute()),
     }
     flags = os.environ.get("XLA_FLAGS", "").split()
-    if topology.kind != "local":
+    if topology.platform == "tpu":
         flags = [flag for flag in flags if not flag.startswith("--xla_cpu_")]  # libtpu ends a process that has one
     environment = os.environ | {
         "XLA_FLAGS": " ".join(flags),
@@ -158,8 +150,8 @@ def _answer() -> None:
     """
     request = json.load(sys.stdin)
     try:
-        topology = Topology(*request["topology"])
-        if topology.kind == "local":
+        topology = parse_topology(*request["topology"])
+        if topology.platform == "cpu":
             jax.config.update("jax_num_cpu_devices", topology.num_devices)
         path = request["hlo_path"] and Path(request["hlo_path"])
         answer = compile_report(from_dict(request["config"]), topology, request["hbm_bytes"], path)
@@ -194,7 +186,7 @@ def compile_report(
     mesh = make_mesh(config, devices)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
     # Without a known memory `auto` is the policy that needs least.
-    config = with_policy(config, choose_remat(config, dict(mesh.shape), hbm_bytes or 0, devices[0].platform).policy)
+    config = with_policy(config, choose_remat(config, dict(mesh.shape), hbm_bytes or 0, topology.platform).policy)
     report: dict[str, Any] = {
         "topology": topology.name,
         "num_slices": topology.num_slices,
@@ -237,14 +229,14 @@ def _devices_of(topology: Topology) -> Sequence[Any]:
     starts.
 
     Raises:
-      UserError: libtpu is missing, or does not know the slice.
+      UserError: libtpu does not know the slice.
     """
-    if topology.kind == "local":
+    if topology.chip is None:
         return jax.devices("cpu")[: topology.num_devices]
-    _require_libtpu()
     from jax.experimental import topologies
 
-    options = dict(_TPUS[topology.kind][1])
+    # A device is a whole chip: both cores of a v4 or v5p.
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.chip.dimensions == 3 else {}
     if topology.num_devices == topology.num_slices:
         options["chips_per_host_bounds"] = (1, 1, 1)
     if topology.num_slices > 1:
@@ -253,14 +245,6 @@ def _devices_of(topology: Topology) -> Sequence[Any]:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options).devices
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"--topology={topology.name}: {str(error).split(chr(10))[0]}") from error
-
-
-def _require_libtpu() -> None:
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(
-            f"compiling for a TPU needs its compiler: {install_command('tpu')}, in an environment of its own "
-            "(with libtpu installed jax looks for a TPU; set JAX_PLATFORMS=cpu where you train on something else)"
-        )
 
 
 def overflow(message: str) -> dict[str, Any] | None:
@@ -276,15 +260,17 @@ def overflow(message: str) -> dict[str, Any] | None:
 
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes on one device by use. `total` is what is needed at once: arguments, outputs that do not
-    reuse an argument, temporaries and the program.
+    """Bytes on one device by use. `total` is what is needed at once; `peak` is the compiler's own
+    count.
     """
     stats: Any = compiled.memory_analysis()
-    names = ("argument", "output", "alias", "temp", "generated_code")
-    memory = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in names}
-    memory["peak"] = int(getattr(stats, "peak_memory_in_bytes", 0))
-    memory["total"] = memory["argument"] + memory["output"] - memory["alias"] + memory["temp"] + memory["generated_code"]
-    return memory
+    memory = {
+        "arguments": int(stats.argument_size_in_bytes),  # state and batch
+        "other_outputs": int(stats.output_size_in_bytes - stats.alias_size_in_bytes),  # than in the place of an argument
+        "temporaries": int(stats.temp_size_in_bytes),
+        "program": int(stats.generated_code_size_in_bytes),
+    }
+    return memory | {"total": sum(memory.values()), "peak": int(getattr(stats, "peak_memory_in_bytes", 0))}
 
 
 if __name__ == "__main__":

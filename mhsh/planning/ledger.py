@@ -26,7 +26,7 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     """
     model = config.model
     if topology:
-        platform, num_devices = "cpu" if topology.kind == "local" else "tpu", topology.num_devices
+        platform, num_devices = topology.platform, topology.num_devices
         hbm_bytes = hbm_bytes or topology.hbm_bytes
     else:
         platform, num_devices = jax.default_backend(), _num_devices(config)
@@ -35,7 +35,7 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     check_divisibility(config, shape)
     # Without a known memory `auto` is the policy that needs least.
     policy = choose_remat(config, shape, hbm_bytes or 0, platform).policy
-    memory = footprint(with_policy(config, policy), shape)
+    memory = {name: footprint(with_policy(config, name), shape) for name in dict.fromkeys((policy, *CANDIDATES[platform]))}
     flops = row_flops(config)
     stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
     return {
@@ -45,20 +45,15 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
         "embed_dim": model.embed_dim,
         "head_dim": model.head_dim,
         "mlp_dim": model.mlp_dim,
-        "parameters": parameter_counts(model),
-        "sequence_length": config.data.sequence_length,
-        "flops_forward": {
-            **flops._asdict(),
-            "per_sequence": flops.total,
-            "per_token": flops.total / config.data.sequence_length,
-        },
-        "flops_step": step_flops(config),
         "rows_per_step": config.train.batch_size,
+        "tokens_per_row": config.data.sequence_length,
+        "flops_per_step": step_flops(config),
+        "parameters": parameter_counts(model),
+        "flops_forward_per_row": {**flops._asdict(), "total": flops.total, "per_token": flops.total / config.data.sequence_length},
         "mesh": shape,
-        "device_bytes": hbm_bytes,
+        "bytes_per_device": {"available": hbm_bytes, **memory[policy]._asdict(), "total": memory[policy].total},
         "remat_policy": policy,
-        "bytes_per_device": {**memory._asdict(), "total": memory.total},
-        "total_by_remat_policy": {name: footprint(with_policy(config, name), shape).total for name in CANDIDATES[platform]},
+        "total_bytes_by_remat_policy": {name: memory[name].total for name in CANDIDATES[platform]},
         "omega_closed": {
             f"{stack.name} {rule}": closed_form_omega(rule, stack.num_sublayers)
             for stack in stacks

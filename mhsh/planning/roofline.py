@@ -42,6 +42,7 @@ class Chip:
     domain: int  # the most devices of one domain
     link_bandwidth: float  # of all links of one device within the domain
     network_bandwidth: float  # of one device's share of the network between domains
+    dimensions: int = 0  # of a TPU slice, such as 2 of a 4x4; 0: a GPU
 
     @property
     def peak_flops(self) -> float:
@@ -51,22 +52,22 @@ class Chip:
     @property
     def platform(self) -> str:
         """tpu or gpu."""
-        return "tpu" if self.device_kind.startswith("TPU") else "gpu"
+        return "tpu" if self.dimensions else "gpu"
 
 
 CHIPS = {
     # docs.cloud.google.com/tpu/docs/v4: HBM 32 GiB at 1,200 GB/s, pods of 4,096. Six links of 45
     # GB/s one way, a network of 25 GB/s a host of four chips: jax-ml.github.io/scaling-book/tpus.
-    "v4": Chip("TPU v4", 32 * 2**30, 1200e9, 4096, 270e9, 6.25e9),
+    "v4": Chip("TPU v4", 32 * 2**30, 1200e9, 4096, 270e9, 6.25e9, 3),
     # docs.cloud.google.com/tpu/docs/v5e: HBM 16 GB at 800 GB/s; 400 GB/s both ways over 4 ports;
     # 6.4 Tbit/s a pod of 256.
-    "v5e": Chip("TPU v5 lite", 16 * 2**30, 800e9, 256, 200e9, 3.125e9),
+    "v5e": Chip("TPU v5 lite", 16 * 2**30, 800e9, 256, 200e9, 3.125e9, 2),
     # docs.cloud.google.com/tpu/docs/v5p: HBM 95 GiB at 2,765 GB/s; 1,200 GB/s both ways over 6
     # links; 50 Gbit/s a chip; slices of at most 6,144 of a pod's 8,960.
-    "v5p": Chip("TPU v5p", 95 * 2**30, 2765e9, 6144, 600e9, 6.25e9),
+    "v5p": Chip("TPU v5p", 95 * 2**30, 2765e9, 6144, 600e9, 6.25e9, 3),
     # docs.cloud.google.com/tpu/docs/v6e: HBM 32 GB at 1,600 GB/s; 800 GB/s both ways over 4 ports;
     # 25.6 Tbit/s a pod of 256.
-    "v6e": Chip("TPU v6 lite", 32 * 2**30, 1600e9, 256, 400e9, 12.5e9),
+    "v6e": Chip("TPU v6 lite", 32 * 2**30, 1600e9, 256, 400e9, 12.5e9, 2),
     # NVIDIA's data sheets of the A100 80GB SXM and the H100 SXM: NVLink 600 and 900 GB/s both ways.
     # Eight GPUs and eight InfiniBand ports of 200 and 400 Gbit/s: user guides of DGX A100 and H100.
     "a100": Chip("NVIDIA A100-SXM4-80GB", 80 * 10**9, 2039e9, 8, 300e9, 25e9),
@@ -106,18 +107,17 @@ class Range(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """A step of a config on so many chips; seconds, on one device."""
+    """A step of a config on so many chips, on one device."""
 
-    devices: int
-    rows: int  # of one device
+    rows: int
     remat_policy: str
     needed_bytes: int
     fits: bool
-    compute: float
-    memory: Range
-    network: Range
-    launches: Range
-    step: Range
+    products_seconds: float
+    memory_seconds: Range
+    network_seconds: Range
+    launches_seconds: Range
+    step_seconds: Range
     mfu: Range  # by three forward passes, without recomputation
     run_hours: Range
     chip_hours: Range
@@ -136,28 +136,27 @@ def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
         raise UserError(f"mesh.tensor = {shape['tensor']} has no estimate of time; set it to 1, or compile with --topology")
     choice = choose_remat(config, shape, chip.hbm_bytes, chip.platform)
     config = with_policy(config, choice.policy)
-    compute = product_flops(config, shape) / (chip.peak_flops * PRODUCT_EFFICIENCY)
+    products = product_flops(config, shape) / (chip.peak_flops * PRODUCT_EFFICIENCY)
     memory = Range(*(size / chip.hbm_bandwidth for size in memory_bytes(config, shape)))
     sent = network_seconds(config, shape, chip)
     network = Range(sent, sent * SLOWEST_NETWORK[chip.platform])
     launches = launch_seconds(config, chip)
     step = Range(
-        max(compute, memory.low, network.low, launches.low),
-        compute + memory.high + network.high + launches.high,
+        max(products, memory.low, network.low, launches.low),
+        products + memory.high + network.high + launches.high,
     )
     useful = step_flops(config) / num_devices / chip.peak_flops
     hours = [seconds * config.train.num_steps / 3600 for seconds in step]
     return StepTime(
-        devices=num_devices,
         rows=rows_in_batch(config) // num_devices,
         remat_policy=choice.policy,
         needed_bytes=choice.needed_bytes,
         fits=choice.needed_bytes <= chip.hbm_bytes,
-        compute=compute,
-        memory=memory,
-        network=network,
-        launches=launches,
-        step=step,
+        products_seconds=products,
+        memory_seconds=memory,
+        network_seconds=network,
+        launches_seconds=launches,
+        step_seconds=step,
         mfu=Range(useful / step.high, useful / step.low),
         run_hours=Range(*hours),
         chip_hours=Range(*(num_devices * time for time in hours)),

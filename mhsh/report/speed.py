@@ -1,23 +1,15 @@
-"""What `mhsh bench` measured, as a part of the report: which of two shapes is faster in which
-setting, and what a run costs to the target on the machine of the bench.
-"""
+"""The report on what `mhsh bench` measured: which of two shapes is faster in which setting."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mhsh.bench.results import BenchResults, CandidateResult, Interval, SettingResults, read_grid
-from mhsh.config.fields import all_fields, differences
-from mhsh.config.schema import Step
 from mhsh.report.report import Cell, Column, Point, Points, Reference, Report, Row, Series, Table
-from mhsh.text import format_list, format_loss, format_names, numbered, quantity, sanitize, timing
-from mhsh.verdict.findings import Comparison
-from mhsh.verdict.runs import Run
+from mhsh.text import format_names, numbered, quantity, sanitize, timing
 
 Setting = tuple[int, int]  # batch, length
 _SIZES = ("batch", "length")
@@ -26,11 +18,6 @@ _RULES = (
     "A time of a bench is the median over its rounds; its interval is distribution-free, from the rounds alone.",
     "A ratio of speeds is the other shape's time over this one's, within each round, in which both met the same disturbances; it "
     "can differ from 1 significantly although the intervals of the two times overlap.",
-    "Between two measured sizes, the logarithm of the ratio is taken to be linear in the logarithm of the size.",
-)
-_COST_RULE = (
-    "Device-hours to the target are the steps to it times the bench's median step time times its devices. Their interval is that "
-    "of the step time alone. Data loading, evaluations and checkpoints are not counted."
 )
 
 
@@ -76,16 +63,6 @@ class ShapePair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Crossing:
-    """Where two shapes are equally fast, between two measured sizes."""
-
-    at: float  # the logarithm of the ratio is taken to be linear in that of the size
-    deep_beyond: bool  # whether the deep one is the faster of them above it
-    significant_up_to: int | None  # the nearest smaller size whose whole interval is on that side of 1
-    significant_from: int | None  # the nearest larger size whose whole interval is on the other side
-
-
-@dataclasses.dataclass(frozen=True)
 class Speed:
     """All measurements."""
 
@@ -119,52 +96,23 @@ def read_speed(paths: Sequence[str]) -> Speed:
     return Speed(tuple(rows), tuple(ShapePair(*key, ratios) for key, ratios in pairs.items()), tuple(problems))
 
 
-def speed_report(speed: Speed, comparisons: Sequence[Comparison] = ()) -> Report:
-    """The report on speed, with the device-hours of the runs that are compared."""
+def speed_report(speed: Speed) -> Report:
+    """The measurements in words, as a table and in figures."""
     lowest = min(row.result.seconds.confidence for row in speed.rows)
     confidence = (
         f"Every setting of a bench has its own interval. It holds its true value with a probability of {lowest:.0%} or more: of "
         f"many intervals up to {1 - lowest:.0%} miss it by chance.{' Under six rounds give less than 95%.' * (lowest < 0.95)}"
     )
-    findings = [f"{finding(pair)}." for pair in speed.pairs] if len(speed.pairs) > 1 else []
-    costs = tuple(table for each in comparisons if (table := _costs_table(each, speed.rows)) is not None)
+    findings = tuple(map(finding, speed.pairs))
+    shapes = list(dict.fromkeys(row.shape for row in speed.rows))
     return Report(
-        title=_title(speed),
-        summary=(*findings, *(line for pair in speed.pairs for line in turning_points(pair))),
-        tables=(*costs, _measurements_table(speed.rows)),
+        title=findings[0] if len(findings) == 1 else f"Speed of {format_names(shapes)}",
+        summary=tuple(f"{each}." for each in findings) if len(findings) > 1 else (),
+        tables=(_measurements_table(speed.rows),),
         points=(*map(_ratios_figure, speed.pairs), *_quantity_figures(speed.rows)),
         problems=speed.problems,
-        rules=(confidence, *_RULES, *([_COST_RULE] if costs else [])),
+        rules=(confidence, *_RULES),
     )
-
-
-def appended(report: Report, speed: Report) -> Report:
-    """The report, with what is said and shown of speed after its own."""
-    return dataclasses.replace(
-        report,
-        summary=(*report.summary, f"{speed.title}.", *speed.summary),
-        tables=(*report.tables, *speed.tables),
-        points=(*report.points, *speed.points),
-        problems=(*report.problems, *speed.problems),
-        rules=(*report.rules, *speed.rules),
-    )
-
-
-def crossings(ratios: Mapping[int, Interval]) -> list[Crossing]:
-    """Where the ratio passes 1, from ratios by size (batch or length)."""
-    sizes = sorted(ratios)
-    found = []
-    for left, right in itertools.pairwise(sizes):
-        before, after = ratios[left].median, ratios[right].median
-        if not (before <= 1 < after or before >= 1 > after):
-            continue
-        share = math.log(before) / (math.log(before) - math.log(after))
-        at = left * (right / left) ** share
-        sides = ("shallow", "deep") if after > 1 else ("deep", "shallow")
-        significant_up_to = max((size for size in sizes if size <= left and faster(ratios[size]) == sides[0]), default=None)
-        significant_from = min((size for size in sizes if size >= right and faster(ratios[size]) == sides[1]), default=None)
-        found.append(Crossing(at, after > 1, significant_up_to, significant_from))
-    return found
 
 
 def faster(ratio: Interval) -> str:
@@ -180,34 +128,6 @@ def finding(pair: ShapePair) -> str:
         f"{_noun(pair.kind).capitalize()}: {pair.deep} is faster than {pair.shallow} at {found.count('deep')} of {where}, slower "
         f"at {found.count('shallow')}, with no significant difference at {found.count('open')}"
     )
-
-
-def turning_points(pair: ShapePair) -> list[str]:
-    """Where two shapes are equally fast: along the batch for each length, or, with only one batch,
-    along the length.
-    """
-    kept, varied, lines = pair.lines()
-    said, kind = [], _noun(pair.kind).capitalize()
-    for size, line in lines.items():
-        found = crossings(line)
-        for crossing in found:
-            first, second = (pair.shallow, pair.deep) if crossing.deep_beyond else (pair.deep, pair.shallow)
-            sure = [f"{first} up to {varied} {crossing.significant_up_to}"] if crossing.significant_up_to else []
-            sure += [f"{second} from {varied} {crossing.significant_from} on"] if crossing.significant_from else []
-            what = f"{second} overtakes {first} at {varied} {crossing.at:.3g}"
-            certain = f"significant: {format_list(sure)}" if sure else "significant on neither side"
-            said.append(f"{kind} at {kept} {size}: {what} ({certain}).")
-        if not found:
-            ahead = pair.deep if next(iter(line.values())).median > 1 else pair.shallow
-            said.append(f"{kind} at {kept} {size}: the lines do not cross, and {ahead} has the lower median everywhere.")
-    return said
-
-
-def _title(speed: Speed) -> str:
-    if len(speed.pairs) == 1:
-        return finding(speed.pairs[0])
-    shapes = list(dict.fromkeys(row.shape for row in speed.rows))
-    return f"Speed of {format_names(shapes)}"
 
 
 def _noun(kind: str) -> str:
@@ -327,62 +247,3 @@ def _figure(
 
 def _point(x: int, of: Interval, hollow: bool = False) -> Point:
     return Point(float(x), of.median, of.low, of.high, hollow)
-
-
-def _costs_table(comparison: Comparison, rows: Sequence[Measurement]) -> Table | None:
-    """Device-hours of every run that trained, on each device that was benched with its shape and
-    batch. None if none trained.
-    """
-    measured = comparison.measured
-    benches = [row for row in rows if row.kind == "train" and row.result.implementation == "mhsh"]
-    shown = [
-        _cost_row(member.run, values.costs["step"][member.replicate], member.replicate in values.at_most, row, reason)
-        for group, values in zip(comparison.experiment.groups, measured.values, strict=True)
-        for member in group.trained
-        if member.run is not None
-        for row, reason in _benches_of(member.run, benches)
-    ]
-    if measured.target is None or not shown:
-        return None
-    names = ("run", "device-hours", "steps to the target", "time of a step", "shape", "device", "remark")
-    columns = tuple(Column(name, numeric=place in (1, 2, 3)) for place, name in enumerate(names))
-    what = f"{_noun(measured.measure.split)} loss {format_loss(measured.target)} on the benched device"
-    title = f"{comparison.name}: Device-hours to {what}".removeprefix(": ")
-    return Table(title, columns, tuple(shown)).without_empty_columns()
-
-
-def _benches_of(run: Run, benches: Sequence[Measurement]) -> list[tuple[Measurement | None, str]]:
-    """The first bench of its shape and batch on each device, and in what else they differ; or None,
-    and why there is none.
-    """
-    compared = [(row, _differences(run, row, "changes")) for row in benches]
-    first: dict[str, Measurement] = {}
-    for row in (row for row, differing in compared if not differing):
-        first.setdefault(row.device, row)
-    if first:
-        return [(row, "; ".join(_differences(run, row, "named"))) for row in first.values()]
-    if not compared:
-        return [(None, "no file of mhsh bench train is named")]
-    row, differing = min(compared, key=lambda each: len(each[1]))
-    shown = "; ".join(differing[:4]) + ("; ..." if len(differing) > 4 else "")
-    return [(None, f"no bench has its shape and batch; the nearest, {row.shape} in {row.file}, differs: {shown}")]
-
-
-def _cost_row(run: Run, steps: float, at_most: bool, row: Measurement | None, remark: str) -> Row:
-    if math.isnan(steps):
-        return Row((run.name, *[""] * 5, "did not reach the target"))
-    cells = (Cell(""), Cell(f"{'at most ' * at_most}{steps:,.1f}", value=steps), *[""] * 3)
-    if row is not None:
-        hours = _cell(
-            row.result.seconds.scaled(steps * row.result.devices / 3600),
-            lambda hours: f"{hours:#.3g}" if hours < 100 else f"{hours:,.0f}",
-        )
-        cells = (hours, cells[1], _cell(row.result.seconds, timing), row.shape, row.device)
-    return Row((run.name, *cells, sanitize(remark)))
-
-
-def _differences(run: Run, row: Measurement, step: Step) -> list[str]:
-    """The fields in which a run and a bench differ, of those that do this to the time of a step."""
-    found = differences(run.config, row.config)
-    fields = [field for field in all_fields(run.config.model.objective) if field.step == step and field.path in found]
-    return ["{} is {!r} in the run and {!r} in the bench".format(field.path, *found[field.path]) for field in fields]

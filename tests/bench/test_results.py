@@ -107,7 +107,7 @@ def test_memory_is_all_that_has_to_fit_at_once(good: dict[str, Any]) -> None:
 
 
 def test_a_name_is_unique_and_a_baseline_exists(good: dict[str, Any]) -> None:
-    first, second = (msgspec.convert(fields, CandidateResult) for fields in good["cells"][0]["contestants"])
+    first, second = (msgspec.convert(fields, CandidateResult) for fields in good["cells"][0]["candidates"])
     with pytest.raises(ValueError, match="has config more than once"):
         SettingResults({}, [first, first])
     with pytest.raises(ValueError, match="has no config, the baseline of against"):
@@ -115,7 +115,7 @@ def test_a_name_is_unique_and_a_baseline_exists(good: dict[str, Any]) -> None:
 
 
 def entry(found: dict[str, Any]) -> dict[str, Any]:
-    return found["cells"][2]["contestants"][1]
+    return found["cells"][2]["candidates"][1]
 
 
 DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
@@ -125,10 +125,10 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda found: found.update(cells=[]), r"cells: Expected `array` of length >= 1"),
     (lambda found: found["environment"].pop("devices"), r"environment: Object missing required field `devices`"),
     (lambda found: found["configs"]["against"]["model"].update(num_heads="1"), r"configs\[...\].model.num_heads: Expected `int`"),
-    (lambda found: entry(found)["seconds"].pop("low"), r"cells\[2\].contestants\[1\].seconds: Object missing required field `low`"),
+    (lambda found: entry(found)["seconds"].pop("low"), r"cells\[2\].candidates\[1\].seconds: Object missing required field `low`"),
     (lambda found: entry(found)["seconds"].update(high=float("inf")), "seconds.high: Expected `float` < 1e\\+300"),
     (lambda found: entry(found)["seconds"].update(median=float("nan")), "seconds.median: Expected `float` >= 0.0"),
-    (lambda found: entry(found)["seconds"].update(low=0), r"contestants\[1\]: seconds and time_ratio must be above 0"),
+    (lambda found: entry(found)["seconds"].update(low=0), r"candidates\[1\]: seconds and time_ratio must be above 0"),
     (lambda found: entry(found)["time_ratio"].update(low=-1), "time_ratio.low: Expected `float` >= 0.0"),
     (lambda found: entry(found)["time_ratio"].update(low=1.1), "time_ratio: the median lies outside its interval"),
     (lambda found: entry(found).update(work=True), "work: Expected `int`, got `bool`"),

@@ -28,32 +28,31 @@ def bench(out: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (cell,) = json.loads(out.read_text())["cells"]
-    return cell["contestants"], done.stdout
+    return cell["candidates"], done.stdout
 
 
 def test_shares_of_the_ceilings_by_hand(make_config):
     """The rate of a ceiling is that of its best turn."""
     results = made(make_config, [{"batch": 2, "length": 50}])
-    limits = {"matmul": CeilingResult("FLOP", 1000, [], 0.0), "copy": CeilingResult("byte", 500, [], 0.0)}
+    limits = {"matmul": CeilingResult(1000, [], 0.0, dtype="float32", size=8)}
     facts = {"config": "config", "implementation": "XLA", "devices": 1}
     products = [
         Candidate(name=name, label=name, run=lambda _: None, work=limit.work, baseline=None, facts=facts)
         for name, limit in limits.items()
     ]
-    times = {"matmul": Times(1, [[2.0], [1.0]], [1.0, 1.0]), "copy": Times(1, [[1.0], [3.0]], [1.0, 1.0])}
+    times = {"matmul": Times(1, [[2.0], [1.0]], [1.0, 1.0])}
     results.cells[0].candidates += candidate_results(products, times)
     set_apart(results, limits)
     first, second = results.cells[0].candidates
-    assert results.ceilings["matmul"].rate == 1000 and results.ceilings["copy"].turns == [[1.0], [3.0]]
-    assert first.share_of_matmul == 400 / 3 / 1000 and first.share_of_copy == 50 / 3 / 500
-    assert second.share_of_matmul == 200 / 4.5 / 2 / 1000 and second.share_of_copy is None
+    assert results.ceilings["matmul"].rate == 1000 and results.ceilings["matmul"].turns == [[2.0], [1.0]]
+    assert first.share_of_matmul == 400 / 3 / 1000 and second.share_of_matmul == 200 / 4.5 / 2 / 1000
 
 
 def test_the_input_pipeline(corpus, tmp_path):
     config = [*tiny("config", "bert.py:2l8h", **{"data.validation_fraction": 0.2}), corpus]
     out = tmp_path / "input.json"
     assert main(["input", *config, "--rounds=2", "--batches=5", f"--out={out}"]) == 0
-    (only,) = json.loads(out.read_text())["cells"][0]["contestants"]
+    (only,) = json.loads(out.read_text())["cells"][0]["candidates"]
     assert only["work"] == 5 * 8 * 16 and only["rate"] == pytest.approx(only["work"] / only["seconds"]["median"])
 
 

@@ -213,7 +213,7 @@ def test_the_table_of_a_run_with_a_peer(make_config, tmp_path: Path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads((tmp_path / "bench.json").read_text())["cells"]
-    ours, theirs = found["contestants"]
+    ours, theirs = found["candidates"]
     assert theirs["name"] == "torch-eager" and theirs["implementation"] == "transformers BertForPreTraining"
     assert theirs["parameters"] == ours["parameters"] - ours["omega"] and ours["omega"] > 0
     assert theirs["flops"] == ours["flops"] and theirs["time_ratio"]["median"] > 0

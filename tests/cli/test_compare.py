@@ -102,22 +102,6 @@ def test_problems_are_named_and_the_others_drawn(make_run: MakeRun, tmp_path: Pa
     assert all(path in text for path in (missing, cut, young)) and "line 3 is cut short; only the 2 rows before it are read" in text
 
 
-def test_a_measure_that_no_run_logged_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--measure=blue is no number of the train rows of these runs; allowed: loss"):
-        run(make_run("a"), measure="blue", out=str(tmp_path / "report.html"))
-
-
-def test_what_is_no_former_report_is_not_overwritten(make_run: MakeRun, tmp_path: Path) -> None:
-    folders = [make_run("a"), make_run("b")]
-    for name in FILES:
-        (tmp_path / name).write_text("my thesis")
-        with pytest.raises(UserError, match="was not written by mhsh compare"):
-            run(*folders, out=str(tmp_path / "report.html"))
-        assert (tmp_path / name).read_text() == "my thesis"
-        assert {path.name for path in tmp_path.iterdir()} == {name, "runs"}
-        (tmp_path / name).unlink()
-
-
 def test_the_baseline_and_the_target_are_those_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
     paths = [make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln"})]
     for baseline in ("b", paths[1], "2x8 pre_ln"):
@@ -166,12 +150,11 @@ def test_speed_from_the_command_line(bench_files: list[str], tmp_path: Path) -> 
     assert "at 2 of 6 settings, slower at 2, with no significant difference at 2" in page
 
 
-def test_runs_and_bench_files_are_one_report(make_run: MakeRun, bench_files: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "report.html"
-    assert run(make_run("a"), *bench_files, out=str(out)) == 0
-    page = out.read_text(encoding="utf-8")
-    assert "Device-hours to training loss 2.000" in page and "Time, throughput and memory" in page
-    assert out.with_suffix(".svg").exists() and out.with_name("report_1.svg").exists()
+def test_runs_and_bench_files_have_a_page_each(make_run: MakeRun, bench_files: list[str], tmp_path: Path) -> None:
+    for paths, options in (((make_run("a"), *bench_files), {}), (bench_files, {"target": 2.0})):
+        with pytest.raises(UserError, match=r"inference\.json is of mhsh bench: such files have a page of their own"):
+            run(*paths, out=str(tmp_path / "report.html"), **options)
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_watched_folder_shows_the_runs_that_begin_in_it_until_an_interrupt(make_run: MakeRun, tmp_path: Path) -> None:

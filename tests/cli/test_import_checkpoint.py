@@ -16,7 +16,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from mhsh.cli.main import main
-from mhsh.configs import take_config
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
@@ -49,10 +48,6 @@ def test_a_checkpoint_becomes_a_run(capsys, tmp_path, golden):
     assert (out / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1] == list(TOKENS)
     record = json.loads((out / "imported.json").read_text())
     assert record["source"] == str(golden) and len(record["sha256"]["model.safetensors"]) == 64
-
-    # The flags that were printed make the same config of the same file: training goes on with them.
-    flags = printed.split("\n  ")[1].split()
-    assert take_config("config", CONFIG.removeprefix("--config="), [*SHORT, "--config.train.seed=3", *flags]) == (config, [])
 
     # What a run that goes on asks for, on another mesh: parameters, an untouched optimiser, step 0.
     optimizer = build_optimizer(config)
@@ -136,15 +131,6 @@ def test_a_fine_tuned_checkpoint_needs_its_task(capsys, fails, tmp_path):
     )
 
 
-def test_a_checkpoint_that_answers_questions(tmp_path):
-    squad = ["--task=squad:v1", "--task.data.sequence_length=12", "--task.data.stride=2"]
-    squad.append("--task.data.max_question_length=3")
-    assert main(["import", str(GOLDEN / "span"), CONFIG, *squad, f"--out={tmp_path / 'run'}"]) == 0
-    assert RunFolder(tmp_path / "run").read_config().model.objective == "span"
-    assert main(["export", str(tmp_path / "run"), f"--out={tmp_path / 'again'}"]) == 0
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["architectures"] == ["BertForQuestionAnswering"]
-
-
 def test_vocabularies(fails, tmp_path, golden):
     """Of the checkpoint; of --config where it has none; never one that does not fit."""
     out = f"--out={tmp_path / 'run'}"
@@ -153,8 +139,6 @@ def test_vocabularies(fails, tmp_path, golden):
     assert "holds no vocab.txt and no tokenizer.json" in fails(*arguments)
     (golden / "vocab.txt").write_text("\n".join([*TOKENS, *(f"w{n}" for n in range(20))]) + "\n", encoding="utf-8")
     assert "the vocabulary has 38 tokens, the checkpoint's token table 31" in fails(*arguments)
-    (golden / "vocab.txt").write_text("the\n")
-    assert "lacks [PAD], [UNK], [CLS], [SEP], [MASK]" in fails(*arguments)
     (golden / "vocab.txt").unlink()
     assert not (tmp_path / "run").exists()
 
@@ -181,9 +165,7 @@ def test_checkpoints_that_do_not_fit_the_config(fails, tmp_path, golden):
 
 @pytest.mark.slow
 def test_training_goes_on_from_a_checkpoint(tmp_path, golden):
-    """In processes of their own: imported, scored, trained with the flags that were printed,
-    exported.
-    """
+    """In processes of their own: imported, scored, trained as was printed, exported."""
     (tmp_path / "corpus.txt").write_text("\n\n".join("The number goes. " * 5 + "the " * n for n in range(60)), encoding="utf-8")
     own = [
         CONFIG,
@@ -199,9 +181,10 @@ def test_training_goes_on_from_a_checkpoint(tmp_path, golden):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    flags = mhsh("import", str(golden), *own, f"--out={tmp_path / 'run'}").split("\n  ")[1].split()
+    said = mhsh("import", str(golden), *own, f"--out={tmp_path / 'run'}")
+    assert said.endswith(f"to train it further: mhsh train --workdir={tmp_path / 'run'}\n")
     assert json.loads(mhsh("eval", str(tmp_path / "run")))["step"] == 0
-    assert "resuming from the checkpoint of step 0" in mhsh("train", *own, *flags, f"--workdir={tmp_path / 'run'}")
+    assert "resuming from the checkpoint of step 0" in mhsh("train", f"--workdir={tmp_path / 'run'}")
     assert RunFolder(tmp_path / "run").newest_checkpoint() == 4
     assert "step 4" in mhsh("export", str(tmp_path / "run"), f"--out={tmp_path / 'again'}")
     before, after = (load_file(folder / "model.safetensors") for folder in (golden, tmp_path / "again"))

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from mhsh.cli.main import main
+from mhsh.cli.plan import _print
 
 TWINS = ("--config=bert:24l16h", "--config=bert:384l1h", "--config.train.batch_size=16")
 
@@ -25,15 +26,15 @@ def test_twins_have_the_papers_figures(twins):
     assert (shallow["parameters"]["encoder"], deep["parameters"]["encoder"]) == (302_309_376, 304_521_216)
     assert (shallow["parameters"]["omega"], deep["parameters"]["omega"]) == (24 * 2 * 1024, 384 * 2 * 1024)
     assert shallow["total_heads"] == deep["total_heads"] == 384
-    assert shallow["flops_step"] == deep["flops_step"]
+    assert shallow["flops_per_step"] == deep["flops_per_step"]
     assert shallow["rows_per_step"] == 16, "an override changes both"
 
 
 def test_memory_is_told_for_every_remat_policy(twins):
     for one in twins.values():
-        assert one["device_bytes"] == 16 * 2**30
+        assert one["bytes_per_device"]["available"] == 16 * 2**30
         assert one["mesh"] == {"data": 16, "fsdp": 1, "tensor": 1}
-        totals = one["total_by_remat_policy"]
+        totals = one["total_bytes_by_remat_policy"]
         assert totals[one["remat_policy"]] == one["bytes_per_device"]["total"]
         assert list(totals.values()) == sorted(totals.values(), reverse=True)
 
@@ -47,7 +48,7 @@ def test_in_words(capsys):
 def test_an_encoder_beside_a_translation_model(capsys):
     assert main(["plan", "--config=bert:2l8h", "--config=translation:tiny"]) == 0
     out = capsys.readouterr().out
-    assert "decoder without omega" in out and "decoder output change O(1)" in out
+    assert "  decoder " in out and "decoder closed one" in out
 
 
 def test_a_narrow_terminal_costs_no_figure(capsys, monkeypatch):
@@ -60,13 +61,18 @@ def test_time_in_words_and_as_json(capsys):
     arguments = ["plan", "--config=bert:2l8h", "--config=bert:16l1h", "--chips=v5p:1,8", "--chips=h100:8"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    assert "TIME, ESTIMATED" in out and "8 h100" in out and "Nothing here is measured" in out
+    assert "TIME 8 H100" in out and "No time here is measured" in out
     assert main([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [(time["config"], time["chip"], time["devices"]) for time in told["times"]] == [
-        (config, chip, devices) for chip, devices in (("v5p", 1), ("v5p", 8), ("h100", 8)) for config in ("bert:2l8h", "bert:16l1h")
-    ]
-    for time in told["times"]:
-        assert 0 < time["step"]["low"] < time["step"]["high"]
-        assert time["chip_hours"]["high"] == pytest.approx(time["devices"] * time["run_hours"]["high"])
+    for plan in told["configs"].values():
+        assert list(plan["time"]) == ["1 v5p", "8 v5p", "8 h100"]
+        for chips, time in plan["time"].items():
+            assert 0 < time["step_seconds"][0] < time["step_seconds"][1]
+            assert time["chip_hours"][1] == pytest.approx(int(chips.split()[0]) * time["run_hours"][1])
     assert told["assumptions"]
+
+
+def test_what_does_not_fit_is_said_and_what_is_nothing_is_not(capsys):
+    _print({name: {"fits": False, "omega": 0, "launches_seconds": (0.0, 0.0), "step_seconds": (1.0, 2.0)} for name in "ab"})
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [["fits", "no", "no"], ["step", "seconds", *["1.00", "s", "-", "2.00", "s", "1.00", "s", "-", "2.00", "s"]]]

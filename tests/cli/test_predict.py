@@ -131,17 +131,6 @@ def test_an_overlong_line_leaves_no_output(trained, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_impossible_values(trained, tmp_path):
-    for changed, message in (
-        ({"batch_tokens": 0}, "batch_tokens = 0; allowed: 1 or more"),
-        ({"length_penalty": float("nan")}, "length_penalty = nan; allowed: 0 or more"),
-        ({"step": 5}, "holds no checkpoint of step 5; there are 4, 8"),
-        ({"output": "/nowhere/at/all"}, "--output=/nowhere/at/all: there is no folder /nowhere/at"),
-    ):
-        with pytest.raises(UserError, match=message):
-            run(trained, **options(input=written(tmp_path / "source", LINES), **changed))
-
-
 def test_a_vocabulary_that_does_not_match(copied, tmp_path):
     source = written(tmp_path / "source", LINES)
     texts = ["the quick brown fox jumps over the lazy dog while pigs are flying", "etwas ganz anderes als alles vorher Gesagte"] * 3

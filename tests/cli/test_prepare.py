@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 
 def command(config: Config, out: Path, **arguments: Any) -> list[str]:
-    defaults = dict(config=to_dict(config), out=str(out), workers=1, runner="local", beam_options="", per_shard=10**6)
+    defaults = dict(config=to_dict(config), out=str(out), workers=1, per_shard=10**6)
     return [sys.executable, "-c", COMMAND, json.dumps(defaults | arguments)]
 
 
@@ -132,6 +132,6 @@ def test_beam_gives_the_same_bytes(tmp_path):
     pytest.importorskip("apache_beam", reason="the beam extra is not installed", exc_type=ImportError)
     config = translation_config(source="numbers:600")
     prepared(config, tmp_path / "local", per_shard=100)
-    lines = ran(config, tmp_path / "beam", per_shard=100, runner="beam", beam_options="--runner=DirectRunner")
+    lines = ran(config, tmp_path / "beam", per_shard=100, beam="--runner=DirectRunner")
     assert lines[-1] == "loaded: apache_beam"
     assert tree(tmp_path / "beam") == tree(tmp_path / "local")

@@ -76,15 +76,13 @@ def test_a_run(run, tmp_path, capsys, kind):
 
 
 @pytest.mark.slow
-def test_two_fresh_shapes_side_by_side(corpus, tmp_path, capsys):
+def test_a_fresh_shape(corpus, tmp_path, capsys):
     out = tmp_path / "coverage.json"
-    against = [argument.replace("--config", "--against") for argument in [*TINY, corpus]]
-    shape = ["--against.model.heads_per_layer=2"]
-    assert main(["probe", "coverage", *TINY, corpus, *against, *shape, "--rows=1", f"--out={out}"]) == 0
-    shallow, deep = (model["result"]["encoder"]["attention"] for model in json.loads(out.read_text())["models"])
-    assert [(len(each["heads"]), len(each["heads"][0])) for each in (shallow, deep)] == [(2, 8), (8, 2)]
-    assert shallow["visible"] == deep["visible"]
-    assert "8x2" in capsys.readouterr().out
+    assert main(["probe", "coverage", *TINY, corpus, "--config.model.heads_per_layer=2", "--rows=1", f"--out={out}"]) == 0
+    (model,) = json.loads(out.read_text())["models"]
+    heads = model["result"]["encoder"]["attention"]["heads"]
+    assert (len(heads), len(heads[0])) == (8, 2)
+    assert "8x2 admin, fresh" in capsys.readouterr().out
 
 
 @pytest.mark.slow

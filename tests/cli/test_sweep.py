@@ -80,15 +80,6 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(capsys, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_of_a_long_plan_the_start_and_the_end_are_printed(capsys):
-    steps = ",".join(map(str, range(110, 171)))
-    fields = load_fields("quickstart", "6l4h_post_ln")
-    plan = make_plan(parse_axes([f"num_steps={steps}", "seed=0,1"], fields), fields)
-    print_plan(plan, Console(width=80))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[-22:]] == [*map(str, range(110, 120)), "(41", *map(str, range(161, 171)), "in"]
-
-
 @pytest.mark.parametrize("width", [68, 80, 200])
 def test_a_plan_of_several_axes_fits_a_narrow_terminal(capsys, width):
     fields = load_fields("evidence", "heads")
@@ -134,8 +125,7 @@ def test_only_the_best_value_is_trained_on_all_seeds(learnable, tmp_path, capsys
     tuned = ["--axes", "lr=1e-6,3e-2", "seed=0,1", "--over=lr", "--choosing-seeds=1"]
     axes = ["sweep", *CONFIG, *learnable, *tuned, f"--workdir={folder}"]
     assert main([*axes, "--dry-run"]) == 0
-    # Three runs of 40 steps of 8 rows of 16 tokens.
-    assert "2 of them choose, then 1 report: at most 15,360 tokens" in capsys.readouterr().out
+    assert "2 of them choose lr; the other seeds run at the chosen values" in capsys.readouterr().out
     assert main([*axes, "--cells=0/2"]) == os.EX_TEMPFAIL  # 0/2 is 2/2, for who counts from 0
     assert "Some settings have no lr yet" in capsys.readouterr().out
     assert states(folder) == [WAITING] * 4

@@ -21,7 +21,7 @@ from mhsh.config.fields import (
     kind_of,
     section_class,
 )
-from mhsh.config.schema import OBJECTIVES, ROLES, ModelConfig, Role, Row, Step, loss, to_dict
+from mhsh.config.schema import OBJECTIVES, ROLES, ModelConfig, Role, Row, loss, to_dict
 from mhsh.configs import base
 from mhsh.errors import UserError
 from mhsh.sweep.axes import parse_axes
@@ -36,7 +36,7 @@ def test_every_field_has_a_role_and_a_line_of_documentation() -> None:
     assert len(EVERY_FIELD) > 200
     for field in EVERY_FIELD:
         assert field.doc and "\n" not in field.doc, field.path
-        assert field.role in ROLES and field.step in get_args(Step) and field.row in (None, *get_args(Row)), field.path
+        assert field.role in ROLES and field.row in (None, *get_args(Row)), field.path
     assert list(ROLES) == list(get_args(Role))
 
 
@@ -45,12 +45,6 @@ def test_every_field_that_makes_losses_unequal_is_in_the_ledger() -> None:
     # What counts against the losses is `loss`, and what counts against the clock is `clock`.
     for row in get_args(Row):
         assert len({field.role for field in EVERY_FIELD if field.row == row}) == 1, row
-
-
-def test_only_what_changes_a_step_of_a_shape_is_refused_beside_a_bench() -> None:
-    same = {"model.admin_omega", "model.depth_exponent", "model.base_layers"}
-    assert {field.path for field in EVERY_FIELD if field.role == "shape" and field.step != "changes"} == same
-    assert {field.step for field in EVERY_FIELD if field.role == "bookkeeping"} == {"same"}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -73,7 +67,7 @@ def test_the_kind_of_a_path_does_not_depend_on_the_objective() -> None:
 @pytest.fixture
 def coloured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A config's fields where the schema has one more, model.colour."""
-    colour = Annotated[Literal["red", "blue"], loss("the colour of the model", "dropout", "named")]
+    colour = Annotated[Literal["red", "blue"], loss("the colour of the model", "dropout")]
     extended = msgspec.defstruct("Extended", [("colour", colour, "blue")], bases=(ModelConfig,), frozen=True, kw_only=True)
 
     def with_colour(section: str, objective: str) -> type:

@@ -280,7 +280,7 @@ def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, engli
     """Another machine begins anew and ends with the same bytes."""
     config = pretraining_config(source=write_documents(tmp_path, "t", english), vocab_size=200)
     prepared(config, tmp_path / "out", per_shard=3)
-    arguments = dict(config=to_dict(config), out=f"{bucket}/out", workers=1, runner="local", beam_options="", per_shard=3)
+    arguments = dict(config=to_dict(config), out=f"{bucket}/out", workers=1, per_shard=3)
     process = subprocess.Popen([sys.executable, "-c", COMMAND, json.dumps(arguments)], cwd=ROOT, stdout=-1, stderr=-1, text=True)
     while not any(name.endswith("0.arrayrecord") for name in objects().find(f"{bucket}/out")):
         assert process.poll() is None, process.communicate()

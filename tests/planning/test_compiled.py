@@ -18,14 +18,14 @@ from mhsh.errors import UserError
 from mhsh.models.build import boxed_parameters
 from mhsh.models.costs import parameter_counts, step_flops
 from mhsh.planning import compiled
-from mhsh.planning.compiled import Topology, compile_report, measure, overflow, parse_topology
+from mhsh.planning.compiled import compile_report, measure, overflow, parse_topology
 from mhsh.training.memory import footprint
 from mhsh.training.sharding import matrices
 from mhsh.training.state import example_batch
 from tests.conftest import ROOT
 
 GIB = 2**30
-LOCAL = Topology("local:8")
+LOCAL = parse_topology("local:8")
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 2, 4)}
 NO_LIBTPU = importlib.util.find_spec("libtpu") is None
 
@@ -77,9 +77,8 @@ def test_memory_falls_where_the_state_is_divided(config_of, reports):
         memory, told = report["memory"], footprint(config_of(mesh), report["mesh"])
         shards = report["mesh"]["data"] * report["mesh"]["fsdp"]
         batch = sum(array.nbytes for array in example_batch(config_of(mesh), 16).values()) / shards
-        assert memory["argument"] == pytest.approx(told.parameters + told.optimizer + batch, rel=0.01)
-        assert min(memory[name] for name in ("argument", "output", "alias", "temp", "total")) > 0
-        assert memory["total"] == report["needed_bytes"]
+        assert memory["arguments"] == pytest.approx(told.parameters + told.optimizer + batch, rel=0.01)
+        assert 0 < memory["arguments"] + memory["temporaries"] <= memory["total"] == report["needed_bytes"]
         assert report["fits"] is None, "nobody said what a simulated device holds"
     assert reports["fsdp"]["needed_bytes"] < reports["data"]["needed_bytes"]
 
@@ -118,14 +117,6 @@ def test_running_out_of_memory_is_a_result():
     assert overflow(on_chip) is None, "the chip's, not the device's"
 
 
-def test_what_is_no_slice_is_refused():
-    for name in ("v5e:4x4x1", "v4:4x4", "v5e:4x", "local:2x4", "4x4"):  # others are in tests/cli/bad_inputs.txt
-        with pytest.raises(UserError, match=f"--topology={name} is not a slice; allowed: .*v5e:4x4.*local:8"):
-            parse_topology(name)
-    with pytest.raises(UserError, match="--num-slices=2"):
-        parse_topology("local:8", 2)
-
-
 def test_devices_of_a_slice():
     assert parse_topology("v5p:2x2x4", 2).num_devices == 32
     assert parse_topology("v5e:4x4").hbm_bytes == 16 * GIB
@@ -160,10 +151,10 @@ def test_a_compiler_that_dies_is_named(config_of, monkeypatch):
 def test_a_process_of_its_own_gives_the_same_report(config_of, reports):
     """Four simulated devices, which this process does not have."""
     config = config_of("fsdp", **{"mesh.fsdp": 4})
-    report = measure(config, Topology("local:4"))
+    report = measure(config, parse_topology("local:4"))
     assert report["num_devices"] == 4
     assert report["warnings"] == []
-    assert report["memory"]["argument"] > reports["fsdp"]["memory"]["argument"]
+    assert report["memory"]["arguments"] > reports["fsdp"]["memory"]["arguments"]
     with pytest.raises(UserError, match="does not make the 8 devices"):
         measure(config, LOCAL)
 
@@ -174,15 +165,14 @@ def test_text_and_json(capsys, monkeypatch, reports):
     assert main([*TINY, "--topology=local:8"]) == 0
     text = capsys.readouterr().out
     for part in (
-        "local:8: 8 x cpu; data 1 x fsdp 8 x tensor 1; batch 16",
-        "MEMORY PER DEVICE",
+        "COMPILED MEMORY BYTES",
         "all-gather",
-        "three forward passes",
+        "matrix products",
         "warning: spmd_partitioner: Involuntary",
     ):
         assert part in text
     assert main([*TINY, "--topology=local:8", "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["compiled"].values()) == [report]
+    assert [plan["compiled"] for plan in json.loads(capsys.readouterr().out)["configs"].values()] == [report]
 
 
 @pytest.mark.tpu_compile
@@ -193,7 +183,7 @@ class TestLibtpu:
     def test_a_slice(self, make_config):
         overrides = {"mesh.data": 1, "mesh.fsdp": 4, "model.compute_dtype": "bfloat16"}
         config = make_config("bert", "16l1h", **overrides)
-        report = measure(config, Topology("v5e:2x2"))
+        report = measure(config, parse_topology("v5e:2x2"))
         assert report["fits"]
         assert report["device_kind"] == "TPU v5 lite"
         assert report["unknown_loops"] == []
@@ -203,19 +193,19 @@ class TestLibtpu:
 
     def test_two_slices(self, make_config):
         config = make_config("bert", "2l8h", **{"mesh.data": 2, "mesh.fsdp": 4})
-        report = measure(config, Topology("v5e:2x2", 2))
+        report = measure(config, parse_topology("v5e:2x2", 2))
         assert report["num_devices"] == 8
         gradients = 4 * parameter_counts(config.model)["total"] / 4  # each device's share
         assert gradients * 0.9 < payload(report, "between-slices") < gradients * 4
         with pytest.raises(UserError, match="2 slices"):
-            measure(replace(config, mesh=replace(config.mesh, data=1, fsdp=1, tensor=8)), Topology("v5e:2x2", 2))
+            measure(replace(config, mesh=replace(config.mesh, data=1, fsdp=1, tensor=8)), parse_topology("v5e:2x2", 2))
 
     def test_what_the_compiler_calls_impossible(self, make_config):
         with pytest.raises(UserError, match=r"--topology=v5e:3x3: INVALID_ARGUMENT"):
-            measure(make_config("bert", "2l8h", **{"train.batch_size": 9}), Topology("v5e:3x3"))
+            measure(make_config("bert", "2l8h", **{"train.batch_size": 9}), parse_topology("v5e:3x3"))
 
     def test_a_step_that_does_not_fit(self, make_config):
         overrides = {"model.num_layers": 48, "train.batch_size": 16384, "mesh.data": 4, "model.remat_policy": "none"}
-        report = measure(make_config("bert", "2l8h", **overrides), Topology("v5e:2x2"))
+        report = measure(make_config("bert", "2l8h", **overrides), parse_topology("v5e:2x2"))
         assert report["fits"] is False
         assert report["needed_bytes"] > report["hbm_bytes"]

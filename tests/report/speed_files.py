@@ -38,7 +38,7 @@ def bench(kind: str, configs: Mapping[str, Config], cells: Mapping[tuple[int, in
         "kind": kind,
         "environment": {"devices": {"platform": "gpu", "kind": "Abacus 7", "count": 1}, "processor": "x86_64", "cores": 2},
         "configs": {name: to_dict(config) for name, config in configs.items()},
-        "cells": [{"setting": {"batch": b, "length": t}, "contestants": found} for (b, t), found in cells.items()],
+        "cells": [{"setting": {"batch": b, "length": t}, "candidates": found} for (b, t), found in cells.items()],
     }
 
 
