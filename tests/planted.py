@@ -54,10 +54,8 @@ def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:
         record: dict[str, Any] | None = None,
         with_record: bool = True,
     ) -> Path:
-        changed = {f"model.{field}": value for field, value in (model or {}).items()}
-        changed |= {f"optimizer.{field}": value for field, value in (optimizer or {}).items()}
-        changed |= {f"data.{field}": value for field, value in (data or {}).items()}
-        changed |= {f"train.{field}": value for field, value in (training or {}).items()}
+        sections = {"model": model, "optimizer": optimizer, "data": data, "train": training}
+        changed = {f"{name}.{field}": value for name, fields in sections.items() for field, value in (fields or {}).items()}
         # The heads are those named, not regrouped once more.
         config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changed)
         with mock.patch("os.fsync"):  # these files need not survive a power cut

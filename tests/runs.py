@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import subprocess
 import sys
 import time
@@ -95,10 +96,10 @@ def final_state(folder: Path) -> list[np.ndarray]:
 
 def cut_back(run: Path, to: Path, step: int = 24) -> Path:
     """A copy of a finished run as if it had been killed after `step` was saved."""
-    subprocess.run(["cp", "-r", str(run), str(to)], check=True)
+    shutil.copytree(run, to)
     for path in (to / "checkpoints").iterdir():
         if int(path.name) > step:
-            subprocess.run(["rm", "-r", str(path)], check=True)
+            shutil.rmtree(path)
     return to
 
 

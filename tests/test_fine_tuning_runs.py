@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
-import jax
 import pytest
 
-from mhsh.cli.main import main
 from mhsh.run_folder import RunFolder
+from tests.runs import mhsh_here
 
 SHORT = [
     "--config.train.num_steps=4",
@@ -22,14 +19,6 @@ SHORT = [
     "--config.data.sequence_length=32",
 ]
 COLOURS = ["red", "green", "blue", "gold"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_device() -> Iterator[None]:
-    """Commands in this process see one of its eight devices: that compiles faster."""
-    devices = jax.devices
-    with mock.patch.object(jax, "devices", lambda *backend: devices(*backend)[:1]):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +35,7 @@ def pretrained(folder: Path) -> Path:
     run = folder / "pretrained"
     changes = ["--config.train.num_steps=2", "--config.optimizer.warmup_steps=1", "--config.train.eval_batches=1"]
     changes += ["--config.model.vocab_size=256", "--config.data.validation_fraction=0.2", "--config.model.remat_policy=none"]
-    assert main(["train", "--config=bert:2l8h", f"--config.data.source=text:{corpus}", f"--workdir={run}", *changes]) == 0
+    ran("train", "--config=bert:2l8h", f"--config.data.source=text:{corpus}", f"--workdir={run}", *changes)
     return run
 
 
@@ -64,14 +53,25 @@ def glue(folder: Path) -> Path:
     return folder
 
 
-def finetune(pretrained: Path, workdir: Path, *more: str) -> int:
-    return main(["finetune", str(pretrained), f"--workdir={workdir}", *more, *SHORT])
+def ran(*arguments: str) -> str:
+    """What a command prints that must succeed."""
+    done = mhsh_here(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_a_task_with_two_seeds(pretrained, glue, tmp_path, capsys):
-    config = ["--config=glue:rte", f"--config.data.source=tsv:{glue}"]
+def refused(*arguments: str) -> str:
+    """The line with which a command refuses."""
+    done = mhsh_here(*arguments)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_a_task_with_two_seeds(pretrained, glue, tmp_path):
     workdir = tmp_path / "rte"
-    assert finetune(pretrained, workdir, *config, "--seeds=0,7") == 0
+    finetune = ["finetune", str(pretrained), "--config=glue:rte", f"--config.data.source=tsv:{glue}", *SHORT]
+    finetune += ["--seeds=0,7", f"--workdir={workdir}"]
+    ran(*finetune)
     runs = [RunFolder(workdir / f"seed-{seed}") for seed in (0, 7)]
     for run, seed in zip(runs, (0, 7), strict=True):
         assert (run.read_config().train.seed, run.read_config().data.seed) == (seed, seed)
@@ -96,29 +96,22 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path, capsys):
     assert last[0]["loss"] != last[1]["loss"]
     # Given again, nothing is trained again.
     metrics = [(run.path / "metrics.jsonl").read_bytes() for run in runs]
-    assert finetune(pretrained, workdir, *config, "--seeds=0,7") == 0
+    ran(*finetune)
     assert [(run.path / "metrics.jsonl").read_bytes() for run in runs] == metrics
-    capsys.readouterr()
     with runs[1].held():
-        assert finetune(pretrained, workdir, *config, "--seeds=0,7") == 2
-    assert "seed-7 is in use: process" in capsys.readouterr().err
+        assert "seed-7 is in use: process" in refused(*finetune)
 
     answers = tmp_path / "answers.tsv"
-    assert main(["predict", str(runs[0].path), f"--input={glue}/RTE/test.tsv", f"--output={answers}"]) == 0
+    predict = ["predict", str(runs[0].path), f"--input={glue}/RTE/test.tsv", f"--output={answers}"]
+    ran(*predict)
     assert [line.split("\t")[0] for line in answers.read_text().split("\n")[1:-1]] == [str(number) for number in range(16)]
-    capsys.readouterr()
-    assert main(["score", "glue", "--task=rte", f"--labels={glue}/RTE/dev.tsv", f"--predictions={answers}"]) == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(last[0]["accuracy"])
+    scores = ran("score", "glue", "--task=rte", f"--labels={glue}/RTE/dev.tsv", f"--predictions={answers}")
+    assert json.loads(scores)["accuracy"] == pytest.approx(last[0]["accuracy"])
     # An answer that is there is not written over.
-    assert main(["predict", str(runs[0].path), f"--input={glue}/RTE/test.tsv", f"--output={answers}"]) == 2
-    assert "exists" in capsys.readouterr().err
-
-    assert finetune(pretrained, tmp_path / "fresh", *config, "--fresh") == 0
-    assert RunFolder(tmp_path / "fresh" / "seed-0").read_run()["started_from"] is None
-    assert json.loads((tmp_path / "fresh" / "summary.json").read_text())["started_from"] is None
+    assert "exists" in refused(*predict)
 
 
-def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
+def test_questions_are_answered_by_a_model_that_starts_afresh(pretrained, tmp_path):
     def article(number: int) -> dict:
         context = f"The hat is {COLOURS[number % 4]}. The shoe is {COLOURS[(number + 1) % 4]}."
         asked = {"question": "Which colour has the hat?", "answers": [{"text": COLOURS[number % 4], "answer_start": 11}]}
@@ -130,31 +123,31 @@ def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
     questions.write_text(json.dumps({"version": "v2.0", "data": [article(number) for number in range(12)]}))
     config = ["--config=squad:v2", *(f"--config.data.{name}=json:{questions}" for name in ("source", "validation_source"))]
     config += ["--config.data.stride=8", "--config.data.max_question_length=12"]
-    assert finetune(pretrained, tmp_path / "run", *config) == 0
-    figures = json.loads((tmp_path / "run" / "summary.json").read_text())["figures"]
+    said = ran("finetune", str(pretrained), *config, *SHORT, "--fresh", f"--workdir={tmp_path / 'run'}")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    figures = summary["figures"]
     assert {"exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1"} <= set(figures)
-    assert "24 of 24 validation examples are also training examples: " in capsys.readouterr().out
+    assert "24 of 24 validation examples are also training examples: " in said
     trained = RunFolder(tmp_path / "run" / "seed-0")
+    assert trained.read_run()["started_from"] is None and summary["started_from"] is None
     assert trained.read_run()["data"]["overlap"] == {"count": 24, "of": 24}
     validated = [row["batch"] for row in trained.read_metrics().rows if row["split"] == "validation"]
     assert validated and len(set(validated)) == 1
 
     answers, details = tmp_path / "answers.json", tmp_path / "details.json"
     arguments = ["predict", str(tmp_path / "run" / "seed-0"), f"--input={questions}", f"--output={answers}"]
-    assert main([*arguments, f"--details={details}", "--null-threshold=-1000000"]) == 0
+    ran(*arguments, f"--details={details}", "--null-threshold=-1000000")
     assert set(json.loads(answers.read_text()).values()) == {""}
     answers.unlink()
     details.unlink()
-    assert main([*arguments, f"--details={details}", "--null-threshold=1000000"]) == 0
+    ran(*arguments, f"--details={details}", "--null-threshold=1000000")
     found, sure = json.loads(answers.read_text()), json.loads(details.read_text())
     contexts = {qa["id"]: p["context"] for k in range(12) for p in article(k)["paragraphs"] for qa in p["qas"]}
     assert list(found) == list(contexts)
     assert all(text and text in contexts[number] for number, text in found.items())
     assert all(each["best"][0]["text"] == found[number] for number, each in sure.items())
     assert all(sum(best["probability"] for best in each["best"]) == pytest.approx(1) for each in sure.values())
-    capsys.readouterr()
-    assert main(["score", "squad", f"--data={questions}", f"--predictions={answers}"]) == 0
-    assert json.loads(capsys.readouterr().out)["missing"] == 0
+    assert json.loads(ran("score", "squad", f"--data={questions}", f"--predictions={answers}"))["missing"] == 0
 
 
 @pytest.mark.parametrize(
@@ -165,11 +158,8 @@ def test_questions_are_answered(pretrained, folder, tmp_path, capsys):
         (["--config=glue:rte", "--config.model.num_layers=3"], "num_layers"),
     ],
 )
-def test_what_cannot_be_fine_tuned_is_said_in_a_line(pretrained, tmp_path, capsys, arguments, said):
-    capsys.readouterr()
-    assert main(["finetune", str(pretrained), f"--workdir={tmp_path / 'run'}", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1, error
+def test_what_cannot_be_fine_tuned_is_said_in_a_line(pretrained, tmp_path, arguments, said):
+    assert said in refused("finetune", str(pretrained), f"--workdir={tmp_path / 'run'}", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +169,9 @@ def test_what_cannot_be_fine_tuned_is_said_in_a_line(pretrained, tmp_path, capsy
         ("translation:tiny", {}, "an encoder that was trained on WordPiece tokens"),
     ],
 )
-def test_what_is_no_encoder_is_not_fine_tuned(make_config, tmp_path, capsys, variant, changes, said):
+def test_what_is_no_encoder_is_not_fine_tuned(make_config, tmp_path, variant, changes, said):
     RunFolder.open_for_training(tmp_path / "other", make_config(*variant.split(":"), **changes))
-    assert main(["finetune", str(tmp_path / "other"), f"--workdir={tmp_path / 'run'}", "--config=glue:rte"]) == 2
-    assert said in capsys.readouterr().err
+    assert said in refused("finetune", str(tmp_path / "other"), f"--workdir={tmp_path / 'run'}", "--config=glue:rte")
 
 
 @pytest.fixture
@@ -194,19 +183,18 @@ def second_phase(pretrained: Path, folder: Path) -> list[str]:
     return [*config, f"--config.data.source=text:{folder / 'corpus.txt'}"]
 
 
-def test_a_second_phase_with_another_vocabulary_is_refused(pretrained, second_phase, tmp_path, capsys):
+def test_a_second_phase_with_another_vocabulary_is_refused(pretrained, second_phase, tmp_path):
     *tokens, last_but_one, last = (pretrained / "vocab.txt").read_text().splitlines()
     (tmp_path / "other.txt").write_text("".join(f"{token}\n" for token in [*tokens, last, last_but_one]))
     other = f"--config.data.vocab_path={tmp_path / 'other.txt'}"
-    assert main([*second_phase, other, f"--workdir={tmp_path / 'refused'}"]) == 2
-    assert f"was trained with another vocabulary than the data's; prepare the data with --config.data.vocab_path={pretrained}" in (
-        capsys.readouterr().err
-    )
+    said = refused(*second_phase, other, f"--workdir={tmp_path / 'refused'}")
+    remedy = f"prepare the data with --config.data.vocab_path={pretrained}"
+    assert f"was trained with another vocabulary than the data's; {remedy}" in said
 
 
 @pytest.mark.slow
 def test_a_second_phase_goes_on_with_longer_rows(second_phase, tmp_path):
-    assert main([*second_phase, f"--workdir={tmp_path / 'second'}"]) == 0
+    ran(*second_phase, f"--workdir={tmp_path / 'second'}")
     record = RunFolder(tmp_path / "second").read_run()
     assert record["started_from"]["moments"] is True and record["started_from"]["step"] == 2
     row = RunFolder(tmp_path / "second").read_metrics().rows[0]

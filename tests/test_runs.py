@@ -156,7 +156,7 @@ def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_pa
 
 
 def test_eval_gives_what_training_logged(unbroken):
-    done = mhsh("eval", str(unbroken))
+    done = mhsh_here("eval", str(unbroken))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     config = RunFolder(unbroken).read_config()
@@ -183,11 +183,11 @@ def test_other_text_under_the_same_name_and_damaged_metrics_stop_a_resume(unbrok
     assert metrics.read_bytes() == truncated
 
 
-@pytest.mark.parametrize("as_json", [["--json"], []])  # printed by Python, and by rich
-def test_a_closed_pipe_is_no_traceback(as_json):
+@pytest.mark.parametrize("arguments", [["configs"], ["configs", "--help"]])  # printed by Python, and by rich
+def test_a_closed_pipe_is_no_traceback(arguments):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(command("plan", *CONFIG[:1], *as_json), cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(command(*arguments), cwd=ROOT, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert done.returncode == 128 + signal.SIGPIPE
     assert done.stderr == b""

@@ -5,7 +5,6 @@ platforms.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -96,11 +95,3 @@ def credential(request: pytest.FixtureRequest) -> str:
     value = request.param
     assert isinstance(value, str)
     return value
-
-
-@pytest.fixture(autouse=True, scope="session")
-def hear_interrupts() -> None:
-    """A shell cannot trap a signal that is ignored when it starts, and below a background job
-    SIGINT is: not for these tests.
-    """
-    signal.signal(signal.SIGINT, signal.default_int_handler)

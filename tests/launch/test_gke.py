@@ -150,9 +150,8 @@ def test_gpu_nodes_meet_at_the_first_pod(manifest: Callable) -> None:
     assert made.arguments(pod=1) == ["train", "--coordinator=mine-workers-0-0.mine:8482", "--num-processes=2", "--process-id=1"]
 
 
-@pytest.mark.parametrize("target", [TPU, GPU])
-def test_2_fails_at_once_and_everything_else_restarts(manifest: Callable, target: tuple[str, ...]) -> None:
-    made = manifest(*target, *TRAIN)
+def test_2_fails_at_once_and_everything_else_restarts(manifest: Callable) -> None:
+    made = manifest(*GPU, *TRAIN)
     assert made.job["backoffLimit"] == 0 and "backoffLimitPerIndex" not in made.job
     codes = {"containerName": "mhsh", "operator": "In", "values": [2]}
     assert made.job["podFailurePolicy"] == {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
@@ -199,9 +198,8 @@ def test_the_lines_to_uncomment(launch: Callable, target: tuple[str, ...]) -> No
     assert made.container["envFrom"] == [{"secretRef": {"name": "my-secret"}}]
 
 
-@pytest.mark.parametrize("target", [TPU, GPU])
-def test_hostile_arguments_arrive_unchanged(manifest: Callable, hostile: list[str], target: tuple[str, ...]) -> None:
-    assert manifest(*target, "--", "train", *hostile).arguments()[: len(hostile) + 1] == ["train", *hostile]
+def test_hostile_arguments_arrive_unchanged(manifest: Callable, hostile: list[str]) -> None:
+    assert manifest(*TPU, "--", "train", *hostile).arguments() == ["train", *hostile, "--distributed"]
 
 
 @pytest.mark.parametrize(
@@ -210,8 +208,6 @@ def test_hostile_arguments_arrive_unchanged(manifest: Callable, hostile: list[st
         ("tpu-v4-podslice", "4x4x8", (), 32, 4),
         ("tpu-v5-lite-podslice", "1x1", (), 1, 1),
         ("tpu-v5-lite-podslice", "2x4", ("--chips-per-host=8",), 1, 8),
-        ("tpu-v5p-slice", "2x2x2", (), 2, 4),
-        ("tpu-v6e-slice", "2x4", ("--chips-per-host=8",), 1, 8),
         ("tpu7x", "2x2x4", (), 4, 4),
     ],
 )

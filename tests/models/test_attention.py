@@ -19,19 +19,9 @@ from tests.models.plain import head
 
 TOLERANCE = 1e-5
 
-# (N, H, D, mask): one head, two, sixteen; with N H = D and without; "causal" is packed and padded
-# as well.
-CASES = [
-    (1, 4, 12, "causal"),
-    (2, 6, 12, "causal"),
-    (2, 2, 12, "padding"),
-    (2, 8, 12, "cross"),
-    (16, 4, 64, "padding"),
-    pytest.param(1, 12, 12, "padding", marks=pytest.mark.slow),
-    pytest.param(1, 12, 12, "cross", marks=pytest.mark.slow),
-    pytest.param(2, 8, 12, "padding", marks=pytest.mark.slow),
-    pytest.param(16, 3, 20, "causal", marks=pytest.mark.slow),
-]
+# (N, H, D, mask): one head and several; with N H = D and without; projected jointly (3 N H <= D)
+# and apart. "causal" is packed and padded as well; a query at padding may look nowhere.
+CASES = [(1, 4, 12, "causal"), (2, 6, 12, "causal"), (2, 8, 12, "cross"), (5, 2, 32, "padding")]
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
 
 
@@ -90,26 +80,11 @@ def test_equals_both_plain_forms(tiny, random_like, error, num_heads, head_dim, 
             assert error(gradients, expected) < TOLERANCE
 
 
-def test_a_query_that_may_look_nowhere_stays_finite(tiny):
-    module = MultiHeadAttention(tiny())
-    x = jax.random.normal(jax.random.key(0), (1, 3, 12))
-    mask = jnp.zeros((1, 1, 3, 3), bool)
-
-    def summed(x):
-        out, _ = module.init_with_output(jax.random.key(1), x, None, mask, None)
-        return out.sum()
-
-    out, gradient = jax.jit(jax.value_and_grad(summed))(x)
-    assert np.isfinite(out) and np.isfinite(gradient).all()
-
-
 @pytest.mark.parametrize(
     ("segmentation", "causal", "expected"),
     [
-        pytest.param([1, 1, 0], False, ["110", "110", "000"], id="padding"),
-        pytest.param([1, 1, 2, 2], False, ["1100", "1100", "0011", "0011"], id="packed"),
-        pytest.param([1, 1, 1], True, ["100", "110", "111"], id="causal"),
-        pytest.param([1, 1, 2, 2, 0], True, ["10000", "11000", "00100", "00110", "00000"], id="causal packed"),
+        ([1, 1, 2, 2, 0], False, ["11000", "11000", "00110", "00110", "00000"]),
+        ([1, 1, 2, 2, 0], True, ["10000", "11000", "00100", "00110", "00000"]),
     ],
 )
 def test_masks(segmentation, causal, expected):
@@ -144,11 +119,10 @@ def real_values(module, params, x, mask, real):
 ON_A_GPU = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu"))
 
 
-@pytest.mark.parametrize("masked", ["padding", "causal"])
-def test_the_call_of_cudnn_computes_the_plain_attention(tiny, random_like, error, monkeypatch, masked):
+def test_the_call_of_cudnn_computes_the_plain_attention(tiny, random_like, error, monkeypatch):
     """The same arguments through jax's XLA implementation, in value and gradients, in fp32."""
     config = tiny(num_heads=2, head_dim=8)
-    mask = attention_mask(jnp.asarray(SEGMENTS), causal=masked == "causal")
+    mask = attention_mask(jnp.asarray(SEGMENTS), causal=True)
     plain, params, x = fresh_module(random_like, config)
     cudnn = MultiHeadAttention(replace(config, attention_implementation="cudnn"))
     expected = real_values(plain, params, x, mask, SEGMENTS > 0)

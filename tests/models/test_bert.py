@@ -11,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from msgspec.structs import replace
 
 from mhsh.config.schema import RESIDUALS
 from mhsh.models.build import boxed_parameters, build_model, forward
-from mhsh.models.costs import parameter_shapes
 from mhsh.models.layers import sinusoids
 from mhsh.models.losses import compute_metrics
 from mhsh.training.sharding import AXIS_RULES
@@ -43,21 +41,6 @@ def test_only_the_masked_positions_meet_the_vocabulary_with_the_logits_that_all_
     shapes = {variable.aval.shape for equation in jaxpr.eqns for variable in equation.outvars}
     assert (2, 3, 48) in shapes
     assert not any(shape[-1:] == (48,) and 8 in shape[:-1] for shape in shapes)
-
-
-def test_the_token_table_is_the_output_matrix(tiny):
-    shapes = jax.tree_util.tree_leaves_with_path(parameter_shapes(tiny()))
-    holders = [jax.tree_util.keystr(path) for path, leaf in shapes if 48 in leaf.shape]
-    assert holders == ["['embeddings']['token']", "['prediction']['output_bias']"]
-
-
-def test_a_model_without_token_types_has_no_table_of_them_and_reads_none(make_config, make_batch, random_params):
-    config = replace(make_config("quickstart", "6l4h_post_ln").model, num_layers=1, vocab_size=48)
-    params = random_params(config)
-    assert set(params) == {"embeddings", "encoder", "prediction"}
-    assert set(params["embeddings"]) == {"token", "position", "norm"}
-    batch = make_batch(SEGMENTS)
-    run(config, params, {key: batch[key] for key in ("inputs", "inputs_position", "inputs_segmentation")})
 
 
 def test_sinusoidal_positions_are_added_where_the_table_would_be(tiny, make_batch, random_params, error):
@@ -130,28 +113,6 @@ def test_every_parameter_is_fp32_and_has_axis_names_that_the_mesh_table_knows(ti
             assert box.value.dtype == "float32", name
             assert set(box.names) <= {*AXIS_RULES, "heads"}, name
             assert (box.names[:1] == ("layers",)) == ("layers" in name), name
-
-
-@pytest.mark.parametrize(
-    ("task", "variant", "margin"),
-    [
-        ("bert", "2l8h", 0.02),
-        pytest.param("quickstart", "24l1h_pre_ln", 0.15, marks=pytest.mark.slow),
-        pytest.param("bert", "16l1h", 0.02, marks=pytest.mark.slow),
-        pytest.param("quickstart", "6l4h_post_ln", 0.15, marks=pytest.mark.slow),
-    ],
-)
-def test_the_loss_starts_near_that_of_a_uniform_guess(make_config, make_batch, fresh, task, variant, margin):
-    """BERT's small embeddings start at ln V; with the larger ones of Xavier the spread of the
-    logits adds about a half.
-    """
-    config = make_config(task, variant).model
-    batch = make_batch([[1] * 32] * 8, vocab_size=config.vocab_size, predicted=32)
-    outputs = run(config, fresh(config, batch), batch)
-    means = compute_metrics(outputs, batch)
-    assert means["target_loss"].value() == pytest.approx(math.log(config.vocab_size), rel=margin)
-    if config.next_sentence:
-        assert means["next_sentence_loss"].value() == pytest.approx(math.log(2), rel=0.1)
 
 
 def test_an_answer_is_never_in_the_padding(tiny, make_batch, random_params):

@@ -17,12 +17,8 @@ from mhsh.models.build import build_model, forward
 from mhsh.models.costs import forward_flops, parameter_counts, parameter_shapes, row_flops, run_cost, step_flops
 from mhsh.training.state import example_batch
 
-ENCODERS = {"24l16h": 302_309_376, "384l1h": 304_521_216, "12l12h": 85_054_464, "144l1h": 85_662_720}
-GROUPINGS = {
-    "large": ["24l16h", "48l8h", "96l4h", "192l2h", "384l1h"],
-    "base": ["12l12h", "24l6h", "36l4h", "48l3h", "72l2h", "144l1h"],
-    "tiny": ["2l8h", "4l4h", "8l2h", "16l1h"],
-}
+# Of the encoders; the deep twins are 0.73 % and 0.72 % larger.
+GOLDEN = {"24l16h": 302_309_376, "384l1h": 304_521_216, "12l12h": 85_054_464, "144l1h": 85_662_720}
 
 
 def layer_parameters(model):
@@ -35,17 +31,12 @@ def layer_parameters(model):
     return inward + outward + (d + 1) * f + (f + 1) * d + 2 * 2 * d
 
 
-def test_golden_encoder_parameters(make_config):
-    """The deep twins are 0.73 % and 0.72 % larger."""
-    counts = {variant: parameter_counts(make_config("bert", variant).model)["encoder"] for variant in ENCODERS}
-    assert counts == ENCODERS
-
-
-@pytest.mark.parametrize("variant", [variant for variants in GROUPINGS.values() for variant in variants])
-def test_every_variant_by_part(make_config, variant):
+@pytest.mark.parametrize(("variant", "golden"), GOLDEN.items())
+def test_parameters_by_part(make_config, variant, golden):
     model = make_config("bert", variant).model
     d, v = model.embed_dim, model.vocab_size
     counts = parameter_counts(model)
+    assert counts["encoder"] == golden
     assert counts == {
         "encoder": model.num_layers * layer_parameters(model),
         "decoder": 0,
@@ -85,12 +76,9 @@ def counted_flops(config, rows=1):
     ("task", "variant", "overrides"),
     [
         ("bert", "2l8h", {}),
-        pytest.param("bert", "16l1h", {}, marks=pytest.mark.slow),  # as 384l1h
         ("bert", "4l4h", {"model.next_sentence": False, "data.sequence_length": 32, "data.max_predictions": 5}),
         ("bert", "8l2h", {"model.head_dim": 5, "model.residual": "pre_ln", "model.scan_unroll": 4}),
         ("bert", "384l1h", {}),
-        pytest.param("bert", "12l12h", {"model.remat_policy": "none"}, marks=pytest.mark.slow),  # as 2l8h
-        pytest.param("quickstart", "6l4h_post_ln", {}, marks=pytest.mark.slow),  # as 24l1h_admin
         ("quickstart", "24l1h_admin", {"data.sequence_length": 100}),
     ],
 )
@@ -98,21 +86,6 @@ def test_forward_flops_are_those_of_the_program(make_config, task, variant, over
     config = make_config(task, variant, **overrides)
     assert row_flops(config).total == counted_flops(config)
     assert 3 * row_flops(config).total == counted_flops(config, rows=3)
-
-
-def test_flops_by_hand(make_config):
-    """D = 128, one head of 32, F = 128, two tokens, one of them predicted out of V = 264; all
-    products of 16 layers written out.
-    """
-    model = replace(make_config("quickstart", "24l1h_admin").model, num_layers=16)
-    flops = forward_flops(model, 2, 1)
-    assert flops.layers == sum(flops[:3]) and flops.total == sum(flops)
-    assert flops == (
-        16 * 4 * (2 * 2 * 128 * 32),  # query, key, value, output: 2 tokens, 128 x 32
-        16 * 2 * (2 * 2 * 2 * 32),  # scores and context: 2 x 2 tokens, 32
-        16 * 2 * (2 * 2 * 128 * 128),  # up and down
-        2 * 128 * 128 + 2 * 128 * 264,  # dense and vocabulary of one position
-    )
 
 
 def test_a_step_is_three_forward_passes_of_the_batch(make_config):
@@ -130,16 +103,13 @@ def transformer_base(make_config, **fields):
     return replace(base, **(shape | task | fields))
 
 
-@pytest.mark.parametrize(
-    "heads_per_layer", [8, pytest.param(4, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 1]
-)
 @pytest.mark.parametrize("residual", RESIDUALS)
-def test_parameters_of_every_grouping_of_an_encoder_and_a_decoder(make_config, heads_per_layer, residual):
-    model = regroup(transformer_base(make_config, residual=residual, positions="learned"), heads_per_layer)
-    layers, d = 6 * 8 // heads_per_layer, 512
+def test_parameters_of_an_encoder_and_a_decoder(make_config, residual):
+    model = regroup(transformer_base(make_config, residual=residual, positions="learned"), 2)
+    layers, d = 6 * 8 // 2, 512
     assert (model.num_layers, model.num_decoder_layers) == (layers, layers)
     counts = parameter_counts(model)
-    attention = 4 * d * 64 * heads_per_layer + 3 * 64 * heads_per_layer + d
+    attention = 4 * d * 64 * 2 + 3 * 64 * 2 + d
     norm = {"rezero": 1, "keel": 4 * d, "peri_ln": 4 * d}.get(residual, 2 * d)
     final = 2 * d if residual in ("pre_ln", "peri_ln", "ln_scaling", "completep", "hybrid_norm") else 0
     norms = {"encoder": 2 * norm, "decoder": 3 * norm}
@@ -161,8 +131,9 @@ def seq2seq_program_flops(model, source, target):
     return product_flops(jaxpr.jaxpr)
 
 
-@pytest.mark.parametrize("heads_per_layer", [8, 1])
-@pytest.mark.parametrize("fields", [{}, {"num_layers": 2, "head_dim": 5, "residual": "pre_ln"}], ids=str)
+@pytest.mark.parametrize(
+    ("heads_per_layer", "fields"), [(8, {}), (1, {"num_layers": 2, "head_dim": 5, "residual": "pre_ln"})], ids=str
+)
 def test_forward_flops_of_an_encoder_and_a_decoder_are_those_of_the_program(make_config, heads_per_layer, fields):
     model = regroup(transformer_base(make_config, **fields), heads_per_layer)
     assert forward_flops(model, 7, 11).total == seq2seq_program_flops(model, 7, 11)
@@ -173,7 +144,9 @@ def test_flops_of_an_encoder_and_a_decoder_by_hand(make_config):
     and three target tokens.
     """
     shape = dict(num_layers=1, num_decoder_layers=2, num_heads=2, head_dim=3, embed_dim=4, mlp_dim=5, vocab_size=7)
-    assert forward_flops(transformer_base(make_config, **shape), 2, 3) == (
+    flops = forward_flops(transformer_base(make_config, **shape), 2, 3)
+    assert flops.layers == sum(flops[:3]) and flops.total == sum(flops)
+    assert flops == (
         # Encoder: 4 projections of 2 tokens. Decoder: 4 and 2 of 3 tokens, and 2 of the 2 source
         # tokens.
         (4 * 2 + 2 * (6 * 3 + 2 * 2)) * (2 * 4 * 6),

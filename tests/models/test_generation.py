@@ -16,7 +16,6 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.bert import Bert
 from mhsh.models.build import build_model, forward
 from mhsh.models.generation import Sampling, advance, empty_cache, generate, next_logits
-from mhsh.models.residual import STRATEGIES
 
 END = 3
 
@@ -49,7 +48,10 @@ def compiled_pass(config: ModelConfig) -> Any:
     return jax.jit(lambda params, batch: forward(model, params, batch, None).logits)
 
 
-VARIANTS = [{"residual": name} for name in STRATEGIES] + [
+VARIANTS = [
+    {"residual": "pre_ln"},  # with a final LayerNorm
+    {"residual": "ln_scaling"},  # which counts its layers
+    {"residual": "hybrid_norm"},  # which normalises what is cached
     {"positions": "sinusoidal"},
     {"qk_norm": True},
     {"num_heads": 1, "num_layers": 6, "residual": "admin"},

@@ -13,28 +13,14 @@ import pytest
 from flax import linen as nn
 from msgspec.structs import replace
 
-from mhsh.config.schema import INITS, ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import regroup
 from mhsh.models.attention import MultiHeadAttention
 from mhsh.models.layers import ACTIVATIONS, FeedForward, sinusoids
 from tests.conftest import MakeConfig
 
 ROWS, LENGTH, DRAWS = 8, 64, 4
-# The ungrouped shape of each size; by default each initialisation once.
-SIZES = [
-    ("quickstart", "6l4h_post_ln"),
-    ("evidence", "heads"),
-    ("translation", "tiny"),
-    ("translation", "6l8h"),
-    ("bert", "12l12h"),
-    ("bert", "24l16h"),
-]
-DEFAULT = [("quickstart", "xavier"), ("evidence", "bert"), ("translation", "fairseq")]
-SHIPPED = [
-    pytest.param(task, variant, init, marks=() if index < 3 and (task, init) in DEFAULT else pytest.mark.slow)
-    for index, (task, variant) in enumerate(SIZES)
-    for init in INITS
-]
+SHIPPED = [("quickstart", "6l4h_post_ln", "xavier"), ("evidence", "heads", "bert"), ("translation", "tiny", "fairseq")]
 
 
 def groupings(model: ModelConfig) -> list[ModelConfig]:

@@ -36,19 +36,19 @@ def added(random_like):
     return apply
 
 
-@pytest.mark.parametrize("num_layers", [1, 24])
+@pytest.mark.parametrize(("num_layers", "base_layers"), [(5, 0), (24, 3)])  # 0: the own number
 @pytest.mark.parametrize("residual", RESIDUALS)
-def test_formula(tiny, added, error, residual, num_layers):
+def test_formula(tiny, added, error, residual, num_layers, base_layers):
     assert set(JOINS) == set(STRATEGIES) == set(RESIDUALS)
-    config = tiny(residual=residual, num_layers=num_layers, base_layers=3, depth_exponent=0.7)
+    config = tiny(residual=residual, num_layers=num_layers, base_layers=base_layers, depth_exponent=0.7)
     scheme = STRATEGIES[residual](config, encoder_stack(config), "attention")
     rng = np.random.default_rng(0)
     x, matrix = rng.standard_normal((2, 5, D)), rng.standard_normal((D, D))
     stream = STRATEGIES[residual].start(jnp.asarray(x, jnp.float32), jnp.ones((2, 5), bool))
     out, params = added(scheme, stream, lambda x: jnp.tanh(x @ jnp.asarray(matrix, jnp.float32)))
-    alpha = {"deepnorm": (2 * num_layers) ** 0.25, "keel": 2 * num_layers, "completep": (3 / num_layers) ** 0.7}.get(residual, 1)
+    alphas = {"deepnorm": (2 * num_layers) ** 0.25, "keel": 2 * num_layers, "completep": ((base_layers or 5) / num_layers) ** 0.7}
     assert (out.carried is None) == (residual != "ln_scaling")
-    assert error(out.x, JOINS[residual](x, lambda x: np.tanh(x @ matrix), params, alpha, 1e-12)) < 1e-5
+    assert error(out.x, JOINS[residual](x, lambda x: np.tanh(x @ matrix), params, alphas.get(residual, 1), 1e-12)) < 1e-5
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)
@@ -76,13 +76,6 @@ def test_hybrid_norm_normalises_what_the_feed_forward_is_added_to(tiny, added, e
     out, params = added(scheme, stream, jnp.tanh)
     x = norm(np.asarray(stream.x, np.float64), params["norm"])
     assert error(out.x, x + np.tanh(x)) < 1e-5
-
-
-def test_completep_is_pre_ln_at_the_depth_where_it_was_tuned(tiny, make_batch, random_params):
-    config = tiny(residual="completep")
-    batch, params = make_batch([[1, 1, 1]]), random_params(config)
-    logits = [forward(build_model(tiny(residual=residual)), params, batch, None).logits for residual in ("completep", "pre_ln")]
-    np.testing.assert_array_equal(*logits)
 
 
 def test_rezero_starts_as_the_identity_without_a_layer_norm(tiny):
@@ -139,7 +132,7 @@ STACKS = {
 
 @pytest.mark.parametrize(
     ("name", "init"),
-    [("bert", "xavier"), ("bert", "fairseq"), ("seq2seq", "xavier"), pytest.param("bert", "bert", marks=pytest.mark.slow)],
+    [("bert", "bert"), ("seq2seq", "xavier")],
 )
 def test_each_stack_is_scaled_and_starts_by_its_own_depth(tiny, tiny_seq2seq, make_batch, make_pairs, fresh, name, init):
     """DeepNorm scales value, output and feed-forward kernels, Admin sets its omega, and nothing
@@ -185,11 +178,7 @@ def test_real_variance_leaves_padding_out_and_counts_in_fp32():
 
 @pytest.mark.parametrize(
     ("residual", "residual_dtype"),
-    [
-        *((residual, "bfloat16") for residual in RESIDUALS),
-        ("post_ln", "float32"),
-        *(pytest.param(residual, "float32", marks=pytest.mark.slow) for residual in RESIDUALS if residual != "post_ln"),
-    ],
+    [*((residual, "bfloat16") for residual in RESIDUALS), ("post_ln", "float32")],
 )
 def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, random_params, residual, residual_dtype):
     config = tiny(residual=residual, compute_dtype="bfloat16", residual_dtype=residual_dtype)
