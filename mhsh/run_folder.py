@@ -295,7 +295,8 @@ class RunFolder:
 
     def read_metrics(self) -> Metrics:
         """All rows up to the first damaged line. `problem` names that line, or a missing file."""
-        path, rows = self.path / METRICS_FILE, []
+        path = self.path / METRICS_FILE
+        rows: list[dict[str, Any]] = []
         try:
             with opened(path) as file:
                 for line in file:

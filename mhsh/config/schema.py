@@ -182,7 +182,11 @@ class DataConfig(Section, frozen=True):
 
 
 class TranslationDataConfig(Section, frozen=True):
-    """Which sentence pairs, how they become tokens, and how tokens become rows."""
+    """Which sentence pairs, and how they become rows of tokens, several pairs in a row; the sides
+    share one vocabulary.
+    """
+
+    tokenizer: ClassVar[str] = "bpe"  # no choice, and no field
 
     source: Annotated[str, bookkeeping("numbers, text:SOURCE_GLOB,TARGET_GLOB, tfds:NAME or arrayrecord:DIR; gs:// too")] = (
         "tfds:wmt14_translate/de-en"
@@ -190,14 +194,12 @@ class TranslationDataConfig(Section, frozen=True):
     validation_source: Annotated[
         str, bookkeeping("as source; empty: pairs of `source` held out by validation_fraction, or its own held-out part")
     ] = "tfds:wmt14_translate/de-en:validation"
-    tokenizer: Annotated[Literal["bpe"], data_rows("how sentences become tokens; one vocabulary for both sides")] = "bpe"
     vocab_path: Annotated[
         str, bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
     ] = ""
     sequence_length: Annotated[
         Count, data_rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included")
     ] = 256
-    layout: Annotated[Literal["packed"], data_rows("how pairs become rows: packed, several in a row")] = "packed"
     max_length_ratio: Annotated[float, Meta(ge=1), data_rows("pairs whose sides differ more in tokens are left out")] = 1.5
     validation_fraction: Annotated[Fraction, data_rows("share of the pairs held out where validation_source is empty")] = 0.01
     validation_sentences: Annotated[
@@ -333,13 +335,6 @@ DATA_SECTIONS: Mapping[str, type[AnyDataConfig]] = {
     "classification": ClassificationDataConfig,
     "span": SpanDataConfig,
 }
-
-
-def rows_in_batch(config: Config, length: int | None = None) -> int:
-    """B of a batch whose rows have `length` tokens (None: data.sequence_length): every batch has as
-    many places.
-    """
-    return config.train.batch_size * config.data.sequence_length // (length or config.data.sequence_length)
 
 
 def to_dict(config: Section) -> dict[str, Any]:

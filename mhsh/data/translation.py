@@ -52,7 +52,7 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
     data: TranslationDataConfig
 
     def layout(self) -> dict[str, Any]:
-        return {"data.layout": self.data.layout, "data.sequence_length": self.data.sequence_length}
+        return {"data.sequence_length": self.data.sequence_length}
 
     def streams(self) -> Sequence[Iterable[Item]]:
         own = validation_pairs(self.data)

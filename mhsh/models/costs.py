@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
-from mhsh.config.schema import Config, DataConfig, ModelConfig, rows_in_batch
+from mhsh.config.schema import Config, DataConfig, ModelConfig
 from mhsh.models.build import boxed_parameters
 from mhsh.models.types import SUBLAYERS
 
@@ -81,23 +81,16 @@ def _head_flops(model: ModelConfig, length: int, predicted: int) -> int:
     return predicted * (2 * d * d + vocabulary) + (pooler + 2 * d * 2 if model.next_sentence else 0)
 
 
-def row_flops(config: Config, length: int | None = None) -> Flops:
-    """Forward FLOPs of one training row of `length` tokens (each side, in translation).
-
-    `length` defaults to data.sequence_length.
-    """
+def row_flops(config: Config) -> Flops:
+    """Forward FLOPs of one training row (of both sides, in translation)."""
     data = config.data
-    length = length or data.sequence_length
     masked = isinstance(data, DataConfig) and config.model.objective == "mlm"
-    return forward_flops(config.model, length, data.max_predictions if masked else length)
+    return forward_flops(config.model, data.sequence_length, data.max_predictions if masked else data.sequence_length)
 
 
-def step_flops(config: Config, length: int | None = None) -> int:
-    """FLOPs of one optimiser step over the global batch, without recomputation.
-
-    A batch has more rows where they are shorter; see `rows_in_batch`.
-    """
-    return STEP_OVER_FORWARD * row_flops(config, length).total * rows_in_batch(config, length)
+def step_flops(config: Config) -> int:
+    """FLOPs of one optimiser step over the global batch, without recomputation."""
+    return STEP_OVER_FORWARD * row_flops(config).total * config.train.batch_size
 
 
 class RunCost(NamedTuple):
@@ -113,7 +106,7 @@ def run_cost(config: Config) -> RunCost:
     steps = config.train.num_steps
     return RunCost(
         parameters=parameter_counts(config.model)["total"],
-        tokens=steps * rows_in_batch(config) * config.data.sequence_length,
+        tokens=steps * config.train.batch_size * config.data.sequence_length,
         flops=steps * step_flops(config),
     )
 

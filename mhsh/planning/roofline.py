@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from msgspec.structs import replace
 
-from mhsh.config.schema import Config, MeshConfig, rows_in_batch
+from mhsh.config.schema import Config, MeshConfig
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
@@ -148,7 +148,7 @@ def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
     useful = step_flops(config) / num_devices / chip.peak_flops
     hours = [seconds * config.train.num_steps / 3600 for seconds in step]
     return StepTime(
-        rows=rows_in_batch(config) // num_devices,
+        rows=config.train.batch_size // num_devices,
         remat_policy=choice.policy,
         needed_bytes=choice.needed_bytes,
         fits=choice.needed_bytes <= chip.hbm_bytes,
@@ -167,7 +167,7 @@ def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
 def _product_flops(config: Config) -> int:
     mesh, optimizer = make_mesh(config, jax.devices()[:1]), build_optimizer(config)
     step = functools.partial(train_step, config=config, model=build_model(config.model), optimizer=optimizer)
-    state, batch = abstract_state(config, optimizer, mesh), example_batch(config, rows_in_batch(config))
+    state, batch = abstract_state(config, optimizer, mesh), example_batch(config, config.train.batch_size)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         return _flops_of(jax.make_jaxpr(step)(shapes_of(state), shapes_of(batch)).jaxpr)
 

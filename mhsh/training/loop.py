@@ -70,7 +70,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
         cut = folder.cut_metrics(step, used.rows, accept_gap)
         used, lost = used._replace(rows=cut.kept), cut.lost
         clock.add({"repeated": cut.dropped_seconds})
-    run.train_step(run.batch_after(step))
+    run.compile()
     compile_seconds = clock.seconds()["compiling"]
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 
@@ -100,13 +100,12 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
     with batches as iterator, maintenance_watch(stop), clock.phase("training"):
         for step, host_batch in enumerate(clock.waiting(iterator), start + 1):
             batch = run.put(host_batch)
-            train_step = run.train_step(batch)  # compiles for rows of a new length
             run.profiler.before_step(step, state)
-            state, metrics = train_step(state, batch)
+            state, metrics = run.train_step(state, batch)
             run.profiler.after_step(step, state)
             run.checkpoints.raise_failed_save()
             log.finish_previous()  # while the device computes this step
-            log.begin(step, batch["inputs"].shape[1], metrics)
+            log.begin(step, metrics)
 
             last = step == train.num_steps
             stopped_by = agreement.stops_after(step, stop.signal)

@@ -42,7 +42,7 @@ class Log:
         self._tokens, self._flops, self._rows = used.tokens, used.flops, used.rows
         self._seconds_before = used.seconds - run.clock.trained()
         self._peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
-        self._pending: tuple[int, int, StepMetrics] | None = None
+        self._pending: tuple[int, StepMetrics] | None = None
         self._flushed = time.monotonic()
         self._trackers = trackers
         self._unwritten: list[dict[str, Any]] = []  # in a bucket, appending to a file replaces it
@@ -56,9 +56,9 @@ class Log:
         for tracker in self._trackers:
             tracker.close(failed=error is not None)
 
-    def begin(self, step: int, length: int, metrics: StepMetrics) -> None:
-        """Takes the metrics of a step that may still be running; its rows have `length` tokens."""
-        self._pending = (step, length, metrics)
+    def begin(self, step: int, metrics: StepMetrics) -> None:
+        """Takes the metrics of a step that may still be running."""
+        self._pending = (step, metrics)
 
     def finish_previous(self, *, always: bool = False) -> None:
         """Waits for the pending step. Writes its row if log_interval says so, if its update was
@@ -66,12 +66,12 @@ class Log:
         """
         if self._pending is None:
             return
-        step, length, metrics = self._pending
+        step, metrics = self._pending
         self._pending = None
         sums, is_finite, batch = jax.device_get(tuple(metrics))
         values = {name: float(total.sum) / float(total.weight) for name, total in sums.items()}
         self._tokens += int(values.pop("tokens"))
-        self._flops += step_flops(self._run.config, length)
+        self._flops += step_flops(self._run.config)
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
         if not (always or not is_finite or step % self._run.config.train.log_interval == 0):
             return

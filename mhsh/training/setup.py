@@ -30,14 +30,16 @@ from mhsh.training.memory import check_state_fits, device_bytes, resolve_remat
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh, process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
-from mhsh.training.step import compile_train_step, compiled_by_length
+from mhsh.training.step import compile_train_step
 from mhsh.training.trackers import Display
 from mhsh.training.validation import Validator
 from mhsh.training.watching import Clock, Profiler, Watchdog
 
 
 class Run:
-    """All that the loop needs. The steps are compiled when they are first needed."""
+    """All that the loop needs."""
+
+    train_step: jax.stages.Compiled  # as soon as `compile` was called
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
         """A run of `config` in `folder`.
@@ -75,11 +77,13 @@ class Run:
         config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
         self.config = config
         self.model = model = build_model(config.model)
-        compiling = _all_compile(self.clock)
-        self.train_step = compiled_by_length(
-            lambda length: compile_train_step(config, model, optimizer, mesh, abstract, length), compiling
-        )
+        self._compiling = compiling = _all_compile(self.clock)
         self.validator = Validator(config, model, mesh, self.corpus, abstract.params, compiling=compiling, num_sentences=sentences)
+
+    def compile(self) -> None:
+        """Compiles the step; it ends when every process has."""
+        with self._compiling():
+            self.train_step = compile_train_step(self.config, self.model, self.optimizer, self.mesh, self.abstract)
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""

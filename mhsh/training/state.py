@@ -28,11 +28,9 @@ class TrainState(NamedTuple):
     step: Int32[Array, ""]
 
 
-def example_batch(config: Config, rows: int, length: int | None = None) -> dict[str, np.ndarray]:
-    """A batch of zeros with the shapes and dtypes of a real one, for tracing and compiling: `rows`
-    rows of `length` (None: data.sequence_length) tokens.
-    """
-    length = length or config.data.sequence_length
+def example_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
+    """A batch of zeros with the shapes and dtypes of a real one, for tracing and compiling."""
+    length = config.data.sequence_length
     keys = ["inputs", "inputs_position", "inputs_segmentation"]
     if config.model.num_token_types:
         keys.append("token_types")

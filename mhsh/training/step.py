@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, UInt32
 
 from mhsh.config.resolve import named_flags
-from mhsh.config.schema import Config, rows_in_batch
+from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.models.build import Model, forward
 from mhsh.models.devices import shard_index
@@ -142,23 +140,16 @@ def predict_step(params: Any, batch: Batch, *, model: Model) -> tuple[WeightedSu
 
 
 def compile_train_step(
-    config: Config,
-    model: Model,
-    optimizer: optax.GradientTransformationExtraArgs,
-    mesh: Mesh,
-    state: TrainState,
-    length: int | None = None,
+    config: Config, model: Model, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, state: TrainState
 ) -> jax.stages.Compiled:
     """The train step, compiled for this mesh with explicit shardings. It donates the old state.
-
-    `state` may be abstract (shapes, dtypes and shardings). The batch's rows have `length` tokens
-    (None: data.sequence_length).
+    `state` may be abstract (shapes, dtypes and shardings).
 
     Raises:
       UserError: this XLA does not have the flags of train.xla_flags.
     """
     shardings = shardings_of(state)
-    batch = example_batch(config, rows_in_batch(config, length), length)
+    batch = example_batch(config, config.train.batch_size)
     jitted = jax.jit(
         functools.partial(train_step, config=config, model=model, optimizer=optimizer),
         in_shardings=(shardings, dict.fromkeys(batch, batch_sharding(mesh))),
@@ -177,12 +168,12 @@ def compile_train_step(
 
 
 def compile_eval_step(
-    step: Callable[..., Any], out_specs: Any, config: Config, model: Model, mesh: Mesh, params: Any, length: int | None = None
+    step: Callable[..., Any], out_specs: Any, config: Config, model: Model, mesh: Mesh, params: Any
 ) -> jax.stages.Compiled:
     """`eval_step` or `predict_step`, compiled for this mesh. For `out_specs` see `over_shards`;
-    `params` and `length` are as in `compile_train_step`.
+    `params` may be abstract.
     """
-    batch = example_batch(config, rows_in_batch(config, length), length)
+    batch = example_batch(config, config.train.batch_size)
     jitted = jax.jit(
         over_shards(functools.partial(step, model=model), config.model, out_specs),
         in_shardings=(shardings_of(params), dict.fromkeys(batch, batch_sharding(mesh))),
@@ -190,19 +181,3 @@ def compile_eval_step(
     )
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         return jitted.lower(shapes_of(params), shapes_of(batch)).compile()
-
-
-def compiled_by_length(
-    compile_step: Callable[[int], jax.stages.Compiled],
-    compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-) -> Callable[[Batch], jax.stages.Compiled]:
-    """The step for a batch. It is compiled, inside the context that `compiling()` returns, when the
-    first batch with rows of that length comes.
-    """
-
-    @functools.cache
-    def of_length(length: int) -> jax.stages.Compiled:
-        with compiling():
-            return compile_step(length)
-
-    return lambda batch: of_length(batch["inputs"].shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from mhsh.models.build import Model
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.training.checkpoints.verify import as_hex, checksums
 from mhsh.training.sharding import ROWS, process_rows, put_batch, whole
-from mhsh.training.step import compile_eval_step, compiled_by_length, eval_step, predict_step
+from mhsh.training.step import compile_eval_step, eval_step, predict_step
 
 
 class Validated(NamedTuple):
@@ -48,20 +49,24 @@ class Validator:
         num_hypotheses: int = 1,
         length_penalty: float = 0.0,
     ) -> None:
-        """`params` may be abstract. For `compiling` see compiled_by_length. Of a translation model,
-        `num_sentences` validation pairs are translated (None: all), by beam search.
+        """`params` may be abstract. The step is compiled in the context of `compiling()` when it is
+        first needed. Of a translation model, `num_sentences` validation pairs are translated (None:
+        all), by beam search.
         """
         self._model, self._mesh, self._corpus = model, mesh, corpus
         self._search = {"num_hypotheses": num_hypotheses, "length_penalty": length_penalty}
         per_row = isinstance(corpus, ClassificationCorpus | SpanCorpus)
         step, out_specs = (predict_step, (PartitionSpec(), ROWS)) if per_row else (eval_step, PartitionSpec())
-        compiled = compiled_by_length(
-            lambda length: compile_eval_step(step, out_specs, config, model, mesh, params, length), compiling
-        )
-        self._step = lambda params, batch: compiled(batch)(params, batch)
+        self._compile = functools.partial(compile_eval_step, step, out_specs, config, model, mesh, params)
+        self._compiling = compiling
         self._batches = corpus.validation_batches(config.train.batch_size, process_rows(mesh, config.train.batch_size))
         is_translation = config.model.objective == "translation"
         self._pairs = decoded_validation(corpus, num_sentences) if is_translation else []
+
+    @functools.cached_property
+    def _step(self) -> jax.stages.Compiled:
+        with self._compiling():
+            return self._compile()
 
     @property
     def num_batches(self) -> int:

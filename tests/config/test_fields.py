@@ -108,8 +108,7 @@ def test_every_differing_field_with_both_values(make_config) -> None:
         "train.start_from is '' there, 'run' here; train.batch_size is 8 there, 16 here"
     )
     found = differences(config, make_config("translation", "tiny"))
-    assert (found["data.mask_fraction"], found["data.layout"]) == ((0.15, None), (None, "packed"))
-    assert found["data.tokenizer"] == ("wordpiece", "bpe")
+    assert (found["data.mask_fraction"], found["data.max_length_ratio"]) == ((0.15, None), (None, 9.0))
 
 
 def test_values_by_path(make_config) -> None:
