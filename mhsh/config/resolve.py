@@ -158,13 +158,22 @@ def _update_problems(model: ModelConfig, optimizer: OptimizerConfig, train: Trai
         )
     if optimizer.schedule == "inverse_sqrt" and not optimizer.warmup_steps:
         yield "optimizer.schedule = 'inverse_sqrt' falls from the end of the warm-up; optimizer.warmup_steps must be 1 or more"
-    if optimizer.end_learning_rate and optimizer.schedule != "linear":
+    falls = ("linear", "cosine", "wsd")
+    if optimizer.end_learning_rate and optimizer.schedule not in falls:
         yield f"optimizer.end_learning_rate = {optimizer.end_learning_rate}; {_with('optimizer.schedule', optimizer.schedule)}: 0"
+    stable = train.num_steps - optimizer.warmup_steps
+    most = stable if optimizer.schedule == "wsd" else 0
+    if optimizer.decay_steps > most:
+        yield (
+            f"optimizer.decay_steps = {optimizer.decay_steps}; {_with('optimizer.schedule', optimizer.schedule)}"
+            + (f", {optimizer.warmup_steps} steps of warm-up and {train.num_steps} steps: up to {most}" if most else ": 0")
+        )
     if train.keep_moments and not train.start_from:
         yield "train.keep_moments = True needs the run whose moments are kept: give --config.train.start_from=DIR"
     # RAdam's first updates are as large as the gradients, which CompleteP scales.
-    if model.residual == "completep" and optimizer.name == "radam":
-        yield "optimizer.name = 'radam'; allowed with model.residual = 'completep': adamw, lamb"
+    # Muon's updates have one size, whatever that of the gradients.
+    if model.residual == "completep" and optimizer.name in ("radam", "muon"):
+        yield f"optimizer.name = {optimizer.name!r}; allowed with model.residual = 'completep': adamw, lamb"
 
 
 def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

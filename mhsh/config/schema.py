@@ -250,17 +250,34 @@ class SpanDataConfig(Section, frozen=True):
 class OptimizerConfig(Section, frozen=True):
     """The update rule and its schedule."""
 
-    name: Annotated[Literal["adamw", "lamb", "radam"], update_rule("the update rule, with decoupled weight decay")] = "adamw"
+    name: Annotated[
+        Literal["adamw", "lamb", "radam", "muon"],
+        update_rule("the update rule, with decoupled weight decay; muon is for the layers' kernels, beside adamw"),
+    ] = "adamw"
     schedule: Annotated[
-        Literal["linear", "constant", "inverse_sqrt"],
-        rate_schedule("after the warm-up: linear to end_learning_rate after the last step, constant, or falling as step ** -0.5"),
+        Literal["linear", "constant", "inverse_sqrt", "cosine", "wsd"],
+        rate_schedule(
+            "after the warm-up: linear or cosine to end_learning_rate after the last step, constant, falling as step ** -0.5, or "
+            "wsd: constant until the last decay_steps"
+        ),
     ] = "constant"
+    decay_steps: Annotated[
+        NonNegative, rate_schedule("last steps of the wsd schedule, which fall to end_learning_rate; 0 for the others")
+    ] = 0
+    decay_shape: Annotated[
+        Literal["linear", "one_minus_sqrt"], rate_schedule("how they fall; read only where optimizer.schedule is wsd")
+    ] = "linear"
     learning_rate: Annotated[Positive, rate_schedule("the highest, at the end of the warm-up")] = 2e-3
-    end_learning_rate: Annotated[NonNegativeFloat, rate_schedule("of the linear schedule, 0 for the others")] = 0.0
+    end_learning_rate: Annotated[NonNegativeFloat, rate_schedule("of linear, cosine and wsd, 0 for the others")] = 0.0
     warmup_steps: Annotated[NonNegative, rate_schedule("steps in which the rate rises from 0")] = 100
     beta1: Annotated[Fraction, update_rule("decay of the first moment")] = 0.9
     beta2: Annotated[Fraction, update_rule("decay of the second moment")] = 0.98
     epsilon: Annotated[Positive, update_rule("added to the root of the second moment")] = 1e-8
+    momentum: Annotated[Fraction, update_rule("decay of Muon's momentum; read only where optimizer.name is muon")] = 0.95
+    muon_heads: Annotated[
+        Literal["joined", "each"],
+        update_rule("of which matrices Muon's updates are: one of all heads, or one a head; read only with muon"),
+    ] = "joined"
     weight_decay: Annotated[NonNegativeFloat, update_rule("decoupled, of weights; not of biases, LayerNorms and omega")] = 0.01
     clip_norm: Annotated[NonNegativeFloat, update_rule("of the global gradient norm; 0: no clipping")] = 1.0
 

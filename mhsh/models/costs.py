@@ -29,6 +29,8 @@ PEAK_FLOPS = {
 # A backward pass costs twice a forward pass; recomputation is not counted.
 STEP_OVER_FORWARD = 3
 
+NEWTON_SCHULZ_STEPS = 5  # of Muon
+
 
 class Flops(NamedTuple):
     """Forward FLOPs of one row: matrix products only, a multiply and an add counted as two."""
@@ -90,7 +92,28 @@ def row_flops(config: Config) -> Flops:
 
 def step_flops(config: Config) -> int:
     """FLOPs of one optimiser step over the global batch, without recomputation."""
-    return STEP_OVER_FORWARD * row_flops(config).total * config.train.batch_size
+    return STEP_OVER_FORWARD * row_flops(config).total * config.train.batch_size + update_flops(config)
+
+
+def update_flops(config: Config) -> int:
+    """FLOPs of one update: of Muon's Newton-Schulz iterations. Other rules multiply no matrices."""
+    if config.optimizer.name != "muon":
+        return 0
+    model = config.model
+    attentions, stacks = model.num_layers + 2 * model.num_decoder_layers, model.num_layers + model.num_decoder_layers
+    if config.optimizer.muon_heads == "each":
+        attention = model.num_heads * _orthogonalized_flops(model.embed_dim, model.head_dim)
+    else:
+        attention = _orthogonalized_flops(model.embed_dim, model.num_heads * model.head_dim)
+    return 4 * attentions * attention + 2 * stacks * _orthogonalized_flops(model.embed_dim, model.mlp_dim)
+
+
+def _orthogonalized_flops(rows: int, columns: int) -> int:
+    """Of one matrix. Each iteration computes A = X X^T, A A, and a sum of both times X, of X with
+    its shorter side first.
+    """
+    shorter, longer = sorted((rows, columns))
+    return NEWTON_SCHULZ_STEPS * (2 * 2 * shorter**2 * longer + 2 * shorter**3)
 
 
 class RunCost(NamedTuple):

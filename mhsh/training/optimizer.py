@@ -1,17 +1,22 @@
-"""AdamW, RAdam and LAMB with warm-up and decay, built from optax, and the table of parameters that
-have weight decay.
+"""AdamW, RAdam, LAMB and Muon with warm-up and decay, built from optax, and the table of parameters
+that have weight decay.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from mhsh.config.schema import Config, OptimizerConfig, TrainConfig
+from mhsh.models.costs import NEWTON_SCHULZ_STEPS
 from mhsh.models.residual import depth_multiple
 
 # The first matching row decides, on paths such as encoder/layers/attention/query_kernel. A
@@ -26,6 +31,27 @@ DECAYED_PARAMETERS: tuple[tuple[str, bool], ...] = (
 
 # Parameters below this name are stacked over the layers on axis 0.
 STACKED = "layers"
+
+# Muon's matrices by the last name of a parameter's path: the axes that are contracted, and the axes
+# of the output, counted from the last one. The other axes, layers first, number the matrices.
+_FEED_FORWARD = dict.fromkeys(("up_kernel", "down_kernel"), MuonDimensionNumbers((-2,), (-1,)))  # [D,F] and [F,D]
+_QUERY_KEY_VALUE, _OUT = ("query_kernel", "key_kernel", "value_kernel"), "out_kernel"  # [D,N,H] and [N,H,D]
+MUON_MATRICES: Mapping[str, Mapping[str, MuonDimensionNumbers]] = {  # by optimizer.muon_heads
+    "joined": {
+        **dict.fromkeys(_QUERY_KEY_VALUE, MuonDimensionNumbers((-3,), (-2, -1))),
+        _OUT: MuonDimensionNumbers((-3, -2), (-1,)),
+        **_FEED_FORWARD,
+    },
+    "each": {
+        **dict.fromkeys(_QUERY_KEY_VALUE, MuonDimensionNumbers((-3,), (-1,))),
+        _OUT: MuonDimensionNumbers((-2,), (-1,)),
+        **_FEED_FORWARD,
+    },
+}
+
+# The root mean square of AdamW's updates, to which Muon's are scaled (arXiv 2502.16982, section
+# 2.2), so that AdamW's learning rate and weight decay carry over.
+MUON_RMS = 0.2
 
 
 def parameter_path(path: tuple[Any, ...]) -> str:
@@ -57,25 +83,43 @@ def decayed_count(params: Any) -> int:
 
 
 def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
-    """Step -> learning rate. It rises linearly from 0 during the warm-up. Then it falls linearly to
-    optimizer.end_learning_rate after the last step, stays constant, or falls with the inverse
-    square root of the step (Vaswani et al. 2017, section 5.3, but from optimizer.learning_rate).
+    """Step -> learning rate. It rises linearly from 0 during the warm-up. Then, by
+    optimizer.schedule, it
+
+      - falls to optimizer.end_learning_rate after the last step, linearly or as half a cosine
+        (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5);
+      - stays constant;
+      - falls with the inverse square root of the step (Vaswani et al. 2017, section 5.3, but from
+        optimizer.learning_rate);
+      - stays constant until the last optimizer.decay_steps and then falls to the end rate, linearly
+        or with 1 - sqrt(share of the decay) (wsd: Hägele et al. 2024, arXiv 2405.18392).
     """
-    peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
+    peak, warmup, end = optimizer.learning_rate, optimizer.warmup_steps, optimizer.end_learning_rate
     if optimizer.schedule == "inverse_sqrt":
         return lambda step: peak * jnp.minimum((step + 1) / warmup, jnp.sqrt(warmup / (step + 1)))
-    end = {"linear": optimizer.end_learning_rate, "constant": peak}[optimizer.schedule]
+    begin = train.num_steps - optimizer.decay_steps if optimizer.schedule == "wsd" else warmup
     # Step k (from 0) uses the rate of k + 1, and the decay ends one step after the last: no update
     # has a rate of zero.
-    schedule = optax.join_schedules(
-        [optax.linear_schedule(0.0, peak, warmup), optax.linear_schedule(peak, end, train.num_steps - warmup + 1)], [warmup]
-    )
+    length = train.num_steps - begin + 1
+    if optimizer.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, length, alpha=end / peak)
+    elif optimizer.schedule == "wsd" and optimizer.decay_shape == "one_minus_sqrt":
+        after = _one_minus_sqrt(peak, end, length)
+    else:
+        after = optax.linear_schedule(peak, peak if optimizer.schedule == "constant" else end, length)
+    phases = [optax.linear_schedule(0.0, peak, warmup), optax.constant_schedule(peak), after]
+    schedule = optax.join_schedules(phases, [warmup, begin])
     return lambda step: schedule(step + 1)
+
+
+def _one_minus_sqrt(peak: float, end: float, length: int) -> optax.Schedule:
+    return lambda count: end + (peak - end) * (1.0 - jnp.sqrt(jnp.clip(count / length, 0.0, 1.0)))
 
 
 def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     """Clipping by global norm, Adam moments (for radam rectified: Liu et al. 2020, arXiv
-    1908.03265), decoupled weight decay, for lamb the trust ratio, then the learning rate.
+    1908.03265; for muon orthogonal updates of the layers' kernels instead), decoupled weight decay,
+    for lamb the trust ratio, then the learning rate.
 
     With CompleteP, the layers' epsilon is multiplied by m^-a and their rate by m^(a-1), where m =
     L / L0 and a is model.depth_exponent (arXiv 2505.01618, table 1). A smaller epsilon is the same
@@ -84,17 +128,48 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     `update` takes the keyword `step`: the rate depends on it alone, also after skipped steps.
     """
     optimizer, model = config.optimizer, config.model
-    moments = optax.scale_by_radam if optimizer.name == "radam" else optax.scale_by_adam
+    scale_by_moments = optax.scale_by_radam if optimizer.name == "radam" else optax.scale_by_adam
+    moments = scale_by_moments(optimizer.beta1, optimizer.beta2, optimizer.epsilon)
     chain = [clip_by_global_norm(optimizer.clip_norm)] if optimizer.clip_norm else []
     if model.residual == "completep":
         chain.append(scale_layers(depth_multiple(model) ** model.depth_exponent))
-    chain.append(moments(optimizer.beta1, optimizer.beta2, optimizer.epsilon))
+    chain.append(by_matrix(moments, optimizer) if optimizer.name == "muon" else moments)
     chain.append(optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask))
     if optimizer.name == "lamb":
         chain.append(optax.masked(scale_by_layer_trust_ratio(), decay_mask))
     if model.residual == "completep":
         chain.append(scale_layers(depth_multiple(model) ** (model.depth_exponent - 1)))
     return optax.chain(*chain, scale_by_step_rate(learning_rate(optimizer, config.train)))
+
+
+def by_matrix(moments: optax.GradientTransformation, optimizer: OptimizerConfig) -> optax.GradientTransformation:
+    """Muon for the layers' kernels (Jordan et al. 2024, kellerjordan.github.io/posts/muon): the
+    Nesterov momentum of a matrix, orthogonalised by five Newton-Schulz iterations and scaled to a
+    root mean square of MUON_RMS. All other parameters, also the heads' kernels, have `moments`.
+
+    A stacked kernel is a matrix for each layer: of all heads, or of one head (muon_heads = each).
+    """
+    by_name = MUON_MATRICES[optimizer.muon_heads]
+
+    def matrix(path: tuple[Any, ...], leaf: Any) -> MuonDimensionNumbers | None:
+        *parents, name = parameter_path(path).split("/")
+        return by_name[name] if STACKED in parents and name in by_name else None
+
+    def matrices(updates: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(matrix, updates)
+
+    def rule(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda *leaf: "moments" if matrix(*leaf) is None else "muon", params)
+
+    def scaled(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
+        axes = matrix(path, update)
+        assert axes is not None, "only kernels are here"
+        sides = (np.take(update.shape, side).prod() for side in (axes.reduction_axis, axes.output_axis))
+        return MUON_RMS * math.sqrt(max(sides)) * update
+
+    scale = optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(scaled, updates))
+    orthogonalize = scale_by_muon(ns_steps=NEWTON_SCHULZ_STEPS, beta=optimizer.momentum, weight_dimension_numbers=matrices)
+    return optax.partition({"muon": optax.chain(orthogonalize, scale), "moments": moments}, rule)
 
 
 def global_norm(tree: Any) -> jax.Array:

@@ -55,7 +55,9 @@ def example_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
 
 def boxed_state(config: Config, optimizer: optax.GradientTransformation) -> TrainState:
     """The state's shapes and dtypes, boxed with their logical axis names. Allocates nothing."""
-    return jax.eval_shape(functools.partial(_start, optimizer), boxed_parameters(config.model))
+    boxed = jax.eval_shape(functools.partial(_start, optimizer), boxed_parameters(config.model))
+    # Where a part of an optimiser skips a parameter, its state has a box around nothing.
+    return jax.tree.map(lambda box: box if jax.tree.leaves(box) else nn.unbox(box), boxed, is_leaf=_is_box)
 
 
 def abstract_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -84,6 +86,10 @@ def create_state(
             )
             state = state._replace(params=profile(state.params, dict(first_batch)))
     return state
+
+
+def _is_box(node: Any) -> bool:
+    return isinstance(node, nn.meta.AxisMetadata)
 
 
 def _initial_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from mhsh.config.schema import RESIDUALS
 from mhsh.config.shapes import regroup
 from mhsh.models.build import build_model, forward
-from mhsh.models.costs import forward_flops, parameter_counts, parameter_shapes, row_flops, run_cost, step_flops
+from mhsh.models.costs import forward_flops, parameter_counts, parameter_shapes, row_flops, run_cost, step_flops, update_flops
+from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import example_batch
 
 # Of the encoders; the deep twins are 0.73 % and 0.72 % larger.
@@ -171,3 +172,15 @@ def test_the_cost_of_a_run_by_hand(make_config):
     embeddings = (vocabulary + length) * d + 2 * d
     heads = d * d + d + 2 * d + vocabulary
     assert cost.parameters == layers * (attention + feed_forward + omega + norms) + embeddings + heads
+
+
+@pytest.mark.parametrize("heads", ["joined", "each"])
+@pytest.mark.parametrize(("task", "variant"), [("bert", "2l8h"), ("bert", "16l1h"), ("translation", "tiny")])
+def test_an_update_of_muon_is_its_products(make_config, task, variant, heads):
+    """Without clipping, whose norm is a product too."""
+    config = make_config(task, variant, **{"optimizer.name": "muon", "optimizer.muon_heads": heads, "optimizer.clip_norm": 0.0})
+    params, optimizer = parameter_shapes(config.model), build_optimizer(config)
+    update = jax.make_jaxpr(lambda gradients, state, params: optimizer.update(gradients, state, params, step=0))
+    assert update_flops(config) == product_flops(update(params, jax.eval_shape(optimizer.init, params), params).jaxpr) > 0
+    adam = replace(config, optimizer=replace(config.optimizer, name="adamw"))
+    assert step_flops(config) == step_flops(adam) + update_flops(config)

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from mhsh.config.schema import OBJECTIVES, RESIDUALS
 from mhsh.models.costs import parameter_shapes
 from mhsh.training.optimizer import DECAYED_PARAMETERS, build_optimizer, decay_mask, decayed_count, learning_rate, parameter_path
+from mhsh.training.sharding import shardings_of
+from tests.training.states import ONE, fresh_state, optimizer_of
 
 STEPS = 4
 CLOSE = dict(rtol=1e-5, atol=1e-6)
@@ -184,13 +186,29 @@ def test_completep_at_its_own_depth_is_plain(settings, params):
         ("constant", 0, 10, {0: 0.1, 9: 0.1}),
         ("linear", 5, 5, {0: 0.02, 4: 0.1}),
         ("inverse_sqrt", 4, 1000, {0: 0.025, 1: 0.05, 3: 0.1, 8: 0.1 * 2 / 3, 15: 0.05, 399: 0.01}),
+        ("cosine", 4, 7, {0: 0.025, 3: 0.1, 4: 0.1 * 0.5 * (1 + 2**-0.5), 5: 0.05, 6: 0.1 * 0.5 * (1 - 2**-0.5), 7: 0.0}),
+        ("wsd 0 linear", 4, 14, {0: 0.025, 3: 0.1, 4: 0.1, 13: 0.1}),
+        ("wsd 3 linear", 4, 14, {0: 0.025, 3: 0.1, 10: 0.1, 11: 0.075, 12: 0.05, 13: 0.025, 14: 0.0}),
+        ("wsd 3 one_minus_sqrt", 4, 14, {3: 0.1, 10: 0.1, 11: 0.05, 12: 0.1 * (1 - 0.5**0.5), 14: 0.0}),
+        ("wsd 10 linear", 4, 14, {3: 0.1, 4: 0.1 * 10 / 11, 13: 0.1 / 11}),
     ],
 )
 def test_schedule(settings, schedule, warmup, steps, expected):
-    rate = rate_of(settings(schedule=schedule, warmup_steps=warmup, num_steps=steps))
+    schedule, *decay = schedule.split()
+    fields = dict(decay_steps=int(decay[0]), decay_shape=decay[1]) if decay else {}
+    rate = rate_of(settings(schedule=schedule, warmup_steps=warmup, num_steps=steps, **fields))
     for step, value in expected.items():
         assert float(rate(step)) == pytest.approx(value, abs=1e-7), step
         assert float(rate(jnp.asarray(step))) == pytest.approx(value, abs=1e-7), step
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
+def test_a_fall_ends_at_the_end_rate(settings, schedule):
+    fields = dict(decay_steps=6) if schedule == "wsd" else {}
+    rate = rate_of(settings(schedule=schedule, warmup_steps=2, num_steps=20, end_learning_rate=0.01, **fields))
+    rates = [float(rate(step)) for step in range(2, 21)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0.01) and rates[-2] > 0.01
 
 
 def test_the_update_uses_the_rate_of_its_step(settings):
@@ -287,6 +305,92 @@ def test_one_layer_does_not_feel_another(settings, params, name):
     others = np.array([0, 1, 3])
     np.testing.assert_allclose(changed[others], plain[others], **CLOSE)
     assert not np.allclose(changed[2], plain[2])
+
+
+# Muon.
+
+MUON_SHAPES = {
+    "embeddings": {"token": (16, 8)},
+    "encoder": {
+        "layers": {
+            "attention": {"key_kernel": (3, 8, 2, 3), "query_bias": (3, 2, 3), "out_kernel": (3, 2, 3, 8)},
+            "feed_forward": {"up_kernel": (3, 8, 12), "down_kernel": (3, 12, 8)},
+        }
+    },
+    "prediction": {"kernel": (8, 8)},
+}
+
+
+def newton_schulz(momentum):
+    """Five iterations on one matrix, with the coefficients of the post that the docstring names."""
+    x = momentum / np.linalg.norm(momentum)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return 0.2 * np.sqrt(max(x.shape)) * x
+
+
+def one_matrix(path, layer, heads):
+    """[(index of a matrix in one layer's kernel, how it is made 2-D)], a matrix at a time."""
+    count = layer.shape[1] if path.endswith("key_kernel") else layer.shape[0]
+    if not path.endswith(("key_kernel", "out_kernel")):
+        return [((), layer.shape)]
+    if heads == "joined":
+        return [((), (8, 6) if path.endswith("key_kernel") else (6, 8))]
+    return [((slice(None), head) if path.endswith("key_kernel") else (head,), None) for head in range(count)]
+
+
+@pytest.mark.parametrize("heads", ["joined", "each"])
+def test_muon_is_a_loop_over_matrices(settings, heads):
+    """Kernels of layers: Nesterov momentum, orthogonalised a matrix at a time, in numpy. All else:
+    optax's AdamW.
+    """
+    rng = np.random.default_rng(3)
+    drawn = jax.tree.map(rng.standard_normal, MUON_SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    params = jax.tree.map(jnp.float32, drawn)
+    config = settings(name="muon", muon_heads=heads, weight_decay=0.3, clip_norm=0.0, momentum=0.9)
+    rate = rate_of(config)
+    after = by_path(trained(build_optimizer(config), params))
+    mask = {path: path.endswith("kernel") or path == "embeddings/token" for path in by_path(params)}
+    adam = optax.adamw(rate, 0.9, 0.999, 1e-6, weight_decay=0.3, mask=mask)
+    plain = trained(adam, by_path(params), lambda _, step: by_path(gradients(params, step)))
+    for path, leaf in by_path(params).items():
+        if "layers" not in path or path.endswith("bias"):
+            np.testing.assert_allclose(after[path], plain[path], **CLOSE, err_msg=path)
+            continue
+        for number, layer in enumerate(np.asarray(leaf, np.float64)):
+            for index, shape in one_matrix(path, layer, heads):
+                weights, momentum = layer[index], 0.0
+                for step in range(STEPS):
+                    gradient = np.asarray(by_path(gradients(params, step))[path][number], np.float64)[index]
+                    momentum = 0.9 * momentum + 0.1 * gradient
+                    # Both are divided by what the weights of an average from zero add up to.
+                    ahead = 0.9 * momentum / (1 - 0.9 ** (step + 2)) + 0.1 * gradient / (1 - 0.9 ** (step + 1))
+                    update = newton_schulz(ahead.reshape(shape or ahead.shape)).reshape(ahead.shape)
+                    weights = weights - float(rate(step)) * (update + 0.3 * weights)
+                np.testing.assert_allclose(after[path][number][index], weights, rtol=2e-4, atol=2e-5, err_msg=path)
+
+
+def test_muons_updates_are_nearly_orthogonal_and_as_large_as_adams(settings, params):
+    config = settings(name="muon", weight_decay=0.0, learning_rate=1.0, warmup_steps=0, schedule="constant")
+    optimizer = build_optimizer(config)
+    updates, _ = optimizer.update(gradients(params, 0), optimizer.init(params), params, step=0)
+    for layer in updates["encoder"]["layers"]["feed_forward"]["up_kernel"]:
+        singular = np.linalg.svd(layer / (0.2 * np.sqrt(8)), compute_uv=False)
+        assert ((singular > 0.6) & (singular < 1.3)).all(), singular
+        assert 0.12 < float(jnp.sqrt(jnp.mean(layer**2))) < 0.28
+
+
+@pytest.mark.parametrize("heads", ["joined", "each"])
+@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)])
+def test_muon_is_the_same_on_a_mesh(make_config, shape, heads):
+    config = make_config("bert", "2l8h", **{"optimizer.name": "muon", "optimizer.muon_heads": heads})
+    optimizer, updated = optimizer_of(config), []
+    for mesh_shape in (ONE, shape):
+        state = fresh_state(config, mesh_shape)
+        update = jax.jit(optimizer.update, out_shardings=(shardings_of(state.params), shardings_of(state.opt_state)))
+        updated.append(update(jax.tree.map(jnp.sin, state.params), state.opt_state, state.params, step=3)[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-8), *updated)
 
 
 # Clipping.

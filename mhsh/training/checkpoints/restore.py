@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from etils import epath
 from jax.sharding import Mesh
+from jaxtyping import Array
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig
@@ -26,7 +27,7 @@ from mhsh.models.types import SUBLAYERS
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.checkpoints.verify import compare_manifests, flatten, manifest
-from mhsh.training.optimizer import build_optimizer
+from mhsh.training.optimizer import build_optimizer, parameter_path
 from mhsh.training.sharding import MESH_AXES, make_mesh
 from mhsh.training.state import TrainState, abstract_state
 
@@ -179,7 +180,7 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
         "moments": config.train.keep_moments,
         "lineage": folder.lineage(step),
     }
-    opt_state = _with_moments(names, saved.opt_state, fresh.opt_state) if config.train.keep_moments else fresh.opt_state
+    opt_state = _with_moments(names, saved, fresh) if config.train.keep_moments else fresh.opt_state
     return fresh._replace(params=params, opt_state=opt_state), report
 
 
@@ -196,27 +197,29 @@ def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
         )
 
 
-def _with_moments(names: Sequence[str], saved: Any, fresh: Any) -> Any:
-    """The fresh optimiser state with the saved moments of those parts, and the saved count."""
-    moments = {key: _taken(names, optax.tree.get(saved, key), optax.tree.get(fresh, key)) for key in ("mu", "nu")}
-    return optax.tree.set(fresh, count=optax.tree.get(saved, "count"), **moments)
+def _with_moments(names: Sequence[str], saved: TrainState, fresh: TrainState) -> Any:
+    """The fresh optimiser state with all that was saved of those parts, and the saved count."""
+    kept = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(saved.opt_state)}
+
+    def take(path: tuple[Any, ...], leaf: Array) -> Array:
+        part = next((name for name in parameter_path(path).split("/") if name in fresh.params), None)
+        if part is not None and part not in names:
+            return leaf
+        old = kept[jax.tree_util.keystr(path)]
+        return old if old.shape == leaf.shape else _extended(old, leaf)  # of a position table
+
+    return jax.tree_util.tree_map_with_path(take, fresh.opt_state)
 
 
 def _taken(names: Sequence[str], saved: Any, fresh: Any) -> Any:
-    """The fresh parameters (or moments), replaced by the saved ones for those parts."""
-    embeddings = {"embeddings": _extended(saved["embeddings"], fresh["embeddings"])}
+    """The fresh parameters, replaced by the saved ones for those parts."""
+    old, new = saved["embeddings"], fresh["embeddings"]
+    positions = [name for name in old if name.endswith("position") and name in new and len(old[name]) < len(new[name])]
+    embeddings = {"embeddings": old | {name: _extended(old[name], new[name]) for name in positions}}
     return fresh | {name: (saved | embeddings)[name] for name in names}
 
 
-def _extended(saved: Any, fresh: Any) -> Any:
-    """The saved embeddings. Their position tables are extended by the further rows of the fresh
-    tables.
-    """
-    tables = {
-        name: jax.jit(lambda old, new: jnp.concatenate([old, new[len(old) :]]), out_shardings=fresh[name].sharding)(
-            saved[name], fresh[name]
-        )
-        for name in saved
-        if name.endswith("position") and name in fresh and len(saved[name]) < len(fresh[name])
-    }
-    return saved | tables
+def _extended(saved: Array, fresh: Array) -> Array:
+    """The saved table [S,D] with the further rows of the fresh one [T,D]."""
+    extend = jax.jit(lambda old, new: jnp.concatenate([old, new[len(old) :]]), out_shardings=fresh.sharding)
+    return extend(saved, fresh)
