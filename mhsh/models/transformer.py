@@ -11,10 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention, attention_mask
-from mhsh.models.dropout import DropoutKey, layer_keys, subkeys
+from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
 from mhsh.models.layers import FeedForward, LayerNorm
 from mhsh.models.residual import Residual, Stream
-from mhsh.models.types import decoder_stack, encoder_stack
+from mhsh.models.types import SUBLAYERS, decoder_stack, encoder_stack
 
 # What the backward pass finds saved; it recomputes everything else of a layer. `none` saves all.
 # `projections` saves what a layer projects its stream to, queries, keys, values and the hidden
@@ -92,10 +92,10 @@ class EncoderLayer(nn.Module):
         self.attention_residual = self.residual(self.config, stack, "attention")
         self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
-    def __call__(self, stream: Stream, dropout_key: DropoutKey, mask: Bool[Array, "B 1 T T"]) -> tuple[Stream, None]:
-        attention_key, feed_forward_key = subkeys(dropout_key, 2)
-        stream = self.attention_residual(stream, lambda x: self.attention(x, None, mask, attention_key))
-        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_key))
+    def __call__(self, stream: Stream, seeds: Seeds, mask: Bool[Array, "B 1 T T"]) -> tuple[Stream, None]:
+        attention_seeds, feed_forward_seeds = unstacked(seeds, 2)
+        stream = self.attention_residual(stream, lambda x: self.attention(x, None, mask, attention_seeds))
+        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_seeds))
         return _end_of_layer(self, stream), None
 
 
@@ -112,7 +112,8 @@ class Encoder(nn.Module):
         lengths = scan_lengths(self, config, config.num_layers)
         layers = over_layers(EncoderLayer, config, lengths)(config, self.residual, name="layers")
         mask = attention_mask(segmentation, causal=config.objective == "clm")
-        stream, _ = layers(self.residual.start(x, segmentation > 0), layer_keys(dropout_key, lengths), mask)
+        seeds = layer_seeds(dropout_key, lengths, len(SUBLAYERS["encoder"]))
+        stream, _ = layers(self.residual.start(x, segmentation > 0), seeds, mask)
         return LayerNorm(config, name="final_norm")(stream.x) if self.residual.final_norm else stream.x
 
 
@@ -142,13 +143,13 @@ class DecoderLayer(nn.Module):
         self.cross_attention_residual = self.residual(self.config, stack, "cross_attention")
         self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
-    def __call__(self, stream: Stream, dropout_key: DropoutKey, context: DecoderContext) -> tuple[Stream, None]:
-        self_key, cross_key, feed_forward_key = subkeys(dropout_key, 3)
-        stream = self.self_attention_residual(stream, lambda x: self.self_attention(x, None, context.self_mask, self_key))
+    def __call__(self, stream: Stream, seeds: Seeds, context: DecoderContext) -> tuple[Stream, None]:
+        self_seeds, cross_seeds, feed_forward_seeds = unstacked(seeds, 3)
+        stream = self.self_attention_residual(stream, lambda x: self.self_attention(x, None, context.self_mask, self_seeds))
         stream = self.cross_attention_residual(
-            stream, lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_key)
+            stream, lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_seeds)
         )
-        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_key))
+        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_seeds))
         return _end_of_layer(self, stream), None
 
 
@@ -166,7 +167,8 @@ class Decoder(nn.Module):
         config = self.config
         lengths = scan_lengths(self, config, config.num_decoder_layers)
         layers = over_layers(DecoderLayer, config, lengths)(config, self.residual, name="layers")
-        stream, _ = layers(self.residual.start(x, real), layer_keys(dropout_key, lengths), context)
+        seeds = layer_seeds(dropout_key, lengths, len(SUBLAYERS["decoder"]))
+        stream, _ = layers(self.residual.start(x, real), seeds, context)
         return LayerNorm(config, name="final_norm")(stream.x) if self.residual.final_norm else stream.x
 
 
