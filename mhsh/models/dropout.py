@@ -41,7 +41,7 @@ def seed_of(key: DropoutKey) -> Seed:
 
 
 def layer_seeds(key: DropoutKey, lengths: tuple[int, ...], num_sublayers: int) -> Seeds:
-    """Two seeds for each sublayer of each layer, [*lengths, sublayers, 2, 2]. Grouping changes none.
+    """Two seeds for each sublayer of each layer, [*lengths, sublayers, 2, 2], however grouped.
 
     They are drawn for all layers at once: in a layer, each draw would be kernels of its own.
     """
@@ -58,7 +58,7 @@ def unstacked(seeds: Seeds, count: int) -> tuple[Seeds, ...]:
     return (None,) * count if seeds is None else tuple(seeds)
 
 
-def row_states(seed: UInt32[Array, "2"], rows: UInt32[Array, "*rows"]) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
+def row_states(seed: UInt32[Array, 2], rows: UInt32[Array, "*rows"]) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
     """64 bits for each row, from the rows' numbers; `keep` mixes them with the columns."""
     return _mixed(_mixed(rows + seed[0]) ^ seed[1]), _mixed(_mixed(rows ^ seed[1]) + seed[0])
 
