@@ -16,7 +16,7 @@ from mhsh.models.devices import shard_index
 # None as a key or a seed: nothing is dropped.
 DropoutKey = Key[Array, ""] | None
 Seed = UInt32[Array, "2"] | None  # the 64 random bits of a mask
-Seeds = UInt32[Array, "*count 2"] | None
+Seeds = UInt32[Array, "... 2"] | None
 
 
 def dropout(x: Float[Array, "*rows C"], rate: float, seed: Seed) -> Float[Array, "*rows C"]:
