@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.devices import current_platform
-from mhsh.models.dropout import DropoutKey, dropout, subkeys
+from mhsh.models.dropout import Seeds, dropout, unstacked
 from mhsh.models.layers import HeadNorm, bias_init, kernel_init
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
@@ -51,7 +51,7 @@ class MultiHeadAttention(nn.Module):
         self.out_bias = self.param("out_bias", bias_init(("embed",)), (config.embed_dim,))
 
     def __call__(
-        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None, mask: Bool[Array, "B 1 T S"], dropout_key: DropoutKey
+        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None, mask: Bool[Array, "B 1 T S"], seeds: Seeds
     ) -> Float[Array, "B T D"]:
         """Queries come from `x`, keys and values from `source`, or from `x` where that is None
         (self-attention).
@@ -64,10 +64,10 @@ class MultiHeadAttention(nn.Module):
         query, key, value = self._project_all(x, source)
         # Initialisation traces rows of any length, on any device.
         if self.config.attention_implementation == "xla" or self.is_initializing():
-            return self.attend(query, key, value, mask, dropout_key)
-        _, out_key = subkeys(dropout_key, 2)
+            return self.attend(query, key, value, mask, seeds)
+        _, out_seed = unstacked(seeds, 2)
         context = cudnn_attention(query, key, value, mask)
-        return dropout(self._out(context), self.config.hidden_dropout, out_key)
+        return dropout(self._out(context), self.config.hidden_dropout, out_seed)
 
     def attend(
         self,
@@ -75,18 +75,18 @@ class MultiHeadAttention(nn.Module):
         key: Float[Array, "B S N H"],
         value: Float[Array, "B S N H"],
         mask: Bool[Array, "B 1 T S"],
-        dropout_key: DropoutKey,
+        seeds: Seeds,
     ) -> Float[Array, "B T D"]:
         """As `__call__` with projected queries, keys and values, always by XLA."""
         config = self.config
-        probabilities_key, out_key = subkeys(dropout_key, 2)
+        probabilities_seed, out_seed = unstacked(seeds, 2)
         scores = jnp.einsum("BTNH,BSNH->BNTS", query, key).astype(jnp.float32)
         probabilities = self._softmax(jnp.where(mask, scores, MASK_VALUE))
-        probabilities = dropout(probabilities, config.attention_dropout, probabilities_key)
+        probabilities = dropout(probabilities, config.attention_dropout, probabilities_seed)
         # With the factors in the other order XLA's CPU backend takes three times as long where T is
         # small.
         out = self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities))
-        return dropout(out, config.hidden_dropout, out_key)
+        return dropout(out, config.hidden_dropout, out_seed)
 
     def project_query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         """The queries of `x`, divided by sqrt(H)."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MASK_VALUE
-from mhsh.models.dropout import DropoutKey, dropout, subkeys
+from mhsh.models.dropout import DropoutKey, dropout, seed_of, subkeys
 from mhsh.models.layers import ACTIVATIONS, LayerNorm, bias_init, embedding_init, kernel_init, position_table
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Encoder
@@ -37,7 +37,7 @@ class Embeddings(nn.Module):
         x = jnp.take(self.token, batch["inputs"], axis=0) + jnp.take(self.position, batch["inputs_position"], axis=0)
         if self.config.num_token_types:
             x = x + jnp.take(self.token_type, batch["token_types"], axis=0)
-        return dropout(self.norm(x), self.config.embedding_dropout, dropout_key)
+        return dropout(self.norm(x), self.config.embedding_dropout, seed_of(dropout_key))
 
 
 class PredictionHead(nn.Module):
@@ -110,7 +110,7 @@ class Bert(nn.Module):
         hidden = Encoder(config, self.residual, name="encoder")(x, segmentation, encoder_key)
         if config.objective == "classification":
             features = Pooler(config, name="pooler")(hidden)
-            features = dropout(features, config.hidden_dropout, pooled_key)
+            features = dropout(features, config.hidden_dropout, seed_of(pooled_key))
             return Outputs(Classifier(config, config.num_classes, name="classification")(features), None)
         if config.objective == "span":
             ends = jnp.einsum("BTE->BET", Classifier(config, 2, name="span")(hidden))

@@ -13,21 +13,21 @@ from jaxtyping import Array, Float, Key, UInt32
 
 from mhsh.models.devices import shard_index
 
-Seed = UInt32[Array, "2"]
-DropoutKey = Key[Array, ""] | None  # None: nothing is dropped
+# None as a key or a seed: nothing is dropped.
+DropoutKey = Key[Array, ""] | None
+Seed = UInt32[Array, "2"] | None  # the 64 random bits of a mask
+Seeds = UInt32[Array, "... 2"] | None
 
 
-def dropout(x: Float[Array, "*rows C"], rate: float, key: DropoutKey) -> Float[Array, "*rows C"]:
+def dropout(x: Float[Array, "*rows C"], rate: float, seed: Seed) -> Float[Array, "*rows C"]:
     """`x` with each element divided by 1 - `rate` with that probability, or 0 (Srivastava et al.
-    2014). A key of None drops nothing.
+    2014).
 
-    The mask depends on the key and on the element's position in the whole array, of which a device
+    The mask depends on the seed and on the element's position in the whole array, of which a device
     may have a shard along the first axis. So it is the same on every mesh. The backward pass
     recomputes it.
     """
-    if key is None or rate == 0.0:
-        return x
-    return _dropped(x, _seed_of(key), rate)
+    return x if seed is None or rate == 0.0 else _dropped(x, seed, rate)
 
 
 def subkeys(key: DropoutKey, count: int) -> tuple[DropoutKey, ...]:
@@ -35,12 +35,30 @@ def subkeys(key: DropoutKey, count: int) -> tuple[DropoutKey, ...]:
     return (None,) * count if key is None else tuple(jax.random.split(key, count))
 
 
-def layer_keys(key: DropoutKey, lengths: tuple[int, ...]) -> Key[Array, " ..."] | None:
-    """A key for each layer, stacked in the shape `lengths`, or None. Grouping changes no key."""
-    return None if key is None else jax.random.split(key, math.prod(lengths)).reshape(lengths)
+def seed_of(key: DropoutKey) -> Seed:
+    """The seed of one mask."""
+    return None if key is None else jax.random.bits(key, (2,), jnp.uint32)
 
 
-def row_states(seed: Seed, rows: UInt32[Array, "*rows"]) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
+def layer_seeds(key: DropoutKey, lengths: tuple[int, ...], num_sublayers: int) -> Seeds:
+    """Two seeds for each sublayer of each layer, [*lengths, sublayers, 2, 2], however grouped.
+
+    They are drawn for all layers at once: in a layer, each draw would be kernels of its own.
+    """
+    if key is None:
+        return None
+    split = jax.vmap(jax.random.split, in_axes=(0, None))
+    keys = split(split(jax.random.split(key, math.prod(lengths)), num_sublayers).reshape(-1), 2)
+    seeds = jax.vmap(functools.partial(jax.random.bits, shape=(2,), dtype=jnp.uint32))(keys.reshape(-1))
+    return seeds.reshape(*lengths, num_sublayers, 2, 2)
+
+
+def unstacked(seeds: Seeds, count: int) -> tuple[Seeds, ...]:
+    """What is stacked on the first axis, or as many times None."""
+    return (None,) * count if seeds is None else tuple(seeds)
+
+
+def row_states(seed: UInt32[Array, 2], rows: UInt32[Array, "*rows"]) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
     """64 bits for each row, from the rows' numbers; `keep` mixes them with the columns."""
     return _mixed(_mixed(rows + seed[0]) ^ seed[1]), _mixed(_mixed(rows ^ seed[1]) + seed[0])
 
@@ -57,11 +75,6 @@ def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: fl
     return _mixed(first + columns * jnp.uint32(0x9E3779B9), second) >= jnp.uint32(_threshold(rate))
 
 
-def _seed_of(key: Key[Array, ""]) -> Seed:
-    """The 64 random bits of a mask."""
-    return jax.random.bits(key, (2,), jnp.uint32)
-
-
 def _threshold(rate: float) -> int:
     """Words below it are dropped: the rate in units of 2^-32."""
     return min(round(rate * 2**32), 2**32 - 1)
@@ -75,7 +88,7 @@ def _mixed(word: Array, added: Array | int = 0) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _dropped(x: Float[Array, "*rows C"], seed: Seed, rate: float) -> Float[Array, "*rows C"]:
+def _dropped(x: Float[Array, "*rows C"], seed: Array, rate: float) -> Float[Array, "*rows C"]:
     *lead, num_columns = x.shape
     rows = jnp.broadcast_to(shard_index() * jnp.uint32(math.prod(lead)), (*lead, 1))
     for axis in range(len(lead)):
@@ -87,11 +100,11 @@ def _dropped(x: Float[Array, "*rows C"], seed: Seed, rate: float) -> Float[Array
     return jnp.where(keep(row_states(seed, rows), columns, rate), scaled, jnp.zeros((), x.dtype))
 
 
-def _forward(x: Float[Array, "*rows C"], seed: Seed, rate: float) -> tuple[Array, Seed]:
+def _forward(x: Float[Array, "*rows C"], seed: Array, rate: float) -> tuple[Array, Array]:
     return _dropped(x, seed, rate), seed
 
 
-def _backward(rate: float, seed: Seed, gradient: Float[Array, "*rows C"]) -> tuple[Array, None]:
+def _backward(rate: float, seed: Array, gradient: Float[Array, "*rows C"]) -> tuple[Array, None]:
     return _dropped(gradient, seed, rate), None
 
 

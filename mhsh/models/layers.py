@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.dropout import DropoutKey, dropout, subkeys
+from mhsh.models.dropout import Seeds, dropout, unstacked
 
 BERT_STDDEV = 0.02
 LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
@@ -230,12 +230,12 @@ class FeedForward(nn.Module):
         self.down_kernel = self.param("down_kernel", kernel_init(config, ("mlp", "embed"), 1, self.gain), (hidden, width))
         self.down_bias = self.param("down_bias", bias_init(("embed",)), (width,))
 
-    def __call__(self, x: Float[Array, "B T D"], dropout_key: DropoutKey) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"], seeds: Seeds) -> Float[Array, "B T D"]:
         config = self.config
-        hidden_key, out_key = subkeys(dropout_key, 2)
+        hidden_seed, out_seed = unstacked(seeds, 2)
         dtype = jnp.dtype(config.compute_dtype)
         weights = (self.up_kernel, self.up_bias, self.down_kernel, self.down_bias)
         up, up_bias, down, down_bias = (each.astype(dtype) for each in weights)
         hidden = checkpoint_name(jnp.einsum("BTD,DF->BTF", x.astype(dtype), up) + up_bias, "hidden")
-        hidden = dropout(ACTIVATIONS[config.activation](hidden), config.mlp_dropout, hidden_key)
-        return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_key)
+        hidden = dropout(ACTIVATIONS[config.activation](hidden), config.mlp_dropout, hidden_seed)
+        return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_seed)

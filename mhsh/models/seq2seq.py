@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import attention_mask, cross_attention_mask
-from mhsh.models.dropout import DropoutKey, dropout, subkeys
+from mhsh.models.dropout import DropoutKey, dropout, seed_of, subkeys
 from mhsh.models.layers import embedding_init, position_table
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Decoder, DecoderContext, Encoder
@@ -51,7 +51,7 @@ class SharedEmbeddings(nn.Module):
 
     def _embed(self, tokens: Array, position: Array, dropout_key: DropoutKey) -> Array:
         x = jnp.take(self.token, tokens, axis=0) * math.sqrt(self.config.embed_dim) + position
-        return dropout(x.astype(self.config.residual_dtype), self.config.embedding_dropout, dropout_key)
+        return dropout(x.astype(self.config.residual_dtype), self.config.embedding_dropout, seed_of(dropout_key))
 
 
 class Seq2Seq(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +12,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention, attention_mask
-from mhsh.models.dropout import DropoutKey, layer_keys, subkeys
+from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
 from mhsh.models.layers import FeedForward, LayerNorm
 from mhsh.models.residual import Residual, Stream
-from mhsh.models.types import decoder_stack, encoder_stack
+from mhsh.models.types import SUBLAYERS, decoder_stack, encoder_stack
+from mhsh.models.vectors import packed, unpacked, vector_shapes
 
 # What the backward pass finds saved; it recomputes everything else of a layer. `none` saves all.
 # `projections` saves what a layer projects its stream to, queries, keys, values and the hidden
@@ -42,21 +44,20 @@ def group_sizes(num_layers: int) -> tuple[int, int]:
 
 
 def scan_lengths(owner: nn.Module, config: ModelConfig, num_layers: int) -> tuple[int, ...]:
-    """The lengths of the nested scans over the layers of `owner`: one, or groups and their layers.
-
-    One scan is enough where nothing is differentiated: to initialise parameters and to sow.
-    """
-    if config.remat_policy != "groups" or owner.is_initializing() or any(map(owner.is_mutable_collection, SOWN)):
-        return (num_layers,)
-    return group_sizes(num_layers)
+    """The lengths of the nested scans over the layers of `owner`: one, or groups and layers."""
+    return group_sizes(num_layers) if config.remat_policy == "groups" and not _only_once(owner) else (num_layers,)
 
 
-def over_layers(layer: Any, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
-    """The module class of copies of `layer` in nested scans of these lengths, rematerialised.
+def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
+    """The module class of copies of `layer` in nested scans of these lengths, rematerialised, for
+    the submodule `layers` of `owner`.
 
     The parameters of all layers are stacked on axis 0 (logical axis `layers`). `layer` is called
     with the carry, an argument that is stacked with an axis for each scan, and one that is not.
     """
+    shapes = {} if _only_once(owner) else vector_shapes(owner.get_variable("params", "layers"))
+    if shapes:
+        layer = nn.map_variables(layer, "params", functools.partial(unpacked, shapes))
     for length in reversed(lengths):
         if config.remat_policy in REMAT_POLICIES:
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat_policy], prevent_cse=False)
@@ -69,13 +70,17 @@ def over_layers(layer: Any, config: ModelConfig, lengths: tuple[int, ...]) -> An
             unroll=config.scan_unroll if length == lengths[-1] else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-    if len(lengths) == 1:
-        return layer
 
-    def in_groups(params: Any) -> Any:
-        return jax.tree.map(lambda stacked: stacked.reshape(*lengths, *stacked.shape[1:]), params)
+    def as_scanned(variables: Any) -> Any:
+        stacked = packed(variables) if shapes else variables
+        return jax.tree.map(lambda leaf: leaf.reshape(*lengths, *leaf.shape[1:]), stacked)
 
-    return nn.map_variables(layer, "params", in_groups)
+    return nn.map_variables(layer, "params", as_scanned) if shapes or len(lengths) > 1 else layer
+
+
+def _only_once(owner: nn.Module) -> bool:
+    """Whether nothing is differentiated: parameters are initialised, or a pass sows."""
+    return owner.is_initializing() or any(map(owner.is_mutable_collection, SOWN))
 
 
 class EncoderLayer(nn.Module):
@@ -92,10 +97,10 @@ class EncoderLayer(nn.Module):
         self.attention_residual = self.residual(self.config, stack, "attention")
         self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
-    def __call__(self, stream: Stream, dropout_key: DropoutKey, mask: Bool[Array, "B 1 T T"]) -> tuple[Stream, None]:
-        attention_key, feed_forward_key = subkeys(dropout_key, 2)
-        stream = self.attention_residual(stream, lambda x: self.attention(x, None, mask, attention_key))
-        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_key))
+    def __call__(self, stream: Stream, seeds: Seeds, mask: Bool[Array, "B 1 T T"]) -> tuple[Stream, None]:
+        attention_seeds, feed_forward_seeds = unstacked(seeds, 2)
+        stream = self.attention_residual(stream, lambda x: self.attention(x, None, mask, attention_seeds))
+        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_seeds))
         return _end_of_layer(self, stream), None
 
 
@@ -110,9 +115,10 @@ class Encoder(nn.Module):
         """Attention stays within a segment (0: padding); in a language model (clm) it is causal."""
         config = self.config
         lengths = scan_lengths(self, config, config.num_layers)
-        layers = over_layers(EncoderLayer, config, lengths)(config, self.residual, name="layers")
+        layers = over_layers(EncoderLayer, self, config, lengths)(config, self.residual, name="layers")
         mask = attention_mask(segmentation, causal=config.objective == "clm")
-        stream, _ = layers(self.residual.start(x, segmentation > 0), layer_keys(dropout_key, lengths), mask)
+        seeds = layer_seeds(dropout_key, lengths, len(SUBLAYERS["encoder"]))
+        stream, _ = layers(self.residual.start(x, segmentation > 0), seeds, mask)
         return LayerNorm(config, name="final_norm")(stream.x) if self.residual.final_norm else stream.x
 
 
@@ -142,13 +148,13 @@ class DecoderLayer(nn.Module):
         self.cross_attention_residual = self.residual(self.config, stack, "cross_attention")
         self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
-    def __call__(self, stream: Stream, dropout_key: DropoutKey, context: DecoderContext) -> tuple[Stream, None]:
-        self_key, cross_key, feed_forward_key = subkeys(dropout_key, 3)
-        stream = self.self_attention_residual(stream, lambda x: self.self_attention(x, None, context.self_mask, self_key))
+    def __call__(self, stream: Stream, seeds: Seeds, context: DecoderContext) -> tuple[Stream, None]:
+        self_seeds, cross_seeds, feed_forward_seeds = unstacked(seeds, 3)
+        stream = self.self_attention_residual(stream, lambda x: self.self_attention(x, None, context.self_mask, self_seeds))
         stream = self.cross_attention_residual(
-            stream, lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_key)
+            stream, lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_seeds)
         )
-        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_key))
+        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_seeds))
         return _end_of_layer(self, stream), None
 
 
@@ -165,8 +171,9 @@ class Decoder(nn.Module):
         """`real` is False at padding; only Admin's profiling pass reads it."""
         config = self.config
         lengths = scan_lengths(self, config, config.num_decoder_layers)
-        layers = over_layers(DecoderLayer, config, lengths)(config, self.residual, name="layers")
-        stream, _ = layers(self.residual.start(x, real), layer_keys(dropout_key, lengths), context)
+        layers = over_layers(DecoderLayer, self, config, lengths)(config, self.residual, name="layers")
+        seeds = layer_seeds(dropout_key, lengths, len(SUBLAYERS["decoder"]))
+        stream, _ = layers(self.residual.start(x, real), seeds, context)
         return LayerNorm(config, name="final_norm")(stream.x) if self.residual.final_norm else stream.x
 
 

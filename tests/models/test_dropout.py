@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mhsh.models.dropout import dropout, keep, layer_keys, row_states, subkeys
+from mhsh.models.dropout import dropout, keep, layer_seeds, row_states, seed_of, subkeys
 
 KEY = jax.random.key(0)
+SEED = seed_of(KEY)
 
 
 def masks(rate: float, shape: tuple[int, ...], count: int) -> np.ndarray:
     """`count` masks of as many keys, 1 where an element is kept."""
     keys = jax.random.split(jax.random.key(7), count)
-    return np.asarray(jax.jit(jax.vmap(lambda key: dropout(jnp.ones(shape), rate, key)))(keys)) != 0
+    return np.asarray(jax.jit(jax.vmap(lambda key: dropout(jnp.ones(shape), rate, seed_of(key))))(keys)) != 0
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.9])
 def test_the_share_and_the_mean(rate):
-    y = np.asarray(dropout(jnp.ones((1024, 511)), rate, KEY))
+    y = np.asarray(dropout(jnp.ones((1024, 511)), rate, SEED))
     deviation = math.sqrt(rate * (1 - rate) / y.size)
     assert abs((y == 0).mean() - rate) < 5 * deviation
     np.testing.assert_allclose(y[y != 0], 1 / (1 - rate), rtol=1e-6)
@@ -77,35 +78,43 @@ def test_every_bit_of_the_seed_and_of_the_place_changes_about_half_of_the_mask()
 
 def test_a_part_of_the_array_drops_what_the_whole_drops_there():
     """So a device with a shard of the batch needs to know only where the shard lies."""
-    whole = np.asarray(dropout(jnp.ones((6, 4, 10)), 0.4, KEY)).reshape(24, 10) != 0
-    seed = jax.random.bits(KEY, (2,), jnp.uint32)
-    block = keep(row_states(seed, jnp.arange(7, 19, dtype=jnp.uint32)[:, None]), jnp.arange(3, 9, dtype=jnp.uint32)[None], 0.4)
+    whole = np.asarray(dropout(jnp.ones((6, 4, 10)), 0.4, SEED)).reshape(24, 10) != 0
+    block = keep(row_states(SEED, jnp.arange(7, 19, dtype=jnp.uint32)[:, None]), jnp.arange(3, 9, dtype=jnp.uint32)[None], 0.4)
     np.testing.assert_array_equal(block, whole[7:19, 3:9])
 
 
 def test_every_mesh_drops_the_same():
     mesh = jax.make_mesh((2, 4), ("data", "tensor"))
     x = jnp.arange(1.0, 8 * 6 * 16 + 1).reshape(8, 6, 16)
-    expected = dropout(x, 0.3, KEY)
+    expected = dropout(x, 0.3, SEED)
     for spec in (PartitionSpec("data"), PartitionSpec("data", None, "tensor"), PartitionSpec(None, "data", "tensor")):
         sharding = NamedSharding(mesh, spec)
-        dropped = jax.jit(lambda x: dropout(x, 0.3, KEY), in_shardings=sharding, out_shardings=sharding)
+        dropped = jax.jit(lambda x: dropout(x, 0.3, SEED), in_shardings=sharding, out_shardings=sharding)
         np.testing.assert_array_equal(dropped(jax.device_put(x, sharding)), expected)
 
 
 def test_nothing_to_do():
     x = jnp.ones((3, 4))
-    assert dropout(x, 0.0, KEY) is x
+    assert dropout(x, 0.0, SEED) is x
     assert dropout(x, 0.5, None) is x
-    assert subkeys(None, 3) == (None, None, None) and layer_keys(None, (3,)) is None
+    assert subkeys(None, 3) == (None, None, None) and layer_seeds(None, (3,), 2) is None and seed_of(None) is None
+
+
+def test_the_seeds_of_all_layers_are_those_of_each():
+    seeds = layer_seeds(KEY, (2, 3), 2)
+    for layer, layer_key in enumerate(jax.random.split(KEY, 6)):
+        for sublayer, sublayer_key in enumerate(jax.random.split(layer_key, 2)):
+            for mask, key in enumerate(jax.random.split(sublayer_key, 2)):
+                np.testing.assert_array_equal(seeds[layer // 3, layer % 3, sublayer, mask], seed_of(key))
+    np.testing.assert_array_equal(layer_seeds(KEY, (6,), 2), seeds.reshape(6, 2, 2, 2))
 
 
 @pytest.mark.parametrize("shape", [(4, 15), (60,), (2, 3, 2, 5)])
 def test_the_gradient_is_that_of_the_scaled_mask_and_nothing_is_kept_for_it(shape):
     x = jnp.linspace(-1, 1, 60).reshape(shape)
-    assert dropout(x.astype(jnp.bfloat16), 0.25, KEY).dtype == "bfloat16"
-    gradient = jax.grad(lambda x: (dropout(x, 0.25, KEY) * x).sum())(x)
-    mask = np.asarray(dropout(jnp.ones_like(x), 0.25, KEY))
+    assert dropout(x.astype(jnp.bfloat16), 0.25, SEED).dtype == "bfloat16"
+    gradient = jax.grad(lambda x: (dropout(x, 0.25, SEED) * x).sum())(x)
+    mask = np.asarray(dropout(jnp.ones_like(x), 0.25, SEED))
     np.testing.assert_allclose(gradient, 2 * mask * np.asarray(x), rtol=1e-6)
-    _, backward = jax.vjp(lambda x: dropout(x, 0.25, KEY), x)
+    _, backward = jax.vjp(lambda x: dropout(x, 0.25, SEED), x)
     assert sum(leaf.size for leaf in jax.tree.leaves(backward)) == 2  # the seed
