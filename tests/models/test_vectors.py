@@ -19,12 +19,11 @@ def test_each_layer_is_unpacked_as_it_was(make_config):
     joined = packed({"params": layers})
     shapes = vector_shapes(layers)
     assert len(jax.tree.leaves(joined)) == 6 + 1, "kernels, and one array"
-    for number in range(2):
-        found = flatten_dict(unpacked(shapes, jax.tree.map(lambda leaf: leaf[number], joined))["params"])
-        expected = flatten_dict(layers)
-        assert found.keys() == expected.keys()
-        for path, leaf in found.items():
-            np.testing.assert_array_equal(leaf, expected[path][number])
+    found = flatten_dict(jax.vmap(lambda layer: unpacked(shapes, layer))(joined)["params"])
+    expected = flatten_dict(layers)
+    assert found.keys() == expected.keys()
+    for path, leaf in found.items():
+        np.testing.assert_array_equal(leaf, expected[path], err_msg="/".join(path))
 
 
 @pytest.mark.parametrize("policy", ["none", "groups"])
