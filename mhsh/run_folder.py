@@ -311,6 +311,10 @@ class RunFolder:
             return Metrics(rows, f"cannot read {path}: {error.strerror}")
         return Metrics(rows, None if rows else f"{path} is empty; the run has logged nothing")
 
+    def replace_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes metrics.jsonl anew with these rows, as `read_metrics` gives them."""
+        write_atomically(self.path / METRICS_FILE, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
     def sync_metrics(self) -> None:
         """Flushes metrics.jsonl to the disk."""
         if not self.is_remote:
@@ -397,10 +401,10 @@ def _check_extension(begun_with: Config, config: Config, path: epath.PathLike) -
             f"{path} holds a run of another config ({format_differences(begun_with, config)}); choose another --workdir, or "
             "that run's config"
         )
-    if config.optimizer.schedule == "linear":
+    if config.optimizer.schedule in ("linear", "cosine") or config.optimizer.decay_steps:
         raise UserError(
-            f"{path} cannot be extended from {steps} to {more} steps: its learning rate (optimizer.schedule = 'linear') ends "
-            f"with them; start another run from it with --config.train.start_from={path}"
+            f"{path} cannot be extended from {steps} to {more} steps: its learning rate (optimizer.schedule = "
+            f"{config.optimizer.schedule!r}) ends with them; start another run from it with --config.train.start_from={path}"
         )
 
 

@@ -80,6 +80,12 @@ def profiled_steps(steps: str, num_steps: int) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
+def branch_point(start_from: str) -> tuple[str, int] | None:
+    """The run folder and the step of train.start_from = RUN@STEP; None: it names no step."""
+    match = re.fullmatch(r"(.+)@(\d{1,18})", start_from)
+    return None if match is None else (match[1], int(match[2]))
+
+
 def named_flags(flags: str) -> dict[str, str | bool]:
     """The flags that train.xla_flags names; none where it is `none`.
 
@@ -168,6 +174,14 @@ def _update_problems(model: ModelConfig, optimizer: OptimizerConfig, train: Trai
             f"optimizer.decay_steps = {optimizer.decay_steps}; {_with('optimizer.schedule', optimizer.schedule)}"
             + (f", {optimizer.warmup_steps} steps of warm-up and {train.num_steps} steps: up to {most}" if most else ": 0")
         )
+    point = branch_point(train.start_from)
+    if point and not 1 <= point[1] < train.num_steps:
+        yield (
+            f"train.start_from = {train.start_from!r} names step {point[1]}; allowed with train.num_steps = {train.num_steps}: "
+            f"1 to {train.num_steps - 1}"
+        )
+    if point and train.keep_moments:
+        yield f"train.keep_moments = True; allowed with train.start_from = {train.start_from!r}, which keeps them anyway: False"
     if train.keep_moments and not train.start_from:
         yield "train.keep_moments = True needs the run whose moments are kept: give --config.train.start_from=DIR"
     # RAdam's first updates are as large as the gradients, which CompleteP scales.

@@ -287,7 +287,11 @@ class TrainConfig(Section, frozen=True):
 
     seed: Annotated[NonNegative, bookkeeping("of initialisation and dropout; may differ from run to run", "training seed")] = 0
     start_from: Annotated[
-        str, start("a run folder whose parameters training starts from, but for heads that it lacks; empty: fresh ones")
+        str,
+        start(
+            "a run folder whose parameters training starts from, but for heads that it lacks; RUN@STEP: that run's first steps "
+            "are this run's; empty: fresh parameters"
+        ),
     ] = ""
     keep_moments: Annotated[bool, start("of that run also the optimiser's moments, and how many updates they have seen")] = False
     num_steps: Annotated[Count, updates("updates of the parameters")] = 300

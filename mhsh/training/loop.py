@@ -13,7 +13,8 @@ from mhsh.data.tables import format_overlap
 from mhsh.errors import UserError
 from mhsh.outcome import DIVERGED
 from mhsh.run_folder import Counters, RunFolder
-from mhsh.training.cluster import StopAgreement
+from mhsh.training.branch import branch
+from mhsh.training.cluster import StopAgreement, wait_for_all
 from mhsh.training.compiling import keep_compiled
 from mhsh.training.nan_report import format_report, nan_report
 from mhsh.training.record import Log, RunRecord, outcome_of
@@ -40,6 +41,7 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept
     """
     # Process 0 makes the folder; the others use it after all have agreed on the config.
     if jax.process_index():
+        wait_for_all("the folder")
         return _train(config, RunFolder(workdir), "", verbose, accept_gap)
     folder = RunFolder.open_for_training(workdir, config)
     if config.train.tracker == "wandb":
@@ -48,6 +50,8 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept
         differing = format_differences(folder.read_config(), config)
         if differing:
             raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
+        branch(folder, config)
+        wait_for_all("the folder")
         return _train(config, folder, note, verbose, accept_gap)
 
 

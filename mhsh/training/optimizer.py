@@ -95,25 +95,35 @@ def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Sched
         or with 1 - sqrt(share of the decay) (wsd: Hägele et al. 2024, arXiv 2405.18392).
     """
     peak, warmup, end = optimizer.learning_rate, optimizer.warmup_steps, optimizer.end_learning_rate
+    # Step k (from 0) uses the rate of k + 1, and a fall ends one step after the last: no update has
+    # a rate of zero.
     if optimizer.schedule == "inverse_sqrt":
         return lambda step: peak * jnp.minimum((step + 1) / warmup, jnp.sqrt(warmup / (step + 1)))
-    begin = train.num_steps - optimizer.decay_steps if optimizer.schedule == "wsd" else warmup
-    # Step k (from 0) uses the rate of k + 1, and the decay ends one step after the last: no update
-    # has a rate of zero.
-    length = train.num_steps - begin + 1
+    if optimizer.schedule == "wsd":
+        return _warmup_stable_decay(optimizer, train)
+    length = train.num_steps - warmup + 1
     if optimizer.schedule == "cosine":
         after = optax.cosine_decay_schedule(peak, length, alpha=end / peak)
-    elif optimizer.schedule == "wsd" and optimizer.decay_shape == "one_minus_sqrt":
-        after = _one_minus_sqrt(peak, end, length)
     else:
-        after = optax.linear_schedule(peak, peak if optimizer.schedule == "constant" else end, length)
-    phases = [optax.linear_schedule(0.0, peak, warmup), optax.constant_schedule(peak), after]
-    schedule = optax.join_schedules(phases, [warmup, begin])
+        after = optax.linear_schedule(peak, end if optimizer.schedule == "linear" else peak, length)
+    schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
     return lambda step: schedule(step + 1)
 
 
-def _one_minus_sqrt(peak: float, end: float, length: int) -> optax.Schedule:
-    return lambda count: end + (peak - end) * (1.0 - jnp.sqrt(jnp.clip(count / length, 0.0, 1.0)))
+def _warmup_stable_decay(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
+    """The rates before the decay are one product, so that those of runs of several lengths are
+    equal (mhsh/training/branch.py).
+    """
+    peak, warmup, end = optimizer.learning_rate, optimizer.warmup_steps, optimizer.end_learning_rate
+    begin = train.num_steps - optimizer.decay_steps
+
+    def rate(step: Any) -> Any:
+        rising = peak * jnp.minimum((step + 1) / max(warmup, 1), 1.0)
+        share = jnp.clip((step + 1 - begin) / (optimizer.decay_steps + 1), 0.0, 1.0)
+        left = 1.0 - (jnp.sqrt(share) if optimizer.decay_shape == "one_minus_sqrt" else share)
+        return jnp.where(step + 1 > begin, end + (peak - end) * left, rising)
+
+    return rate
 
 
 def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:

@@ -161,6 +161,7 @@ class RunRecord:
             "omega": _initial_omega(run, state),
             "compile_seconds": compile_seconds,
             "started_from": started_from,
+            "branched_from": before.get("branched_from"),  # None: its first steps are no copies
             "lost_rows": before.get("lost_rows", {}) | ({str(start): lost_rows} if lost_rows else {}),
         }
 

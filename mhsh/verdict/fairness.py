@@ -284,7 +284,7 @@ def _start(run: Run, treatment: Sequence[str]) -> str:
     """`fresh`, or what the run started from: parents with equal text have equal settings (but for
     the treatment), data and training.
     """
-    if not run.config.train.start_from:
+    if not run.lineage:
         return "fresh"
     parents = ", before it ".join(_parent(parent, treatment) for parent in run.lineage)
     return f"parameters{' and moments' if run.config.train.keep_moments else ''} of {parents}"

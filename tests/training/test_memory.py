@@ -7,8 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.models.build import build_model
+from mhsh.models.costs import parameter_shapes
 from mhsh.training.memory import CANDIDATES, USABLE_SHARE, choose_remat, footprint, resolve_remat, saved_activations, with_policy
-from mhsh.training.optimizer import build_optimizer
+from mhsh.training.optimizer import build_optimizer, parameter_path
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
@@ -112,8 +113,9 @@ def test_activations_are_linear_in_the_layers(tiny, policy):
 
 @pytest.mark.parametrize(("heads", "projections"), [(N, 4 * N), (1, 4)], ids=["as four products", "narrow, in one"])
 def test_what_a_layer_saves(tiny, heads, projections):
-    """`full`: its input [B, T, D] in fp32, and the key of its dropout. `projections`: also queries,
-    keys, values, what attention makes of them [B,T,N,H], and the hidden layer [B,T,F].
+    """`full`: its input [B, T, D] in fp32, its vectors, and the two words of each of its four
+    dropout masks. `projections`: also queries, keys, values, what attention makes of them
+    [B,T,N,H], and the hidden layer [B,T,F].
     """
 
     def of_a_layer(policy: str) -> int:
@@ -121,8 +123,10 @@ def test_what_a_layer_saves(tiny, heads, projections):
         shallow, deep = (saved_activations(tiny(**config, **{"model.num_layers": depth}), 8) for depth in (2, 3))
         return deep - shallow
 
-    stream = 8 * P * D * 4
-    assert stream <= of_a_layer("full") <= stream + 64
+    layers = parameter_shapes(tiny(**{"model.num_heads": heads, "model.num_layers": 1}).model)["encoder"]["layers"]
+    leaves = jax.tree_util.tree_leaves_with_path(layers)
+    vectors = sum(leaf.size for path, leaf in leaves if not parameter_path(path).endswith("kernel"))
+    assert of_a_layer("full") == 4 * (8 * P * D + vectors + 4 * 2)
     assert of_a_layer("projections") - of_a_layer("full") == 8 * P * (projections * H + F) * 4
 
 

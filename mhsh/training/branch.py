@@ -1,0 +1,113 @@
+"""A run that begins at a step of another, train.start_from = RUN@STEP: its config describes the
+whole run, and the steps up to STEP, which are those of RUN, are copied and not trained again. They
+are what the new run would have made, up to the rounding of another program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from mhsh.config.fields import all_fields, differences
+from mhsh.config.resolve import branch_point
+from mhsh.config.schema import Config
+from mhsh.errors import UserError
+from mhsh.files import is_remote, new_folder
+from mhsh.run_folder import RunFolder
+from mhsh.training.optimizer import learning_rate
+
+# What may differ: the learning rates of later steps follow from these.
+_SCHEDULE = (
+    "train.num_steps",
+    "optimizer.schedule",  # with a reason of its own
+    "optimizer.decay_steps",
+    "optimizer.decay_shape",
+    "optimizer.end_learning_rate",
+)
+_COPYING = "branching"  # the status in run.json until the checkpoint is there
+
+
+def branch(folder: RunFolder, config: Config) -> None:
+    """Makes the new run in `folder` what RUN was after STEP: vocabulary, metrics, run.json, and at
+    last the checkpoint, so that what a killed copy leaves is copied anew. Does nothing where
+    train.start_from names no step, or the run has gone on.
+
+    Raises:
+      UserError: RUN has no checkpoint of STEP, its steps up to it are not those of `config`, or one
+        of the two folders is in a bucket and the other is not.
+    """
+    point = branch_point(config.train.start_from)
+    if point is None or folder.newest_checkpoint() is not None:
+        return
+    if folder.has_run_record() and folder.read_run().get("status") != _COPYING:
+        return
+    trunk, step = RunFolder(point[0]), point[1]
+    used = trunk.counters(step)
+    if used is None:
+        kept = sorted(int(path.name) for path in trunk.checkpoints_path.glob("*") if path.name.isdecimal())
+        has = f"it has {', '.join(map(str, kept))}" if kept else "it has none"
+        raise UserError(f"train.start_from = {config.train.start_from!r}: there is no checkpoint of step {step}; {has}")
+    _check_same_steps(trunk, config, step)
+    if trunk.is_remote != folder.is_remote:
+        raise UserError(
+            f"train.start_from = {config.train.start_from!r} and {folder.path}: one is in a bucket and one on a disk; copy the run "
+            "to where the branch shall be"
+        )
+    rows = [row for row in trunk.read_metrics().rows if row["step"] <= step]
+    record = trunk.read_run() | {"status": _COPYING, "branched_from": {"folder": str(trunk.path), "step": step}}
+    folder.write_run(record)
+    folder.replace_metrics(rows)
+    vocabulary = trunk.vocabulary(trunk.read_config())
+    if vocabulary is not None:
+        vocabulary.copy(folder.path / vocabulary.name, overwrite=True)
+    _copy_checkpoint(trunk.checkpoints_path / str(step), folder.checkpoints_path / str(step))
+
+
+def _check_same_steps(trunk: RunFolder, config: Config, step: int) -> None:
+    """Raises UserError unless a run of `config` would make the steps of `trunk` up to `step`."""
+    theirs = trunk.read_config()
+    roles = {field.path: field.role for field in all_fields(config.model.objective)}
+    free = {path for path, role in roles.items() if role in ("clock", "bookkeeping")} - {"train.seed"}
+    for path, (there, here) in differences(theirs, config).items():
+        if path not in free and path not in _SCHEDULE and path != "train.start_from":
+            raise UserError(
+                f"train.start_from = {config.train.start_from!r}: {path} is {there!r} there and {here!r} here; a branch can only "
+                "have another schedule after the step"
+            )
+    named = [each.optimizer.schedule for each in (theirs, config)]
+    if named[0] != named[1]:  # equal rates of two formulas may be rounded otherwise
+        raise UserError(
+            f"train.start_from = {config.train.start_from!r}: optimizer.schedule is {named[0]!r} there and {named[1]!r} here; "
+            "train the first run with wsd, whose rate is constant until the last decay_steps"
+        )
+    steps = jnp.arange(step)
+    ours, before = (np.broadcast_to(learning_rate(each.optimizer, each.train)(steps), (step,)) for each in (config, theirs))
+    unequal = np.flatnonzero(ours != before)
+    if len(unequal):
+        first = int(unequal[0])
+        raise UserError(
+            f"train.start_from = {config.train.start_from!r}: the learning rate of step {first + 1} is {before[first]:g} there and "
+            f"{ours[first]:g} here; branch at step {first} or before, or give a schedule that begins as that one"
+        )
+
+
+def _files(folder: epath.Path) -> Iterator[epath.Path]:
+    for path in folder.iterdir():
+        yield from _files(path) if path.is_dir() else (path,)
+
+
+def _copy_checkpoint(source: epath.Path, target: epath.Path) -> None:
+    files = list(_files(source))
+    if is_remote(target):
+        # The mark that makes a checkpoint of them comes last.
+        for path in sorted(files, key=lambda path: path.parent == source):
+            path.copy(target / path.relative_to(source), overwrite=True)
+        return
+    with new_folder(str(target)) as folder:
+        for path in files:
+            copy = epath.Path(folder) / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            path.copy(copy)

@@ -1,0 +1,77 @@
+"""Runs that begin at a step of another: the same as a run from the beginning."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mhsh.run_folder import RunFolder
+from mhsh.verdict.runs import load_runs
+from tests.runs import CONFIG, final_state, mhsh, mhsh_here, rows_without_timings
+
+TRUNK = [*CONFIG, "--config.optimizer.schedule=wsd"]
+DECAYED = [*TRUNK, "--config.train.num_steps=18", "--config.optimizer.decay_steps=6"]
+
+
+@pytest.fixture(scope="module")
+def trunk(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 36 steps at a constant rate, with checkpoints of steps 12, 24 and 36."""
+    workdir = tmp_path_factory.mktemp("branches") / "trunk"
+    done = mhsh("train", *TRUNK, corpus, f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    return workdir
+
+
+def test_a_branch_is_the_run_that_its_config_describes(trunk, corpus, tmp_path):
+    """Up to the rounding of another program. The copied steps are the trunk's, bit for bit. Also
+    where the first attempt to copy was killed before the checkpoint was there.
+    """
+    whole, branch = tmp_path / "whole", tmp_path / "branch"
+    arguments = ["train", *DECAYED, corpus, f"--config.train.start_from={trunk}@12"]
+    assert mhsh("train", *DECAYED, corpus, f"--workdir={whole}").returncode == 0
+    done = mhsh(*arguments, f"--workdir={branch}")
+    assert done.returncode == 0, done.stderr
+    assert "resuming from the checkpoint of step 12" in done.stdout
+    rows, expected = rows_without_timings(branch), rows_without_timings(whole)
+    assert rows[:12] == rows_without_timings(trunk)[:12]
+    for row, other in zip(rows, expected, strict=True):
+        assert all(row.pop(key) == other.pop(key) for key in ("step", "split", "batch"))
+        assert row.pop("loss_parts", []) == pytest.approx(other.pop("loss_parts", []), rel=1e-4)
+        assert row == pytest.approx(other, rel=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), final_state(branch), final_state(whole))
+    record = RunFolder(branch).read_run()
+    assert record["branched_from"] == {"folder": str(trunk), "step": 12}
+    assert record["status"] == "finished"
+    runs = load_runs([branch, whole]).runs
+    assert [run.spent("tokens") for run in runs] == [runs[0].spent("tokens")] * 2
+
+    killed = tmp_path / "killed"
+    shutil.copytree(branch, killed)
+    shutil.rmtree(killed / "checkpoints")
+    (killed / "run.json").write_text(json.dumps(record | {"status": "branching"}))
+    assert mhsh(*arguments, f"--workdir={killed}").returncode == 0
+    assert rows_without_timings(killed) == rows_without_timings(branch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["--config.train.start_from={trunk}@13"], "there is no checkpoint of step 13; it has 12, 24, 36"),
+        (["--config.train.start_from={trunk}@36"], "names step 36; allowed with train.num_steps = 18: 1 to 17"),
+        (["--config.train.seed=5"], "train.seed is 0 there and 5 here; a branch can only have another schedule"),
+        (["--config.optimizer.decay_steps=8"], "the learning rate of step 11 is"),
+        (["--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"], "train the first run with wsd"),
+        (["--config.model.num_layers=3"], "model.num_layers is 2 there and 3 here"),
+        (["--config.train.keep_moments=True"], "which keeps them anyway: False"),
+    ],
+)
+def test_what_is_no_branch_is_refused(trunk, corpus, tmp_path, changes, said):
+    flags = [each.format(trunk=trunk) for each in (f"--config.train.start_from={trunk}@12", *changes)]
+    done = mhsh_here("train", *DECAYED, corpus, *flags, f"--workdir={tmp_path / 'run'}")
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
