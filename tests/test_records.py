@@ -22,9 +22,9 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edited")
     shutil.copytree(ROOT / "mhsh", folder / "mhsh", ignore=shutil.ignore_patterns("__pycache__"))
     optimizer = folder / "mhsh" / "training" / "optimizer.py"
-    source, line = optimizer.read_text(encoding="utf-8"), "peak, warmup, end = optimizer.learning_rate,"
+    source, line = optimizer.read_text(encoding="utf-8"), "rate = -jnp.asarray(schedule("
     assert source.count(line) == 1
-    optimizer.write_text(source.replace(line, line.replace("optimizer", "3 * optimizer")), encoding="utf-8")
+    optimizer.write_text(source.replace(line, line.replace("-", "-3 * ")), encoding="utf-8")
     return folder
 
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from mhsh.config.fields import all_fields, flatten
+from mhsh.config.resolve import branch_point
 from mhsh.config.schema import OBJECTIVES, Config
 from mhsh.config.schema import Row as ConfigRow
 from mhsh.config.shapes import layer_parameters
@@ -284,7 +285,9 @@ def _start(run: Run, treatment: Sequence[str]) -> str:
     """`fresh`, or what the run started from: parents with equal text have equal settings (but for
     the treatment), data and training.
     """
-    if not run.lineage:
+    start_from = run.config.train.start_from
+    # A branch started as the run did whose first steps it has.
+    if not start_from or (branch_point(start_from) and not run.lineage):
         return "fresh"
     parents = ", before it ".join(_parent(parent, treatment) for parent in run.lineage)
     return f"parameters{' and moments' if run.config.train.keep_moments else ''} of {parents}"
