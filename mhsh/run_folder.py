@@ -44,7 +44,7 @@ from mhsh.files import (
 
 METRICS_FILE = "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
-_COMMIT_MARK = "commit_success.txt"  # Orbax's
+COMMIT_MARK = "commit_success.txt"  # Orbax's
 PROFILE_FOLDER = "profile"
 HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does
 WORDPIECE_FILE = "vocab.txt"  # a token a line
@@ -233,7 +233,7 @@ class RunFolder:
         mark in a bucket.
         """
         named = [path for path in self.checkpoints_path.glob("*") if path.name.isdecimal() and path.is_dir()]
-        return max((int(path.name) for path in named if not self.is_remote or (path / _COMMIT_MARK).exists()), default=None)
+        return max((int(path.name) for path in named if not self.is_remote or (path / COMMIT_MARK).exists()), default=None)
 
     def counters(self, step: int) -> Counters | None:
         """What had been used when the checkpoint of `step` was saved; None for an imported one.
@@ -310,10 +310,6 @@ class RunFolder:
         except OSError as error:
             return Metrics(rows, f"cannot read {path}: {error.strerror}")
         return Metrics(rows, None if rows else f"{path} is empty; the run has logged nothing")
-
-    def replace_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes metrics.jsonl anew with these rows, as `read_metrics` gives them."""
-        write_atomically(self.path / METRICS_FILE, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
     def sync_metrics(self) -> None:
         """Flushes metrics.jsonl to the disk."""

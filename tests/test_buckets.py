@@ -70,6 +70,30 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken
     assert "tensorboard/events" in objects(bucket, "here/run/tensorboard")
 
 
+@pytest.mark.slow  # by default: tests/test_branches.py
+def test_a_run_in_a_bucket_begins_at_a_step_of_another(bucket, corpus, tmp_path):
+    """The mark that makes a checkpoint of the copy is written last. No branch leaves the bucket."""
+    trunk, branch = f"gs://{BUCKET}/branches/trunk", f"gs://{BUCKET}/branches/branch"
+    wsd = [*CONFIG, corpus, "--config.optimizer.schedule=wsd"]
+    shorter = [*wsd, "--config.train.num_steps=14", f"--config.train.start_from={trunk}@12"]
+
+    def train(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command("train", *arguments), cwd=ROOT, env=environment(bucket), capture_output=True, text=True, check=False
+        )
+
+    assert train(*wsd, f"--workdir={trunk}").returncode == 0
+    done = train(*shorter, f"--workdir={branch}")
+    assert done.returncode == 0, done.stderr
+    assert "resuming from the checkpoint of step 12" in done.stdout
+    written = {
+        each["name"]: each["timeCreated"] for each in json.loads(objects(bucket, "branches/branch/checkpoints/12/"))["items"]
+    }
+    assert max(written, key=written.__getitem__).endswith("commit_success.txt")
+    refused = train(*shorter, f"--workdir={tmp_path / 'run'}")
+    assert refused.returncode == 2 and "one is in a bucket and one on a disk" in refused.stderr
+
+
 @pytest.fixture
 def rows(bucket, corpus, tmp_path, monkeypatch) -> str:
     """data.source of rows in the bucket, prepared from a Parquet file there."""

@@ -16,7 +16,8 @@ from mhsh.config.resolve import branch_point
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import is_remote, new_folder
-from mhsh.run_folder import RunFolder
+from mhsh.run_folder import COMMIT_MARK, METRICS_FILE, RunFolder
+from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.optimizer import learning_rate
 
 # What may differ: the learning rates of later steps follow from these.
@@ -45,9 +46,11 @@ def branch(folder: RunFolder, config: Config) -> None:
     if folder.has_run_record() and folder.read_run().get("status") != _COPYING:
         return
     trunk, step = RunFolder(point[0]), point[1]
-    used = trunk.counters(step)
+    checkpoints = StoredCheckpoints(trunk.checkpoints_path)
+    kept = sorted(checkpoints.steps())
+    checkpoints.close()
+    used = trunk.counters(step) if step in kept else None
     if used is None:
-        kept = sorted(int(path.name) for path in trunk.checkpoints_path.glob("*") if path.name.isdecimal())
         has = f"it has {', '.join(map(str, kept))}" if kept else "it has none"
         raise UserError(f"train.start_from = {config.train.start_from!r}: there is no checkpoint of step {step}; {has}")
     _check_same_steps(trunk, config, step)
@@ -56,13 +59,12 @@ def branch(folder: RunFolder, config: Config) -> None:
             f"train.start_from = {config.train.start_from!r} and {folder.path}: one is in a bucket and one on a disk; copy the run "
             "to where the branch shall be"
         )
-    rows = [row for row in trunk.read_metrics().rows if row["step"] <= step]
     record = trunk.read_run() | {"status": _COPYING, "branched_from": {"folder": str(trunk.path), "step": step}}
     folder.write_run(record)
-    folder.replace_metrics(rows)
-    vocabulary = trunk.vocabulary(trunk.read_config())
-    if vocabulary is not None:
-        vocabulary.copy(folder.path / vocabulary.name, overwrite=True)
+    for path in (trunk.path / METRICS_FILE, trunk.vocabulary(trunk.read_config())):
+        if path is not None and path.exists():
+            path.copy(folder.path / path.name, overwrite=True)
+    folder.cut_metrics(step, used.rows, accept_gap=True)  # what is missing is said when the run goes on
     _copy_checkpoint(trunk.checkpoints_path / str(step), folder.checkpoints_path / str(step))
 
 
@@ -103,7 +105,7 @@ def _copy_checkpoint(source: epath.Path, target: epath.Path) -> None:
     files = list(_files(source))
     if is_remote(target):
         # The mark that makes a checkpoint of them comes last.
-        for path in sorted(files, key=lambda path: path.parent == source):
+        for path in sorted(files, key=lambda path: path.name == COMMIT_MARK):
             path.copy(target / path.relative_to(source), overwrite=True)
         return
     with new_folder(str(target)) as folder:
