@@ -8,11 +8,17 @@ from jaxtyping import Array, UInt32
 
 # The axes of the mesh that shard the batch.
 BATCH_AXES = ("data", "fsdp")
+TENSOR_AXIS = "tensor"  # of the mesh; shards the parameters of a layer
 
 
 def batch_is_sharded() -> bool:
     """Whether what is traced runs on a shard of the batch (mhsh/training/shards.py)."""
     return not set(BATCH_AXES).isdisjoint(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def tensor_is_sharded() -> bool:
+    """Whether heads, feed-forward width and vocabulary are sharded on the current mesh."""
+    return jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1) > 1
 
 
 def shard_index() -> UInt32[Array, ""]:

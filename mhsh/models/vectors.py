@@ -9,9 +9,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
+
+from mhsh.models.devices import tensor_is_sharded
 
 Path = tuple[str, ...]
 Shapes = Mapping[Path, tuple[int, ...]]  # of one layer's vectors
@@ -23,7 +24,7 @@ def vector_shapes(layers: Any) -> Shapes:
     """The shapes of the vectors of one layer, from the parameters of all, stacked on axis 0. None
     where heads or feed-forward units are sharded: in one array their shards would be lost.
     """
-    if jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1:
+    if tensor_is_sharded():
         return {}
     flat: dict[Path, Any] = flatten_dict(layers)
     return {path: leaf.shape[1:] for path, leaf in flat.items() if not path[-1].endswith("kernel")}

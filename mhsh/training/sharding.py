@@ -17,10 +17,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mhsh.config.schema import Config, MeshConfig, ModelConfig
 from mhsh.errors import UserError
-from mhsh.models.devices import BATCH_AXES
+from mhsh.models.devices import BATCH_AXES, TENSOR_AXIS
 
 DATA_AXIS, FSDP_AXIS = BATCH_AXES
-TENSOR_AXIS = "tensor"  # shards the parameters of a layer
 MESH_AXES = (*BATCH_AXES, TENSOR_AXIS)
 ROWS = PartitionSpec(BATCH_AXES)  # of arrays with a row for each row of the batch
 

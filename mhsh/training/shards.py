@@ -22,10 +22,10 @@ from jaxtyping import Array
 
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.models.build import boxed_parameters
-from mhsh.models.devices import BATCH_AXES, batch_is_sharded, current_platform
+from mhsh.models.devices import BATCH_AXES, TENSOR_AXIS, batch_is_sharded, current_platform, tensor_is_sharded
 from mhsh.models.types import Batch
 from mhsh.training.optimizer import parameter_path
-from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, TENSOR_AXIS, axis_rules, matrices, parameter_specs
+from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, axis_rules, matrices, parameter_specs
 
 # A TPU holds the last axis of an array in lanes, so many at a time.
 _LANES = 128
@@ -44,7 +44,7 @@ def over_shards(function: Callable[..., Any], model: ModelConfig, out_specs: Any
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or math.prod(mesh.shape[axis] for axis in BATCH_AXES) == 1:
             return function(params, batch, *alike)
-        by_xla = _tensor_is_sharded()
+        by_xla = tensor_is_sharded()  # over `tensor` alone, which stays its own; else no axis is left to it
         rules = [(name, None if name == "batch" else axes) for name, axes in axis_rules(model)] if by_xla else []
         specs = shard_specs(model)
 
@@ -108,7 +108,7 @@ def summed_gradients(gradients: Any, config: Config) -> Any:
     leaves = [leaf for _, leaf in paths_and_leaves]
     vectors = [leaf for leaf, is_matrix in zip(leaves, are_matrices, strict=True) if not is_matrix]
     # In one array, what is sharded over `tensor` would lose its shards.
-    sums = iter(jax.lax.psum(vectors, BATCH_AXES) if _tensor_is_sharded() else summed(vectors))
+    sums = iter(jax.lax.psum(vectors, BATCH_AXES) if tensor_is_sharded() else summed(vectors))
     specs = jax.tree.leaves(shard_specs(model))
     return structure.unflatten(
         of_matrix(path, leaf, spec) if is_matrix else next(sums)
@@ -123,11 +123,6 @@ def as_used(model: ModelConfig, params: Any) -> Any:
         return leaf.astype(model.compute_dtype) if is_matrix and _is_kernel(path) else leaf
 
     return jax.tree_util.tree_map_with_path(cast, params, matrices(boxed_parameters(model)))
-
-
-def _tensor_is_sharded() -> bool:
-    """Whether XLA partitions over `tensor`, which stays its own; else no axis is left to it."""
-    return jax.sharding.get_abstract_mesh().shape[TENSOR_AXIS] > 1
 
 
 def _gathered(shards: Any, specs: Any) -> Any:
