@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from mhsh.outcome import DIVERGED
 from mhsh.run_folder import RunFolder
 from mhsh.verdict.runs import load_runs
 from tests.runs import CONFIG, final_state, mhsh, mhsh_here, rows_without_timings
@@ -56,6 +57,19 @@ def test_a_branch_is_the_run_that_its_config_describes(trunk, corpus, tmp_path):
     (killed / "run.json").write_text(json.dumps(record | {"status": "branching"}))
     assert mhsh(*arguments, f"--workdir={killed}").returncode == 0
     assert rows_without_timings(killed) == rows_without_timings(branch)
+
+
+def test_a_branch_of_a_run_that_diverged_before_has_diverged(trunk, corpus, tmp_path):
+    diverged, branch = tmp_path / "diverged", RunFolder(tmp_path / "branch")
+    shutil.copytree(trunk, diverged)
+    shutil.rmtree(diverged / "checkpoints" / "12")
+    RunFolder(diverged).write_run(RunFolder(diverged).read_run() | {"status": "stopped", "outcome": DIVERGED})
+    flags = [*DECAYED, corpus, f"--config.train.start_from={diverged}@12"]
+    done = mhsh_here("train", *flags, f"--workdir={branch.path}")
+    assert done.returncode == 2
+    assert f"its first steps are those of {diverged}, which diverged before step 12" in done.stderr
+    (run,) = load_runs([branch.path]).runs
+    assert run.recorded("outcome") == DIVERGED and run.config.train.start_from == ""
 
 
 @pytest.mark.parametrize(

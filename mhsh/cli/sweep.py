@@ -18,9 +18,10 @@ from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import Count, FieldsFlag
+from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
-from mhsh.sweep.axes import SEEDS, Axis, Cell, Value, cells_of, parse_axes
+from mhsh.sweep.axes import SEEDS, Axis, Cell, Value, cells_of, families, parents, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
@@ -54,7 +55,8 @@ def run(
     Args:
       workdir: the sweep's folder
       axes: a field and its values, NAME=VALUE,...: heads_per_layer=8,4,2,1 seed=0,1,2
-        lr=1e-3,3e-3 scheme=post_ln,admin model.num_layers=6,18
+        lr=1e-3,3e-3 scheme=post_ln,admin model.num_layers=6,18. budget=100,1000 trains so many
+        steps; with the wsd schedule a longer run begins where the decay of the shorter one does
       dry_run: print the plan and what it costs, and stop
       parallel: cells at once, which share the cores
       cells: I/N, every N-th cell from the I-th on: this host's share
@@ -93,10 +95,11 @@ def run(
     stopped_by = None
     while True:
         folder.open_for(plan)
-        share = plan.cells[first - 1 :: every]
+        share = [cell for family in families(plan.cells)[first - 1 :: every] for cell in family]
         states = (STOPPED, WAITING, FAILED) if retry else (STOPPED, WAITING)
         for title, names in _stages(folder, plan, over, choosing_seeds):
-            part = [cell for cell in share if cell.name in names]
+            needed = _with_parents(plan, names)
+            part = [cell for cell in share if cell.name in needed]
             due = [cell for cell in part if folder.state(cell.name).kind in states]
             of = f" here (share {cells} of {len(plan.cells)})" if every > 1 else ""
             print(f"{title}{len(due)} of {len(part)} cells to run{of}", flush=True)
@@ -155,6 +158,14 @@ def _stages(folder: SweepFolder, plan: Plan, over: str | None, choosing_seeds: i
     yield f"Reporting at each shape's best {over}: ", reporting
 
 
+def _with_parents(plan: Plan, names: Collection[str]) -> set[str]:
+    """The cells of these names, and those whose first steps they have."""
+    shorter, needed = parents(plan.cells), set(names)
+    while missing := {shorter[name].name for name in needed if name in shorter} - needed:
+        needed |= missing
+    return needed
+
+
 def _values_to_add(folder: SweepFolder, over: str, choosing_seeds: int | None) -> list[float]:
     tuned = _tuned(folder, over, choosing_seeds)
     # Without the choices these intervals hold the noise alone, not what the grid hides.
@@ -182,7 +193,18 @@ def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
     """Every cell with its cost. Raises UserError naming the cell that is wrong."""
     from mhsh.models.costs import run_cost
 
-    return Plan(tuple(axes), cells_of(axes, fields, lambda config: run_cost(config)._asdict()))
+    cells = cells_of(axes, fields, lambda config: run_cost(config)._asdict())
+    shorter = parents(cells)
+    return Plan(tuple(axes), tuple(_without_copied_steps(cell, shorter.get(cell.name)) for cell in cells))
+
+
+def _without_copied_steps(cell: Cell, parent: Cell | None) -> Cell:
+    """The cell without the cost of the steps that it copies from `parent`."""
+    if parent is None:
+        return cell
+    steps, copied = cell.config.train.num_steps, decay_start(parent.config) or 0
+    costs = {name: cell.cost[name] * (steps - copied) // steps for name in ("tokens", "flops")}
+    return replace(cell, cost={**cell.cost, **costs})
 
 
 def print_plan(plan: Plan, console: Console) -> None:

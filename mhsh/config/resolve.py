@@ -86,6 +86,22 @@ def branch_point(start_from: str) -> tuple[str, int] | None:
     return None if match is None else (match[1], int(match[2]))
 
 
+def decay_start(config: Config) -> int | None:
+    """The step after which the rate of the wsd schedule falls, from which a longer run of the same
+    config can go on; None for the other schedules.
+    """
+    return config.train.num_steps - config.optimizer.decay_steps if config.optimizer.schedule == "wsd" else None
+
+
+def whole_run(config: Config) -> Config:
+    """`config` without the run whose first steps are this one's (RUN@STEP): with it or without, the
+    config describes the same run.
+    """
+    if branch_point(config.train.start_from) is None:
+        return config
+    return replace(config, train=replace(config.train, start_from=""))
+
+
 def named_flags(flags: str) -> dict[str, str | bool]:
     """The flags that train.xla_flags names; none where it is `none`.
 

@@ -27,6 +27,7 @@ from mhsh.report.report import (
     Table,
 )
 from mhsh.report.sentences import change_words, sentences, title
+from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, format_loss, format_range, format_recorded, format_signed, numbered
 from mhsh.verdict import experiment, fairness, findings, outcomes, tuning
 from mhsh.verdict.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate, estimate, half_interval, known_estimate
@@ -58,7 +59,7 @@ def build_report(comparisons: Sequence[Comparison], changes: Sequence[Change] = 
         summary=(*(f"{line}." for line in titles[1:]), *map(change_words, changes), *said),
         tables=tuple(build(section) for build in builders for section in sections),
         curves=_curves(sections, pretraining),
-        points=tuple(figure for section in sections for figure in _points(section)),
+        points=(*_budgets(sections), *(figure for section in sections for figure in _points(section))),
         conditions=tuple(table for section in sections if (table := _conditions_table(section)) is not None),
         problems=tuple(dict.fromkeys(line for each in comparisons for line in each.experiment.problems)),
         rules=_rules(comparisons, bool(changes)),
@@ -332,8 +333,39 @@ def _notes(runs: Sequence[Run], most: int) -> tuple[str, ...]:
 def _points(section: _Section) -> list[Points]:
     if fields := _tuned_fields(section):
         return [_sensitivity(section, *fields)]
-    axes = section.comparison.experiment.axes
-    return [figure for axis in axes if (figure := _against(section, axis.path)) is not None]
+    paths = [axis.path for axis in section.comparison.experiment.axes if axis.path != BUDGET]
+    return [figure for path in paths if (figure := _against(section, path)) is not None]
+
+
+def _budgets(sections: Sequence[_Section]) -> list[Points]:
+    """The primary measure, and the difference to each budget's baseline, against the tokens of runs
+    that differ in their length; none where no lengths were swept.
+    """
+    losses: dict[str, list[Point]] = {}
+    differences: dict[str, list[Point]] = {}
+    for section in sections:
+        comparison = section.comparison
+        for group, loss, finding in zip(section.groups, comparison.estimates, comparison.findings, strict=True):
+            spent = [tokens for run in group.runs if (tokens := run.spent("tokens")) is not None]
+            if BUDGET not in group.settings or not spent:
+                continue
+            tuned = group.choice.over if group.choice else ""
+            settings = {path: value for path, value in group.settings.items() if path not in (BUDGET, tuned)}
+            name = ", ".join(f"{path.split('.')[-1]} {value}" for path, value in settings.items()) or "all"
+            for lines, of in ((losses, loss), (differences, finding.difference if finding else None)):
+                if of is not None:
+                    lines.setdefault(name, []).append(_estimated(math.fsum(spent) / len(spent), of, group.name))
+    measure = sections[0].comparison.measured.measure.name
+    figures = []
+    for lines, words in ((losses, measure), (differences, f"difference in {measure}")):
+        if any(len(points) > 1 for points in lines.values()):
+            series = tuple(Series(name, tuple(sorted(points, key=lambda point: point.x))) for name, points in lines.items())
+            zero = () if lines is losses else (Reference(0.0, "the baseline"),)
+            ticks = {text.count(round(point.x)): point.x for points in lines.values() for point in points}
+            of_ticks = tuple((x, words) for words, x in ticks.items())
+            title = f"{words} at the end of each length"
+            figures.append(Points(title, "training tokens", words, series, log_x=True, ticks=of_ticks, references=zero))
+    return figures
 
 
 def _sensitivity(section: _Section, field: str) -> Points:
@@ -377,6 +409,9 @@ def _ticks(values: Iterable[int | float]) -> tuple[tuple[float, str], ...]:
 
 
 def _point(x: float, values: Sequence[float], label: str, hollow: bool = False) -> Point:
-    of = estimate(values)
+    return _estimated(x, estimate(values), label, hollow)
+
+
+def _estimated(x: float, of: Estimate, label: str, hollow: bool = False) -> Point:
     low, high = (value if math.isfinite(value) else None for value in (of.low, of.high))
     return Point(x, of.mean, low, high, hollow, label)

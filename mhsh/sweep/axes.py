@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhsh.config.fields import SHAPING, parse_value
-from mhsh.config.resolve import from_dict
+from mhsh.config.resolve import decay_start, from_dict
 from mhsh.config.schema import Config
 from mhsh.config.shapes import SCHEMES
 from mhsh.errors import UserError, closest
@@ -28,6 +28,8 @@ SHORT_NAMES = {"train_seed": "train.seed", "data_seed": "data.seed", "lr": LEARN
 
 # The axis that sets two fields: a residual scheme, and for Admin how omega starts.
 SCHEME = "scheme"
+# The axis of lengths of training: train.num_steps, and optimizer.decay_steps in proportion.
+BUDGET = "budget"
 
 _LONGEST_PART = 60  # characters of one value in a cell's name: it becomes a folder's
 
@@ -39,7 +41,7 @@ Fields = Mapping[str, Mapping[str, Any]]
 class Axis:
     """One field of the config (or the scheme), and the values that it takes, in the order given."""
 
-    path: str  # section.field, SCHEME or SEED
+    path: str  # section.field, SCHEME, SEED or BUDGET
     values: tuple[Value, ...]
 
     @property
@@ -55,7 +57,7 @@ class Cell:
     name: str  # also its folder's; from the settings alone, so that a grown sweep finds its old cells
     settings: Mapping[str, Value]  # by axis path
     config: Config
-    cost: Mapping[str, int]  # parameters, tokens, flops
+    cost: Mapping[str, int]  # parameters; tokens and flops of the steps that it trains itself
 
 
 def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
@@ -63,8 +65,9 @@ def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
 
     NAME is a field's path (optimizer.learning_rate), its last part where one section alone has it
     (learning_rate), `seed` for train.seed and data.seed together, `train_seed` and `data_seed` for
-    one of them, `lr` for the learning rate, `depth` for model.num_layers, or `scheme`, whose values
-    are SCHEMES. A value is of the field's type.
+    one of them, `lr` for the learning rate, `depth` for model.num_layers, `budget` for
+    train.num_steps with optimizer.decay_steps in proportion, or `scheme`, whose values are SCHEMES.
+    A value is of the field's type.
 
     Raises:
       UserError: a name that is no field, a value of another type, a value or an axis given twice,
@@ -108,7 +111,28 @@ def cells_of(axes: Sequence[Axis], fields: Fields, cost_of: Callable[[Config], M
 
 def fields_of(path: str) -> tuple[str, ...]:
     """The fields that an axis may set."""
-    return {SCHEME: ("model.residual", "model.admin_omega"), SEED: ("train.seed", "data.seed")}.get(path, (path,))
+    several = {
+        SCHEME: ("model.residual", "model.admin_omega"),
+        SEED: ("train.seed", "data.seed"),
+        BUDGET: ("train.num_steps", "optimizer.decay_steps"),
+    }
+    return several.get(path, (path,))
+
+
+def families(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The cells that differ in their budget alone, in ascending order of it."""
+    alike: dict[tuple[Value, ...], list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault(tuple(value for path, value in cell.settings.items() if path != BUDGET), []).append(cell)
+    return [sorted(family, key=lambda cell: cell.config.train.num_steps) for family in alike.values()]
+
+
+def parents(cells: Sequence[Cell]) -> dict[str, Cell]:
+    """By the names of cells, the cell of the next smaller budget. Its steps before its decay are
+    theirs too, so they begin after them. Other schedules than wsd share no steps.
+    """
+    pairs = [pair for family in families(cells) for pair in itertools.pairwise(family)]
+    return {cell.name: parent for parent, cell in pairs if decay_start(parent.config)}
 
 
 def _axis(text: str, fields: Fields) -> Axis:
@@ -124,7 +148,7 @@ def _axis(text: str, fields: Fields) -> Axis:
 
 
 def _path(name: str, fields: Fields) -> str:
-    if name in (SCHEME, SEED):
+    if name in (SCHEME, SEED, BUDGET):
         return name
     known = [f"{section}.{field}" for section, values in fields.items() for field in values]
     known += [path for path in SHAPING if path not in known]
@@ -137,7 +161,7 @@ def _path(name: str, fields: Fields) -> str:
         return found[0]
     if found:
         raise UserError(f"--axes {name}: {' and '.join(found)} are both called so; give the whole path")
-    meant = closest(name, [*known, *(path.split(".")[-1] for path in known), *SHORT_NAMES, SCHEME, SEED])
+    meant = closest(name, [*known, *(path.split(".")[-1] for path in known), *SHORT_NAMES, SCHEME, SEED, BUDGET])
     hint = f"did you mean {meant}?" if meant else "give a field's path, such as optimizer.learning_rate"
     raise UserError(f"--axes {name}: the config has no such field; {hint}")
 
@@ -149,7 +173,7 @@ def _value(path: str, text: str) -> Value:
             raise UserError(f"--axes scheme: {text!r} is no scheme; allowed: {', '.join(SCHEMES)}")
         return text
     try:
-        return parse_value("train.seed" if path == SEED else path, text)
+        return parse_value(fields_of(path)[0], text)
     except UserError as error:
         raise UserError(f"--axes: {error}") from error
 
@@ -159,6 +183,10 @@ def _with_settings(fields: Fields, settings: Mapping[str, Value]) -> dict[str, A
     for path, value in settings.items():
         if path == SCHEME:
             changed["model"] |= SCHEMES[str(value)]
+            continue
+        if path == BUDGET:
+            decays = fields["optimizer"]["decay_steps"] * int(value) / fields["train"]["num_steps"]
+            changed["train"]["num_steps"], changed["optimizer"]["decay_steps"] = value, round(decays)
             continue
         for target in fields_of(path):
             section, field = target.split(".")

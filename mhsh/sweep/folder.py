@@ -19,9 +19,11 @@ import signal
 from pathlib import Path
 from typing import IO, Any
 
+from msgspec.structs import replace
+
 from mhsh.config.fields import format_differences
-from mhsh.config.resolve import from_dict
-from mhsh.config.schema import to_dict
+from mhsh.config.resolve import decay_start, from_dict
+from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, is_remote, read_object, write_atomically
 from mhsh.outcome import DIVERGED
@@ -106,6 +108,19 @@ class SweepFolder:
     def run_folder(self, name: str) -> RunFolder:
         """The cell's run folder, which may not be there yet."""
         return RunFolder(self.path / "runs" / name)
+
+    def run_config(self, cell: Cell, parent: Cell | None) -> Config:
+        """The config that the cell's process trains. It begins where the decay of `parent` begins,
+        unless it has begun otherwise.
+        """
+        folder = self.run_folder(cell.name)
+        if folder.has_begun():
+            start_from = folder.read_config().train.start_from
+        elif parent is not None:
+            start_from = f"{self.run_folder(parent.name).path}@{decay_start(parent.config)}"
+        else:
+            return cell.config
+        return replace(cell.config, train=replace(cell.config.train, start_from=start_from))
 
     def begin(self, name: str) -> tuple[IO[bytes], IO[bytes]] | None:
         """The cell's output and error files, locked for the process that inherits them; None where

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import os
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
-from mhsh.sweep.axes import Cell
+from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import CellState, SweepFolder
 from mhsh.training.compiling import private_cache
 from mhsh.training.signals import StopSignals
@@ -39,7 +38,8 @@ def run_cells(folder: SweepFolder, cells: Sequence[Cell], parallel: int, begun: 
 
     Cells that run at once share this process's cores and the accelerator's memory. SIGINT and
     SIGTERM are passed on once to the processes, which save their state; no further cell starts
-    then. A cell that another sweep is running is skipped.
+    then. A cell that another sweep is running is skipped. A cell waits for the cell whose first
+    steps it has.
 
     Args:
       begun: called with each cell when its process starts.
@@ -48,7 +48,7 @@ def run_cells(folder: SweepFolder, cells: Sequence[Cell], parallel: int, begun: 
     Returns:
       the number of the signal that stopped the sweep, or None.
     """
-    waiting = collections.deque(cells)
+    waiting, shorter = list(cells), parents(folder.read_plan().cells)
     running: list[_Running] = []
     slots = list(range(parallel))
     environment = _environment(folder, parallel)
@@ -58,8 +58,9 @@ def run_cells(folder: SweepFolder, cells: Sequence[Cell], parallel: int, begun: 
             if signals.signal is not None and not signalled:
                 signalled = True
                 _signal_all(running, signals.signal)
-            while waiting and slots and signals.signal is None:
-                started = _start(folder, waiting.popleft(), slots[0], parallel, environment, ended)
+            while slots and signals.signal is None and (cell := _next(waiting, running, shorter)) is not None:
+                waiting.remove(cell)
+                started = _start(folder, cell, shorter.get(cell.name), slots[0], parallel, environment, ended)
                 if started is not None:
                     slots.pop(0)
                     running.append(started)
@@ -72,8 +73,20 @@ def run_cells(folder: SweepFolder, cells: Sequence[Cell], parallel: int, begun: 
     return signals.signal
 
 
+def _next(waiting: Sequence[Cell], running: Sequence[_Running], shorter: Mapping[str, Cell]) -> Cell | None:
+    """The first cell whose parent neither waits nor runs."""
+    busy = {cell.name for cell in (*waiting, *(process.cell for process in running))}
+    return next((cell for cell in waiting if cell.name not in shorter or shorter[cell.name].name not in busy), None)
+
+
 def _start(
-    folder: SweepFolder, cell: Cell, slot: int, parallel: int, environment: Mapping[str, str], ended: Tell
+    folder: SweepFolder,
+    cell: Cell,
+    parent: Cell | None,
+    slot: int,
+    parallel: int,
+    environment: Mapping[str, str],
+    ended: Tell,
 ) -> _Running | None:
     """Starts the cell's process.
 
@@ -86,7 +99,7 @@ def _start(
     output, errors = files
     with output, errors:
         try:
-            run_folder = RunFolder.open_for_training(folder.run_folder(cell.name).path, cell.config)
+            run_folder = RunFolder.open_for_training(folder.run_folder(cell.name).path, folder.run_config(cell, parent))
         except UserError as error:
             folder.finish(cell.name, 2, str(error), 0.0)
             errors.close()

@@ -16,6 +16,7 @@ from mhsh.config.resolve import branch_point
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import is_remote, new_folder
+from mhsh.outcome import DIVERGED
 from mhsh.run_folder import COMMIT_MARK, METRICS_FILE, RunFolder
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.optimizer import learning_rate
@@ -37,8 +38,8 @@ def branch(folder: RunFolder, config: Config) -> None:
     train.start_from names no step, or the run has gone on.
 
     Raises:
-      UserError: RUN has no checkpoint of STEP, its steps up to it are not those of `config`, or one
-        of the two folders is in a bucket and the other is not.
+      UserError: RUN has no checkpoint of STEP or diverged before it, its steps up to it are not
+        those of `config`, or one of the two folders is in a bucket and the other is not.
     """
     point = branch_point(config.train.start_from)
     if point is None or folder.newest_checkpoint() is not None:
@@ -50,6 +51,11 @@ def branch(folder: RunFolder, config: Config) -> None:
     kept = sorted(checkpoints.steps())
     checkpoints.close()
     used = trunk.counters(step) if step in kept else None
+    record = trunk.read_run() if trunk.has_run_record() else {}
+    if used is None and record.get("outcome") == DIVERGED:
+        folder.write_run(record | {"branched_from": {"folder": str(trunk.path), "step": step}})
+        (trunk.path / METRICS_FILE).copy(folder.path / METRICS_FILE, overwrite=True)
+        raise UserError(f"{folder.path} diverged: its first steps are those of {trunk.path}, which diverged before step {step}")
     if used is None:
         has = f"it has {', '.join(map(str, kept))}" if kept else "it has none"
         raise UserError(f"train.start_from = {config.train.start_from!r}: there is no checkpoint of step {step}; {has}")
@@ -59,8 +65,7 @@ def branch(folder: RunFolder, config: Config) -> None:
             f"train.start_from = {config.train.start_from!r} and {folder.path}: one is in a bucket and one on a disk; copy the run "
             "to where the branch shall be"
         )
-    record = trunk.read_run() | {"status": _COPYING, "branched_from": {"folder": str(trunk.path), "step": step}}
-    folder.write_run(record)
+    folder.write_run(record | {"status": _COPYING, "branched_from": {"folder": str(trunk.path), "step": step}})
     for path in (trunk.path / METRICS_FILE, trunk.vocabulary(trunk.read_config())):
         if path is not None and path.exists():
             path.copy(folder.path / path.name, overwrite=True)

@@ -8,6 +8,7 @@ import jax
 from etils import epath
 
 from mhsh.config.fields import format_differences
+from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.data.tables import format_overlap
 from mhsh.errors import UserError
@@ -100,6 +101,7 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
     early, or None.
     """
     train, clock, watchdog, agreement = run.config.train, run.clock, run.watchdog, StopAgreement()
+    decays_after = decay_start(run.config)  # longer runs begin with this checkpoint
     batches = contextlib.closing(run.batches(start, train.num_steps))
     with batches as iterator, maintenance_watch(stop), clock.phase("training"):
         for step, host_batch in enumerate(clock.waiting(iterator), start + 1):
@@ -113,7 +115,7 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
 
             last = step == train.num_steps
             stopped_by = agreement.stops_after(step, stop.signal)
-            saves = last or stopped_by is not None or _due(step, train.checkpoint_interval)
+            saves = last or stopped_by is not None or _due(step, train.checkpoint_interval) or step == decays_after
             validates = last or _due(step, train.eval_interval)
             if saves or validates:
                 log.finish_previous(always=True)

@@ -16,6 +16,7 @@ import grain
 import jax
 import numpy as np
 
+from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
@@ -73,7 +74,7 @@ class Run:
         preflight(_facts(config, self.corpus))
 
         kept = dict(keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
-        self.checkpoints = Checkpoints(folder.checkpoints_path, **kept)
+        self.checkpoints = Checkpoints(folder.checkpoints_path, **kept, keep_step=decay_start(config))
         config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
         self.config = config
         self.model = model = build_model(config.model)

@@ -20,7 +20,7 @@ from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote
-from mhsh.sweep.axes import SEEDS, SHORT_NAMES, Axis, Value
+from mhsh.sweep.axes import BUDGET, SEEDS, SHORT_NAMES, Axis, Value
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, numbered, sanitize
 from mhsh.verdict.estimate import Replicate
@@ -197,7 +197,8 @@ class Experiment:
 
     def sections(self, by: Sequence[str] = ()) -> dict[str, Experiment]:
         """What is compared by itself, by name: each sweep if there are several; and with `by`, some
-        of the axes, each setting of the others.
+        of the axes, each setting of the others. Without, each budget of a sweep of shapes and
+        budgets.
 
         Raises:
           UserError: `by` names no axis.
@@ -210,14 +211,23 @@ class Experiment:
                 raise UserError(f"--by={sanitize(name)} is no axis of these sweeps; allowed: {allowed}")
         sweeps = _sweep_names(self.groups)
         compared = [known[name] for name in by]
+        if not by and BUDGET in known:
+            compared = [axis.path for axis in self.axes if axis.path != BUDGET]
         varied = {axis.path for axis in self.axes if len(axis.values) > 1}
         parts: dict[str, list[Group]] = {}
         for group in self.groups:
             words = [sweeps[group.sweep]] if len(sweeps) > 1 else []
-            others = {path: value for path, value in group.settings.items() if by and path not in compared}
+            others = {path: value for path, value in group.settings.items() if compared and path not in compared}
             words += [f"{path.split('.')[-1]} {sanitize(str(value))}" for path, value in others.items() if path in varied]
             parts.setdefault(", ".join(words), []).append(group)
-        return {name: dataclasses.replace(self, groups=tuple(groups)) for name, groups in parts.items()} or {"": self}
+        return {name: self._section(groups, renamed=bool(compared)) for name, groups in parts.items()} or {"": self}
+
+    def _section(self, groups: Sequence[Group], renamed: bool) -> Experiment:
+        """Some of the groups; `renamed`: named by what differs among these alone."""
+        names = names_of([group.config for group in groups]) if renamed else [group.name for group in groups]
+        return dataclasses.replace(
+            self, groups=tuple(dataclasses.replace(group, name=name) for group, name in zip(groups, names, strict=True))
+        )
 
 
 def _sweep_names(groups: Sequence[Group]) -> dict[str, str]:

@@ -14,12 +14,11 @@ from typing import Any, get_args
 import numpy as np
 
 from mhsh.config.fields import all_fields, flatten
-from mhsh.config.resolve import branch_point
 from mhsh.config.schema import OBJECTIVES, Config
 from mhsh.config.schema import Row as ConfigRow
 from mhsh.config.shapes import layer_parameters
 from mhsh.errors import UserError, closest
-from mhsh.sweep.axes import Axis, fields_of
+from mhsh.sweep.axes import BUDGET, Axis, fields_of
 from mhsh.text import format_recorded, sanitize
 from mhsh.verdict.experiment import Group
 from mhsh.verdict.runs import Ancestor, Run
@@ -135,7 +134,10 @@ def factors(config: Config, baseline: Config, treatment: Sequence[str] = DEFAULT
     if SHAPE in treatment:
         found += _shape_factors(config, baseline, {path.split(".")[1] for path in differing & shape})
         treatment = [path for path in treatment if path not in shape]
-    return (*found, *(path.split(".")[1] for path in treatment if path in differing))
+    swept = [path for path in treatment if path in differing]
+    if set(fields_of(BUDGET)) <= set(swept):  # a longer run has a longer decay
+        found, swept = [*found, BUDGET], [path for path in swept if path not in fields_of(BUDGET)]
+    return (*found, *(path.split(".")[1] for path in swept))
 
 
 def _shape_factors(config: Config, baseline: Config, differing: set[str]) -> list[str]:
@@ -285,9 +287,7 @@ def _start(run: Run, treatment: Sequence[str]) -> str:
     """`fresh`, or what the run started from: parents with equal text have equal settings (but for
     the treatment), data and training.
     """
-    start_from = run.config.train.start_from
-    # A branch started as the run did whose first steps it has.
-    if not start_from or (branch_point(start_from) and not run.lineage):
+    if not run.config.train.start_from and not run.lineage:
         return "fresh"
     parents = ", before it ".join(_parent(parent, treatment) for parent in run.lineage)
     return f"parameters{' and moments' if run.config.train.keep_moments else ''} of {parents}"

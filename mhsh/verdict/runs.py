@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from mhsh import outcome
-from mhsh.config.resolve import from_dict
+from mhsh.config.resolve import from_dict, whole_run
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, check_bucket, is_remote
@@ -206,7 +206,7 @@ def _load(name: str, path: epath.Path) -> Run:
         missing, damaged or incomplete.
     """
     folder = RunFolder(path)
-    config = folder.read_config()
+    config = whole_run(folder.read_config())
     rows, problem = read_rows(folder)
     by_split = {split: [row for row in rows if row["split"] == split and "loss" in row] for split in SPLITS}
     if rows and not folder.has_run_record():
@@ -252,7 +252,7 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
         spent={axis: math.nan if fields.get(axis) is None else float(fields[axis]) for axis in AXES},
         fingerprint=fields.get("fingerprint"),
         trained_by={name: fields.get(name) for name in ("code", "numerics")},
-        config=from_dict(fields.get("config") or {}),
+        config=whole_run(from_dict(fields.get("config") or {})),
     )
 
 

@@ -136,6 +136,23 @@ def test_only_the_best_value_is_trained_on_all_seeds(learnable, tmp_path, capsys
     assert states(folder) == [FINISHED, WAITING, FINISHED, FINISHED]
 
 
+def test_a_longer_run_of_a_sweep_goes_on_from_the_shorter_one(learnable, tmp_path, capsys):
+    folder = tmp_path / "s"
+    decays = ["--config.optimizer.schedule=wsd", "--config.optimizer.decay_steps=8"]  # of 40 steps
+    lengths = ["sweep", *CONFIG, *learnable, *decays, "--axes", "budget=20,40", f"--workdir={folder}", "--parallel=2"]
+    assert main(lengths) == 0
+    said = capsys.readouterr().out
+    assert said.index("budget-20: finished") < said.index("budget-40 ...")  # it waits
+    short, long = (SweepFolder(folder).run_folder(f"budget-{steps}") for steps in (20, 40))
+    assert long.read_run()["branched_from"] == {"folder": str(short.path), "step": 16}
+    rows = [{row["step"]: row["loss"] for row in each.read_metrics().rows if row["split"] == "train"} for each in (short, long)]
+    assert list(rows[1]) == list(range(1, 41)) and rows[0] != {step: rows[1][step] for step in rows[0]}
+    assert all(rows[0][step] == rows[1][step] for step in range(1, 17))
+    costs = [cell.cost for cell in SweepFolder(folder).read_plan().cells]
+    assert costs[1]["tokens"] * 20 == costs[0]["tokens"] * (40 - 16)
+    assert main(lengths) == 0 and "0 of 2 cells to run" in capsys.readouterr().out
+
+
 @pytest.mark.slow  # tests/verdict/test_tuning.py says which values are added
 def test_a_refined_grid_ends_half_an_octave_around_the_best_value(learnable, tmp_path, capsys):
     folder = tmp_path / "s"

@@ -139,6 +139,26 @@ def test_a_swept_number_is_an_axis_and_sweeps_stand_beside_each_other(tmp_path: 
     assert [table.title for table in report.conditions] == ["one: Conditions", "two: Conditions"]
 
 
+def test_each_budget_is_compared_by_itself_and_drawn_against_its_tokens(tmp_path: Path) -> None:
+    losses = {(8, 100): 2.4, (8, 400): 2.1, (1, 100): 2.5, (1, 400): 2.05}
+    ends = {
+        f"heads_per_layer-{heads}_budget-{steps}_seed-{seed}": loss + 0.01 * seed
+        for (heads, steps), loss in losses.items()
+        for seed in (0, 1, 2)
+    }
+    axes = ["heads_per_layer=8,1", "budget=100,400", "seed=0,1,2"]
+    write_sweep(tmp_path / "sweep", load_fields("evidence", "heads"), axes, ends)
+    report = report_of([tmp_path / "sweep"])
+    assert [table.title for table in report.conditions] == ["budget 100: Conditions", "budget 400: Conditions"]
+    loss, difference, *others = report.points
+    assert [[pytest.approx(point.y) for point in series.points] for series in loss.series] == [[2.41, 2.11], [2.51, 2.06]]
+    assert [series.name for series in loss.series] == ["heads_per_layer 8", "heads_per_layer 1"]
+    (series,) = difference.series
+    assert [pytest.approx(point.y) for point in series.points] == [0.1, -0.05]
+    assert [figure.title for figure in others if "budget" in figure.x_title] == []
+    assert "budget 400" in " ".join(report.summary)
+
+
 def test_no_text_of_a_report_moves_the_cursor_or_turns_the_line(make_run: MakeRun) -> None:
     evil = make_run("a\x1b[31m\u202e", [4.0, 3.0, 2.0], record={"git_revision": "\x1b[31m\u202e", "data": {"fingerprint": "\x07"}})
     metrics = make_run("b", [3.0, 2.0], model=DEEP) / "metrics.jsonl"

@@ -12,7 +12,7 @@ import pytest
 
 from mhsh.config.shapes import SCHEMES
 from mhsh.errors import UserError
-from mhsh.sweep.axes import cells_of, parse_axes
+from mhsh.sweep.axes import cells_of, families, parents, parse_axes
 from tests.conftest import load_fields
 
 
@@ -80,10 +80,32 @@ def test_schemes_are_the_residual_and_how_omega_starts(fields):
     assert got["deepnorm"][0] == "deepnorm" and got["post_ln"][0] == "post_ln"
 
 
+def test_a_longer_run_begins_where_the_decay_of_the_next_shorter_one_does(fields):
+    fields["optimizer"] |= {"schedule": "wsd", "decay_steps": 120}  # of 1,200 steps
+    made = cells(fields, "budget=300,4000,1200", "heads_per_layer=8,1")
+    lengths = [(each.config.train.num_steps, each.config.optimizer.decay_steps) for each in made[::2]]
+    assert lengths == [(300, 30), (4000, 400), (1200, 120)]
+    steps = [[cell.config.train.num_steps for cell in family] for family in families(made)]
+    assert steps == [[300, 1200, 4000]] * 2
+    assert {name: parent.name for name, parent in parents(made).items()} == {
+        f"budget-{budget}_heads_per_layer-{heads}": f"budget-{shorter}_heads_per_layer-{heads}"
+        for budget, shorter in ((1200, 300), (4000, 1200))
+        for heads in (8, 1)
+    }
+
+
+def test_other_schedules_share_no_steps(fields):
+    made = cells(fields, "budget=300,1200")
+    assert parents(made) == {} and len(families(made)) == 1
+    assert parents(cells(fields, "num_steps=300,1200")) == {}
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
         ([], "needs --axes"),
+        (["budget=300", "num_steps=100"], "train.num_steps is set by budget"),
+        (["budget=0"], "cell budget-0: train.num_steps = 0"),
         (["seed"], "is not NAME=VALUE"),
         (["hads_per_layer=8"], "did you mean"),
         (["seed=0,1,0"], "0 is there twice"),

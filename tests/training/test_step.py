@@ -71,9 +71,11 @@ def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant
     for each in (ONE, shape):
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_of(config, each, sgd=True))
         step = train_step_of(config, each, sgd=True)
-        state, (sums, *_) = step(jax.device_put(start, shardings), put_batch(batch, mesh_of(*each)))
-        results.append((jax.device_get(state.params), float(sums["target_loss"].value()), float(sums["grad_norm"].value())))
-    (expected, loss, norm), (actual, sharded_loss, sharded_norm) = results
+        state, (sums, _, named) = step(jax.device_put(start, shardings), put_batch(batch, mesh_of(*each)))
+        figures = [float(sums[name].value()) for name in ("target_loss", "grad_norm")]
+        results.append((jax.device_get(state.params), *figures, np.asarray(named).tolist()))
+    (expected, loss, norm, name), (actual, sharded_loss, sharded_norm, sharded_name) = results
+    assert sharded_name == name
     assert sharded_loss == pytest.approx(loss, rel=1e-5)
     assert sharded_norm == pytest.approx(norm, rel=1e-5)
     assert_close(actual, expected, 1e-5)
@@ -132,15 +134,19 @@ def test_a_step_counts_is_applied_and_names_its_batch(make_config):
     np.testing.assert_array_equal(named, np.sum(parts, axis=0) % 2**32)
 
 
-def test_an_update_that_is_not_finite_is_skipped(make_config):
-    """The loss is finite, and the norm of its gradients is not."""
+@pytest.mark.parametrize("finite", ["target_loss", "grad_norm"])
+def test_an_update_that_is_not_finite_is_skipped(make_config, finite):
+    """One of the loss and the norm of its gradients is finite, and the other is not."""
     config = make_config("bert", "2l8h", **NO_DROPOUT)
     start = fresh_state(config)
-    start.params["prediction"]["norm"]["scale"] *= 1e25
+    if finite == "target_loss":
+        start.params["prediction"]["norm"]["scale"] *= 1e25
+    else:  # the lowest logits are infinitely far below the highest
+        start.params["prediction"]["output_bias"] += 3e38 * (-1.0) ** np.arange(config.model.vocab_size)
     before = jax.device_get(start)
     batch = put_batch(random_batch(config, config.train.batch_size), mesh_of(*ONE))
     after, (sums, is_finite, _) = train_step_of(config)(start, batch)
-    assert np.isfinite(float(sums["target_loss"].value())) and not np.isfinite(float(sums["grad_norm"].value()))
+    assert {name for name in ("target_loss", "grad_norm") if np.isfinite(float(sums[name].value()))} == {finite}
     assert not bool(is_finite) and int(after.step) == 1
     jax.tree.map(np.testing.assert_array_equal, jax.device_get((after.params, after.opt_state)), (before.params, before.opt_state))
 
