@@ -5,6 +5,7 @@ changes exactly where the role of what was changed says so.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +17,7 @@ from mhsh.config.fields import Field, all_fields
 from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config
 from mhsh.report.sentences import fairness_words
 from mhsh.verdict.experiment import Group, Member
-from mhsh.verdict.fairness import DEFAULT_TREATMENT, Effect, Fairness, fairness
+from mhsh.verdict.fairness import CONDITION_RULE, DEFAULT_TREATMENT, Effect, Fairness, fairness, other_unit
 from mhsh.verdict.runs import Ancestor, Run, load_runs
 from tests.sweeps import VALIDATED_ALIKE
 
@@ -225,3 +226,19 @@ def test_size_is_signed(base: Run, more: float, better: bool, comparable: bool) 
     larger = recorded(base, ("parameters", "total"), int(150_000 * more))
     assert fairness_words(fair(base, larger), better).startswith(FAIR) == comparable
     assert fairness_words(fair(larger, base), not better).startswith(FAIR) == comparable
+
+
+def test_the_margin_is_the_one_that_the_rule_names(base: Run) -> None:
+    (percent,) = re.findall(r"over (\d+) % more parameters", CONDITION_RULE)
+    for share, comparable in ((int(percent) - 0.1, True), (int(percent) + 0.1, False)):
+        larger = recorded(base, ("parameters", "total"), round(150_000 * (1 + share / 100)))
+        assert fairness_words(fair(base, larger), True).startswith(FAIR) == comparable
+
+
+def test_losses_over_other_words_are_in_another_unit(base: Run) -> None:
+    """Also where the vocabularies are equally large: each run kept its own."""
+    one, other = (dataclasses.replace(base, vocabulary=name) for name in ("1a", "2b"))
+    assert one.config.data.tokenizer == "wordpiece"
+    assert other_unit([one, other]) == "the vocabulary differs" and other_unit([one, one]) == ""
+    letters = [changed(run, "data.tokenizer", "bytes") for run in (one, other)]
+    assert other_unit(letters) == ""

@@ -196,6 +196,20 @@ def test_the_factor_of_a_treatment_is_named(make_config: Callable[..., Any], nam
         assert set(both) == {name, "residual scheme"}
 
 
+@pytest.mark.parametrize(("decoder", "name"), [(8, "grouping of the heads"), (4, "depth")])
+def test_of_a_translation_model_both_stacks_are_regrouped_or_none_is(make_config: Callable[..., Any], decoder: int, name: str):
+    sizes = {"model.num_heads": 1, "model.mlp_dim": 64, "model.num_layers": 8, "model.num_decoder_layers": decoder}
+    here = {
+        "model.heads_per_layer": 0,
+        "model.num_heads": 4,
+        "model.mlp_dim": 256,
+        "model.num_layers": 2,
+        "model.num_decoder_layers": 2,
+    }
+    found = factors(make_config("translation", "tiny", **here | sizes), make_config("translation", "tiny", **here))
+    assert found[0] == name and (len(found) == 1) == (decoder == 8)
+
+
 def test_several_factors_at_once_are_confounded(make_run: MakeRun):
     deep = DEEPER | {"residual": "pre_ln", "qk_norm": True}
     comparison = judge(planted(make_run, {"a": ({}, [2.0, 2.01, 2.02]), "b": (deep, [2.5, 2.51, 2.52])}))
