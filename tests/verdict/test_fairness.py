@@ -5,6 +5,7 @@ changes exactly where the role of what was changed says so.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from mhsh.config.fields import Field, all_fields
 from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config
 from mhsh.report.sentences import fairness_words
 from mhsh.verdict.experiment import Group, Member
-from mhsh.verdict.fairness import CONDITION_RULE, DEFAULT_TREATMENT, Effect, Fairness, fairness, other_unit
+from mhsh.verdict.fairness import CONDITION_RULE, DEFAULT_TREATMENT, Effect, Fairness, fairness, find_conditions, other_unit
 from mhsh.verdict.runs import Ancestor, Run, load_runs
 from tests.sweeps import VALIDATED_ALIKE
 
@@ -182,7 +183,14 @@ def test_other_validation_batches_count(base: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [{"step": 7}, {"spent": {"tokens": 901.0}}, {"fingerprint": "dead"}, {"trained_by": {"code": {"0": "edited"}}}]
+    "entry",
+    [
+        {"step": 7},
+        {"spent": {"tokens": 901.0}},
+        {"spent": {"tokens": math.nan}},
+        {"fingerprint": "dead"},
+        {"trained_by": {"code": {"0": "edited"}}},
+    ],
 )
 def test_parents_that_differ_count(base: Run, entry: dict[str, Any]) -> None:
     (parent,) = base.lineage
@@ -242,3 +250,9 @@ def test_losses_over_other_words_are_in_another_unit(base: Run) -> None:
     assert other_unit([one, other]) == "the vocabulary differs" and other_unit([one, one]) == ""
     letters = [changed(run, "data.tokenizer", "bytes") for run in (one, other)]
     assert other_unit(letters) == ""
+
+
+def test_a_run_that_started_from_none_is_fresh(base: Run) -> None:
+    fresh = changed(dataclasses.replace(base, lineage=()), "train.start_from", "")
+    (row,) = [row for row in find_conditions([[base], [fresh]]) if row.name == "start"]
+    assert row.values[0].startswith("parameters of a run of settings") and row.values[1] == "fresh"

@@ -178,6 +178,7 @@ def test_losses_in_other_units_are_not_compared(make_run: MakeRun):
 FACTORS = {
     "grouping of the heads": {f"model.{name}": value for name, value in DEEPER.items()},
     "depth": {"model.num_layers": 4},
+    "depth at equal size": {"model.layers_at_equal_size": 4},
     "width": {"model.mlp_dim": 1024},
     "residual scheme": {"model.residual": "pre_ln"},
     "positions": {"model.positions": "sinusoidal"},
@@ -196,18 +197,16 @@ def test_the_factor_of_a_treatment_is_named(make_config: Callable[..., Any], nam
         assert set(both) == {name, "residual scheme"}
 
 
-@pytest.mark.parametrize(("decoder", "name"), [(8, "grouping of the heads"), (4, "depth")])
-def test_of_a_translation_model_both_stacks_are_regrouped_or_none_is(make_config: Callable[..., Any], decoder: int, name: str):
-    sizes = {"model.num_heads": 1, "model.mlp_dim": 64, "model.num_layers": 8, "model.num_decoder_layers": decoder}
-    here = {
-        "model.heads_per_layer": 0,
-        "model.num_heads": 4,
-        "model.mlp_dim": 256,
-        "model.num_layers": 2,
-        "model.num_decoder_layers": 2,
-    }
-    found = factors(make_config("translation", "tiny", **here | sizes), make_config("translation", "tiny", **here))
-    assert found[0] == name and (len(found) == 1) == (decoder == 8)
+@pytest.mark.parametrize(
+    ("deep", "grouping"), [((4, 4, 2, 128), True), ((4, 2, 2, 128), False), ((2, 4, 2, 128), False), ((4, 4, 2, 64), False)]
+)
+def test_both_stacks_and_their_feed_forward_are_regrouped_or_nothing_is(make_config: Callable[..., Any], deep: Any, grouping: bool):
+    def config(*sizes: int) -> Any:
+        names = ("num_layers", "num_decoder_layers", "num_heads", "mlp_dim")
+        shape = {f"model.{name}": size for name, size in zip(names, sizes, strict=True)}
+        return make_config("translation", "tiny", **{"model.heads_per_layer": 0}, **shape)
+
+    assert (factors(config(*deep), config(2, 2, 4, 256)) == ("grouping of the heads",)) == grouping
 
 
 def test_several_factors_at_once_are_confounded(make_run: MakeRun):
