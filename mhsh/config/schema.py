@@ -185,7 +185,7 @@ class ModelConfig(Section, frozen=True):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values in one layer; each is read by num_heads / kv_heads heads of queries."""
+        """G, heads of keys and values in one layer; each is for N / G heads of queries."""
         return self.num_kv_heads or self.num_heads
 
 

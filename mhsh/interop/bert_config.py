@@ -16,7 +16,6 @@ from mhsh.errors import UserError
 from mhsh.files import read_object
 from mhsh.interop.weights import importing
 
-CONFIG_FILE = "config.json"
 # The objective that each trains; a BertModel has no head.
 ARCHITECTURES = {
     "BertModel": None,

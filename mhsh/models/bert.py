@@ -115,11 +115,11 @@ class Bert(nn.Module):
         """
         config = self.config
         embeddings_key, encoder_key, pooled_key = subkeys(dropout_key, 3)
-        segmentation = jnp.asarray(batch["inputs_segmentation"])
+        segmentation, positions = jnp.asarray(batch["inputs_segmentation"]), jnp.asarray(batch["inputs_position"])
         embeddings = Embeddings(config, name="embeddings")
         x = embeddings(batch, embeddings_key)
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        hidden = Encoder(config, self.residual, name="encoder")(x, segmentation, batch["inputs_position"], encoder_key)
+        hidden = Encoder(config, self.residual, name="encoder")(x, segmentation, positions, encoder_key)
         if config.objective == "classification":
             features = Pooler(config, name="pooler")(hidden)
             features = dropout(features, config.hidden_dropout, seed_of(pooled_key))

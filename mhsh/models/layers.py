@@ -104,7 +104,7 @@ def bias_init(names: Sequence[str]) -> Initializer:
 
 def bias_param(
     module: nn.Module, name: str, config: ModelConfig, names: Sequence[str], shape: tuple[int, ...]
-) -> Float[Array, "..."]:
+) -> Float[Array, "*shape"]:
     """A bias: the parameter `name` of `module`, or without model.bias zeros, which XLA does not
     add.
     """
@@ -134,8 +134,8 @@ def sinusoids(num_positions: int, width: int) -> Float[np.ndarray, "T D"]:
 class Rotation(NamedTuple):
     """The angle of each pair of a head's elements at each position, by its cosine and sine."""
 
-    cos: Float[Array, "B T H/2"]
-    sin: Float[Array, "B T H/2"]
+    cos: Float[Array, "B T pairs"]
+    sin: Float[Array, "B T pairs"]
 
 
 def rotation(config: ModelConfig, positions: Int[Array, "B T"]) -> Rotation | None:

@@ -151,10 +151,9 @@ def _shape_factors(config: Config, baseline: Config, differing: set[str]) -> lis
             and ours.num_layers * ours.mlp_dim == theirs.num_layers * theirs.mlp_dim
             and (ours.embed_dim, ours.head_dim) == (theirs.embed_dim, theirs.head_dim)
         )
-        equal_size = (
-            (ours.num_heads, ours.kv_heads) == (theirs.num_heads, theirs.kv_heads)
-            and abs(layer_parameters(ours) / layer_parameters(theirs) - 1) <= PARAMETER_MARGIN
-        )
+        equal_size = (ours.num_heads, ours.kv_heads) == (theirs.num_heads, theirs.kv_heads) and abs(
+            layer_parameters(ours) / layer_parameters(theirs) - 1
+        ) <= PARAMETER_MARGIN
         if regrouped or equal_size:
             found.append(GROUPING if regrouped else EQUAL_SIZE_DEPTH)
         else:
