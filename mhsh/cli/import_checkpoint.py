@@ -16,7 +16,15 @@ from msgspec.structs import replace
 from mhsh.cli.finetune import over_encoder
 from mhsh.cli.parser import ConfigFlag, TaskFlag
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
+from mhsh.config.schema import (
+    AnyDataConfig,
+    ClassificationDataConfig,
+    Config,
+    DataConfig,
+    MeshConfig,
+    TranslationDataConfig,
+    to_dict,
+)
 from mhsh.config.shapes import shape_in_words
 from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
@@ -57,8 +65,8 @@ def run(
         on it
 
     Raises:
-      UserError: as `import_bert` or `import_llama`, or the vocabulary is missing, does not fit, or is another
-        tokenizer's; `out` is not new.
+      UserError: as `import_bert` or `import_llama`, or the vocabulary is missing, does not fit, or
+        is another tokenizer's; `out` is not new.
     """
     check_new_folder(out)
     if task is not None:
@@ -97,16 +105,16 @@ def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, 
     """
     data = config.data
     assert not isinstance(data, TranslationDataConfig), "no such model is imported"
-    is_decoder = imported.model.objective == "clm"
-    vocabulary = None if is_decoder else read_vocabulary(folder)
+    if imported.model.objective == "clm":
+        assert isinstance(data, DataConfig), "import_llama has seen the objective"
+        tokenizer = read_tokenizer(folder)
+        words = isinstance(tokenizer, WordPieceTokenizer)
+        data = replace(data, tokenizer="wordpiece" if words else "bytes", lowercase=words and tokenizer.lowercase, vocab_path="")
+        return _fitting(config, imported, data, tokenizer)
+    vocabulary = read_vocabulary(folder)
     if isinstance(data, DataConfig):
         data = replace(data, tokenizer="wordpiece")
-    if is_decoder:
-        assert isinstance(data, DataConfig), "import_llama has seen the objective"
-        tokenizer: Tokenizer = read_tokenizer(folder)
-        kind = "wordpiece" if isinstance(tokenizer, WordPieceTokenizer) else "bytes"
-        data = replace(data, tokenizer=kind, lowercase=getattr(tokenizer, "lowercase", False), vocab_path="")
-    elif vocabulary is not None:
+    if vocabulary is not None:
         lowercase = data.lowercase if vocabulary.lowercase is None else vocabulary.lowercase
         data = replace(data, lowercase=lowercase, vocab_path="")
         tokenizer = WordPieceTokenizer(vocabulary.tokens, lowercase)
@@ -116,6 +124,10 @@ def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, 
         raise UserError(
             f"{folder} holds no vocab.txt and no tokenizer.json; put one there, or name one with --config.data.vocab_path"
         )
+    return _fitting(config, imported, data, tokenizer)
+
+
+def _fitting(config: Config, imported: Imported, data: AnyDataConfig, tokenizer: Tokenizer) -> tuple[Config, Tokenizer]:
     if tokenizer.vocab_size > imported.model.vocab_size:
         raise UserError(
             f"the vocabulary has {tokenizer.vocab_size} tokens, the checkpoint's token table {imported.model.vocab_size}; give the "
