@@ -111,7 +111,8 @@ def to_tensors(model: ModelConfig, rows: Iterable[Parameter], params: Any) -> di
     """All tensors by name, of a parameter tree."""
     from flax.traverse_util import flatten_dict  # not above: it imports jax
 
-    values: Any = flatten_dict(params, sep="/")
+    flat: Any = flatten_dict(params, sep="/")
+    values = {path: np.asarray(leaf) for path, leaf in flat.items()}
     tensors: dict[str, np.ndarray] = {}
     for row in rows:
         if row.is_stacked:
