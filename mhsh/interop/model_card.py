@@ -41,7 +41,7 @@ def model_card(folder: RunFolder, config: Config, step: int, architecture: str) 
     counters, metrics = folder.counters(step), folder.read_metrics()
     losses = [loss for at, loss in zip(*metrics.series("validation", "step", "loss"), strict=True) if at == step]
     rows = {
-        "trained": "not here: step 0 of an imported checkpoint" if counters is None else f"step {step} of {config.train.num_steps}",
+        "trained": f"step {step} of {config.train.num_steps}",
         **({} if counters is None else {"tokens": f"{counters.tokens:,}", "FLOPs": f"{counters.flops:.3g}"}),
         **({"validation loss": f"{losses[-1]:.4f}"} if losses else {}),
         "data": f"{config.data.source}, rows of {config.data.sequence_length} tokens ({config.data.tokenizer})",
@@ -51,7 +51,7 @@ def model_card(folder: RunFolder, config: Config, step: int, architecture: str) 
     return _CARD.format(
         architecture=architecture,
         shape=shape_in_words(config.model),
-        what="Imported and exported" if counters is None else "Trained",
+        what="Trained" if step else "Imported, and exported again",
         marks="; [SEP] ends a text, nothing begins one" if config.model.objective == "clm" else "",
         rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
         config=json.dumps(to_dict(config), indent=2),

@@ -88,7 +88,7 @@ class MultiHeadAttention(nn.Module):
         """As `__call__` with projected queries, keys and values, always by XLA."""
         config = self.config
         probabilities_seed, out_seed = unstacked(seeds, 2)
-        if config.kv_heads < config.num_heads:
+        if config.num_kv_heads:
             key, value = (jnp.repeat(heads, config.num_heads // config.kv_heads, axis=2) for heads in (key, value))
         scores = jnp.einsum("BTNH,BSNH->BNTS", query, key).astype(jnp.float32)
         probabilities = self._softmax(jnp.where(mask, scores, MASK_VALUE))
