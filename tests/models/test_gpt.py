@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from msgspec.structs import replace
 
 from mhsh import configs
@@ -155,6 +156,20 @@ def test_a_decoder_has_any_residual_scheme(decoder, random_params, make_batch, r
 
     for path, gradient in jax.tree_util.tree_leaves_with_path(jax.grad(loss)(params)):
         assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0, path
+
+
+@pytest.mark.parametrize("variants", [("6l4h", "24l1h"), ("6l4h_gqa", "12l2h_gqa")])
+def test_all_groupings_start_alike(variants):
+    """With the same deviation of every kernel of a layer."""
+    deviations = []
+    for variant in variants:
+        config = configs.get(f"gpt:{variant}")
+        batch = {name: jnp.zeros((1, 2), jnp.int32) for name in ("inputs", "inputs_position", "inputs_segmentation")}
+        model = build_model(config.model)
+        params = jax.jit(lambda model=model, batch=batch: nn.unbox(model.init(jax.random.key(0), batch, None))["params"])()
+        layers = params["encoder"]["layers"]
+        deviations.append([float(jnp.std(leaf)) for name in ("attention", "feed_forward") for leaf in layers[name].values()])
+    np.testing.assert_allclose(*deviations, rtol=0.02)
 
 
 def test_what_a_config_file_says_of_its_model_is_what_it_makes():

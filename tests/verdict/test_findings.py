@@ -210,6 +210,13 @@ def test_of_a_translation_model_both_stacks_are_regrouped_or_none_is(make_config
     assert found[0] == name and (len(found) == 1) == (decoder == 8)
 
 
+def test_heads_of_keys_and_values_are_a_factor(make_config: Callable[..., Any]):
+    shared, whole = make_config("gpt", "6l4h_gqa"), make_config("gpt", "6l4h")
+    assert factors(make_config("gpt", "12l2h_gqa"), shared) == ("grouping of the heads",)
+    assert factors(shared, whole) == ("heads a layer",)
+    assert set(factors(make_config("gpt", "12l2h_gqa"), whole)) == {"heads a layer", "depth", "width"}
+
+
 def test_several_factors_at_once_are_confounded(make_run: MakeRun):
     deep = DEEPER | {"residual": "pre_ln", "qk_norm": True}
     comparison = judge(planted(make_run, {"a": ({}, [2.0, 2.01, 2.02]), "b": (deep, [2.5, 2.51, 2.52])}))
