@@ -119,7 +119,7 @@ class Bert(nn.Module):
         embeddings = Embeddings(config, name="embeddings")
         x = embeddings(batch, embeddings_key)
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        hidden = Encoder(config, self.residual, name="encoder")(x, segmentation, positions, encoder_key)
+        hidden = Encoder(config, self.residual, name="encoder")(x, segmentation, encoder_key, positions)
         if config.objective == "classification":
             features = Pooler(config, name="pooler")(hidden)
             features = dropout(features, config.hidden_dropout, seed_of(pooled_key))

@@ -138,12 +138,13 @@ class Rotation(NamedTuple):
     sin: Float[Array, "B T pairs"]
 
 
-def rotation(config: ModelConfig, positions: Int[Array, "B T"]) -> Rotation | None:
+def rotation(config: ModelConfig, positions: Int[Array, "B T"] | None) -> Rotation | None:
     """The angles t / rope_theta^(2i/H), i = 0 ... H/2 - 1, of rotary positions t; None where
     positions are in a table.
     """
     if config.positions != "rotary":
         return None
+    assert positions is not None, "a language model has them"
     frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
     angles = positions[:, :, None] * jnp.asarray(frequencies, jnp.float32)
     return Rotation(jnp.cos(angles), jnp.sin(angles))

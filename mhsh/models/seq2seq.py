@@ -91,4 +91,4 @@ class Seq2Seq(nn.Module):
         segmentation = jnp.asarray(batch["inputs_segmentation"])
         x = self.embeddings.source(jnp.asarray(batch["inputs"]), jnp.asarray(batch["inputs_position"]), source_key)
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        return self.encoder(x, segmentation, jnp.asarray(batch["inputs_position"]), encoder_key)
+        return self.encoder(x, segmentation, encoder_key)

@@ -120,10 +120,14 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], segmentation: Int[Array, "B T"], positions: Int[Array, "B T"], dropout_key: DropoutKey
+        self,
+        x: Float[Array, "B T D"],
+        segmentation: Int[Array, "B T"],
+        dropout_key: DropoutKey,
+        positions: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Attention stays within a segment (0: padding); in a language model (clm) it is causal.
-        `positions` are for rotary ones alone.
+        Only rotary positions are read.
         """
         config = self.config
         lengths = scan_lengths(self, config, config.num_layers)

@@ -71,7 +71,7 @@ def test_every_kept_step_of_a_decoder_goes_out_and_comes_in(capsys, fails, tmp_p
     found = folder.read_config()
     assert found.model == replace(config.model, hidden_dropout=0.0)
     jax.tree.map(np.testing.assert_array_equal, load_for_inference(folder, found, None, 1)[1], params[1])
-    texts = [mhsh.load(str(path)).generate("ab", max_tokens=5, temperature=0) for path in (run, again)]
+    texts = [mhsh.load(str(path)).generate("ab", max_tokens=5, temperature=0.0) for path in (run, again)]
     assert texts[0] == texts[1]
 
     said = fails("export", run, f"--out={tmp_path / 'x'}", "--all-steps", "--step=1")
