@@ -42,9 +42,10 @@ _DECODER: dict[str, Any] = dict(
 )
 
 
-class _Rope(Struct):
+class _Rope(Struct, forbid_unknown_fields=True):  # a factor, or a part of a head, is another model
     rope_theta: Annotated[float, Meta(gt=0)] | None = None
     rope_type: Literal["default"] = "default"
+    type: Literal["default"] = "default"  # the older name
 
 
 class LlamaConfig(Struct, kw_only=True):
@@ -154,17 +155,22 @@ def check_exportable(model: ModelConfig) -> None:
         )
 
 
-def export_llama(folder: Path, model: ModelConfig, params: Any, tokenizer: Tokenizer) -> None:
-    """Writes config.json, weights and tokenizer into `folder`.
+def architecture_of(model: ModelConfig) -> str:
+    """The class of transformers that computes what the model does."""
+    return ARCHITECTURES["qwen3" if model.qk_norm else "llama"]
+
+
+def export_llama(folder: Path, model: ModelConfig, params: Any, tokenizer: Tokenizer) -> ModelConfig:
+    """Writes config.json, weights and tokenizer into `folder`; returns the model that it holds, the
+    same.
 
     Raises:
       UserError: neither Llama nor Qwen3 computes what the model does, or a file cannot be written.
     """
     check_exportable(model)
-    model_type = "qwen3" if model.qk_norm else "llama"
     content = {
-        "architectures": [ARCHITECTURES[model_type]],
-        "model_type": model_type,
+        "architectures": [architecture_of(model)],
+        "model_type": "qwen3" if model.qk_norm else "llama",
         **{name: getattr(model, ours) for name, ours in _FIELDS.items()},
         "num_key_value_heads": model.kv_heads,
         "hidden_act": {ours: name for name, ours in _ACTIVATIONS.items()}[model.activation],
@@ -180,6 +186,7 @@ def export_llama(folder: Path, model: ModelConfig, params: Any, tokenizer: Token
     (folder / CONFIG_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     write_tokenizer(folder, tokenizer, max_positions=model.max_positions)
     write_weights(folder, to_tensors(model, parameters(model), params))
+    return model
 
 
 def parameters(model: ModelConfig) -> tuple[Parameter, ...]:

@@ -185,7 +185,8 @@ def test_what_no_llama_computes_is_refused_by_its_field(tmp_path, fields):
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"attention_bias": True}, "attention_bias"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "rope_parameters.rope_type"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.rope_type"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+    ({"rope_scaling": {"type": "linear"}}, "rope_scaling.type"),
     ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads"),
     ({"num_hidden_layers": 3}, "the tensor model.layers.2.input_layernorm.weight is missing"),
     ({"num_hidden_layers": 1}, r"no parameter is made of the tensor model.layers.1.input_layernorm.weight \(9 such\)"),
