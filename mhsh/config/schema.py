@@ -122,7 +122,7 @@ class ModelConfig(Section, frozen=True):
     num_decoder_layers: Annotated[NonNegative, shape("layers of the decoder; 0 where there is none (all but translation)")] = 0
     num_heads: Annotated[Count, shape("N, heads in one layer")] = 4
     num_kv_heads: Annotated[
-        NonNegative, shape("heads of keys and values in one layer, each for as many heads of queries; 0: N (another: clm only)")
+        NonNegative, shape("heads of keys and values in one layer, each for as many heads of queries; 0: N (others: clm only)")
     ] = 0
     head_dim: Annotated[Count, shape("H, width of one head; N * H need not equal D")] = 32
     embed_dim: Annotated[Count, shape("D, width of the residual stream")] = 128

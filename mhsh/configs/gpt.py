@@ -31,26 +31,24 @@ from mhsh.configs.base import find_variant, make_config
 
 SIZES = {
     "large": dict(num_layers=24, num_heads=16, head_dim=64, embed_dim=1024, mlp_dim=2816),
-    "large, shared": dict(num_layers=24, num_heads=16, num_kv_heads=4, head_dim=64, embed_dim=1024, mlp_dim=2816),
     "small": dict(num_layers=6, num_heads=4, head_dim=32, embed_dim=128, mlp_dim=352),
-    "small, shared": dict(num_layers=6, num_heads=4, num_kv_heads=2, head_dim=32, embed_dim=128, mlp_dim=352),
 }
 
-# variant: (size, heads per layer)
+# variant: (size, heads per layer, heads of keys and values in a layer of that size, 0 for all)
 VARIANTS = {
-    "24l16h": ("large", 16),
-    "48l8h": ("large", 8),
-    "96l4h": ("large", 4),
-    "192l2h": ("large", 2),
-    "384l1h": ("large", 1),
-    "24l16h_gqa": ("large, shared", 16),
-    "48l8h_gqa": ("large, shared", 8),
-    "96l4h_gqa": ("large, shared", 4),
-    "6l4h": ("small", 4),
-    "12l2h": ("small", 2),
-    "24l1h": ("small", 1),
-    "6l4h_gqa": ("small, shared", 4),
-    "12l2h_gqa": ("small, shared", 2),
+    "24l16h": ("large", 16, 0),
+    "48l8h": ("large", 8, 0),
+    "96l4h": ("large", 4, 0),
+    "192l2h": ("large", 2, 0),
+    "384l1h": ("large", 1, 0),
+    "24l16h_gqa": ("large", 16, 4),
+    "48l8h_gqa": ("large", 8, 4),
+    "96l4h_gqa": ("large", 4, 4),
+    "6l4h": ("small", 4, 0),
+    "12l2h": ("small", 2, 0),
+    "24l1h": ("small", 1, 0),
+    "6l4h_gqa": ("small", 4, 2),
+    "12l2h_gqa": ("small", 2, 2),
 }
 
 DECODER = dict(
@@ -86,6 +84,6 @@ LARGE = dict(
 
 def get_config(variant: str) -> ConfigDict:
     """The config of one row of VARIANTS."""
-    size, heads_per_layer = find_variant(__file__, VARIANTS, variant)
-    shape = dict(model=dict(SIZES[size], heads_per_layer=heads_per_layer))
-    return make_config(DECODER, shape, LARGE if size.startswith("large") else {})
+    size, heads_per_layer, num_kv_heads = find_variant(__file__, VARIANTS, variant)
+    shape = dict(model=dict(SIZES[size], heads_per_layer=heads_per_layer, num_kv_heads=num_kv_heads))
+    return make_config(DECODER, shape, {"large": LARGE}.get(size, {}))
