@@ -22,6 +22,7 @@ TORCH_PEERS = ("torch-eager", "torch-compile", "torch-compile-layers")
 
 # Peers have LN(x + f(x)); these schemes differ from it only by omega or a constant.
 PEER_RESIDUALS = ("post_ln", "admin", "deepnorm")
+PEER_PARTS = dict(qk_norm=False, num_kv_heads=0, mlp="plain", bias=True, norm="layer", head="bert")
 PEER_OBJECTIVES = ("mlm", "clm")
 
 # The peers of every kind of bench.
@@ -72,8 +73,12 @@ def check_config(flag: str, config: Config, *, training: bool) -> None:
     if model.residual not in PEER_RESIDUALS:
         allowed = ", ".join(PEER_RESIDUALS)
         raise UserError(f"--{flag}: model.residual = {model.residual!r} has no torch peer; allowed with --peer: {allowed}")
-    if model.qk_norm:
-        raise UserError(f"--{flag}: model.qk_norm = True has no torch peer; add --{flag}.model.qk_norm=False")
+    for name, plain in PEER_PARTS.items():
+        if getattr(model, name) != plain:
+            found = f"model.{name} = {getattr(model, name)!r}"
+            raise UserError(f"--{flag}: {found} has no torch peer; add --{flag}.model.{name}={plain}")
+    if model.positions == "rotary":
+        raise UserError(f"--{flag}: model.positions = 'rotary' has no torch peer; add --{flag}.model.positions=learned")
     if training and optimizer.name != "adamw":
         raise UserError(f"--{flag}: peers train with AdamW; add --{flag}.optimizer.name=adamw")
     # Several CPU devices are the cores of one machine, which the peer has too.
@@ -92,8 +97,8 @@ def check_decoding(config: Config, peers: Sequence[str]) -> None:
             "model.objective": (model.objective, objective, f"what {name} does"),
             "model.embed_dim": (model.embed_dim, model.num_heads * model.head_dim, "model.num_heads x model.head_dim"),
             "model.residual": (model.residual, residual, f"what {name} has"),
-            "model.qk_norm": (model.qk_norm, False, f"what {name} has"),
             "model.positions": (model.positions, positions, f"what {name} has"),
+            **{f"model.{part}": (getattr(model, part), plain, f"what {name} has") for part, plain in PEER_PARTS.items()},
         }
         if name == "Marian":
             unfit["model.num_decoder_layers"] = (model.num_decoder_layers, model.num_layers, "model.num_layers")

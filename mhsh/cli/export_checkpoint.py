@@ -1,58 +1,79 @@
-"""mhsh export: a run's checkpoint as a folder that transformers loads."""
+"""mhsh export: checkpoints of a run as folders that transformers loads."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, ModelConfig, TranslationDataConfig
 from mhsh.config.shapes import shape_in_words
 from mhsh.data.glue import find_task
-from mhsh.data.wordpiece import load_wordpiece
+from mhsh.data.wordpiece import ByteTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import check_new_folder, new_folder
-from mhsh.interop.bert_config import architecture_of
+from mhsh.interop import bert_config, llama
+from mhsh.interop.model_card import CARD_FILE, model_card
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 
 EXAMPLES = ("mhsh export runs/12l12h --out=exported", "mhsh export runs/12l12h --step=1000 --out=exported")
 
 
-def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None) -> int:
-    """Writes a run's checkpoint as a folder with a BERT that transformers loads.
+def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None, all_steps: bool = False) -> int:
+    """Writes a run's checkpoint as a folder that transformers loads: a BERT or, of a standard
+    decoder, a Llama or Qwen3.
 
     Args:
       out: where it goes, new
+      all_steps: write every checkpoint that is kept, each into OUT/STEP
 
     Raises:
-      UserError: the run is of a model that no BERT computes, has no such checkpoint, or no
-        WordPiece vocabulary; `out` is not new.
+      UserError: transformers has no model that computes what the run's does, there is no such
+        checkpoint or vocabulary, or `out` is not new.
     """
     from mhsh.interop.export_bert import check_exportable, export_bert
+    from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference
 
     check_new_folder(out)
+    if all_steps and step is not None:
+        raise UserError("give --step or --all-steps, not both")
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
-    check_exportable(config.model)
-    data = config.data
-    assert not isinstance(data, TranslationDataConfig), "no BERT has its objective"
-    if data.tokenizer != "wordpiece":
+    model, data = config.model, config.data
+    is_decoder = model.objective == "clm"
+    (llama.check_exportable if is_decoder else check_exportable)(model)
+    assert not isinstance(data, TranslationDataConfig), "its objective is refused"
+    if data.tokenizer == "bytes" and not is_decoder:
         raise UserError(f"data.tokenizer = {data.tokenizer!r} cannot be exported: a BERT of transformers reads WordPiece alone")
-    tokenizer = load_wordpiece(run_folder.path / WORDPIECE_FILE, data.lowercase)
+    tokenizer = ByteTokenizer() if data.tokenizer == "bytes" else load_wordpiece(run_folder.path / WORDPIECE_FILE, data.lowercase)
     labels = find_task(data.task).label_names if isinstance(data, ClassificationDataConfig) else ()
-    step = run_folder.newest_checkpoint() if step is None else step
-    _, params = load_for_inference(run_folder, config, step, 1)
+    checkpoints = StoredCheckpoints(run_folder.checkpoints_path)
+    steps = [checkpoints.existing_step(step)]
+    if all_steps:
+        steps = sorted(checkpoints.steps())
+    checkpoints.close()
     with new_folder(out) as unfinished:
-        plain = export_bert(unfinished, config.model, params, tokenizer, lowercase=data.lowercase, labels=labels)
-    _print(config.model, plain, folder, step, out)
+        for kept in steps:
+            target = Path(unfinished, str(kept)) if all_steps else Path(unfinished)
+            target.mkdir(exist_ok=True)
+            _, params = load_for_inference(run_folder, config, kept, 1)
+            if isinstance(tokenizer, ByteTokenizer) or is_decoder:
+                plain, architecture = llama.export_llama(target, model, params, tokenizer), llama.architecture_of(model)
+            else:
+                plain = export_bert(target, model, params, tokenizer, lowercase=data.lowercase, labels=labels)
+                architecture = bert_config.architecture_of(plain)
+            (target / CARD_FILE).write_text(model_card(run_folder, config, kept, architecture), encoding="utf-8")
+            print(
+                f"{Path(out, target.relative_to(unfinished))}: {architecture} of {folder}, step {kept}, {shape_in_words(plain)} of "
+                f"{plain.head_dim}, D = {plain.embed_dim}, F = {plain.mlp_dim}"
+            )
+    _print_lost(model, 0.0 if is_decoder else model.hidden_dropout)
     return 0
 
 
-def _print(model: ModelConfig, plain: ModelConfig, folder: str, step: int | None, out: str) -> None:
-    print(
-        f"{out}: {architecture_of(plain)} of {folder}, step {step}, {shape_in_words(plain)} of {plain.head_dim}, "
-        f"D = {plain.embed_dim}, F = {plain.mlp_dim}"
-    )
-    if model.mlp_dropout or model.embedding_dropout != model.hidden_dropout:
-        print(
-            f"not in config.json, which has one dropout for all but attention ({model.hidden_dropout}): model.mlp_dropout = "
-            f"{model.mlp_dropout}, model.embedding_dropout = {model.embedding_dropout}; only further training would show it"
-        )
+def _print_lost(model: ModelConfig, hidden_dropout: float) -> None:
+    """The dropouts that config.json lacks, besides attention's and `hidden_dropout`."""
+    written = {"hidden_dropout": hidden_dropout, "mlp_dropout": 0.0, "embedding_dropout": hidden_dropout}
+    lost = [f"model.{name} = {getattr(model, name)}" for name, value in written.items() if getattr(model, name) != value]
+    if lost:
+        print(f"not in config.json: {', '.join(lost)}; only further training would show it")

@@ -1,4 +1,4 @@
-"""mhsh import: a Hugging Face BERT checkpoint as a run folder with a checkpoint of step 0."""
+"""mhsh import: a Hugging Face checkpoint as a run folder with a checkpoint of step 0."""
 
 from __future__ import annotations
 
@@ -16,14 +16,24 @@ from msgspec.structs import replace
 from mhsh.cli.finetune import over_encoder
 from mhsh.cli.parser import ConfigFlag, TaskFlag
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
+from mhsh.config.schema import (
+    AnyDataConfig,
+    ClassificationDataConfig,
+    Config,
+    DataConfig,
+    MeshConfig,
+    TranslationDataConfig,
+    to_dict,
+)
 from mhsh.config.shapes import shape_in_words
 from mhsh.data.glue import find_task
-from mhsh.data.wordpiece import WordPieceTokenizer, load_wordpiece
+from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import check_new_folder, new_folder
-from mhsh.interop.import_bert import ImportedBert, import_bert
-from mhsh.interop.vocabulary import read_vocabulary
+from mhsh.interop.import_bert import import_bert
+from mhsh.interop.llama import import_llama, is_llama
+from mhsh.interop.tensors import Imported
+from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 
 # Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
@@ -33,6 +43,7 @@ RECORD_FILE = "imported.json"
 EXAMPLES = (
     "mhsh import bert-base-uncased --config=bert:12l12h --out=runs/imported",
     "mhsh import bert-cola --config=bert:12l12h --task=glue:cola --out=runs/cola",
+    "mhsh import exported --config=gpt:6l4h --out=runs/imported",
 )
 
 
@@ -45,22 +56,28 @@ def run(
     out: str,
     fresh_heads: bool = False,
 ) -> int:
-    """Makes a run folder of a Hugging Face BERT checkpoint.
+    """Makes a run folder of a Hugging Face checkpoint: a BERT, or a Llama or Qwen3.
 
     Args:
       source: a folder with config.json and safetensors, or the .safetensors file in it
       out: the run folder, new
-      fresh_heads: take the body alone (embeddings, encoder, pooler) and put fresh heads on it
+      fresh_heads: take the body of a BERT alone (embeddings, encoder, pooler) and put fresh heads
+        on it
 
     Raises:
-      UserError: as `import_bert`, or the vocabulary is missing, does not fit, or is another
-        tokenizer's; `out` is not new.
+      UserError: as `import_bert` or `import_llama`, or the vocabulary is missing, does not fit, or
+        is another tokenizer's; `out` is not new.
     """
     check_new_folder(out)
     if task is not None:
         config = _for_task(config, task)
-    imported = import_bert(Path(source), config.model, fresh_heads=fresh_heads)
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    if is_llama(folder):
+        if fresh_heads:
+            raise UserError(f"--fresh-heads takes the body of a BERT; {folder} is a language model, which is imported whole")
+        imported = import_llama(Path(source), config.model)
+    else:
+        imported = import_bert(Path(source), config.model, fresh_heads=fresh_heads)
     resolved, tokenizer = _resolve(config, imported, folder)
     _check_labels(resolved, imported)
     with new_folder(out) as unfinished:
@@ -82,12 +99,19 @@ def _for_task(config: Config, fields: Mapping[str, Any]) -> Config:
     return from_dict(complete)
 
 
-def _resolve(config: Config, imported: ImportedBert, folder: Path) -> tuple[Config, WordPieceTokenizer]:
+def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, Tokenizer]:
     """The config with what the checkpoint decides, and its tokenizer: that of data.vocab_path where
-    the checkpoint has none.
+    a BERT has none.
     """
-    data, vocabulary = config.data, read_vocabulary(folder)
-    assert not isinstance(data, TranslationDataConfig), "no BERT has its objective"
+    data = config.data
+    assert not isinstance(data, TranslationDataConfig), "no such model is imported"
+    if imported.model.objective == "clm":
+        assert isinstance(data, DataConfig), "import_llama has seen the objective"
+        tokenizer = read_tokenizer(folder)
+        words = isinstance(tokenizer, WordPieceTokenizer)
+        data = replace(data, tokenizer="wordpiece" if words else "bytes", lowercase=words and tokenizer.lowercase, vocab_path="")
+        return _fitting(config, imported, data, tokenizer)
+    vocabulary = read_vocabulary(folder)
     if isinstance(data, DataConfig):
         data = replace(data, tokenizer="wordpiece")
     if vocabulary is not None:
@@ -100,6 +124,10 @@ def _resolve(config: Config, imported: ImportedBert, folder: Path) -> tuple[Conf
         raise UserError(
             f"{folder} holds no vocab.txt and no tokenizer.json; put one there, or name one with --config.data.vocab_path"
         )
+    return _fitting(config, imported, data, tokenizer)
+
+
+def _fitting(config: Config, imported: Imported, data: AnyDataConfig, tokenizer: Tokenizer) -> tuple[Config, Tokenizer]:
     if tokenizer.vocab_size > imported.model.vocab_size:
         raise UserError(
             f"the vocabulary has {tokenizer.vocab_size} tokens, the checkpoint's token table {imported.model.vocab_size}; give the "
@@ -109,7 +137,7 @@ def _resolve(config: Config, imported: ImportedBert, folder: Path) -> tuple[Conf
     return from_dict(to_dict(resolved)), tokenizer
 
 
-def _check_labels(config: Config, imported: ImportedBert) -> None:
+def _check_labels(config: Config, imported: Imported) -> None:
     """Where the checkpoint names its classes, they are those of the task, in its order."""
     if not isinstance(config.data, ClassificationDataConfig) or not imported.labels:
         return
@@ -123,7 +151,7 @@ def _check_labels(config: Config, imported: ImportedBert) -> None:
         )
 
 
-def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
+def _save(folder: RunFolder, config: Config, imported: Imported) -> None:
     """The state at step 0: as training would create it, with the parameters of the checkpoint in
     their places.
     """
@@ -138,7 +166,7 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
     single = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     mesh = make_mesh(single, jax.devices()[:1])
     model, optimizer = build_model(config.model), build_optimizer(config)
-    created = create_state(single, model, optimizer, mesh, {})  # Post-LN: no batch is looked at
+    created = create_state(single, model, optimizer, mesh, {})  # not Admin: no batch is looked at
     theirs = {name: created.params[name] for name in imported.params}  # whole parts of the model
     taken = jax.tree.map(lambda new, old: jax.device_put(np.asarray(new), old.sharding), imported.params, theirs)
     state = created._replace(params=created.params | taken)
@@ -147,7 +175,7 @@ def _save(folder: RunFolder, config: Config, imported: ImportedBert) -> None:
         checkpoints.save(0, state)
 
 
-def _record(source: str, imported: ImportedBert) -> dict[str, Any]:
+def _record(source: str, imported: Imported) -> dict[str, Any]:
     files = {}
     for path in imported.files:
         with open(path, "rb") as file:
@@ -162,7 +190,7 @@ def _record(source: str, imported: ImportedBert) -> dict[str, Any]:
     }
 
 
-def _print(config: Config, imported: ImportedBert, source: str, out: str) -> None:
+def _print(config: Config, imported: Imported, source: str, out: str) -> None:
     from mhsh.models.costs import parameter_counts
 
     model = config.model

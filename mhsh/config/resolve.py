@@ -225,6 +225,29 @@ def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]
         yield f"train.label_smoothing = {train.label_smoothing}; {allowed}: 0"
     if model.num_token_types and objective == "translation":
         yield f"model.num_token_types = {model.num_token_types}; {allowed}: 0"
+    yield from _decoder_problems(model, allowed)
+
+
+def _decoder_problems(model: ModelConfig, allowed: str) -> Iterator[str]:
+    """Of the parts that only a causal language model has."""
+    if model.objective != "clm":
+        for name, values in {
+            "positions": ("learned", "sinusoidal"),
+            "num_kv_heads": (0,),
+            "mlp": ("plain",),
+            "bias": (True,),
+            "norm": ("layer",),
+            "head": ("bert",),
+        }.items():
+            if getattr(model, name) not in values:
+                yield f"model.{name} = {getattr(model, name)!r}; {allowed}: {', '.join(map(str, values))}"
+    if model.num_heads % model.kv_heads:
+        yield (
+            f"model.num_kv_heads = {model.num_kv_heads} does not divide model.num_heads = {model.num_heads}; a head of keys and "
+            "values is read by as many heads of queries as every other"
+        )
+    if model.positions == "rotary" and model.head_dim % 2:
+        yield f"model.head_dim = {model.head_dim}; {_with('model.positions', 'rotary')}, which turns pairs: an even number"
 
 
 def _mesh_problems(mesh: MeshConfig) -> Iterator[str]:

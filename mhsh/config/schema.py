@@ -105,8 +105,14 @@ class ModelConfig(Section, frozen=True):
     ] = "clm"
     # 256 bytes and 5 special tokens, rounded up to a multiple of 8.
     vocab_size: Annotated[Count, definition("V, rows of the embedding table; at least the tokenizer's vocabulary")] = 264
-    max_positions: Annotated[Count, shape("rows of the position table")] = 128
-    positions: Annotated[Literal["learned", "sinusoidal"], shape("learned, or the fixed sines of Vaswani et al. 2017")] = "learned"
+    max_positions: Annotated[Count, shape("tokens of the longest row; rows of the position table, where there is one")] = 128
+    positions: Annotated[
+        Literal["learned", "sinusoidal", "rotary"],
+        shape("a table, learned or of the fixed sines of Vaswani et al. 2017; or queries and keys rotated (RoPE; clm only)"),
+    ] = "learned"
+    rope_theta: Annotated[
+        Positive, shape("base of the wavelengths of rotary positions, 2 pi to about 2 pi rope_theta; read only with them")
+    ] = 10_000.0
     num_token_types: Annotated[NonNegative, shape("rows of the token-type table; 0 leaves it out")] = 0
     next_sentence: Annotated[bool, definition("whether the pooler and the next-sentence head exist (mlm only)")] = False
     num_classes: Annotated[
@@ -115,13 +121,30 @@ class ModelConfig(Section, frozen=True):
     num_layers: Annotated[Count, shape("L, layers of the encoder")] = 6
     num_decoder_layers: Annotated[NonNegative, shape("layers of the decoder; 0 where there is none (all but translation)")] = 0
     num_heads: Annotated[Count, shape("N, heads in one layer")] = 4
+    num_kv_heads: Annotated[
+        NonNegative, shape("heads of keys and values in one layer, each for as many heads of queries; 0: N (others: clm only)")
+    ] = 0
     head_dim: Annotated[Count, shape("H, width of one head; N * H need not equal D")] = 32
     embed_dim: Annotated[Count, shape("D, width of the residual stream")] = 128
     mlp_dim: Annotated[Count, shape("F, width of the feed-forward sublayer")] = 512
+    mlp: Annotated[
+        Literal["plain", "gated"], shape("gated: the hidden layer times the activation of a third product (clm only)")
+    ] = "plain"
     activation: Annotated[
-        Literal["gelu", "gelu_tanh", "relu"],
-        loss("between the two products of the feed-forward sublayer", "activation and LayerNorm"),
+        Literal["gelu", "gelu_tanh", "relu", "silu"],
+        loss("between the products of the feed-forward sublayer", "activation and LayerNorm"),
     ] = "gelu_tanh"
+    bias: Annotated[bool, shape("whether the layers' products and LayerNorms add biases (without: clm only)")] = True
+    norm: Annotated[
+        Literal["layer", "rms"], shape("every LayerNorm, qk_norm's too: layer, with a mean; rms, without mean and bias (clm only)")
+    ] = "layer"
+    head: Annotated[
+        Literal["bert", "tied", "untied"],
+        shape(
+            "bert: LayerNorm over the embeddings, a dense layer before the token table; tied: the token table alone; untied: a "
+            "matrix of its own (both clm only)"
+        ),
+    ] = "bert"
     residual: Annotated[Residual, shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")] = "admin"
     admin_omega: Annotated[AdminOmega, shape("how Admin's omega starts; read only where model.residual is admin")] = "profiled"
     depth_exponent: Annotated[NonNegativeFloat, shape("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
@@ -159,6 +182,11 @@ class ModelConfig(Section, frozen=True):
         execution("what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device"),
     ] = "none"
     scan_unroll: Annotated[Count, execution("layers in one iteration of the layer scan")] = 1
+
+    @property
+    def kv_heads(self) -> int:
+        """G, heads of keys and values in one layer; each is for N / G heads of queries."""
+        return self.num_kv_heads or self.num_heads
 
 
 class DataConfig(Section, frozen=True):

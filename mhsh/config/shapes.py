@@ -42,10 +42,13 @@ def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
     """The same heads stacked in depth, in both stacks: L' = L N / n, N' = n, F' = F n / N; H and D
     unchanged. More heads than there are make the model shallower.
 
+    Heads of keys and values are kept as well, so that a layer has n / N of them: the heads of
+    queries that share one stay together.
+
     Source: Liu, Liu and Han, arXiv 2106.09650, section 3 (the shapes of their single-head models).
 
     Raises:
-      UserError: L N / n or F n / N is not whole.
+      UserError: L N / n, F n / N or the new model.num_kv_heads is not whole.
     """
     n, num_heads, depths = heads_per_layer, model.num_heads, (model.num_layers, model.num_decoder_layers)
     if n < 1 or any(depth * num_heads % n for depth in depths):
@@ -59,11 +62,18 @@ def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
             f"model.heads_per_layer = {n}: the feed-forward width {model.mlp_dim} x {n} is not divisible by "
             f"model.num_heads = {num_heads}; choose another model.mlp_dim"
         )
+    if (model.num_kv_heads * n) % num_heads:
+        raise UserError(
+            f"model.heads_per_layer = {n}: {num_heads // model.num_kv_heads} heads of queries share one of keys and values "
+            f"(model.num_kv_heads = {model.num_kv_heads} of {num_heads}) and stay in one layer; give a multiple of "
+            f"{num_heads // model.num_kv_heads}, or model.num_kv_heads = 0"
+        )
     return replace(
         model,
         num_layers=model.num_layers * num_heads // n,
         num_decoder_layers=model.num_decoder_layers * num_heads // n,
         num_heads=n,
+        num_kv_heads=model.num_kv_heads * n // num_heads,
         mlp_dim=model.mlp_dim * n // num_heads,
         layers_per_group=model.layers_per_group * num_heads / n if model.fans == "ungrouped" else 1.0,
         base_layers=_base_layers(model),
@@ -86,17 +96,19 @@ def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
             f"{model.num_decoder_layers} times {num_layers} / {model.num_layers} are whole"
         )
     width = 2 * round(model.embed_dim / math.sqrt(ratio) / 2)  # sinusoids come in pairs
+    step = 2 if model.positions == "rotary" else 1  # which turns pairs
     narrow = replace(
         model,
         num_layers=num_layers,
         num_decoder_layers=model.num_decoder_layers * num_layers // model.num_layers,
         embed_dim=width,
-        head_dim=round(model.head_dim * width / model.embed_dim),
+        head_dim=step * round(model.head_dim * width / model.embed_dim / step),
         mlp_dim=0,
         base_layers=_base_layers(model),
     )
-    aim, units = layer_parameters(model), (narrow.num_layers + narrow.num_decoder_layers) * (2 * width + 1)
-    sized = replace(narrow, mlp_dim=round((aim - layer_parameters(narrow)) / units)) if width and narrow.head_dim else narrow
+    aim, rest = layer_parameters(model), layer_parameters(narrow)
+    units = layer_parameters(replace(narrow, mlp_dim=1)) - rest  # of one feed-forward unit in every layer
+    sized = replace(narrow, mlp_dim=round((aim - rest) / units)) if width and narrow.head_dim else narrow
     if sized.mlp_dim < 1 or abs(layer_parameters(sized) / aim - 1) > EQUAL_SIZE:
         raise UserError(
             f"model.layers_at_equal_size = {num_layers}: no width has the {aim:,} parameters of {model.num_layers} layers "
@@ -112,7 +124,10 @@ def _base_layers(model: ModelConfig) -> int:
 
 def layer_parameters(model: ModelConfig) -> int:
     """Weights, biases and LayerNorms of the layers of both stacks, of a Post-LN model."""
-    d, heads = model.embed_dim, model.num_heads * model.head_dim
-    attention, feed_forward, norm = 4 * d * heads + 3 * heads + d, 2 * d * model.mlp_dim + model.mlp_dim + d, 2 * d
+    d, heads, kv_heads = model.embed_dim, model.num_heads * model.head_dim, model.kv_heads * model.head_dim
+    inner = 2 if model.mlp == "gated" else 1  # products into the hidden layer
+    attention = 2 * d * (heads + kv_heads) + model.bias * (heads + 2 * kv_heads + d)
+    feed_forward = (inner + 1) * d * model.mlp_dim + model.bias * (inner * model.mlp_dim + d)
+    norm = d + (model.bias and model.norm == "layer") * d
     encoder = model.num_layers * (attention + feed_forward + 2 * norm)
     return encoder + model.num_decoder_layers * (2 * attention + feed_forward + 3 * norm)

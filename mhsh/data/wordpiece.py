@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 from etils import epath
 from jaxtyping import Bool, Int32
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from mhsh.data.text_files import read_vocabulary
 from mhsh.errors import UserError
@@ -59,6 +59,10 @@ class Tokenizer(abc.ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; special tokens are shown by name."""
 
+    @abc.abstractmethod
+    def as_library(self) -> tokenizers.Tokenizer:
+        """The same as a tokenizer of the library `tokenizers`, whose file is a tokenizer.json."""
+
     def save(self, path: epath.PathLike) -> None:
         """Writes a vocab.txt: UTF-8, one token per line, in the order of ids."""
         write_atomically(path, "".join(token + "\n" for token in self.vocab))
@@ -76,6 +80,7 @@ class WordPieceTokenizer(Tokenizer):
     def __init__(self, vocab: Sequence[str], lowercase: bool) -> None:
         """`lowercase` also strips accents, as in BERT's uncased models."""
         super().__init__(vocab, f"wordpiece lowercase={lowercase}")
+        self.lowercase = lowercase
         model = models.WordPiece(
             vocab={token: number for number, token in enumerate(self.vocab)},
             unk_token=UNK,
@@ -94,6 +99,11 @@ class WordPieceTokenizer(Tokenizer):
         encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [(np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2)) for encoding in encodings]
 
+    def as_library(self) -> tokenizers.Tokenizer:
+        copy = tokenizers.Tokenizer.from_str(self._encoder.to_str())
+        copy.decoder = decoders.WordPiece(_CONTINUATION, cleanup=False)
+        return copy
+
     def decode(self, ids: Iterable[int]) -> str:
         """The words with single spaces between them: the original spaces are not known."""
         return " ".join(self.vocab[number] for number in ids).replace(" " + _CONTINUATION, "")
@@ -107,6 +117,13 @@ class ByteTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32) + len(SPECIALS) for text in texts]
+
+    def as_library(self) -> tokenizers.Tokenizer:
+        # Without a character in the vocabulary, each falls back to its bytes.
+        vocab = {token: number for number, token in enumerate(self.vocab)}
+        encoder = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=UNK, byte_fallback=True))
+        encoder.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        return encoder
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; invalid UTF-8, such as half a character, becomes U+FFFD."""

@@ -1,1 +1,1 @@
-"""Hugging Face's BERT checkpoints, in and out."""
+"""Hugging Face checkpoints, in and out."""

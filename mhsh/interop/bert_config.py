@@ -16,7 +16,6 @@ from mhsh.errors import UserError
 from mhsh.files import read_object
 from mhsh.interop.weights import importing
 
-CONFIG_FILE = "config.json"
 # The objective that each trains; a BertModel has no head.
 ARCHITECTURES = {
     "BertModel": None,
@@ -26,7 +25,7 @@ ARCHITECTURES = {
     "BertForQuestionAnswering": "span",
 }
 # By transformers' names: the two of GELU's tanh form are one formula.
-_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"}
 # Which field of the model section each field of config.json is.
 _FIELDS = {
     "vocab_size": "vocab_size",
@@ -57,7 +56,7 @@ class BertConfig(Struct, kw_only=True):
     num_attention_heads: Annotated[int, Meta(ge=1, lt=2**31)]
     hidden_size: Size
     intermediate_size: Size
-    hidden_act: Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
+    hidden_act: Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
     hidden_dropout_prob: Real
     attention_probs_dropout_prob: Real
     layer_norm_eps: Real = 1e-12  # a checkpoint of 2018 may leave it out: Devlin et al.'s code has this as a constant

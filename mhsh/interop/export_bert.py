@@ -14,16 +14,14 @@ import jax
 import numpy as np
 from jaxtyping import Float64
 from msgspec.structs import replace
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
-from mhsh.interop.bert_config import CONFIG_FILE, bert_config
+from mhsh.interop.bert_config import bert_config
 from mhsh.interop.bert_tensors import to_tensors
 from mhsh.interop.vocabulary import write_vocabulary
-from mhsh.interop.weights import WEIGHTS_FILE
+from mhsh.interop.weights import CONFIG_FILE, write_weights
 from mhsh.models.layers import sinusoids
 from mhsh.models.residual import deepnorm_constants
 from mhsh.models.types import SUBLAYERS, encoder_stack
@@ -51,13 +49,7 @@ def export_bert(
     config = bert_config(plain, tokenizer.pad_id, labels)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     write_vocabulary(folder, tokenizer, lowercase=lowercase, max_positions=plain.max_positions)
-    try:
-        # transformers reads a file of weights only if it says that it is for PyTorch.
-        save_file(to_tensors(plain, plain_params), folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise UserError(f"cannot write {folder / WEIGHTS_FILE}: {error}; make room, or choose another --out") from error
-    # The library makes a file that its owner alone may read.
-    (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
+    write_weights(folder, to_tensors(plain, plain_params))
     return plain
 
 

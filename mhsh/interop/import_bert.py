@@ -4,61 +4,30 @@ accounted for.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
-from mhsh.interop.bert_config import ARCHITECTURES, CONFIG_FILE, BertConfig, read_bert_config
+from mhsh.interop.bert_config import ARCHITECTURES, BertConfig, read_bert_config
 from mhsh.interop.bert_tensors import (
-    BODY_PREFIX,
     HEADS,
     OUTPUT_BIAS,
     POOLER,
     TIED_BIAS,
     TIED_KERNEL,
     TOKEN_TABLE,
-    Parameter,
     canonical_names,
+    full_name,
     heads_of,
-    named_tensors,
     parameters,
 )
-from mhsh.interop.weights import SafetensorsFile, importing, open_weights
+from mhsh.interop.tensors import Imported, Tensors, check_tensors, read_params
+from mhsh.interop.weights import CONFIG_FILE, importing, open_weights
 
 
-@dataclasses.dataclass(frozen=True)
-class ImportedBert:
-    """A checkpoint, read."""
-
-    model: ModelConfig
-    params: dict[str, Any]  # nested as the model's own, fp32; without those of `fresh`
-    fresh: tuple[str, ...]  # paths of the parameters that the checkpoint does not give
-    left_out: tuple[str, ...]  # tensors that no parameter of the model is made of
-    architecture: str  # transformers' class, or what the tensors look like
-    labels: tuple[str, ...]  # of the classes by number; empty where there is no classification
-    notes: tuple[str, ...]  # what else should be known
-    files: tuple[Path, ...]  # that the weights were read from
-
-
-class _Tensors(NamedTuple):
-    """The weights, by the names that `Parameter.name` has."""
-
-    names: Mapping[str, str]  # the names in the files
-    files: Mapping[str, SafetensorsFile]  # by the names in the files
-
-    def read(self, name: str) -> np.ndarray:
-        return self.files[self.names[name]].read(self.names[name])
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.files[self.names[name]].shapes[self.names[name]]
-
-
-def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> ImportedBert:
+def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Imported:
     """Reads the checkpoint in the folder `source`, or the .safetensors file `source` with the
     config.json beside it.
 
@@ -75,7 +44,7 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
     """
     files = open_weights(source)
     config, notes = read_bert_config((source if source.is_dir() else source.parent) / CONFIG_FILE)
-    tensors = _Tensors(canonical_names(files), files)
+    tensors = Tensors(canonical_names(files), files)
     with importing(source, "give --config, config.json and weights of one model, or take its body alone with --fresh-heads"):
         heads = _heads_of_base(base) if fresh_heads else _heads_of_checkpoint(config, tensors, base)
         model = replace(base, **config.fields, **heads)
@@ -84,12 +53,13 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
         unread = (*(HEADS.values() if fresh_heads else ()), *(() if "pooler" in heads_of(model) else (POOLER,)))
         left_out = {name for name in tensors.names if name.startswith(unread)} if unread else set()
         taken = [row for row in parameters(model) if row.path.split("/")[0] not in fresh]
-        _check_tensors(model, taken, tensors, left_out)
+        tied = {TIED_KERNEL, TIED_BIAS} if "prediction" in heads_of(model) else set()
+        check_tensors(model, taken, tensors, left_out | tied, full_name)
         if not fresh_heads:
             _check_tied(config, tensors)
-    return ImportedBert(
+    return Imported(
         model=model,
-        params=_read(model, taken, tensors),
+        params=read_params(model, taken, tensors),
         fresh=tuple(row.path for row in parameters(model) if row.path.split("/")[0] in fresh),
         left_out=tuple(sorted(tensors.names[name] for name in left_out)),
         architecture=config.architecture or "BERT",
@@ -106,7 +76,7 @@ def _heads_of_base(base: ModelConfig) -> dict[str, Any]:
     return {name: getattr(base, name) for name in ("objective", "next_sentence", "num_classes")}
 
 
-def _heads_of_checkpoint(config: BertConfig, tensors: _Tensors, base: ModelConfig) -> dict[str, Any]:
+def _heads_of_checkpoint(config: BertConfig, tensors: Tensors, base: ModelConfig) -> dict[str, Any]:
     """The same by the architecture, or where config.json has none by the tensors. A BertForMaskedLM
     may have the next-sentence head as well: that is how the first BERTs were published.
     """
@@ -136,23 +106,7 @@ def _heads_of_checkpoint(config: BertConfig, tensors: _Tensors, base: ModelConfi
     return {"objective": objective, "next_sentence": False, "num_classes": num_classes}
 
 
-def _check_tensors(model: ModelConfig, taken: list[Parameter], tensors: _Tensors, left_out: set[str]) -> None:
-    """Every parameter has its tensor, of the shape that config.json gives it; every other tensor is
-    one of `left_out`.
-    """
-    known = left_out | ({TIED_KERNEL, TIED_BIAS} if "prediction" in heads_of(model) else set())
-    for name, row in named_tensors(model, taken):
-        shape = tensors.shape(name) if name in tensors.names else None
-        if shape != row.tensor_shape:
-            shown = tensors.names.get(name, name if row.full_name == row.name else BODY_PREFIX + name)
-            how = "is missing" if shape is None else f"is {list(shape)}"
-            raise ValueError(f"the tensor {shown} {how}, by config.json it is {list(row.tensor_shape)}")
-        known.add(name)
-    if unexpected := sorted(tensors.names[name] for name in tensors.names.keys() - known):
-        raise ValueError(f"by config.json no parameter is made of the tensor {unexpected[0]} ({len(unexpected)} such)")
-
-
-def _check_tied(config: BertConfig, tensors: _Tensors) -> None:
+def _check_tied(config: BertConfig, tensors: Tensors) -> None:
     """The output matrix and its bias, where they are stored a second time, are those that they are
     tied to.
     """
@@ -161,22 +115,5 @@ def _check_tied(config: BertConfig, tensors: _Tensors) -> None:
     if config.tie_word_embeddings is False and TIED_KERNEL not in tensors.names:
         raise ValueError(f"config.json has tie_word_embeddings = false, but the tensor {TIED_KERNEL} is missing")
     for name, original in ((TIED_KERNEL, TOKEN_TABLE), (TIED_BIAS, OUTPUT_BIAS)):
-        same = name not in tensors.names or (
-            tensors.shape(name) == tensors.shape(original) and np.array_equal(tensors.read(name), tensors.read(original))
-        )
-        if not same:
+        if name in tensors.names and not tensors.equal(name, original):
             raise ValueError(f"the tensor {name} differs from {tensors.names[original]}, which mhsh takes in its stead")
-
-
-def _read(model: ModelConfig, taken: list[Parameter], tensors: _Tensors) -> dict[str, Any]:
-    from flax.traverse_util import unflatten_dict  # not above: it imports jax
-
-    flat: dict[str, np.ndarray] = {}
-    for row in taken:
-        if row.is_stacked:
-            flat[row.path] = np.empty((model.num_layers, *row.shape), np.float32)
-            for layer in range(model.num_layers):
-                flat[row.path][layer] = row.from_tensor(tensors.read(row.name.format(layer)))
-        else:
-            flat[row.path] = np.ascontiguousarray(row.from_tensor(tensors.read(row.name)))
-    return unflatten_dict(flat, sep="/")

@@ -1,5 +1,5 @@
 """The vocabulary of a Hugging Face BERT: vocab.txt or tokenizer.json, and what
-tokenizer_config.json says of the text before it.
+tokenizer_config.json says of the text before it; and the tokenizer.json of a language model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tokenizers
 from msgspec import Struct
 from tokenizers import models, normalizers, pre_tokenizers
 
-from mhsh.data.wordpiece import SPECIALS, UNK, WordPieceTokenizer, load_wordpiece
+from mhsh.data.wordpiece import PAD, SEP, SPECIALS, UNK, ByteTokenizer, Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import read_object
 from mhsh.interop.weights import importing
@@ -112,5 +112,38 @@ def write_vocabulary(folder: Path, tokenizer: WordPieceTokenizer, *, lowercase: 
         "tokenize_chinese_chars": True,
         "model_max_length": max_positions,
         **{f"{token.strip('[]').lower()}_token": token for token in SPECIALS},
+    }
+    (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a language model, from its tokenizer.json.
+
+    Raises:
+      UserError: the file is missing or damaged, or is another tokenizer than those that mhsh has.
+    """
+    path, byte_tokenizer = folder / TOKENIZER_FILE, ByteTokenizer()
+    if not path.exists():
+        raise UserError(f"there is no {path}; without it the weights mean nothing: put the one that they were trained with there")
+    parts, own = read_object(path), json.loads(byte_tokenizer.as_library().to_str())
+    if all(parts.get(part) == own[part] for part in ("model", "normalizer", "pre_tokenizer")):
+        return byte_tokenizer
+    with importing(path, "mhsh has bytes and BERT's WordPiece alone, so that it cannot train or read this model's text"):
+        vocabulary = _of_tokenizer(path)
+    return WordPieceTokenizer(vocabulary.tokens, bool(vocabulary.lowercase))
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, *, max_positions: int) -> None:
+    """tokenizer.json and tokenizer_config.json, from which transformers makes a tokenizer with the
+    same ids for the same text: no token begins or ends it.
+    """
+    (folder / TOKENIZER_FILE).write_text(tokenizer.as_library().to_str(pretty=True) + "\n", encoding="utf-8")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_positions,
+        "pad_token": PAD,
+        "unk_token": UNK,
+        "eos_token": SEP,
     }
     (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

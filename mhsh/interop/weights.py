@@ -5,7 +5,7 @@ them; nothing else is opened, so nothing is ever unpickled.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +14,12 @@ import numpy as np
 from jaxtyping import Float32
 from msgspec import Meta, Struct
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from mhsh.errors import UserError
 from mhsh.files import read_object
 
-WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16")  # the types that fp32 holds without loss
 # A plain name with that ending cannot lead out of the folder, on any system.
@@ -72,6 +73,21 @@ class SafetensorsFile:
         return values
 
 
+def write_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes WEIGHTS_FILE beside CONFIG_FILE.
+
+    Raises:
+      UserError: there is no room for it.
+    """
+    try:
+        # transformers reads a file of weights only if it says that it is for PyTorch.
+        save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise UserError(f"cannot write {folder / WEIGHTS_FILE}: {error}; make room, or choose another --out") from error
+    # The library makes a file that its owner alone may read.
+    (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
+
+
 class _Index(Struct):
     weight_map: dict[str, FileName]
 
@@ -84,7 +100,9 @@ def open_weights(source: Path) -> dict[str, SafetensorsFile]:
       UserError: there are none, or a file or the index is no safetensors, or damaged.
     """
     if not source.exists():
-        raise UserError(f"there is no {source}; mhsh downloads nothing: give the folder that holds config.json and {WEIGHTS_FILE}")
+        raise UserError(
+            f"there is no {source}; mhsh downloads nothing: give the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}"
+        )
     if source.is_dir() and not (source / WEIGHTS_FILE).exists():
         if (source / INDEX_FILE).exists():
             return _sharded(source / INDEX_FILE)

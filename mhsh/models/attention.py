@@ -15,7 +15,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.devices import current_platform
 from mhsh.models.dropout import Seeds, dropout, unstacked
-from mhsh.models.layers import HeadNorm, bias_init, kernel_init
+from mhsh.models.layers import HeadNorm, Rotation, bias_param, kernel_init, turned
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
 # finite.
@@ -30,6 +30,8 @@ class MultiHeadAttention(nn.Module):
     hidden dropout.
 
     Every contraction has the heads N as a batch axis, so one head costs no more than it computes.
+    Keys and values may have fewer heads, G; each of them is read by N / G heads of queries (Ainslie
+    et al. 2023, arXiv 2305.13245).
 
     With model.qk_norm the queries and keys of each head have a LayerNorm (Dehghani et al. 2023,
     arXiv 2302.05442), with hybrid_norm its values too.
@@ -40,28 +42,34 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.query_kernel, self.query_bias = self._projection("query", 1.0)
-        self.key_kernel, self.key_bias = self._projection("key", 1.0)
-        self.value_kernel, self.value_bias = self._projection("value", self.gain)
+        self.query_kernel, self.query_bias = self._projection("query", "heads", config.num_heads)
+        self.key_kernel, self.key_bias = self._projection("key", "kv_heads", config.kv_heads)
+        self.value_kernel, self.value_bias = self._projection("value", "kv_heads", config.kv_heads, self.gain)
         hybrid = config.residual == "hybrid_norm"
         self.query_norm, self.key_norm = (HeadNorm(config) if config.qk_norm or hybrid else None for _ in range(2))
         self.value_norm = HeadNorm(config) if hybrid else None
         shape = (config.num_heads, config.head_dim, config.embed_dim)
         self.out_kernel = self.param("out_kernel", kernel_init(config, ("heads", "head_dim", "embed"), 2, self.gain), shape)
-        self.out_bias = self.param("out_bias", bias_init(("embed",)), (config.embed_dim,))
+        self.out_bias = bias_param(self, "out_bias", config, ("embed",), (config.embed_dim,))
 
     def __call__(
-        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None, mask: Bool[Array, "B 1 T S"], seeds: Seeds
+        self,
+        x: Float[Array, "B T D"],
+        source: Float[Array, "B S D"] | None,
+        mask: Bool[Array, "B 1 T S"],
+        seeds: Seeds,
+        rotation: Rotation | None = None,
     ) -> Float[Array, "B T D"]:
         """Queries come from `x`, keys and values from `source`, or from `x` where that is None
         (self-attention).
 
-        `mask` is True where a query attends to a key.
+        `mask` is True where a query attends to a key. `rotation` turns queries and keys of `x`.
 
         Raises:
           UserError: cuDNN is asked for where it cannot run.
         """
         query, key, value = self._project_all(x, source)
+        query, key = turned(query, rotation), turned(key, rotation)
         # Initialisation traces rows of any length, on any device.
         if self.config.attention_implementation == "xla" or self.is_initializing():
             return self.attend(query, key, value, mask, seeds)
@@ -72,14 +80,16 @@ class MultiHeadAttention(nn.Module):
     def attend(
         self,
         query: Float[Array, "B T N H"],
-        key: Float[Array, "B S N H"],
-        value: Float[Array, "B S N H"],
+        key: Float[Array, "B S G H"],
+        value: Float[Array, "B S G H"],
         mask: Bool[Array, "B 1 T S"],
         seeds: Seeds,
     ) -> Float[Array, "B T D"]:
         """As `__call__` with projected queries, keys and values, always by XLA."""
         config = self.config
         probabilities_seed, out_seed = unstacked(seeds, 2)
+        if config.num_kv_heads:
+            key, value = (jnp.repeat(heads, config.num_heads // config.kv_heads, axis=2) for heads in (key, value))
         scores = jnp.einsum("BTNH,BSNH->BNTS", query, key).astype(jnp.float32)
         probabilities = self._softmax(jnp.where(mask, scores, MASK_VALUE))
         probabilities = dropout(probabilities, config.attention_dropout, probabilities_seed)
@@ -92,26 +102,27 @@ class MultiHeadAttention(nn.Module):
         """The queries of `x`, divided by sqrt(H)."""
         return _normed(self.query_norm, self._project(x, self.query_kernel, self.query_bias)) * self.config.head_dim**-0.5
 
-    def project_key(self, source: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
+    def project_key(self, source: Float[Array, "B S D"]) -> Float[Array, "B S G H"]:
         """The keys of `source`."""
         return _normed(self.key_norm, self._project(source, self.key_kernel, self.key_bias))
 
-    def project_value(self, source: Float[Array, "B S D"]) -> Float[Array, "B S N H"]:
+    def project_value(self, source: Float[Array, "B S D"]) -> Float[Array, "B S G H"]:
         """The values of `source`."""
         return _normed(self.value_norm, self._project(source, self.value_kernel, self.value_bias))
 
     def _project_all(
         self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None
-    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S N H"], Float[Array, "B S N H"]]:
-        """Queries of `x`, keys and values of `source` or, where that is None, of `x`.
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S G H"], Float[Array, "B S G H"]]:
+        """Queries of `x`, keys and values of `source` or, where that is None, of `x`; none turned.
 
-        Of `x` alone, and where all three together are no wider than it, by one product: so `x` is
-        read once, and once more for the gradients of all three kernels. The kernels are stacked for
-        it along an axis of their own, P, so that the heads can be sharded. Wider ones cost more to
-        stack than they save (docs/development/speed.md).
+        Of `x` alone, with as many heads of each, and where all three together are no wider than it,
+        by one product: so `x` is read once, and once more for the gradients of all three kernels.
+        The kernels are stacked for it along an axis of their own, P, so that the heads can be
+        sharded. Wider ones cost more to stack than they save (docs/development/speed.md).
         """
         config = self.config
-        if source is not None or 3 * config.num_heads * config.head_dim > config.embed_dim:
+        alike = source is None and config.kv_heads == config.num_heads
+        if not alike or 3 * config.num_heads * config.head_dim > config.embed_dim:
             source = x if source is None else source
             return self.project_query(x), self.project_key(source), self.project_value(source)
         dtype = jnp.dtype(config.compute_dtype)
@@ -131,12 +142,14 @@ class MultiHeadAttention(nn.Module):
         context = checkpoint_name(context, "context")
         return jnp.einsum("BTNH,NHD->BTD", context, self.out_kernel.astype(dtype)) + self.out_bias.astype(dtype)
 
-    def _projection(self, name: str, gain: float) -> tuple[Float[Array, "D N H"], Float[Array, "N H"]]:
+    def _projection(
+        self, name: str, axis: str, num_heads: int, gain: float = 1.0
+    ) -> tuple[Float[Array, "D N H"], Float[Array, "N H"]]:
         config = self.config
-        shape = (config.embed_dim, config.num_heads, config.head_dim)
-        init = kernel_init(config, ("embed", "heads", "head_dim"), 1, gain, num_joint=3)
+        shape = (config.embed_dim, num_heads, config.head_dim)
+        init = kernel_init(config, ("embed", axis, "head_dim"), 1, gain, num_joint=3)
         kernel = self.param(f"{name}_kernel", init, shape)
-        return kernel, self.param(f"{name}_bias", bias_init(("heads", "head_dim")), shape[1:])
+        return kernel, bias_param(self, f"{name}_bias", config, (axis, "head_dim"), shape[1:])
 
     def _project(
         self, x: Float[Array, "B T D"], kernel: Float[Array, "D N H"], bias: Float[Array, "N H"]
@@ -151,7 +164,7 @@ def _normed(norm: HeadNorm | None, projected: Float[Array, "B S N H"]) -> Float[
 
 
 def cudnn_attention(
-    query: Float[Array, "B T N H"], key: Float[Array, "B S N H"], value: Float[Array, "B S N H"], mask: Bool[Array, "B 1 T S"]
+    query: Float[Array, "B T N H"], key: Float[Array, "B S G H"], value: Float[Array, "B S G H"], mask: Bool[Array, "B 1 T S"]
 ) -> Float[Array, "B T N H"]:
     """softmax(query key^T) value for each head by cuDNN; `query` is already divided by sqrt(H).
 

@@ -1,5 +1,5 @@
 """BERT (Devlin et al. 2018) with its heads for pre-training and fine-tuning; with a causal mask, a
-language model.
+language model, whose embeddings and head may be plain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from mhsh.models.types import Batch, Outputs
 
 
 class Embeddings(nn.Module):
-    """The sum of token, position and token-type embeddings, then LayerNorm and dropout."""
+    """The sum of token, position and token-type embeddings, with model.head = bert LayerNorm, then
+    dropout.
+    """
 
     config: ModelConfig
 
@@ -26,22 +28,27 @@ class Embeddings(nn.Module):
         config = self.config
         init = embedding_init(config, ("vocab", "embed"))
         self.token = self.param("token", init, (config.vocab_size, config.embed_dim))
-        self.position = position_table(self, "position", config)
+        self.position = None if config.positions == "rotary" else position_table(self, "position", config)
         if config.num_token_types:
             # Small, and read by every device, as the position table.
             small = embedding_init(config, ("positions", "embed"))
             self.token_type = self.param("token_type", small, (config.num_token_types, config.embed_dim))
-        self.norm = LayerNorm(config, name="norm")
+        self.norm = LayerNorm(config, name="norm") if config.head == "bert" else None
 
     def __call__(self, batch: Batch, dropout_key: DropoutKey) -> Float[Array, "B T D"]:
-        x = jnp.take(self.token, batch["inputs"], axis=0) + jnp.take(self.position, batch["inputs_position"], axis=0)
+        x = jnp.take(self.token, batch["inputs"], axis=0)
+        if self.position is not None:
+            x = x + jnp.take(self.position, batch["inputs_position"], axis=0)
         if self.config.num_token_types:
             x = x + jnp.take(self.token_type, batch["token_types"], axis=0)
-        return dropout(self.norm(x), self.config.embedding_dropout, seed_of(dropout_key))
+        x = x.astype(self.config.residual_dtype) if self.norm is None else self.norm(x)
+        return dropout(x, self.config.embedding_dropout, seed_of(dropout_key))
 
 
 class PredictionHead(nn.Module):
-    """BERT's tied output: dense, activation, LayerNorm, transposed token embeddings, bias."""
+    """The output, by model.head: BERT's dense layer, activation, LayerNorm, transposed token
+    embeddings and bias; the transposed token embeddings alone; or a matrix of its own.
+    """
 
     config: ModelConfig
 
@@ -49,6 +56,11 @@ class PredictionHead(nn.Module):
     def __call__(self, hidden: Float[Array, "B P D"], token: Float[Array, "V D"]) -> Float[Array, "B P V"]:
         config = self.config
         dtype = jnp.dtype(config.compute_dtype)
+        if config.head != "bert":
+            if config.head == "untied":
+                shape = (config.embed_dim, config.vocab_size)
+                token = jnp.asarray(self.param("kernel", kernel_init(config, ("embed", "vocab"), 1), shape)).T
+            return jnp.einsum("BPD,VD->BPV", hidden.astype(dtype), token.astype(dtype), preferred_element_type=jnp.float32)
         kernel = self.param("kernel", kernel_init(config, ("embed", "embed_out"), 1), (config.embed_dim, config.embed_dim))
         bias = self.param("bias", bias_init(("embed",)), (config.embed_dim,))
         hidden = jnp.einsum("BPD,DE->BPE", hidden.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
@@ -103,11 +115,11 @@ class Bert(nn.Module):
         """
         config = self.config
         embeddings_key, encoder_key, pooled_key = subkeys(dropout_key, 3)
-        segmentation = jnp.asarray(batch["inputs_segmentation"])
+        segmentation, positions = jnp.asarray(batch["inputs_segmentation"]), jnp.asarray(batch["inputs_position"])
         embeddings = Embeddings(config, name="embeddings")
         x = embeddings(batch, embeddings_key)
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
-        hidden = Encoder(config, self.residual, name="encoder")(x, segmentation, encoder_key)
+        hidden = Encoder(config, self.residual, name="encoder")(x, segmentation, encoder_key, positions)
         if config.objective == "classification":
             features = Pooler(config, name="pooler")(hidden)
             features = dropout(features, config.hidden_dropout, seed_of(pooled_key))

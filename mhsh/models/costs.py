@@ -57,18 +57,22 @@ def forward_flops(model: ModelConfig, length: int, predicted: int) -> Flops:
     For translation: `length` source tokens and `predicted` target tokens. A causal mask saves
     nothing, as all scores are computed.
     """
-    source, target, width = length, predicted, model.num_heads * model.head_dim
+    source, target, width, kv_width = length, predicted, model.num_heads * model.head_dim, model.kv_heads * model.head_dim
     encoder, decoder = model.num_layers, model.num_decoder_layers
     # A decoder layer projects targets four times in self-attention and twice in cross-attention,
     # the sources twice.
-    projections = encoder * source * 4 + decoder * (target * 6 + source * 2)
+    projections = encoder * source * 2 * (width + kv_width) + decoder * (target * 6 + source * 2) * width
     pairs = encoder * source * source + decoder * target * (target + source)
     return Flops(
-        attention_projections=projections * 2 * model.embed_dim * width,
+        attention_projections=projections * 2 * model.embed_dim,
         attention_scores=pairs * 2 * 2 * width,  # a query times a key, and the weighted value
-        feed_forward=(encoder * source + decoder * target) * 2 * 2 * model.embed_dim * model.mlp_dim,
+        feed_forward=(encoder * source + decoder * target) * _feed_forward_kernels(model) * 2 * model.embed_dim * model.mlp_dim,
         heads=_head_flops(model, length, predicted),
     )
+
+
+def _feed_forward_kernels(model: ModelConfig) -> int:
+    return 3 if model.mlp == "gated" else 2
 
 
 def _head_flops(model: ModelConfig, length: int, predicted: int) -> int:
@@ -78,7 +82,7 @@ def _head_flops(model: ModelConfig, length: int, predicted: int) -> int:
         return pooler + 2 * d * model.num_classes
     if model.objective == "span":
         return length * 2 * d * 2
-    if model.objective == "translation":
+    if model.objective == "translation" or model.head != "bert":
         return predicted * vocabulary
     return predicted * (2 * d * d + vocabulary) + (pooler + 2 * d * 2 if model.next_sentence else 0)
 
@@ -101,11 +105,13 @@ def update_flops(config: Config) -> int:
         return 0
     model = config.model
     attentions, stacks = model.num_layers + 2 * model.num_decoder_layers, model.num_layers + model.num_decoder_layers
-    if config.optimizer.muon_heads == "each":
-        attention = model.num_heads * _orthogonalized_flops(model.embed_dim, model.head_dim)
-    else:
-        attention = _orthogonalized_flops(model.embed_dim, model.num_heads * model.head_dim)
-    return 4 * attentions * attention + 2 * stacks * _orthogonalized_flops(model.embed_dim, model.mlp_dim)
+    each = config.optimizer.muon_heads == "each"
+    attention = sum(  # of the kernels of queries and output, and of those of keys and values
+        2 * (heads if each else 1) * _orthogonalized_flops(model.embed_dim, model.head_dim * (1 if each else heads))
+        for heads in (model.num_heads, model.kv_heads)
+    )
+    feed_forward = _feed_forward_kernels(model) * _orthogonalized_flops(model.embed_dim, model.mlp_dim)
+    return attentions * attention + stacks * feed_forward
 
 
 def _orthogonalized_flops(rows: int, columns: int) -> int:

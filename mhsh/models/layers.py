@@ -1,5 +1,5 @@
-"""Initialisers with logical axis names, position tables, LayerNorm, activations, the feed-forward
-sublayer.
+"""Initialisers with logical axis names, position tables and rotations, LayerNorm, activations, the
+feed-forward sublayer.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,14 @@ import numpy as np
 from flax import linen as nn
 from flax.typing import Initializer
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.dropout import Seeds, dropout, unstacked
 
 BERT_STDDEV = 0.02
 LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
-_REGROUPED = ("heads", "mlp")  # the axes that regrouping shortens
+_REGROUPED = ("heads", "kv_heads", "mlp")  # the axes that regrouping shortens
 
 
 def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain: float = 1.0, num_joint: int = 1) -> Initializer:
@@ -102,6 +102,15 @@ def bias_init(names: Sequence[str]) -> Initializer:
     return nn.with_logical_partitioning(nn.initializers.zeros, tuple(names))
 
 
+def bias_param(
+    module: nn.Module, name: str, config: ModelConfig, names: Sequence[str], shape: tuple[int, ...]
+) -> Float[Array, "*shape"]:
+    """A bias: the parameter `name` of `module`, or without model.bias zeros, which XLA does not
+    add.
+    """
+    return jnp.asarray(module.param(name, bias_init(names), shape)) if config.bias else jnp.zeros(shape)
+
+
 def position_table(module: nn.Module, name: str, config: ModelConfig) -> Float[Array, "T D"]:
     """A vector for each of T = max_positions: the parameter `name` of `module`, or sinusoids."""
     if config.positions == "sinusoidal":
@@ -122,24 +131,58 @@ def sinusoids(num_positions: int, width: int) -> Float[np.ndarray, "T D"]:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :width].astype(np.float32)
 
 
+class Rotation(NamedTuple):
+    """The angle of each pair of a head's elements at each position, by its cosine and sine."""
+
+    cos: Float[Array, "B T pairs"]
+    sin: Float[Array, "B T pairs"]
+
+
+def rotation(config: ModelConfig, positions: Int[Array, "B T"] | None) -> Rotation | None:
+    """The angles t / rope_theta^(2i/H), i = 0 ... H/2 - 1, of rotary positions t; None where
+    positions are in a table.
+    """
+    if config.positions != "rotary":
+        return None
+    assert positions is not None, "a language model has them"
+    frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+    angles = positions[:, :, None] * jnp.asarray(frequencies, jnp.float32)
+    return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
+def turned(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
+    """Each pair (i, i + H/2) of a head turned by its angle, in fp32 (RoPE: Su et al. 2021, arXiv
+    2104.09864, where pairs are (2i, 2i + 1)); `x` itself without a rotation.
+    """
+    if rotation is None:
+        return x
+    cos, sin = rotation.cos[:, :, None], rotation.sin[:, :, None]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
 class LayerNorm(nn.Module):
-    """LayerNorm (Ba et al. 2016) with fp32 statistics; returns the residual stream's dtype."""
+    """LayerNorm (Ba et al. 2016) or, where model.norm is rms, its form without mean and bias (Zhang
+    and Sennrich 2019, arXiv 1910.07467); fp32 statistics, returns the residual stream's dtype.
+    """
 
     config: ModelConfig
 
     def setup(self) -> None:
-        width = (self.config.embed_dim,)
+        config, width = self.config, (self.config.embed_dim,)
         self.scale = jnp.asarray(self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), width))
-        self.bias = self.param("bias", bias_init(("embed",)), width)
+        self.bias = bias_param(self, "bias", config, ("embed",), width) if config.norm == "layer" else jnp.zeros(width)
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        normed = _normalized(x.astype(jnp.float32), self.config.layer_norm_epsilon)
-        return (normed * self.scale + self.bias).astype(self.config.residual_dtype)
+        config = self.config
+        normed = _normalized(x.astype(jnp.float32), config.layer_norm_epsilon, config.norm == "layer")
+        return (normed * self.scale + self.bias).astype(config.residual_dtype)
 
 
 class HeadNorm(nn.Module):
     """LayerNorm of each head by itself, with a gain [H] for all heads and no bias, as flax's
-    MultiHeadDotProductAttention has with normalize_qk; fp32 statistics, returns the compute dtype.
+    MultiHeadDotProductAttention has with normalize_qk, and with model.norm = rms Qwen3; fp32
+    statistics, returns the compute dtype.
     """
 
     config: ModelConfig
@@ -149,39 +192,45 @@ class HeadNorm(nn.Module):
         config = self.config
         init = nn.with_logical_partitioning(nn.initializers.ones, ("head_dim",))
         scale = jnp.asarray(self.param("scale", init, (config.head_dim,)))
-        return (_normalized(x.astype(jnp.float32), config.layer_norm_epsilon) * scale).astype(config.compute_dtype)
+        normed = _normalized(x.astype(jnp.float32), config.layer_norm_epsilon, config.norm == "layer")
+        return (normed * scale).astype(config.compute_dtype)
 
 
-def normalize(x: Float[Array, "*rows D"], epsilon: float) -> tuple[Float[Array, "*rows D"], Float[Array, "*rows 1"]]:
-    """Rows of mean 0 and variance 1, and the factor of each row.
+def normalize(
+    x: Float[Array, "*rows D"], epsilon: float, centre: bool = True
+) -> tuple[Float[Array, "*rows D"], Float[Array, "*rows 1"]]:
+    """Rows of mean 0 and variance 1, or without `centre` of mean square 1, and the factor of each
+    row.
 
     The mean is subtracted before squaring: E[x^2] - E[x]^2 loses digits once omega * x dominates
     the sum.
     """
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True) if centre else x
     inverse = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + epsilon)
     return centred * inverse, inverse
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _normalized(x: Float[Array, "*rows D"], epsilon: float) -> Float[Array, "*rows D"]:
-    """Each row minus its mean, divided by its deviation.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _normalized(x: Float[Array, "*rows D"], epsilon: float, centre: bool) -> Float[Array, "*rows D"]:
+    """Each row minus its mean, divided by its deviation; without `centre` divided by its root mean
+    square.
 
     The backward pass is written out because a CPU would keep three arrays for the derived one.
     """
-    return normalize(x, epsilon)[0]
+    return normalize(x, epsilon, centre)[0]
 
 
-def _normalized_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
-    normed, inverse = normalize(x, epsilon)
+def _normalized_forward(x: Array, epsilon: float, centre: bool) -> tuple[Array, tuple[Array, Array]]:
+    normed, inverse = normalize(x, epsilon, centre)
     return normed, (normed, inverse)
 
 
-def _normalized_backward(epsilon: float, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
+def _normalized_backward(epsilon: float, centre: bool, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
     del epsilon
     normed, inverse = saved
     projection = jnp.mean(gradient * normed, axis=-1, keepdims=True)
-    return (inverse * (gradient - jnp.mean(gradient, axis=-1, keepdims=True) - normed * projection),)
+    centred = gradient - jnp.mean(gradient, axis=-1, keepdims=True) if centre else gradient
+    return (inverse * (centred - normed * projection),)
 
 
 _normalized.defvjp(_normalized_forward, _normalized_backward)
@@ -210,11 +259,14 @@ ACTIVATIONS = {
     "gelu": _keeping_input(lambda x: 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))),
     "gelu_tanh": _keeping_input(functools.partial(jax.nn.gelu, approximate=True)),
     "relu": jax.nn.relu,
+    "silu": _keeping_input(jax.nn.silu),
 }
 
 
 class FeedForward(nn.Module):
-    """Two projections with an activation between, D -> F -> D (Vaswani et al. 2017, eq. 2).
+    """Two projections with an activation between, D -> F -> D (Vaswani et al. 2017, eq. 2). Where
+    model.mlp is gated, the first is multiplied by the activation of a third one, D -> F (Shazeer
+    2020, arXiv 2002.05202).
 
     Dropout follows the activation (mlp_dropout) and the second projection (hidden_dropout).
     """
@@ -226,9 +278,12 @@ class FeedForward(nn.Module):
         config = self.config
         width, hidden = config.embed_dim, config.mlp_dim
         self.up_kernel = self.param("up_kernel", kernel_init(config, ("embed", "mlp"), 1, self.gain), (width, hidden))
-        self.up_bias = self.param("up_bias", bias_init(("mlp",)), (hidden,))
+        self.up_bias = bias_param(self, "up_bias", config, ("mlp",), (hidden,))
+        if config.mlp == "gated":
+            self.gate_kernel = self.param("gate_kernel", kernel_init(config, ("embed", "mlp"), 1, self.gain), (width, hidden))
+            self.gate_bias = bias_param(self, "gate_bias", config, ("mlp",), (hidden,))
         self.down_kernel = self.param("down_kernel", kernel_init(config, ("mlp", "embed"), 1, self.gain), (hidden, width))
-        self.down_bias = self.param("down_bias", bias_init(("embed",)), (width,))
+        self.down_bias = bias_param(self, "down_bias", config, ("embed",), (width,))
 
     def __call__(self, x: Float[Array, "B T D"], seeds: Seeds) -> Float[Array, "B T D"]:
         config = self.config
@@ -237,5 +292,11 @@ class FeedForward(nn.Module):
         weights = (self.up_kernel, self.up_bias, self.down_kernel, self.down_bias)
         up, up_bias, down, down_bias = (each.astype(dtype) for each in weights)
         hidden = checkpoint_name(jnp.einsum("BTD,DF->BTF", x.astype(dtype), up) + up_bias, "hidden")
-        hidden = dropout(ACTIVATIONS[config.activation](hidden), config.mlp_dropout, hidden_seed)
+        activation = ACTIVATIONS[config.activation]
+        if config.mlp == "gated":
+            gate = jnp.einsum("BTD,DF->BTF", x.astype(dtype), self.gate_kernel.astype(dtype)) + self.gate_bias.astype(dtype)
+            hidden = activation(checkpoint_name(gate, "hidden")) * hidden
+        else:
+            hidden = activation(hidden)
+        hidden = dropout(hidden, config.mlp_dropout, hidden_seed)
         return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_seed)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
-from mhsh.models.layers import FeedForward, LayerNorm
+from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
 from mhsh.models.residual import Residual, Stream
 from mhsh.models.types import SUBLAYERS, decoder_stack, encoder_stack
 from mhsh.models.vectors import packed, unpacked, vector_shapes
@@ -83,6 +83,13 @@ def _only_once(owner: nn.Module) -> bool:
     return owner.is_initializing() or any(map(owner.is_mutable_collection, SOWN))
 
 
+class EncoderContext(NamedTuple):
+    """What the layers of an encoder read besides the residual stream."""
+
+    mask: Bool[Array, "B 1 T T"]
+    rotation: Rotation | None  # of rotary positions
+
+
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward, each added to the stream by the residual scheme."""
 
@@ -97,9 +104,10 @@ class EncoderLayer(nn.Module):
         self.attention_residual = self.residual(self.config, stack, "attention")
         self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
-    def __call__(self, stream: Stream, seeds: Seeds, mask: Bool[Array, "B 1 T T"]) -> tuple[Stream, None]:
+    def __call__(self, stream: Stream, seeds: Seeds, context: EncoderContext) -> tuple[Stream, None]:
         attention_seeds, feed_forward_seeds = unstacked(seeds, 2)
-        stream = self.attention_residual(stream, lambda x: self.attention(x, None, mask, attention_seeds))
+        mask, turns = context
+        stream = self.attention_residual(stream, lambda x: self.attention(x, None, mask, attention_seeds, turns))
         stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_seeds))
         return _end_of_layer(self, stream), None
 
@@ -111,14 +119,23 @@ class Encoder(nn.Module):
     residual: type[Residual]
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"], segmentation: Int[Array, "B T"], dropout_key: DropoutKey) -> Float[Array, "B T D"]:
-        """Attention stays within a segment (0: padding); in a language model (clm) it is causal."""
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        segmentation: Int[Array, "B T"],
+        dropout_key: DropoutKey,
+        positions: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Attention stays within a segment (0: padding); in a language model (clm) it is causal.
+        Only rotary positions are read.
+        """
         config = self.config
         lengths = scan_lengths(self, config, config.num_layers)
         layers = over_layers(EncoderLayer, self, config, lengths)(config, self.residual, name="layers")
         mask = attention_mask(segmentation, causal=config.objective == "clm")
+        context = EncoderContext(mask, rotation(config, positions))
         seeds = layer_seeds(dropout_key, lengths, len(SUBLAYERS["encoder"]))
-        stream, _ = layers(self.residual.start(x, segmentation > 0), seeds, mask)
+        stream, _ = layers(self.residual.start(x, segmentation > 0), seeds, context)
         return LayerNorm(config, name="final_norm")(stream.x) if self.residual.final_norm else stream.x
 
 

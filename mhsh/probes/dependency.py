@@ -104,7 +104,7 @@ def _gate(module: nn.Module, name: str) -> Float[Array, ""]:
 def _frozen(norm: LayerNorm, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
     """A LayerNorm with constant deviations and a gate on its bias."""
     x = x.astype(jnp.float32)
-    centred = x - x.mean(axis=-1, keepdims=True)
+    centred = x - x.mean(axis=-1, keepdims=True) if norm.config.norm == "layer" else x
     deviation = jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + norm.config.layer_norm_epsilon)
     y = centred / jax.lax.stop_gradient(deviation) * norm.scale + _gate(norm, "bias_gate") * norm.bias
     return y.astype(norm.config.residual_dtype)

@@ -34,7 +34,7 @@ STACKED = "layers"
 
 # Muon's matrices by the last name of a parameter's path: the axes that are contracted, and the axes
 # of the output, counted from the last one. The other axes, layers first, number the matrices.
-_FEED_FORWARD = dict.fromkeys(("up_kernel", "down_kernel"), MuonDimensionNumbers((-2,), (-1,)))  # [D,F] and [F,D]
+_FEED_FORWARD = dict.fromkeys(("up_kernel", "gate_kernel", "down_kernel"), MuonDimensionNumbers((-2,), (-1,)))  # [D,F], [F,D]
 _QUERY_KEY_VALUE, _OUT = ("query_kernel", "key_kernel", "value_kernel"), "out_kernel"  # [D,N,H] and [N,H,D]
 MUON_MATRICES: Mapping[str, Mapping[str, MuonDimensionNumbers]] = {  # by optimizer.muon_heads
     "joined": {

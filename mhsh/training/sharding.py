@@ -42,12 +42,13 @@ AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {
 # A parameter whose axes have the width D and one of these is a matrix. Only matrices are sharded
 # over `fsdp`: all vectors together are a hundredth of a model, and a collective each would be most
 # of a step's collectives.
-_WIDE_AXES = frozenset({"embed_out", "heads", "mlp", "vocab"})
+_WIDE_AXES = frozenset({"embed_out", "heads", "kv_heads", "mlp", "vocab"})
 
 
 def axis_rules(model: ModelConfig) -> tuple[tuple[str, Any], ...]:
     """The table for one model. Heads are sharded over `tensor` too, but a single head is not."""
-    return (*AXIS_RULES.items(), ("heads", "tensor" if model.num_heads > 1 else None))
+    heads = {"heads": model.num_heads, "kv_heads": model.kv_heads}
+    return (*AXIS_RULES.items(), *((axis, "tensor" if count > 1 else None) for axis, count in heads.items()))
 
 
 def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
@@ -111,6 +112,7 @@ def check_divisibility(config: Config, shape: dict[str, int]) -> None:
         ("mlp", "model.mlp_dim"): model.mlp_dim,
         ("vocab", "model.vocab_size"): model.vocab_size,
         ("heads", "model.num_heads"): model.num_heads,
+        ("kv_heads", "model.num_kv_heads"): model.kv_heads,
     }
     rules = dict(axis_rules(model)) | {"embed": "fsdp"}  # where no other axis divides
     for (axis, field), size in sizes.items():

@@ -45,11 +45,11 @@ CONDITION_RULE = (
 GROUPING, DEPTH, EQUAL_SIZE_DEPTH = "grouping of the heads", "depth", "depth at equal size"
 _SHAPE_FACTORS: Mapping[str, tuple[str, ...]] = {
     DEPTH: ("num_layers", "num_decoder_layers"),
-    "heads a layer": ("num_heads",),
+    "heads a layer": ("num_heads", "num_kv_heads"),
     "width": ("embed_dim", "head_dim", "mlp_dim"),
     "residual scheme": ("residual", "admin_omega", "depth_exponent"),
-    "positions": ("positions", "max_positions", "num_token_types"),
-    "normalisation": ("qk_norm",),
+    "positions": ("positions", "rope_theta", "max_positions", "num_token_types"),
+    "normalisation": ("norm", "qk_norm"),
 }
 _SIZES = (DEPTH, "heads a layer", "width")
 _FOLLOW = ("base_layers", "layers_per_group")  # what regrouping sets besides
@@ -147,12 +147,13 @@ def _shape_factors(config: Config, baseline: Config, differing: set[str]) -> lis
         regrouped = (
             ours.num_layers * ours.num_heads == theirs.num_layers * theirs.num_heads
             and ours.num_decoder_layers * ours.num_heads == theirs.num_decoder_layers * theirs.num_heads
+            and ours.num_layers * ours.kv_heads == theirs.num_layers * theirs.kv_heads
             and ours.num_layers * ours.mlp_dim == theirs.num_layers * theirs.mlp_dim
             and (ours.embed_dim, ours.head_dim) == (theirs.embed_dim, theirs.head_dim)
         )
-        equal_size = (
-            ours.num_heads == theirs.num_heads and abs(layer_parameters(ours) / layer_parameters(theirs) - 1) <= PARAMETER_MARGIN
-        )
+        equal_size = (ours.num_heads, ours.kv_heads) == (theirs.num_heads, theirs.kv_heads) and abs(
+            layer_parameters(ours) / layer_parameters(theirs) - 1
+        ) <= PARAMETER_MARGIN
         if regrouped or equal_size:
             found.append(GROUPING if regrouped else EQUAL_SIZE_DEPTH)
         else:

@@ -101,6 +101,7 @@ def test_a_peer_that_is_not_installed(capsys, monkeypatch, kind):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["--config.model.qk_norm=true"], "model.qk_norm = True has no torch peer; add --config.model.qk_norm=False"),
         (["--config.model.residual=rezero"], "model.residual = 'rezero' has no torch peer; allowed with --peer: post_ln"),
         (["--config.optimizer.name=lamb"], "peers train with AdamW; add --config.optimizer.name=adamw"),
     ],

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+from msgspec.structs import replace
 
+import mhsh
 from mhsh.cli.main import main
+from mhsh.data.wordpiece import ByteTokenizer
 from mhsh.interop.export_bert import export_bert
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
+from mhsh.training.checkpoints.restore import load_for_inference
 from mhsh.training.state import TrainState
 from tests.interop.small_bert import small_config, small_tokenizer, trained_params
+from tests.interop.small_llama import small_config as small_llama
+from tests.runs import saved_run
 
 
 def test_a_trained_model_is_exported_with_what_was_done_to_it(capsys, fails, tmp_path):
@@ -44,3 +50,34 @@ def test_what_cannot_be_exported(fails, tmp_path, make_config):
         said = fails("export", str(folder.path), f"--out={tmp_path / 'out'}")
         assert f"{name} = {overrides[name]!r} cannot be exported" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_every_kept_step_of_a_decoder_goes_out_and_comes_in(capsys, fails, tmp_path):
+    config = small_llama(num_kv_heads=2, qk_norm=True, hidden_dropout=0.1)
+    params = [trained_params(config.model, seed) for seed in range(2)]
+    run, out = saved_run(tmp_path / "run", config, ByteTokenizer(), *params), tmp_path / "out"
+    assert main(["export", run, f"--out={out}", "--all-steps"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{out / '1'}: Qwen3ForCausalLM of {run}, step 1, 2 layers x 4 heads of 4, D = 12, F = 20" in printed
+    assert "not in config.json: model.hidden_dropout = 0.1; only" in printed
+    assert sorted(path.name for path in out.iterdir()) == ["1", "2"]
+    card = (out / "2" / "README.md").read_text()
+    assert "step 2 of 300" in card and "Qwen3ForCausalLM.from_pretrained" in card and '"num_kv_heads": 2' in card
+
+    again = tmp_path / "again"
+    assert main(["import", str(out / "2"), "--config=gpt:6l4h", "--config.data.sequence_length=12", f"--out={again}"]) == 0
+    assert "again: Qwen3ForCausalLM of" in capsys.readouterr().out
+    folder = RunFolder(again)
+    found = folder.read_config()
+    assert found.model == replace(config.model, hidden_dropout=0.0)
+    jax.tree.map(np.testing.assert_array_equal, load_for_inference(folder, found, None, 1)[1], params[1])
+    texts = [mhsh.load(str(path)).generate("ab", max_tokens=5, temperature=0.0) for path in (run, again)]
+    assert texts[0] == texts[1]
+
+    said = fails("export", run, f"--out={tmp_path / 'x'}", "--all-steps", "--step=1")
+    assert "give --step or --all-steps, not both" in said
+    said = fails("import", str(out / "2"), "--config=gpt:6l4h", "--fresh-heads", f"--out={tmp_path / 'x'}")
+    assert "is a language model, which is imported whole" in said
+    said = fails("import", str(out / "2"), "--config=bert:2l8h", f"--out={tmp_path / 'x'}")
+    assert "it is a language model, the --config has model.objective = 'mlm'" in said
+    assert not (tmp_path / "x").exists()

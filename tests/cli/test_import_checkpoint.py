@@ -72,6 +72,7 @@ def test_and_out_again_bit_for_bit(capsys, tmp_path, golden):
     assert (again / "vocab.txt").read_bytes() == (golden / "vocab.txt").read_bytes()
     assert (again / "model.safetensors").stat().st_mode == (again / "config.json").stat().st_mode
     assert sorted(path.name for path in again.iterdir()) == [
+        "README.md",
         "config.json",
         "model.safetensors",
         "tokenizer_config.json",

@@ -97,6 +97,28 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+DECODER = configs.load("gpt").get_config("6l4h_gqa").to_dict()
+DECODER_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model.num_kv_heads": 3}, "^model.num_kv_heads = 3 does not divide model.num_heads = 4; a head of keys and values is read"),
+    ({"model.num_kv_heads": 8}, "^model.num_kv_heads = 8 does not divide model.num_heads = 4"),
+    ({"model.head_dim": 5}, "^model.head_dim = 5; allowed with model.positions = 'rotary', which turns pairs: an even number$"),
+    ({"model.heads_per_layer": 1}, "^model.heads_per_layer = 1: 2 heads of queries share one .* give a multiple of 2, or"),
+]
+# What only a language model has.
+CAUSAL_ALONE = {
+    "positions": ("rotary", "learned, sinusoidal"),
+    "num_kv_heads": (4, "0"),
+    "mlp": ("gated", "plain"),
+    "bias": (False, "True"),
+    "norm": ("rms", "layer"),
+    "head": ("tied", "bert"),
+}
+REFUSED += [
+    ({f"model.{name}": value}, f"^model.{name} = {value!r}; allowed with model.objective = 'mlm': {allowed}$")
+    for name, (value, allowed) in CAUSAL_ALONE.items()
+]
+
+
 TRANSLATION_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.num_decoder_layers": 0}, "^model.num_decoder_layers = 0; allowed with model.objective = 'translation': 1 or more$"),
     ({"model.num_token_types": 2}, "^model.num_token_types = 2; allowed with model.objective = 'translation': 0$"),
@@ -107,7 +129,7 @@ TRANSLATION_REFUSED: list[tuple[dict[str, Any], str]] = [
 
 def test_refusals_name_the_field_the_value_and_what_is_allowed():
     translation = configs.load("translation").get_config("tiny").to_dict()
-    for fields, refused in ((FIELDS, REFUSED), (translation, TRANSLATION_REFUSED)):
+    for fields, refused in ((FIELDS, REFUSED), (translation, TRANSLATION_REFUSED), (DECODER, DECODER_REFUSED)):
         for overrides, message in refused:
             with pytest.raises(UserError, match=message) as caught:
                 from_dict(overridden(overrides, fields))

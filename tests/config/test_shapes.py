@@ -63,6 +63,33 @@ def test_regroup_refuses_a_feed_forward_width_that_cannot_be_shared_out():
         regroup(odd, 1)
 
 
+def test_regroup_keeps_the_heads_of_keys_and_values_too(make_config):
+    """24 layers of 16 heads of queries, 4 to one of keys and values: always 384 and 96."""
+    model = make_config("gpt", "24l16h_gqa").model
+    for n, num_kv_heads in ((32, 8), (16, 4), (8, 2), (4, 1)):
+        regrouped = regroup(model, n)
+        assert (regrouped.num_heads, regrouped.num_kv_heads) == (n, num_kv_heads)
+        assert regrouped.num_layers * regrouped.num_kv_heads == 96
+        kernels = [parameter_counts(each)["encoder"] - (2 * each.num_layers + 1) * each.embed_dim for each in (model, regrouped)]
+        assert kernels[0] == kernels[1]
+        assert regroup(regrouped, 16) == model
+    for n in (1, 2, 6):
+        with pytest.raises(UserError, match=rf"^model.heads_per_layer = {n}: 4 heads of queries share one of keys and values"):
+            regroup(model, n)
+    assert regroup(make_config("gpt", "24l16h").model, 1).num_kv_heads == 0
+
+
+@pytest.mark.parametrize("variant", ["24l16h", "24l16h_gqa", "6l4h"])
+def test_a_decoder_of_as_many_parameters_in_another_depth(make_config, variant):
+    model = make_config("gpt", variant).model
+    for depth in (model.num_layers // 2, 2 * model.num_layers):
+        other = at_equal_size(model, depth)
+        assert (other.num_heads, other.num_kv_heads, other.head_dim % 2) == (model.num_heads, model.num_kv_heads, 0)
+        assert parameter_counts(other)["encoder"] == pytest.approx(parameter_counts(model)["encoder"], rel=0.01)
+    final_norm = model.embed_dim
+    assert layer_parameters(model) + final_norm == parameter_counts(model)["encoder"]
+
+
 SHAPES = st.tuples(st.integers(1, 64), st.integers(1, 48), st.integers(1, 512), st.integers(1, 48))
 
 

@@ -244,7 +244,7 @@ def test_a_deep_model_is_a_plain_bert(tmp_path, shape, residual):
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "silu"])
 def test_every_head_is_exported(tmp_path, heads, activation):
     """With sines for positions and without token types as well: a BERT of transformers has both as
     tables.

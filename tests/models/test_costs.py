@@ -50,6 +50,19 @@ def test_parameters_by_part(make_config, variant, golden):
     }
 
 
+@pytest.mark.parametrize("variant", ["24l16h", "384l1h", "96l4h_gqa"])
+def test_parameters_of_a_standard_decoder(make_config, variant):
+    """Kernels and gains alone: four of attention, three of the feed-forward part, two norms and the
+    last.
+    """
+    model = make_config("gpt", variant, **{"model.head": "untied", "model.qk_norm": True}).model
+    d, heads, kv_heads = model.embed_dim, model.num_heads * model.head_dim, model.kv_heads * model.head_dim
+    layer = 2 * d * heads + 2 * d * kv_heads + 3 * d * model.mlp_dim + 2 * d + 2 * model.head_dim
+    counts = parameter_counts(model)
+    assert counts["encoder"] == model.num_layers * layer + d
+    assert (counts["embeddings"], counts["heads"]) == (model.vocab_size * d, model.vocab_size * d)
+
+
 def product_flops(jaxpr):
     """Two for every multiply-and-add of every dot_general, also inside scans (as often as they
     turn) and calls.
@@ -81,6 +94,9 @@ def counted_flops(config, rows=1):
         ("bert", "8l2h", {"model.head_dim": 5, "model.residual": "pre_ln", "model.scan_unroll": 4}),
         ("bert", "384l1h", {}),
         ("quickstart", "24l1h_admin", {"data.sequence_length": 100}),
+        ("gpt", "6l4h", {"model.head": "untied"}),
+        ("gpt", "12l2h_gqa", {"model.head_dim": 6, "model.qk_norm": True}),
+        ("gpt", "24l1h", {"model.mlp": "plain", "model.head": "bert", "model.bias": True}),
     ],
 )
 def test_forward_flops_are_those_of_the_program(make_config, task, variant, overrides):
@@ -175,7 +191,7 @@ def test_the_cost_of_a_run_by_hand(make_config):
 
 
 @pytest.mark.parametrize("heads", ["joined", "each"])
-@pytest.mark.parametrize(("task", "variant"), [("bert", "2l8h"), ("bert", "16l1h"), ("translation", "tiny")])
+@pytest.mark.parametrize(("task", "variant"), [("bert", "2l8h"), ("bert", "16l1h"), ("translation", "tiny"), ("gpt", "6l4h_gqa")])
 def test_an_update_of_muon_is_its_products(make_config, task, variant, heads):
     """Without clipping, whose norm is a product too."""
     config = make_config(task, variant, **{"optimizer.name": "muon", "optimizer.muon_heads": heads, "optimizer.clip_norm": 0.0})

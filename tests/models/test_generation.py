@@ -56,6 +56,9 @@ VARIANTS = [
     {"qk_norm": True},
     {"num_heads": 1, "num_layers": 6, "residual": "admin"},
     {"num_token_types": 0, "activation": "relu"},
+    {"positions": "rotary", "num_kv_heads": 1},
+    {"positions": "rotary", "num_heads": 4, "num_kv_heads": 2, "qk_norm": True, "norm": "rms", "bias": False, "head": "tied"},
+    {"positions": "rotary", "mlp": "gated", "activation": "silu", "residual": "peri_ln", "head": "untied"},
 ]
 
 

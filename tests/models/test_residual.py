@@ -15,7 +15,7 @@ from mhsh.config.schema import RESIDUALS
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, deepnorm_constants, real_variance
-from mhsh.models.transformer import Encoder, EncoderLayer
+from mhsh.models.transformer import Encoder, EncoderContext, EncoderLayer
 from mhsh.models.types import Stack, decoder_stack, encoder_stack
 from tests.models.plain import JOINS, norm
 
@@ -190,8 +190,8 @@ def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, ran
     # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
     layer, first = EncoderLayer(config, STRATEGIES[residual]), jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"])
     stream = STRATEGIES[residual].start(jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool))
-    mask = jnp.ones((1, 1, 4, 4), bool)
-    seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, mask), first)
+    context = EncoderContext(jnp.ones((1, 1, 4, 4), bool), None)
+    seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, context), first)
     assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"
     assert seen["attention_residual"].x.dtype == seen["feed_forward_residual"].x.dtype == residual_dtype
 

@@ -20,14 +20,17 @@ def total(shares) -> float:
     return float(sum(np.sum(each) for each in shares.values()))
 
 
-@pytest.mark.parametrize("residual", ["admin", "rezero"])
-def test_shares_sum_to_one(tiny, make_batch, random_params, residual):
-    config = tiny(residual=residual)
+DECODER = dict(objective="clm", next_sentence=False, positions="rotary", norm="rms", bias=False, head="tied")
+
+
+@pytest.mark.parametrize(("residual", "fields"), [("admin", {}), ("rezero", {}), ("pre_ln", DECODER)], ids=str)
+def test_shares_sum_to_one(tiny, make_batch, random_params, residual, fields):
+    config = tiny(residual=residual, **fields)
     shares = dependency(config, random_params(config), make_batch(SEGMENTS))["encoder"]
     assert set(shares) == {"attention", "feed_forward", "input", "biases"} and len(shares["attention"]) == 3
     assert total(shares) == pytest.approx(1, abs=1e-4)
     assert min(abs(share) for share in shares["attention"]) > 1e-4
-    assert (shares["biases"] == 0) == (residual == "rezero")
+    assert (shares["biases"] == 0) == (residual in ("rezero", "pre_ln"))
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)

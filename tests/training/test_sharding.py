@@ -55,6 +55,19 @@ def test_what_does_not_divide_is_named(make_config, overrides, shape, message):
         check_divisibility(config, dict(zip(MESH_AXES, shape, strict=True)))
 
 
+def test_heads_of_keys_and_values_are_divided_too(make_config):
+    message = r"model\.num_kv_heads = 2 is not divisible by mesh\.tensor = 4; .*next multiple: 4"
+    with pytest.raises(UserError, match=message):
+        check_divisibility(make_config("gpt", "6l4h_gqa"), {"data": 1, "fsdp": 1, "tensor": 4})
+    check_divisibility(make_config("gpt", "6l4h"), {"data": 1, "fsdp": 1, "tensor": 4})
+    model = make_config("gpt", "12l2h_gqa").model
+    attention = parameter_specs(boxed_parameters(model), {"data": 1, "fsdp": 1, "tensor": 2}, model)["encoder"]["layers"][
+        "attention"
+    ]
+    assert attention["query_kernel"] == PartitionSpec(None, None, "tensor", None)
+    assert attention["key_kernel"] == PartitionSpec(None, None, None, None), "a single head is never cut"
+
+
 def test_where_parameters_lie(make_config):
     specs = {}
     for variant in ("2l8h", "16l1h"):

@@ -47,7 +47,17 @@ def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
         assert difference <= tolerance * max(np.abs(np.asarray(b)).max(), 1e-3), path
 
 
-TINY_TRANSLATION = {"data.sequence_length": 16, "train.batch_size": 8, "train.label_smoothing": 0.1}
+TINY: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "translation": {"data.sequence_length": 16, "train.batch_size": 8, "train.label_smoothing": 0.1},
+    "gpt": {
+        "data.sequence_length": 16,
+        "train.batch_size": 8,
+        "model.num_layers": 2,
+        "model.head": "untied",
+        "model.qk_norm": True,
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -60,11 +70,14 @@ TINY_TRANSLATION = {"data.sequence_length": 16, "train.batch_size": 8, "train.la
         pytest.param("bert", "16l1h", (2, 2, 2), marks=pytest.mark.slow),
         ("translation", "tiny", (2, 2, 2)),
         pytest.param("translation", "tiny_8l1h", (1, 4, 2), marks=pytest.mark.slow),
+        ("gpt", "6l4h_gqa", (2, 1, 1)),
+        pytest.param("gpt", "6l4h_gqa", (2, 2, 2), marks=pytest.mark.slow),
+        pytest.param("gpt", "12l2h_gqa", (1, 4, 2), marks=pytest.mark.slow),  # one head of keys and values, which is not cut
     ],
 )
 def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant, shape):
     """The same elements are dropped too."""
-    config = make_config(task, variant, **(TINY_TRANSLATION if task == "translation" else {}))
+    config = make_config(task, variant, **TINY[task])
     batch = random_batch(config, config.train.batch_size)
     start = jax.device_get(fresh_state(config, sgd=True))
     results = []

@@ -209,6 +209,13 @@ def test_both_stacks_and_their_feed_forward_are_regrouped_or_nothing_is(make_con
     assert (factors(config(*deep), config(2, 2, 4, 256)) == ("grouping of the heads",)) == grouping
 
 
+def test_heads_of_keys_and_values_are_a_factor(make_config: Callable[..., Any]):
+    shared, whole = make_config("gpt", "6l4h_gqa"), make_config("gpt", "6l4h")
+    assert factors(make_config("gpt", "12l2h_gqa"), shared) == ("grouping of the heads",)
+    assert factors(shared, whole) == ("heads a layer",)
+    assert set(factors(make_config("gpt", "12l2h_gqa"), whole)) == {"heads a layer", "depth", "width"}
+
+
 def test_several_factors_at_once_are_confounded(make_run: MakeRun):
     deep = DEEPER | {"residual": "pre_ln", "qk_norm": True}
     comparison = judge(planted(make_run, {"a": ({}, [2.0, 2.01, 2.02]), "b": (deep, [2.5, 2.51, 2.52])}))
