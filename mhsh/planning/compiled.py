@@ -5,7 +5,6 @@ memory and collectives.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import math
 import os
@@ -33,7 +32,6 @@ from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
-
 
 # The packages that bring a platform's compiler, and the extra of ours that has it. One is enough.
 _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin")}
@@ -73,7 +71,7 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
     if not dimensions or not re.fullmatch("x".join([r"[1-9]\d*"] * dimensions), layout):
         gpus = ", ".join(f"{name}:8" for name, one in CHIPS.items() if one.platform == "gpu")
         raise UserError(
-            f"--topology={name} is no devices; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), {gpus}, local:8"
+            f"--topology={name} is not a slice; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), {gpus}, local:8"
         )
     if num_slices > 1 and (chip is None or chip.platform == "gpu"):
         raise UserError(f"--num-slices={num_slices}: {kind}:N is one slice; leave --num-slices away")
@@ -104,9 +102,10 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
     """
     platform = topology.platform
     if platform != "cpu" and compiler_of(platform) is None:
+        device = platform.upper()
         raise UserError(
-            f"compiling for a {platform.upper()} needs its compiler: {install_command(_EXTRAS[platform])}, in an environment of "
-            f"its own (with it installed jax looks for a {platform.upper()}; set JAX_PLATFORMS=cpu where you train on something else)"
+            f"compiling for a {device} needs its compiler: {install_command(_EXTRAS[platform])}, in an environment of its own "
+            f"(with it installed jax looks for a {device}; set JAX_PLATFORMS=cpu where you train on something else)"
         )
     request = {
         "config": to_dict(config),

@@ -101,9 +101,9 @@ PASSES = 4.5
 # How much longer a device sends, at most, than over all its links at once: the axes of a small TPU
 # slice do not close to rings, and a collective may take one of them after the other.
 SLOWEST_NETWORK = {"tpu": 4, "gpu": 2}
-# A GPU starts one operation after the other. Programs compiled for an H100 have 120 to 160 a layer;
-# 1.5 to 2.5 us for each is assumed.
-OPERATIONS_A_LAYER = 140
+# A GPU starts one operation after the other. Programs compiled for an H100 have 64 (384l1h) to 96
+# (12l12h) a layer; 1.5 to 2.5 us for each is assumed.
+OPERATIONS_A_LAYER = 80
 OPERATION_SECONDS = (1.5e-6, 2.5e-6)
 
 ASSUMPTIONS = (
