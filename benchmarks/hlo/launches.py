@@ -40,9 +40,13 @@ def read_thunks(lines: Iterable[str]) -> list[Body]:
     """
     counts = [[0, 0]]
     above: list[tuple[int, str, int]] = []  # indentation, kind and body of the lines that this one is in
+    in_condition = False
     for match in filter(None, map(_LINE.match, lines)):
         indent, kind = len(match[1]), match[2] or match[3]
-        while above and (above[-1][0] >= indent or (kind == "body" and above[-1][1] == "condition")):
+        in_condition = kind == "condition" or (in_condition and kind != "body")
+        if in_condition:  # its title is not indented
+            continue
+        while above and above[-1][0] >= indent:
             above.pop()
         kinds, body = {one for _, one, _ in above}, above[-1][2] if above else 0
         if kind == "body":
@@ -50,7 +54,7 @@ def read_thunks(lines: Iterable[str]) -> list[Body]:
             body = len(counts) - 1
         above.append((indent, kind, body))
         # A slice of an array is copied by the copy inside it.
-        if kind in ("body", "condition", "While") or kinds & {"condition", "DynamicSliceFusion"}:
+        if kind in ("body", "While") or "DynamicSliceFusion" in kinds:
             continue
         counts[body][0] += kind != "CommandBuffer"
         counts[body][1] += "CommandBuffer" not in kinds

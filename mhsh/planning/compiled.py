@@ -284,6 +284,7 @@ def _gpu_target(chip: Chip) -> str:
           shared_memory_per_block: {48 * 2**10} shared_memory_per_block_optin: {(gpu.shared_kib - 1) * 2**10}
           shared_memory_per_core: {gpu.shared_kib * 2**10} l2_cache_size: {gpu.cache_mib * 2**20}
           device_memory_size: {chip.hbm_bytes} memory_bandwidth: {chip.hbm_bandwidth:.0f}
+          driver_version: "12.9.0" runtime_version: "12.9.0"
         }}
         platform_name: "CUDA" device_description_str: "{chip.device_kind}"
         dnn_version_info {{ major: 9 minor: 10 patch: 0 }} runtime_version {{ major: 12 minor: 9 patch: 0 }}
