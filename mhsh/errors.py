@@ -50,7 +50,7 @@ def install_command(extra: str) -> str:
     from packaging.requirements import Requirement
 
     packages = [
-        f"{required.name}{required.specifier}"
+        f"{required.name}[{','.join(required.extras)}]{required.specifier}".replace("[]", "")
         for required in map(Requirement, requires("mhsh") or ())
         if required.marker and not required.marker.evaluate({"extra": ""}) and required.marker.evaluate({"extra": extra})
     ]

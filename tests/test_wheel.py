@@ -77,11 +77,12 @@ def test_a_shipped_config_and_one_of_the_users_own(site: str, tmp_path: Path) ->
 
 
 def test_an_extra_is_installed_by_the_names_of_its_packages(site: str, tmp_path: Path) -> None:
-    code = "from mhsh.errors import install_command as f; print(f('gcs'), f('tpu'), sep='\\n')"
-    gcs, tpu = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=site).splitlines()
+    code = "from mhsh.errors import install_command as f; print(f('gcs'), f('tpu'), f('gpu_compile'), sep='\\n')"
+    gcs, tpu, gpu = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=site).splitlines()
     assert gcs.endswith("pip install 'gcsfs>=2025.9' 'google-cloud-storage>=3.4'")
     version = "0.0.45" if sys.version_info < (3, 12) else "0.0.50"
     assert tpu.endswith(f"pip install 'libtpu=={version}.*' 'requests>=2.32'")
+    assert gpu.endswith("pip install 'jax[cuda12-local]>=0.10' 'nvidia-cuda-nvcc-cu12>=12.9'")
 
 
 IN_HAND = """

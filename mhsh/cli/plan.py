@@ -39,7 +39,7 @@ def run(
     status is 0 even if a step does not fit.
 
     Args:
-      topology: compile the step for v5e:4x4, v6e:4x4, v4:2x2x1, v5p:2x2x2 or local:8
+      topology: compile the step for v5e:4x4, v4:2x2x1, h100:8, ... or local:8
       num_slices: slices of that layout
       hbm: memory of a device in GiB; the public figure by default
       chips: KIND:N,... estimate the time on N of v4, v5e, v5p, v6e, a100, h100, h200
@@ -132,11 +132,12 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _in_rows(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the compiler says, as rows: verdict, memory, FLOPs, and a row for each kind of
-    collective.
+    """What the compiler says, as rows: verdict, what a GPU launches, memory, FLOPs, and a row for
+    each kind of collective.
     """
     rows = {name: report[name] for name in ("topology", "num_slices", "num_devices", "device_kind", "remat_policy")}
     rows |= {"verdict": _verdict(report), "compile_seconds": report["compile_seconds"]}
+    rows |= {"launches_per_step": report.get("launches")}
     rows |= {"versions": {name: version for name, version in report["versions"].items() if version}}
     rows |= {"memory_bytes": report.get("memory", {}), "flops": report["flops"]}
     collectives = report.get("collectives", ())

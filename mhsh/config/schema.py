@@ -181,7 +181,7 @@ class ModelConfig(Section, frozen=True):
         Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups"],
         execution("what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device"),
     ] = "none"
-    scan_unroll: Annotated[Count, execution("layers in one iteration of the layer scan")] = 1
+    scan_unroll: Annotated[NonNegative, execution("layers in one iteration of the layer scan; 0: 4 on GPUs, else 1")] = 0
 
     @property
     def kv_heads(self) -> int:

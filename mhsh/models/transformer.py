@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention, attention_mask
+from mhsh.models.devices import current_platform
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
 from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
 from mhsh.models.residual import Residual, Stream
@@ -32,6 +33,10 @@ REMAT_POLICIES: dict[str, Any] = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "groups": jax.checkpoint_policies.nothing_saveable,
 }
+
+# Layers in one iteration where `scan_unroll` is 0. A GPU starts each operation by itself; what four
+# layers slice and save, they do in one (docs/development/speed.md).
+UNROLL = {"cpu": 1, "tpu": 1, "gpu": 4}
 
 # The collections that layers sow into, kept only where a caller makes them mutable.
 SOWN = ("omega", "diagnosis", "probe")
@@ -67,7 +72,7 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast),
             length=length,
-            unroll=config.scan_unroll if length == lengths[-1] else 1,
+            unroll=(config.scan_unroll or UNROLL[current_platform()]) if length == lengths[-1] else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
 

@@ -1,11 +1,10 @@
-"""The training step compiled for a TPU slice without access to it: the compiler's memory and
-collectives.
+"""The training step compiled for a TPU slice or for GPUs without access to them: the compiler's
+memory and collectives.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import math
 import os
@@ -26,7 +25,7 @@ from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError, install_command
 from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
-from mhsh.planning.hlo import parse_module, read_collectives
+from mhsh.planning.hlo import launches, parse_module, read_collectives
 from mhsh.planning.roofline import CHIPS, Chip, product_flops
 from mhsh.training.memory import choose_remat, with_policy
 from mhsh.training.optimizer import build_optimizer
@@ -34,10 +33,14 @@ from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 
+# The packages that bring a platform's compiler, and the extra of ours that has it. One is enough.
+_COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin")}
+_EXTRAS = {"tpu": "tpu", "gpu": "gpu_compile"}
+
 
 class Topology(NamedTuple):
-    """The devices of a compilation: `v5e:4x4`, several slices of it, or `local:8` (simulated on the
-    CPU).
+    """The devices of a compilation: `v5e:4x4`, several slices of it, `h100:8`, or `local:8`
+    (simulated on the CPU).
     """
 
     name: str
@@ -47,8 +50,8 @@ class Topology(NamedTuple):
 
     @property
     def platform(self) -> str:
-        """tpu, or cpu for simulated devices."""
-        return "tpu" if self.chip else "cpu"
+        """tpu, gpu, or cpu for simulated devices."""
+        return self.chip.platform if self.chip else "cpu"
 
     @property
     def hbm_bytes(self) -> int | None:
@@ -64,14 +67,20 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
     """
     kind, _, layout = name.partition(":")
     chip = CHIPS.get(kind)
-    dimensions = 1 if kind == "local" else chip.dimensions if chip else 0
+    dimensions = (chip.dimensions or 1) if chip else int(kind == "local")
     if not dimensions or not re.fullmatch("x".join([r"[1-9]\d*"] * dimensions), layout):
+        gpus = ", ".join(f"{name}:8" for name, one in CHIPS.items() if one.platform == "gpu")
         raise UserError(
-            f"--topology={name} is not a slice; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), local:8"
+            f"--topology={name} is not a slice; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), {gpus}, local:8"
         )
-    if num_slices > 1 and chip is None:
-        raise UserError(f"--num-slices={num_slices}: local:N is one slice; leave --num-slices away")
+    if num_slices > 1 and (chip is None or chip.platform == "gpu"):
+        raise UserError(f"--num-slices={num_slices}: {kind}:N is one slice; leave --num-slices away")
     return Topology(name, num_slices, num_slices * math.prod(map(int, layout.split("x"))), chip)
+
+
+def compiler_of(platform: str) -> str | None:
+    """The installed package with the compiler for that platform; None where there is none."""
+    return next((name for name in _COMPILERS[platform] if _version(name)), None)
 
 
 def _version(name: str) -> str | None:
@@ -91,10 +100,12 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
     Raises:
       UserError: as `compile_report`, and where the compiler crashed.
     """
-    if topology.platform == "tpu" and importlib.util.find_spec("libtpu") is None:
+    platform = topology.platform
+    if platform != "cpu" and compiler_of(platform) is None:
+        device = platform.upper()
         raise UserError(
-            f"compiling for a TPU needs its compiler: {install_command('tpu')}, in an environment of its own "
-            "(with libtpu installed jax looks for a TPU; set JAX_PLATFORMS=cpu where you train on something else)"
+            f"compiling for a {device} needs its compiler: {install_command(_EXTRAS[platform])}, in an environment of its own "
+            f"(with it installed jax looks for a {device}; set JAX_PLATFORMS=cpu where you train on something else)"
         )
     request = {
         "config": to_dict(config),
@@ -103,7 +114,7 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
         "hlo_path": None if hlo_path is None else str(hlo_path.absolute()),
     }
     flags = os.environ.get("XLA_FLAGS", "").split()
-    if topology.platform == "tpu":
+    if platform == "tpu":
         flags = [flag for flag in flags if not flag.startswith("--xla_cpu_")]  # libtpu ends a process that has one
     environment = os.environ | {
         "XLA_FLAGS": " ".join(flags),
@@ -124,7 +135,7 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
         check=False,
     )
     if done.returncode:
-        raise UserError(_death(done.returncode, done.stderr))
+        raise UserError(_death(done.returncode, done.stderr, platform))
     answer = json.loads(done.stdout.splitlines()[-1])
     if "error" in answer:
         raise UserError(answer["error"])
@@ -132,15 +143,16 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
     return answer | {"warnings": [line.strip()[:400] for line in warnings]}
 
 
-def _death(status: int, stderr: str) -> str:
-    versions = f"libtpu {_version('libtpu')}, jaxlib {_version('jaxlib')}"
+def _death(status: int, stderr: str, platform: str) -> str:
+    compiler = (compiler_of(platform) if platform != "cpu" else None) or "libtpu"
+    versions = f"{compiler} {_version(compiler)}, jaxlib {_version('jaxlib')}"
     if status > 0:
         last = " ".join(stderr.splitlines()[-1:])[:300]
-        return f"the compiling process failed ({versions}; if the two are incompatible, try another libtpu): {last}"
+        return f"the compiling process failed ({versions}; if the two are incompatible, try another {compiler}): {last}"
     known = [line.strip()[:160] for line in stderr.splitlines() if "STACK OVERFLOW" in line or "Check failed" in line]
     return (
         f"the compiler ({versions}) was ended by {signal.Signals(-status).name} ({(known + ['it said nothing'])[0]}); "
-        "try another release of libtpu, another batch, or more memory on this machine"
+        f"try another release of {compiler}, another batch, or more memory on this machine"
     )
 
 
@@ -196,7 +208,7 @@ def compile_report(
         "batch_size": config.train.batch_size,
         "remat_policy": config.model.remat_policy,
         "hbm_bytes": hbm_bytes,
-        "versions": {name: _version(name) for name in ("jax", "jaxlib", "libtpu")},
+        "versions": {name: _version(name) for name in ("jax", "jaxlib", *_COMPILERS.get(topology.platform, ()))},
         "flops": {"ledger": step_flops(config) / len(devices), "matrix_products": product_flops(config, mesh.shape)},
     }
     begin, optimizer = time.monotonic(), build_optimizer(config)
@@ -211,7 +223,8 @@ def compile_report(
     text = compiled.as_text() or ""
     if hlo_path is not None:
         hlo_path.write_text(text, encoding="utf-8")
-    collectives, unknown = read_collectives(parse_module(text), len(devices))
+    module = parse_module(text)
+    collectives, unknown = read_collectives(module, len(devices))
     memory = _memory(compiled)
     return report | {
         "needed_bytes": memory["total"],
@@ -221,6 +234,8 @@ def compile_report(
             one._asdict() | {"dtypes": list(one.dtypes), "bytes": one.bytes, "sent_bytes": one.sent_bytes} for one in collectives
         ],
         "unknown_loops": unknown,
+        # What a GPU starts one by one; a TPU runs a whole program.
+        "launches": sum(launches(module).values()) if topology.platform == "gpu" else None,
     }
 
 
@@ -229,22 +244,51 @@ def _devices_of(topology: Topology) -> Sequence[Any]:
     starts.
 
     Raises:
-      UserError: libtpu does not know the slice.
+      UserError: the compiler does not know the devices.
     """
     if topology.chip is None:
         return jax.devices("cpu")[: topology.num_devices]
     from jax.experimental import topologies
 
-    # A device is a whole chip: both cores of a v4 or v5p.
-    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.chip.dimensions == 3 else {}
-    if topology.num_devices == topology.num_slices:
-        options["chips_per_host_bounds"] = (1, 1, 1)
-    if topology.num_slices > 1:
-        options["num_slices"] = topology.num_slices
+    chip, number = topology.chip, topology.num_devices
+    if chip.gpu is not None:
+        on_one = math.gcd(number, chip.domain)
+        layout = f"1x{number // on_one}x{on_one}"  # one slice, machines, GPUs of each
+        options: dict[str, Any] = {"target_config": _gpu_target(chip), "topology": layout}
+    else:
+        # A device is a whole chip: both cores of a v4 or v5p.
+        options = {"chip_config_name": "megacore"} if chip.dimensions == 3 else {}
+        if number == topology.num_slices:
+            options["chips_per_host_bounds"] = (1, 1, 1)
+        if topology.num_slices > 1:
+            options["num_slices"] = topology.num_slices
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options).devices
+        name = {"tpu": "tpu", "gpu": "cuda"}[topology.platform]
+        return topologies.get_topology_desc(platform=name, topology_name=topology.name, **options).devices
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"--topology={topology.name}: {str(error).split(chr(10))[0]}") from error
+
+
+def _gpu_target(chip: Chip) -> str:
+    """An NVIDIA GPU as XLA's GpuTargetConfigProto, so that it compiles without one."""
+    gpu = chip.gpu
+    assert gpu is not None
+    major, minor = gpu.compute_capability
+    return f"""
+        gpu_device_info {{
+          cuda_compute_capability {{ major: {major} minor: {minor} }}
+          core_count: {gpu.multiprocessors} clock_rate_ghz: {gpu.clock_ghz} fpus_per_core: {gpu.fp32_lanes}
+          threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+          block_dim_limit_x: {2**31 - 1} block_dim_limit_y: {2**16 - 1} block_dim_limit_z: {2**16 - 1}
+          registers_per_core_limit: {2**16} registers_per_block_limit: {2**16}
+          shared_memory_per_block: {48 * 2**10} shared_memory_per_block_optin: {(gpu.shared_kib - 1) * 2**10}
+          shared_memory_per_core: {gpu.shared_kib * 2**10} l2_cache_size: {gpu.cache_mib * 2**20}
+          device_memory_size: {chip.hbm_bytes} memory_bandwidth: {chip.hbm_bandwidth:.0f}
+          driver_version: "12.9.0" runtime_version: "12.9.0"
+        }}
+        platform_name: "CUDA" device_description_str: "{chip.device_kind}"
+        dnn_version_info {{ major: 9 minor: 10 patch: 0 }} runtime_version {{ major: 12 minor: 9 patch: 0 }}
+    """
 
 
 def overflow(message: str) -> dict[str, Any] | None:

@@ -1,11 +1,12 @@
-"""Reading the HLO text of a compiled program: how often its instructions run, and which
-collectives they are.
+"""Reading the HLO text of a compiled program: how often its instructions run, what a GPU starts for
+them, and which collectives they are.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -149,6 +150,21 @@ def inside(module: Module, step: Step) -> Iterator[Step]:
         computation = module.computations[name]
         for instruction in computation.instructions.values():
             yield from inside(module, Step(computation, instruction, step.times, step.frame))
+
+
+# They name, regroup or wait for arrays.
+_NOT_STARTED = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
+
+
+def launches(module: Module) -> Counter[str]:
+    """The kernels, copies and library calls that a GPU starts in one run of the program, by frame:
+    the entry, or the loop body that they are in. Those of a CUDA graph count one by one.
+    """
+    counts: Counter[str] = Counter()
+    for step in execution(module, []):
+        if step.instruction.opcode not in _NOT_STARTED and not step.instruction.opcode.endswith("-done"):
+            counts[step.frame] += step.times
+    return counts
 
 
 def _trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:

@@ -27,6 +27,17 @@ from mhsh.training.state import abstract_state, example_batch
 from mhsh.training.step import train_step
 
 
+class Gpu(NamedTuple):
+    """What XLA's compiler asks of an NVIDIA GPU besides its memory."""
+
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    clock_ghz: float
+    fp32_lanes: int  # of a multiprocessor
+    shared_kib: int  # memory of a multiprocessor; a block has 1 KiB less
+    cache_mib: int  # L2
+
+
 @dataclasses.dataclass(frozen=True)
 class Chip:
     """One device as jax sees it (both cores of a v4 or v5p chip taken together). Bytes per second
@@ -43,6 +54,7 @@ class Chip:
     link_bandwidth: float  # of all links of one device within the domain
     network_bandwidth: float  # of one device's share of the network between domains
     dimensions: int = 0  # of a TPU slice, such as 2 of a 4x4; 0: a GPU
+    gpu: Gpu | None = None  # None: a TPU
 
     @property
     def peak_flops(self) -> float:
@@ -54,6 +66,10 @@ class Chip:
         """tpu or gpu."""
         return "tpu" if self.dimensions else "gpu"
 
+
+# The same data sheets as below, NVIDIA's white papers on the two architectures, and the table of
+# compute capabilities in the CUDA C++ Programming Guide.
+_A100, _H100 = Gpu((8, 0), 108, 1.41, 64, 164, 40), Gpu((9, 0), 132, 1.98, 128, 228, 50)
 
 CHIPS = {
     # docs.cloud.google.com/tpu/docs/v4: HBM 32 GiB at 1,200 GB/s, pods of 4,096. Six links of 45
@@ -70,11 +86,11 @@ CHIPS = {
     "v6e": Chip("TPU v6 lite", 32 * 2**30, 1600e9, 256, 400e9, 12.5e9, 2),
     # NVIDIA's data sheets of the A100 80GB SXM and the H100 SXM: NVLink 600 and 900 GB/s both ways.
     # Eight GPUs and eight InfiniBand ports of 200 and 400 Gbit/s: user guides of DGX A100 and H100.
-    "a100": Chip("NVIDIA A100-SXM4-80GB", 80 * 10**9, 2039e9, 8, 300e9, 25e9),
-    "h100": Chip("NVIDIA H100 80GB HBM3", 80 * 10**9, 3350e9, 8, 450e9, 50e9),
+    "a100": Chip("NVIDIA A100-SXM4-80GB", 80 * 10**9, 2039e9, 8, 300e9, 25e9, gpu=_A100),
+    "h100": Chip("NVIDIA H100 80GB HBM3", 80 * 10**9, 3350e9, 8, 450e9, 50e9, gpu=_H100),
     # HBM 141 GB, NVLink 900 GB/s both ways: NVIDIA's own description of its machine in
     # github.com/mlcommons/inference_results_v4.1. 4.8 TB/s: its announcement of November 2023.
-    "h200": Chip("NVIDIA H200", 141 * 10**9, 4800e9, 8, 450e9, 50e9),
+    "h200": Chip("NVIDIA H200", 141 * 10**9, 4800e9, 8, 450e9, 50e9, gpu=_H100),
 }
 
 # The share of their peak that matrix products reach. Assumed.
@@ -85,9 +101,9 @@ PASSES = 4.5
 # How much longer a device sends, at most, than over all its links at once: the axes of a small TPU
 # slice do not close to rings, and a collective may take one of them after the other.
 SLOWEST_NETWORK = {"tpu": 4, "gpu": 2}
-# A GPU starts one operation after the other. Programs compiled for an H100 have 120 to 160 a layer;
-# 1.5 to 2.5 us for each is assumed.
-OPERATIONS_A_LAYER = 140
+# A GPU starts one operation after the other. Programs compiled for an H100 have 64 (384l1h) to 96
+# (12l12h) a layer; 1.5 to 2.5 us for each is assumed.
+OPERATIONS_A_LAYER = 80
 OPERATION_SECONDS = (1.5e-6, 2.5e-6)
 
 ASSUMPTIONS = (

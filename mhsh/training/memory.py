@@ -27,14 +27,14 @@ from mhsh.training.sharding import FSDP_AXIS, parameter_specs
 from mhsh.training.shards import as_used
 from mhsh.training.state import TrainState, boxed_state, example_batch
 
-# From the fastest to the one that needs least memory, by platform. CPUs and TPUs recompute
-# elementwise operations faster than they load their results: measured on a CPU, by the compiler's
-# count on TPUs (docs/performance.md). Where layers are wide a CPU loads products faster than it
-# recomputes them. A GPU was not measured.
+# From the fastest to the one that needs least memory, by platform. Elementwise operations are
+# recomputed faster than their results are loaded: measured on a CPU, by the compiler's count on
+# TPUs and GPUs (docs/performance.md). Where layers are wide a CPU loads products faster than it
+# recomputes them. On a GPU each array that is saved is also an operation more.
 CANDIDATES = {
     "cpu": ("dots", "projections", "full", "groups"),
     "tpu": ("projections", "full", "groups"),
-    "gpu": ("none", "projections", "full", "groups"),
+    "gpu": ("projections", "full", "groups"),
 }
 
 # The share of a device's memory that a footprint may take. The rest is for scratch memory, the

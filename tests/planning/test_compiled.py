@@ -4,7 +4,6 @@ refusal in one line.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 
@@ -26,8 +25,9 @@ from tests.conftest import ROOT
 
 GIB = 2**30
 LOCAL = parse_topology("local:8")
+MOST_A_LAYER = 64  # operations of an H100, forward and backward
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 2, 4)}
-NO_LIBTPU = importlib.util.find_spec("libtpu") is None
+NO_COMPILER = {platform: compiled.compiler_of(platform) is None for platform in ("tpu", "gpu")}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,11 @@ def test_running_out_of_memory_is_a_result():
 def test_devices_of_a_slice():
     assert parse_topology("v5p:2x2x4", 2).num_devices == 32
     assert parse_topology("v5e:4x4").hbm_bytes == 16 * GIB
+    assert parse_topology("h100:16").num_devices == 16
     assert parse_topology("local:8").hbm_bytes is None
+    for name, slices in (("h100:2x4", 1), ("p100:8", 1), ("h100", 1), ("h100:8", 2)):
+        with pytest.raises(UserError, match=r"h100:8|leave --num-slices away"):
+            parse_topology(name, slices)
 
 
 TINY = ["plan", f"--config={ROOT}/mhsh/configs/bert.py:2l8h"]
@@ -129,9 +133,11 @@ TINY = ["plan", f"--config={ROOT}/mhsh/configs/bert.py:2l8h"]
 def test_no_compiler_and_slices_that_share_no_batch(capsys, monkeypatch):
     assert main([*TINY, "--topology=v5e:4x4", "--num-slices=2"]) == 2
     assert "make it a multiple of 32" in capsys.readouterr().err
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compiled, "_version", lambda name: None)
     assert main([*TINY, "--topology=v5e:2x2"]) == 2
     assert "'requests>=2.32', in an environment of its own" in capsys.readouterr().err
+    assert main([*TINY, "--topology=h100:2"]) == 2
+    assert "compiling for a GPU needs its compiler" in capsys.readouterr().err
 
 
 def test_a_compiler_that_dies_is_named(config_of, monkeypatch):
@@ -176,7 +182,7 @@ def test_text_and_json(capsys, monkeypatch, reports):
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.skipif(NO_LIBTPU, reason="libtpu is not installed (pip install -e '.[tpu]')")
+@pytest.mark.skipif(NO_COMPILER["tpu"], reason="libtpu is not installed (pip install -e '.[tpu]')")
 class TestLibtpu:
     """The real TPU compiler, without a TPU."""
 
@@ -209,3 +215,35 @@ class TestLibtpu:
         report = measure(make_config("bert", "2l8h", **overrides), parse_topology("v5e:2x2"))
         assert report["fits"] is False
         assert report["needed_bytes"] > report["hbm_bytes"]
+
+
+@pytest.mark.gpu_compile
+@pytest.mark.skipif(NO_COMPILER["gpu"], reason="XLA's CUDA plugin is not installed (pip install -e '.[gpu_compile]')")
+class TestCudaPlugin:
+    """The real compiler for NVIDIA GPUs, without a GPU."""
+
+    @pytest.fixture(autouse=True)
+    def optimised(self, monkeypatch):
+        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
+
+    def test_a_machine(self, make_config):
+        overrides = {"mesh.data": 2, "mesh.fsdp": 4, "model.compute_dtype": "bfloat16"}
+        report = measure(make_config("bert", "16l1h", **overrides), parse_topology("h100:8"))
+        assert report["fits"]
+        assert report["device_kind"] == "NVIDIA H100 80GB HBM3"
+        assert report["unknown_loops"] == []
+        assert report["remat_policy"] == "projections"
+        kinds = {one["kind"]: one["count"] for one in report["collectives"]}
+        assert kinds.keys() == {"all-gather", "all-reduce", "reduce-scatter"}
+
+    def test_the_launches_of_a_layer_do_not_grow(self, make_config):
+        """A layer of 384l1h has as many operations as one of 16, and no more than is written in
+        docs/development/speed.md.
+        """
+        overrides = {"train.batch_size": 16, "mesh.data": 1, "model.compute_dtype": "bfloat16"}
+        config = make_config("bert", "384l1h", **overrides)
+        few, more = (replace(config, model=replace(config.model, num_layers=count)) for count in (16, 32))
+        launches = [measure(one, parse_topology("h100:1"))["launches"] for one in (few, more)]
+        a_layer = (launches[1] - launches[0]) / 16
+        assert a_layer <= MOST_A_LAYER
+        assert launches[0] - 16 * a_layer < 200

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from mhsh.planning.hlo import Collective, parse_module, read_collectives, shape_bytes
+from mhsh.planning.hlo import Collective, launches, parse_module, read_collectives, shape_bytes
 
 
 def compiled_text(function, *arguments) -> str:
@@ -158,3 +158,32 @@ def test_bytes_of_shapes():
 def test_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="no ENTRY"):
         parse_module("HloModule nothing")
+
+
+# What XLA writes for a GPU, shortened: a loop of 12 layers.
+GPU_TEXT = """
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[8]{0} get-tuple-element(%p), index=1
+  %dot = f32[8]{0} fusion(%x), kind=kCustom, calls=%gemm
+  %start = ((f32[8]{0}), f32[8]{0}) all-reduce-start(%dot), replica_groups={{0,1}}
+  %done = f32[8]{0} all-reduce-done(%start)
+  %copy = f32[8]{0} copy(%done)
+  ROOT %t = (s32[], f32[8]{0}) tuple(%i, %copy)
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %t = (s32[], f32[8]{0}) tuple(%zero, %a)
+  %while = (s32[], f32[8]{0}) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"12"}}
+  %y = f32[8]{0} get-tuple-element(%while), index=1
+  ROOT %r = f32[8]{0} fusion(%y), kind=kLoop, calls=%scale
+}
+"""
+
+
+def test_what_a_gpu_starts():
+    """A product, a sum over two GPUs and a copy in each layer, and an operation after the last."""
+    assert launches(parse_module(GPU_TEXT)) == {"main/while": 12 * 3, "main": 1}

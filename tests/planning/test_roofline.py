@@ -98,7 +98,7 @@ def test_nodes_share_the_network_by_hand(config_of):
 def test_only_a_gpu_launches_operations(config_of):
     config = config_of()
     assert launch_seconds(config, CHIPS["v5p"]) == (0, 0)
-    assert launch_seconds(config, CHIPS["h100"]) == pytest.approx((2 * 140 * 1.5e-6, 2 * 140 * 2.5e-6))
+    assert launch_seconds(config, CHIPS["h100"]) == pytest.approx((2 * 80 * 1.5e-6, 2 * 80 * 2.5e-6))
 
 
 @pytest.mark.parametrize(("kind", "mesh"), [("v5e", (-1, 1)), ("v5e", (1, 4)), ("h100", (2, 2)), ("h100", (1, -1))])
