@@ -45,9 +45,13 @@ def test_several_processes_equal_one(unbroken, corpus, tmp_path, count):
     assert_same_run(tmp_path / "run", unbroken)
 
 
-@pytest.mark.parametrize(("count", "back"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_stopped_on_several_gone_on_with_fewer(unbroken, corpus, tmp_path, count, back):
-    arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]
+@pytest.mark.parametrize(
+    ("count", "back", "mesh"),
+    [(2, 1, "fsdp=1"), (2, 1, "data=1"), *(pytest.param(4, 2, mesh, marks=pytest.mark.slow) for mesh in ("fsdp=1", "data=1"))],
+)
+def test_stopped_on_several_gone_on_with_fewer(unbroken, corpus, tmp_path, count, back, mesh):
+    """Over `data`, and over `fsdp`: the other axis takes the devices."""
+    arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}", f"--config.mesh.{mesh}"]
     processes = start(count, arguments)
     wait_for_step(tmp_path / "run", 4, processes[0])
     processes[-1].send_signal(signal.SIGTERM)  # one is asked, all stop

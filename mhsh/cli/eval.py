@@ -16,7 +16,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
 
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
-    from mhsh.training.sharding import make_mesh
+    from mhsh.training.mesh import make_mesh
     from mhsh.training.validation import Validator
 
     run_folder = RunFolder(folder)

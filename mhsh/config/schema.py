@@ -329,10 +329,12 @@ class TrainConfig(Section, frozen=True):
 
 
 class MeshConfig(Section, frozen=True):
-    """Devices along each mesh axis; -1 on one axis: the devices that the others leave."""
+    """Devices along each axis; -1: those that the others leave. Where data and fsdp are both -1,
+    counted bytes decide which of the two takes them (docs/plan.md).
+    """
 
     data: Annotated[MeshAxis, mesh_axis("parts that a batch is cut into")] = -1
-    fsdp: Annotated[MeshAxis, mesh_axis("parts that batch, parameters and optimiser state are cut into")] = 1
+    fsdp: Annotated[MeshAxis, mesh_axis("parts that batch, parameters and optimiser state are cut into")] = -1
     tensor: Annotated[MeshAxis, mesh_axis("parts that heads, feed-forward width and vocabulary are cut into; one head is not")] = 1
 
 

@@ -14,7 +14,8 @@ from mhsh.models.residual import closed_form_omega
 from mhsh.models.types import decoder_stack, encoder_stack
 from mhsh.planning.compiled import Topology
 from mhsh.training.memory import CANDIDATES, choose_remat, device_bytes, footprint, with_policy
-from mhsh.training.sharding import check_divisibility, mesh_shape
+from mhsh.training.mesh import choose_mesh, mesh_shape
+from mhsh.training.sharding import check_divisibility
 
 
 def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     else:
         platform, num_devices = jax.default_backend(), _num_devices(config)
         hbm_bytes = hbm_bytes or device_bytes(jax.devices()[0])
-    shape = mesh_shape(config.mesh, num_devices)
+    devices = num_devices, topology.num_slices if topology else 1
+    shape, choice = mesh_shape(config, *devices), choose_mesh(config, *devices)
     check_divisibility(config, shape)
     # Without a known memory `auto` is the policy that needs least.
     policy = choose_remat(config, shape, hbm_bytes or 0, platform).policy
@@ -51,6 +53,7 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
         "parameters": parameter_counts(model),
         "flops_forward_per_row": {**flops._asdict(), "total": flops.total, "per_token": flops.total / config.data.sequence_length},
         "mesh": shape,
+        "mesh_choice": choice and str(choice),
         "bytes_per_device": {"available": hbm_bytes, **memory[policy]._asdict(), "total": memory[policy].total},
         "remat_policy": policy,
         "total_bytes_by_remat_policy": {name: memory[name].total for name in CANDIDATES[platform]},

@@ -20,9 +20,10 @@ from mhsh.config.schema import Config, MeshConfig
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
-from mhsh.training.memory import choose_remat, footprint, saved_activations, with_policy
+from mhsh.training.memory import choose_remat, footprint, saved_activations, update_bytes, with_policy
+from mhsh.training.mesh import make_mesh, mesh_shape
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import axis_rules, check_divisibility, make_mesh, mesh_shape, shapes_of
+from mhsh.training.sharding import axis_rules, check_divisibility, shapes_of
 from mhsh.training.state import abstract_state, example_batch
 from mhsh.training.step import train_step
 
@@ -130,7 +131,7 @@ def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
       UserError: the mesh or the batch does not divide over the chips, or `mesh.tensor` is above 1,
         whose sums of activations are not estimated.
     """
-    shape = mesh_shape(config.mesh, num_devices)
+    shape = mesh_shape(config, num_devices, math.ceil(num_devices / chip.domain))
     check_divisibility(config, shape)
     if shape["tensor"] > 1:
         raise UserError(f"mesh.tensor = {shape['tensor']} has no estimate of time; set it to 1, or compile with --topology")
@@ -211,7 +212,7 @@ def memory_bytes(config: Config, shape: dict[str, int]) -> Range:
     rows = config.train.batch_size // config.train.accumulation_steps // (shape["data"] * shape["fsdp"])
     weights = parameter_counts(config.model)["total"] * jnp.dtype(config.model.compute_dtype).itemsize
     passes = config.train.accumulation_steps * (3 * weights + 2 * needed.activations)
-    update = 2 * (needed.parameters + needed.optimizer) + needed.parameters
+    update = update_bytes(config, shape)
     plain = config.train.accumulation_steps * saved_activations(with_policy(config, "none"), rows)
     return Range(update + passes, update + passes + PASSES * plain)
 

@@ -62,22 +62,22 @@ def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
     """The footprint on a mesh of that shape (devices by axis). Activations are not divided by the
     `tensor` axis.
     """
-    boxed = _boxed_state(config)
-    specs = parameter_specs(boxed, mesh_shape, config.model)
-
-    def bytes_of(tree: Any, specs: Any, shape: dict[str, int]) -> int:
-        shards = jax.tree.map(lambda spec: math.prod(shape[axis] for axis in jax.tree.leaves(tuple(spec))), specs)
-        return sum(jax.tree.leaves(jax.tree.map(lambda leaf, count: _bytes(leaf) // count, nn.unbox(tree), shards)))
-
-    parameters = gradients = bytes_of(boxed.params, specs.params, mesh_shape)
-    gathered = 0
+    boxed, specs, (parameters, moments) = _state_bytes(config, mesh_shape)
+    gathered, gradients = 0, parameters
     if mesh_shape[FSDP_AXIS] > 1:
         used = jax.eval_shape(functools.partial(as_used, config.model), nn.unbox(boxed.params))
-        gathered = gradients = bytes_of(used, specs.params, mesh_shape | {FSDP_AXIS: 1})
-    moments = bytes_of(boxed.opt_state, specs.opt_state, mesh_shape)
+        gathered = gradients = _sharded_bytes(used, specs.params, mesh_shape | {FSDP_AXIS: 1})
     rows = config.train.batch_size // config.train.accumulation_steps // math.prod(mesh_shape[axis] for axis in BATCH_AXES)
     saved, recomputed = saved_activations(config, rows), recomputed_activations(config, rows)
     return Footprint(parameters, gathered, gradients, moments, saved, recomputed)
+
+
+def update_bytes(config: Config, mesh_shape: dict[str, int]) -> int:
+    """Bytes that the update of a step moves on one device: it reads and writes parameters and
+    moments, and reads gradients.
+    """
+    _, _, (parameters, moments) = _state_bytes(config, mesh_shape)
+    return 2 * (parameters + moments) + parameters
 
 
 def check_state_fits(state: TrainState, device_bytes: int) -> None:
@@ -193,6 +193,19 @@ def _boxed_state(config: Config) -> TrainState:
     """The boxed state. The remat policy does not matter."""
     config = with_policy(config, "none")
     return boxed_state(config, build_optimizer(config))
+
+
+def _state_bytes(config: Config, mesh_shape: dict[str, int]) -> tuple[TrainState, TrainState, tuple[int, int]]:
+    """The boxed state, its PartitionSpecs, and the bytes of parameters and moments on a device."""
+    boxed = _boxed_state(config)
+    specs = parameter_specs(boxed, mesh_shape, config.model)
+    sizes = _sharded_bytes(boxed.params, specs.params, mesh_shape), _sharded_bytes(boxed.opt_state, specs.opt_state, mesh_shape)
+    return boxed, specs, sizes
+
+
+def _sharded_bytes(tree: Any, specs: Any, mesh_shape: dict[str, int]) -> int:
+    shards = jax.tree.map(lambda spec: math.prod(mesh_shape[axis] for axis in jax.tree.leaves(tuple(spec))), specs)
+    return sum(jax.tree.leaves(jax.tree.map(lambda leaf, count: _bytes(leaf) // count, nn.unbox(tree), shards)))
 
 
 def _bytes(leaf: Any) -> int:

@@ -27,8 +27,9 @@ from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_r
 from mhsh.training.cluster import preflight, wait_for_all
 from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.memory import check_state_fits, device_bytes, resolve_remat
+from mhsh.training.mesh import choose_mesh, count_slices, make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import make_mesh, process_rows, put_batch
+from mhsh.training.sharding import process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
 from mhsh.training.step import compile_train_step
 from mhsh.training.trackers import Display
@@ -56,6 +57,8 @@ class Run:
         self.profiler = Profiler(config.train, folder.path, self.clock, self.display.note)
 
         self.mesh = mesh = make_mesh(config)
+        # None where the config leaves no choice.
+        self.mesh_choice = choose_mesh(config, mesh.size, count_slices(list(mesh.devices.flat)))
         sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
         if sentences and jax.process_count() > 1:
             raise UserError(

@@ -145,11 +145,13 @@ def _scattered(gradient: Array, axis: int) -> Array:
     """This device's part, along `axis`, of the sum over `fsdp`."""
     if axis == 0:
         return _reduce_scatter(gradient)
-    # The TPU compiler scatters whole rows of lanes; along another axis it sums everything.
+    # The TPU compiler scatters whole rows of lanes, or else sums everything.
     shards, front = jax.lax.axis_size(FSDP_AXIS), jnp.moveaxis(gradient, axis, 0)
-    lanes = (_LANES,) if gradient.size // shards % _LANES == 0 else ()
-    part = _reduce_scatter(front.reshape(shards, -1, *lanes))
-    return jnp.moveaxis(part.reshape(-1, *front.shape[1:]), 0, axis)
+    parts = front.reshape(shards, -1)
+    size = parts.shape[1]
+    padded = jnp.pad(parts, ((0, 0), (0, -size % _LANES)))
+    own = _reduce_scatter(padded.reshape(shards, -1, _LANES)).reshape(-1)[:size]
+    return jnp.moveaxis(own.reshape(-1, *front.shape[1:]), 0, axis)
 
 
 def _reduce_scatter(gradient: Array) -> Array:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from mhsh.models.build import build_model
 from mhsh.models.costs import parameter_shapes
 from mhsh.training.memory import CANDIDATES, USABLE_SHARE, choose_remat, footprint, resolve_remat, saved_activations, with_policy
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer, parameter_path
-from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 
