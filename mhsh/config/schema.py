@@ -155,7 +155,7 @@ class ModelConfig(Section, frozen=True):
         execution("of training: xla; cudnn, on NVIDIA GPUs with compute_dtype bfloat16 and no attention_dropout"),
     ] = "xla"
     remat_policy: Annotated[
-        Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups"],
+        Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups", "gathered_groups"],
         execution("what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device"),
     ] = "none"
     scan_unroll: Annotated[Count, execution("layers in one iteration of the layer scan")] = 1

@@ -23,15 +23,19 @@ from mhsh.models.vectors import packed, unpacked, vector_shapes
 # layer of the feed-forward, and the weighted values: all that is narrow where layers are many. No
 # array as wide as the stream or as the scores is saved.
 # `groups` also saves the stream only before each group of layers (Chen et al. 2016, arXiv
-# 1604.06174), so that memory grows with the root of the depth. mhsh/training/memory.py resolves
-# `auto` before training; a model that is not differentiated ignores the policy.
+# 1604.06174), so that memory grows with the root of the depth. With `gathered_groups` a device also
+# has the weights of a group only while it computes that group (mhsh/training/shards.py).
+# mhsh/training/memory.py resolves `auto` before training; a model that is not differentiated
+# ignores all else of the policy.
 REMAT_POLICIES: dict[str, Any] = {
     "projections": jax.checkpoint_policies.save_only_these_names("projected", "context", "hidden"),
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
     "groups": jax.checkpoint_policies.nothing_saveable,
+    "gathered_groups": jax.checkpoint_policies.nothing_saveable,
 }
+BY_GROUPS = frozenset({"groups", "gathered_groups"})
 
 # The collections that layers sow into, kept only where a caller makes them mutable.
 SOWN = ("omega", "diagnosis", "probe")
@@ -45,7 +49,7 @@ def group_sizes(num_layers: int) -> tuple[int, int]:
 
 def scan_lengths(owner: nn.Module, config: ModelConfig, num_layers: int) -> tuple[int, ...]:
     """The lengths of the nested scans over the layers of `owner`: one, or groups and layers."""
-    return group_sizes(num_layers) if config.remat_policy == "groups" and not _only_once(owner) else (num_layers,)
+    return group_sizes(num_layers) if config.remat_policy in BY_GROUPS and not _only_once(owner) else (num_layers,)
 
 
 def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
@@ -58,7 +62,9 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
     shapes = {} if _only_once(owner) else vector_shapes(owner.get_variable("params", "layers"))
     if shapes:
         layer = nn.map_variables(layer, "params", functools.partial(unpacked, shapes))
-    for length in reversed(lengths):
+    for depth, length in enumerate(reversed(lengths)):
+        if depth:  # a group: what is boxed is sharded, and gathered here
+            layer = nn.map_variables(layer, "params", nn.unbox)
         if config.remat_policy in REMAT_POLICIES:
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat_policy], prevent_cse=False)
         layer = nn.scan(

@@ -20,7 +20,7 @@ from mhsh.errors import UserError
 from mhsh.models.build import build_model, forward
 from mhsh.models.devices import BATCH_AXES
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.transformer import group_sizes
+from mhsh.models.transformer import BY_GROUPS, group_sizes
 from mhsh.models.types import SUBLAYERS
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import FSDP_AXIS, parameter_specs
@@ -32,9 +32,9 @@ from mhsh.training.state import TrainState, boxed_state, example_batch
 # count on TPUs (docs/performance.md). Where layers are wide a CPU loads products faster than it
 # recomputes them. A GPU was not measured.
 CANDIDATES = {
-    "cpu": ("dots", "projections", "full", "groups"),
-    "tpu": ("projections", "full", "groups"),
-    "gpu": ("none", "projections", "full", "groups"),
+    "cpu": ("dots", "projections", "full", "groups", "gathered_groups"),
+    "tpu": ("projections", "full", "groups", "gathered_groups"),
+    "gpu": ("none", "projections", "full", "groups", "gathered_groups"),
 }
 
 # The share of a device's memory that a footprint may take. The rest is for scratch memory, the
@@ -151,7 +151,7 @@ def saved_activations(config: Config, rows: int) -> int:
     params = nn.unbox(_boxed_state(config).params)
     # With `groups`, layer parameters are read in another shape; that is not a copy.
     stacked = jax.tree.leaves([params.get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
-    views = {(*group_sizes(leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy == "groups"}
+    views = {(*group_sizes(leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy in BY_GROUPS}
     saved = 0
 
     def trace(params: Any, batch: Any, key: jax.Array) -> None:
@@ -183,7 +183,7 @@ def recomputed_activations(config: Config, rows: int) -> int:
         return saved_activations(with_policy(config, "none", **layers), rows)
 
     layer = saved_of(2) - saved_of(1)
-    if model.remat_policy != "groups":
+    if model.remat_policy not in BY_GROUPS:
         return layer
     stream = rows * config.data.sequence_length * model.embed_dim * jnp.dtype(model.residual_dtype).itemsize
     return layer + group_sizes(max(model.num_layers, model.num_decoder_layers))[1] * stream

@@ -91,14 +91,17 @@ def parameter_specs(boxed: Any, mesh_shape: Mapping[str, int], model: ModelConfi
     a mesh of that shape (devices by axis).
 
     `fsdp` takes the first axis of a matrix that it divides, the layers before all others, so that a
-    shard is whole rows: on a TPU a row is made of lanes of 128 numbers.
+    shard is whole rows: on a TPU a row is made of lanes of 128 numbers. Where a group of layers is
+    gathered by itself, all devices have a part of each layer.
     """
     rules = axis_rules(model)
+    whole_layers = model.remat_policy != "gathered_groups"
 
     def spec_of(leaf: Any, names: PartitionSpec, is_matrix: bool) -> PartitionSpec:
         axes: list[Any] = list(nn.logical_to_mesh_axes(tuple(names), rules) or ())
         if is_matrix and mesh_shape[FSDP_AXIS] > 1:
             free = [axis for axis, taken in enumerate(axes) if taken is None or mesh_shape[taken] == 1]
+            free = [axis for axis in free if whole_layers or names[axis] != "layers"]
             divided = [axis for axis in free if leaf.shape[axis] % mesh_shape[FSDP_AXIS] == 0]
             axes[divided[0] if divided else names.index("embed")] = FSDP_AXIS
         return PartitionSpec(*axes)
