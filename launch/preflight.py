@@ -18,7 +18,7 @@ from mhsh.config.schema import Config
 from mhsh.configs import SHIPPED, take_config
 from mhsh.errors import UserError
 from mhsh.planning.roofline import CHIPS, Chip
-from mhsh.training.memory import CANDIDATES, choose_remat, with_policy
+from mhsh.training.memory import choose_remat, does_not_fit, with_policy
 from mhsh.training.mesh import mesh_shape
 from mhsh.training.sharding import check_divisibility
 
@@ -62,11 +62,7 @@ def fit(config: Config, chip: Chip, num_chips: int, num_slices: int = 1) -> str:
     check_divisibility(config, shape)
     choice = choose_remat(config, shape, chip.hbm_bytes, "tpu")
     if choice.needed_bytes > choice.device_bytes:
-        leaner = choose_remat(with_policy(config, CANDIDATES["tpu"][-1]), shape, chip.hbm_bytes, "tpu")
-        advice = f"--config.model.remat_policy={leaner.policy}"
-        if leaner.needed_bytes > leaner.device_bytes:
-            advice = "a larger mesh.fsdp, a larger train.accumulation_steps or more chips"
-        raise UserError(f"the model does not fit {num_chips} chips ({choice}); take {advice}")
+        raise UserError(f"{num_chips} chips: {does_not_fit(with_policy(config, choice.policy), shape, chip.hbm_bytes, 'tpu')}")
     return f"{num_chips} x {chip.device_kind}, {choice}"
 
 

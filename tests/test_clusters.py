@@ -37,10 +37,13 @@ def assert_same_run(folder: Path, reference: Path) -> None:
         assert np.abs(a - b).max() <= 1e-4 * max(np.abs(b).max(), 1e-3)
 
 
+GATHERED = ["--config.mesh.data=1", "--config.model.remat_policy=gathered_groups"]
+
+
 @pytest.mark.slow  # by default: the next test, which goes on with another number
-@pytest.mark.parametrize("count", [2, 4])
-def test_several_processes_equal_one(unbroken, corpus, tmp_path, count):
-    results = finish(start(count, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]))
+@pytest.mark.parametrize(("count", "more"), [(2, []), (4, []), (4, GATHERED)])
+def test_several_processes_equal_one(unbroken, corpus, tmp_path, count, more):
+    results = finish(start(count, ["train", *CONFIG, corpus, *more, f"--workdir={tmp_path / 'run'}"]))
     assert [status for status, _, _ in results] == [0] * count, results
     assert_same_run(tmp_path / "run", unbroken)
 

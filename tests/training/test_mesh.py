@@ -63,7 +63,7 @@ def test_counted_bytes_choose_between_data_and_fsdp(make_config, variant, device
 
 def test_what_an_update_moves_by_hand(make_config):
     """AdamW reads and writes a parameter and two moments, and reads a gradient: 28 bytes."""
-    config = make_config("bert", "384l1h")
+    config = make_config("bert", "24l16h")
     total = parameter_counts(config.model)["total"]
     data, fsdp = (update_bytes(config, dict(zip(MESH_AXES, shape, strict=True))) for shape in ((16, 1, 1), (1, 16, 1)))
     assert data == 28 * total + 2 * 4, "and Adam's count"

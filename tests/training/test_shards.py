@@ -40,6 +40,18 @@ def test_a_step_of_a_deep_model_has_few_collectives(make_config, shape, most):
     assert all(found[kind] <= count for kind, count in most.items()), found
 
 
+def test_no_device_has_all_weights_where_groups_are_gathered(make_config):
+    """A group of four layers at once, each in the forward pass and in the backward pass."""
+    config = make_config("bert", "16l1h", **{"model.remat_policy": "gathered_groups"})
+    collectives, _ = read_collectives(parse_module(train_step_of(config, (1, 8, 1)).as_text() or ""), 8)
+    of_layers = [one for one in collectives if one.kind in ("all-gather", "reduce-scatter") and one.count > 1]
+    gathered, scattered = ([one for one in of_layers if one.kind == kind] for kind in ("all-gather", "reduce-scatter"))
+    kernels = [leaf for leaf in jax.tree.leaves(abstract_of(config).params["encoder"]["layers"]) if leaf.ndim > 2]
+    assert {one.count for one in of_layers} == {4}
+    assert sum(one.bytes for one in gathered) == 2 * sum(4 * leaf.size for leaf in kernels)
+    assert sum(one.bytes for one in scattered) == sum(4 * leaf.size for leaf in kernels)
+
+
 def scaled_by_rows(config, shape):
     """A lowered function: as gradients, each parameter times the sum of `rows` of the batch."""
 

@@ -47,31 +47,37 @@ def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
         assert difference <= tolerance * max(np.abs(np.asarray(b)).max(), 1e-3), path
 
 
+GATHERED = {"model.remat_policy": "gathered_groups"}
 TINY_TRANSLATION = {"data.sequence_length": 16, "train.batch_size": 8, "train.label_smoothing": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("task", "variant", "shape"),
+    ("task", "variant", "shape", "overrides"),
     [
-        pytest.param("bert", "2l8h", (8, 1, 1), marks=pytest.mark.slow),
-        ("bert", "2l8h", (2, 2, 2)),
-        pytest.param("bert", "2l8h", (1, 4, 2), marks=pytest.mark.slow),
-        pytest.param("bert", "16l1h", (1, 8, 1), marks=pytest.mark.slow),
-        pytest.param("bert", "16l1h", (2, 2, 2), marks=pytest.mark.slow),
-        ("translation", "tiny", (2, 2, 2)),
-        pytest.param("translation", "tiny_8l1h", (1, 4, 2), marks=pytest.mark.slow),
+        pytest.param("bert", "2l8h", (8, 1, 1), {}, marks=pytest.mark.slow),
+        ("bert", "2l8h", (2, 2, 2), {}),
+        pytest.param("bert", "2l8h", (1, 4, 2), {}, marks=pytest.mark.slow),
+        pytest.param("bert", "16l1h", (1, 8, 1), {}, marks=pytest.mark.slow),
+        pytest.param("bert", "16l1h", (2, 2, 2), {}, marks=pytest.mark.slow),
+        ("translation", "tiny", (2, 2, 2), {}),
+        pytest.param("translation", "tiny_8l1h", (1, 4, 2), {}, marks=pytest.mark.slow),
+        ("bert", "4l4h", (1, 8, 1), GATHERED),
+        ("translation", "tiny", (2, 2, 2), GATHERED),
+        pytest.param("bert", "4l4h", (2, 2, 1), GATHERED | {"train.accumulation_steps": 2}, marks=pytest.mark.slow),
+        pytest.param("bert", "16l1h", (2, 4, 1), GATHERED, marks=pytest.mark.slow),
+        pytest.param("translation", "tiny_8l1h", (1, 8, 1), GATHERED, marks=pytest.mark.slow),
     ],
 )
-def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant, shape):
-    """The same elements are dropped too."""
-    config = make_config(task, variant, **(TINY_TRANSLATION if task == "translation" else {}))
-    batch = random_batch(config, config.train.batch_size)
+def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant, shape, overrides):
+    """Over three steps. The same elements are dropped too."""
+    config = make_config(task, variant, **(TINY_TRANSLATION if task == "translation" else {}) | overrides)
     start = jax.device_get(fresh_state(config, sgd=True))
     results = []
     for each in (ONE, shape):
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_of(config, each, sgd=True))
-        step = train_step_of(config, each, sgd=True)
-        state, (sums, *_) = step(jax.device_put(start, shardings), put_batch(batch, mesh_of(*each)))
+        state, step = jax.device_put(start, shardings), train_step_of(config, each, sgd=True)
+        for seed in range(3):
+            state, (sums, *_) = step(state, put_batch(random_batch(config, config.train.batch_size, seed), mesh_of(*each)))
         results.append((jax.device_get(state.params), float(sums["target_loss"].value()), float(sums["grad_norm"].value())))
     (expected, loss, norm), (actual, sharded_loss, sharded_norm) = results
     assert sharded_loss == pytest.approx(loss, rel=1e-5)
