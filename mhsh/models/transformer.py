@@ -15,6 +15,7 @@ from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
 from mhsh.models.layers import FeedForward, LayerNorm
 from mhsh.models.residual import Residual, Stream
+from mhsh.models.streamed import streamed
 from mhsh.models.types import SUBLAYERS, decoder_stack, encoder_stack
 from mhsh.models.vectors import packed, unpacked, vector_shapes
 
@@ -37,6 +38,9 @@ REMAT_POLICIES: dict[str, Any] = {
 }
 BY_GROUPS = frozenset({"groups", "gathered_groups"})
 
+# The weights of a group that is gathered by itself: sending them takes longer than to begin to.
+_GROUP_BYTES = 2**26
+
 # The collections that layers sow into, kept only where a caller makes them mutable.
 SOWN = ("omega", "diagnosis", "probe")
 
@@ -47,9 +51,23 @@ def group_sizes(num_layers: int) -> tuple[int, int]:
     return min(sizes, key=sum)
 
 
+def layer_groups(config: ModelConfig, num_layers: int) -> tuple[int, int]:
+    """Groups, and layers in a group, of a policy BY_GROUPS. With `gathered_groups` a group is no
+    larger than is worth a collective.
+    """
+    size = group_sizes(num_layers)[1]
+    if config.remat_policy == "gathered_groups":
+        kernels = 4 * config.embed_dim * config.num_heads * config.head_dim + 2 * config.embed_dim * config.mlp_dim
+        needed = _GROUP_BYTES / (kernels * jnp.dtype(config.compute_dtype).itemsize)
+        size = min(
+            divisor for divisor in range(1, size + 1) if num_layers % divisor == 0 and (divisor >= needed or divisor == size)
+        )
+    return num_layers // size, size
+
+
 def scan_lengths(owner: nn.Module, config: ModelConfig, num_layers: int) -> tuple[int, ...]:
     """The lengths of the nested scans over the layers of `owner`: one, or groups and layers."""
-    return group_sizes(num_layers) if config.remat_policy in BY_GROUPS and not _only_once(owner) else (num_layers,)
+    return layer_groups(config, num_layers) if config.remat_policy in BY_GROUPS and not _only_once(owner) else (num_layers,)
 
 
 def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
@@ -62,10 +80,10 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
     shapes = {} if _only_once(owner) else vector_shapes(owner.get_variable("params", "layers"))
     if shapes:
         layer = nn.map_variables(layer, "params", functools.partial(unpacked, shapes))
-    for depth, length in enumerate(reversed(lengths)):
-        if depth:  # a group: what is boxed is sharded, and gathered here
-            layer = nn.map_variables(layer, "params", nn.unbox)
-        if config.remat_policy in REMAT_POLICIES:
+    gathered = config.remat_policy == "gathered_groups" and not _only_once(owner)
+    for length in reversed(lengths[1:] if gathered else lengths):
+        # The layers of a group of one are recomputed as that group.
+        if config.remat_policy in REMAT_POLICIES and not (gathered and length == 1):
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat_policy], prevent_cse=False)
         layer = nn.scan(
             layer,
@@ -76,6 +94,8 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
             unroll=config.scan_unroll if length == lengths[-1] else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
+
+    layer = streamed(layer) if gathered else layer
 
     def as_scanned(variables: Any) -> Any:
         stacked = packed(variables) if shapes else variables

@@ -22,7 +22,7 @@ from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_counts
 from mhsh.models.devices import BATCH_AXES
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.transformer import BY_GROUPS, group_sizes
+from mhsh.models.transformer import BY_GROUPS, layer_groups
 from mhsh.models.types import SUBLAYERS
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, indivisible, parameter_specs
@@ -88,8 +88,8 @@ def _without_activations(config: Config, mesh_shape: Mapping[str, int]) -> Footp
         if config.model.remat_policy == "gathered_groups":
             stacks = {name: in_full(used[name]["layers"], specs.params[name]["layers"]) for name in SUBLAYERS if name in used}
             depths = {"encoder": config.model.num_layers, "decoder": config.model.num_decoder_layers}
-            group = max(size // group_sizes(depths[name])[0] for name, size in stacks.items())
-            gathered += group - sum(stacks.values())
+            group = max(size // layer_groups(config.model, depths[name])[0] for name, size in stacks.items())
+            gathered += 2 * group - sum(stacks.values())  # of one group the next is gathered meanwhile
             gradients = parameters + group
     return Footprint(parameters, gathered, gradients, moments, 0, 0)
 
@@ -204,7 +204,9 @@ def saved_activations(config: Config, rows: int) -> int:
     params = nn.unbox(_boxed_state(config).params)
     # With `groups`, layer parameters are read in another shape; that is not a copy.
     stacked = jax.tree.leaves([params.get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
-    views = {(*group_sizes(leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy in BY_GROUPS}
+    views = {
+        (*layer_groups(config.model, leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy in BY_GROUPS
+    }
     saved = 0
 
     def trace(params: Any, batch: Any, key: jax.Array) -> None:
@@ -239,7 +241,7 @@ def recomputed_activations(config: Config, rows: int) -> int:
     if model.remat_policy not in BY_GROUPS:
         return layer
     stream = rows * config.data.sequence_length * model.embed_dim * jnp.dtype(model.residual_dtype).itemsize
-    return layer + group_sizes(max(model.num_layers, model.num_decoder_layers))[1] * stream
+    return layer + layer_groups(model, max(model.num_layers, model.num_decoder_layers))[1] * stream
 
 
 def _boxed_state(config: Config) -> TrainState:
