@@ -257,7 +257,7 @@ class LoadedModel:
 
     @functools.cached_property
     def _whole_params(self) -> Any:
-        return whole(self.params, self.mesh)
+        return whole(self.params, self.mesh, self.config.model)
 
     def _check_method(self, method: str) -> None:
         if _METHODS[self._objective] != method:

@@ -220,14 +220,18 @@ def memory_bytes(config: Config, shape: dict[str, int]) -> Range:
 def network_seconds(config: Config, shape: Mapping[str, int], chip: Chip) -> float:
     """Seconds that one device sends in a step, over all its links.
 
-    Weights are gathered once and gradients scattered once. Within a domain of m devices each sends
-    (m-1)/m of both. Between k domains, the devices of a domain share (k-1)/k of both.
+    Weights are gathered once and gradients scattered once; with `gathered_groups` in each
+    micro-batch, and the weights twice. Within a domain of m devices each sends (m-1)/m of both.
+    Between k domains, the devices of a domain share (k-1)/k of both.
     """
     devices = math.prod(shape.values())
     weight = jnp.dtype(config.model.compute_dtype).itemsize
     gradient = weight if config.train.gradient_dtype == "compute" else 4
     gathered = weight if shape["fsdp"] > 1 else gradient
-    payload = parameter_counts(config.model)["total"] * (gathered + gradient)
+    passes = gathered + gradient
+    if config.model.remat_policy == "gathered_groups" and shape["fsdp"] > 1:
+        passes = config.train.accumulation_steps * (2 * gathered + gradient)
+    payload = parameter_counts(config.model)["total"] * passes
     inside, domains = min(devices, chip.domain), math.ceil(devices / chip.domain)
     within = payload * (inside - 1) / inside / chip.link_bandwidth
     return within + payload * (domains - 1) / domains / inside / chip.network_bandwidth

@@ -114,10 +114,13 @@ def tree_shardings(boxed: Any, mesh: Mesh, model: ModelConfig) -> Any:
     return jax.tree.map(functools.partial(NamedSharding, mesh), parameter_specs(boxed, dict(mesh.shape), model))
 
 
-def whole(params: Any, mesh: Mesh) -> Any:
+def whole(params: Any, mesh: Mesh, model: ModelConfig) -> Any:
     """The parameters, each on every device of the mesh. For what runs outside of a compiled step:
-    one that is sharded by layers would be gathered again for each layer.
+    one that is sharded by layers would be gathered again for each layer. With `gathered_groups`, as
+    they are: not all fit, and XLA gathers what it needs.
     """
+    if model.remat_policy == "gathered_groups":
+        return params
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, replicated(mesh)), params)
 
 
