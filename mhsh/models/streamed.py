@@ -72,7 +72,7 @@ def _backward(group: Group, kept: Any, gradient: Any) -> tuple[Any, Any, None, A
     def body(carry: tuple[Any, Any, Any], inputs: tuple[Any, Any, Any]) -> tuple[tuple[Any, Any, Any], Any]:
         (gradient, whole, sums), (index, stream, part) = carry, inputs
         preceding = _gathered(params, (index - 1) % count)
-        _, pull = jax.vjp(lambda *arguments: group(*arguments[:2], part, with_real(arguments[2])), whole, stream, real)
+        _, pull = jax.vjp(lambda whole, stream, real: group(whole, stream, part, with_real(real)), whole, stream, real)
         of_whole, gradient, of_real = pull(gradient)
         _, scatter = jax.vjp(nn.unbox, _at(params, index))
         return (gradient, preceding, jax.tree.map(jnp.add, sums, of_real)), scatter(of_whole)[0]
