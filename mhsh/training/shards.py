@@ -136,7 +136,7 @@ class Shard(struct.PyTreeNode, nn.meta.AxisMetadata[Array]):
     sum over all shards of the batch, a shard too.
     """
 
-    value: Array
+    value: Any  # an array; jax also rebuilds the tree with placeholders
     axis: int | None = struct.field(pytree_node=False)  # that is sharded, counted from the last: -1, -2, ...
     dtype: str = struct.field(pytree_node=False)  # in which it is gathered
     gradient_dtype: str = struct.field(pytree_node=False)  # in which gradients are added up
