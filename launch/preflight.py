@@ -18,8 +18,9 @@ from mhsh.config.schema import Config
 from mhsh.configs import SHIPPED, take_config
 from mhsh.errors import UserError
 from mhsh.planning.roofline import CHIPS, Chip
-from mhsh.training.memory import CANDIDATES, choose_remat, with_policy
-from mhsh.training.sharding import check_divisibility, mesh_shape
+from mhsh.training.memory import choose_remat, does_not_fit, with_policy
+from mhsh.training.mesh import mesh_shape
+from mhsh.training.sharding import check_divisibility
 
 # An accelerator type's first part: the chip, and how many of the number's units a chip has. The
 # number counts chips from v5e on, but TensorCores, two a chip, for v4 and v5p.
@@ -50,22 +51,18 @@ def chips_of(accelerator_type: str) -> tuple[Chip, int]:
     return CHIPS[name], int(number) // units
 
 
-def fit(config: Config, chip: Chip, num_chips: int) -> str:
+def fit(config: Config, chip: Chip, num_chips: int, num_slices: int = 1) -> str:
     """Says under which remat policy a step fits so many chips: the one that `auto` would choose, or
     the config's own.
 
     Raises:
       UserError: it fits under none, or the mesh or the batch does not divide over the chips.
     """
-    shape = mesh_shape(config.mesh, num_chips)
+    shape = mesh_shape(config, num_chips, num_slices)
     check_divisibility(config, shape)
     choice = choose_remat(config, shape, chip.hbm_bytes, "tpu")
     if choice.needed_bytes > choice.device_bytes:
-        leaner = choose_remat(with_policy(config, CANDIDATES["tpu"][-1]), shape, chip.hbm_bytes, "tpu")
-        advice = f"--config.model.remat_policy={leaner.policy}"
-        if leaner.needed_bytes > leaner.device_bytes:
-            advice = "a larger mesh.fsdp, a larger train.accumulation_steps or more chips"
-        raise UserError(f"the model does not fit {num_chips} chips ({choice}); take {advice}")
+        raise UserError(f"{num_chips} chips: {does_not_fit(with_policy(config, choice.policy), shape, chip.hbm_bytes, 'tpu')}")
     return f"{num_chips} x {chip.device_kind}, {choice}"
 
 
@@ -127,7 +124,7 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
         problems += data_problems(config)
     if config is not None and chips is not None:
         with noted():
-            fits = fit(config, chips[0], chips[1] * slices)
+            fits = fit(config, chips[0], chips[1] * slices, slices)
     return problems, fits
 
 

@@ -35,6 +35,7 @@ from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Outputs
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.restore import inference_mesh, load_for_inference
+from mhsh.training.memory import with_policy
 from mhsh.training.sharding import ROWS, axis_rules, put_batch, whole
 from mhsh.training.shards import over_shards
 
@@ -256,7 +257,7 @@ class LoadedModel:
 
     @functools.cached_property
     def _whole_params(self) -> Any:
-        return whole(self.params, self.mesh)
+        return whole(self.params, self.mesh, self.config.model)
 
     def _check_method(self, method: str) -> None:
         if _METHODS[self._objective] != method:
@@ -337,7 +338,7 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
         devices do not fit.
     """
     folder = RunFolder(run)
-    config = folder.read_config()
+    config = with_policy(folder.read_config(), "none")  # the weights are gathered once
     tokenizer = load_tokenizer(folder, config)
     made = inference_mesh(config, mesh or {})
     model, params = load_for_inference(folder, config, step, average, made)

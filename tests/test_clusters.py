@@ -37,17 +37,24 @@ def assert_same_run(folder: Path, reference: Path) -> None:
         assert np.abs(a - b).max() <= 1e-4 * max(np.abs(b).max(), 1e-3)
 
 
+GATHERED = ["--config.mesh.data=1", "--config.model.remat_policy=gathered_groups"]
+
+
 @pytest.mark.slow  # by default: the next test, which goes on with another number
-@pytest.mark.parametrize("count", [2, 4])
-def test_several_processes_equal_one(unbroken, corpus, tmp_path, count):
-    results = finish(start(count, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]))
+@pytest.mark.parametrize(("count", "more"), [(2, []), (4, []), (4, GATHERED)])
+def test_several_processes_equal_one(unbroken, corpus, tmp_path, count, more):
+    results = finish(start(count, ["train", *CONFIG, corpus, *more, f"--workdir={tmp_path / 'run'}"]))
     assert [status for status, _, _ in results] == [0] * count, results
     assert_same_run(tmp_path / "run", unbroken)
 
 
-@pytest.mark.parametrize(("count", "back"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_stopped_on_several_gone_on_with_fewer(unbroken, corpus, tmp_path, count, back):
-    arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]
+@pytest.mark.parametrize(
+    ("count", "back", "mesh"),
+    [(2, 1, "fsdp=1"), (2, 1, "data=1"), *(pytest.param(4, 2, mesh, marks=pytest.mark.slow) for mesh in ("fsdp=1", "data=1"))],
+)
+def test_stopped_on_several_gone_on_with_fewer(unbroken, corpus, tmp_path, count, back, mesh):
+    """Over `data`, and over `fsdp`: the other axis takes the devices."""
+    arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}", f"--config.mesh.{mesh}"]
     processes = start(count, arguments)
     wait_for_step(tmp_path / "run", 4, processes[0])
     processes[-1].send_signal(signal.SIGTERM)  # one is asked, all stop

@@ -18,8 +18,8 @@ from mhsh.bench.timing import Candidate, Note, Schedule, bench
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model
 from mhsh.training.memory import resolve_remat
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 

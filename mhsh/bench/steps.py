@@ -23,8 +23,9 @@ from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import Batch, Outputs
 from mhsh.text import whole_numbers
 from mhsh.training.memory import resolve_remat
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import ROWS, make_mesh, put_batch
+from mhsh.training.sharding import ROWS, put_batch
 from mhsh.training.state import create_state, example_batch
 from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step
 

@@ -16,13 +16,15 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
 
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
-    from mhsh.training.sharding import make_mesh
+    from mhsh.training.memory import resolve_remat
+    from mhsh.training.mesh import make_mesh
     from mhsh.training.validation import Validator
 
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
     step = StoredCheckpoints(run_folder.checkpoints_path).existing_step(step)
     mesh = make_mesh(config)
+    config, _ = resolve_remat(config, mesh)
     model, params = load_for_inference(run_folder, config, step, 1, mesh)
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)

@@ -159,8 +159,8 @@ def _save(folder: RunFolder, config: Config, imported: Imported) -> None:
 
     from mhsh.models.build import build_model
     from mhsh.training.checkpoints.checkpoint import Checkpoints
+    from mhsh.training.mesh import make_mesh
     from mhsh.training.optimizer import build_optimizer
-    from mhsh.training.sharding import make_mesh
     from mhsh.training.state import create_state
 
     single = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))

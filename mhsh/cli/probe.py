@@ -153,7 +153,7 @@ def _fresh(config: Config, rows: int) -> Source:
 
     from mhsh.data.load import load_corpus
     from mhsh.models.build import build_model
-    from mhsh.training.sharding import make_mesh
+    from mhsh.training.mesh import make_mesh
     from mhsh.training.state import create_state
 
     corpus = load_corpus(config, None)

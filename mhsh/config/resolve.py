@@ -255,8 +255,8 @@ def _mesh_problems(mesh: MeshConfig) -> Iterator[str]:
     for field in fields_of("mesh", MeshConfig).values():
         if devices[field.name] == 0:
             yield f"{field.path} = 0; allowed: {field.allowed}"
-    if list(devices.values()).count(-1) > 1:
-        yield f"mesh = {devices}: only one axis can be -1 (the devices that the others leave)"
+    if mesh.tensor == -1 in (mesh.data, mesh.fsdp):
+        yield f"mesh = {devices}: with tensor = -1 (the devices that the others leave) name data and fsdp"
 
 
 def _data_problems(model: ModelConfig, data: AnyDataConfig) -> Iterator[str]:

@@ -178,7 +178,7 @@ class ModelConfig(Section, frozen=True):
         execution("of training: xla; cudnn, on NVIDIA GPUs with compute_dtype bfloat16 and no attention_dropout"),
     ] = "xla"
     remat_policy: Annotated[
-        Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups"],
+        Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups", "gathered_groups"],
         execution("what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device"),
     ] = "none"
     scan_unroll: Annotated[NonNegative, execution("layers in one iteration of the layer scan; 0: 4 on GPUs, else 1")] = 0
@@ -357,10 +357,12 @@ class TrainConfig(Section, frozen=True):
 
 
 class MeshConfig(Section, frozen=True):
-    """Devices along each mesh axis; -1 on one axis: the devices that the others leave."""
+    """Devices along each axis; -1: those that the others leave. Where data and fsdp are both -1,
+    counted bytes decide which of the two takes them (docs/plan.md).
+    """
 
     data: Annotated[MeshAxis, mesh_axis("parts that a batch is cut into")] = -1
-    fsdp: Annotated[MeshAxis, mesh_axis("parts that batch, parameters and optimiser state are cut into")] = 1
+    fsdp: Annotated[MeshAxis, mesh_axis("parts that batch, parameters and optimiser state are cut into")] = -1
     tensor: Annotated[MeshAxis, mesh_axis("parts that heads, feed-forward width and vocabulary are cut into; one head is not")] = 1
 
 

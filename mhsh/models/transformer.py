@@ -16,6 +16,7 @@ from mhsh.models.devices import current_platform
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
 from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
 from mhsh.models.residual import Residual, Stream
+from mhsh.models.streamed import streamed
 from mhsh.models.types import SUBLAYERS, decoder_stack, encoder_stack
 from mhsh.models.vectors import packed, unpacked, vector_shapes
 
@@ -24,15 +25,22 @@ from mhsh.models.vectors import packed, unpacked, vector_shapes
 # layer of the feed-forward, and the weighted values: all that is narrow where layers are many. No
 # array as wide as the stream or as the scores is saved.
 # `groups` also saves the stream only before each group of layers (Chen et al. 2016, arXiv
-# 1604.06174), so that memory grows with the root of the depth. mhsh/training/memory.py resolves
-# `auto` before training; a model that is not differentiated ignores the policy.
+# 1604.06174), so that memory grows with the root of the depth. With `gathered_groups` a device also
+# has the weights of a group only while it computes that group (mhsh/training/shards.py).
+# mhsh/training/memory.py resolves `auto` before training; a model that is not differentiated
+# ignores all else of the policy.
 REMAT_POLICIES: dict[str, Any] = {
     "projections": jax.checkpoint_policies.save_only_these_names("projected", "context", "hidden"),
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
     "groups": jax.checkpoint_policies.nothing_saveable,
+    "gathered_groups": jax.checkpoint_policies.nothing_saveable,
 }
+BY_GROUPS = frozenset({"groups", "gathered_groups"})
+
+# The weights of a group that is gathered by itself: sending them takes longer than to begin to.
+_GROUP_BYTES = 2**26
 
 # Layers in one iteration where `scan_unroll` is 0. A GPU starts each operation by itself; what four
 # layers slice and save, they do in one (docs/development/speed.md).
@@ -48,9 +56,23 @@ def group_sizes(num_layers: int) -> tuple[int, int]:
     return min(sizes, key=sum)
 
 
+def layer_groups(config: ModelConfig, num_layers: int) -> tuple[int, int]:
+    """Groups, and layers in a group, of a policy BY_GROUPS. With `gathered_groups` a group is no
+    larger than is worth a collective.
+    """
+    size = group_sizes(num_layers)[1]
+    if config.remat_policy == "gathered_groups":
+        kernels = 4 * config.embed_dim * config.num_heads * config.head_dim + 2 * config.embed_dim * config.mlp_dim
+        needed = _GROUP_BYTES / (kernels * jnp.dtype(config.compute_dtype).itemsize)
+        size = min(
+            divisor for divisor in range(1, size + 1) if num_layers % divisor == 0 and (divisor >= needed or divisor == size)
+        )
+    return num_layers // size, size
+
+
 def scan_lengths(owner: nn.Module, config: ModelConfig, num_layers: int) -> tuple[int, ...]:
     """The lengths of the nested scans over the layers of `owner`: one, or groups and layers."""
-    return group_sizes(num_layers) if config.remat_policy == "groups" and not _only_once(owner) else (num_layers,)
+    return layer_groups(config, num_layers) if config.remat_policy in BY_GROUPS and not _only_once(owner) else (num_layers,)
 
 
 def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
@@ -63,8 +85,10 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
     shapes = {} if _only_once(owner) else vector_shapes(owner.get_variable("params", "layers"))
     if shapes:
         layer = nn.map_variables(layer, "params", functools.partial(unpacked, shapes))
-    for length in reversed(lengths):
-        if config.remat_policy in REMAT_POLICIES:
+    gathered = config.remat_policy == "gathered_groups" and not _only_once(owner)
+    for length in reversed(lengths[1:] if gathered else lengths):
+        # The layers of a group of one are recomputed as that group.
+        if config.remat_policy in REMAT_POLICIES and not (gathered and length == 1):
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat_policy], prevent_cse=False)
         layer = nn.scan(
             layer,
@@ -75,6 +99,8 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
             unroll=(config.scan_unroll or UNROLL[current_platform()]) if length == lengths[-1] else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
+
+    layer = streamed(layer) if gathered else layer
 
     def as_scanned(variables: Any) -> Any:
         stacked = packed(variables) if shapes else variables

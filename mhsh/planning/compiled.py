@@ -28,8 +28,8 @@ from mhsh.models.costs import step_flops
 from mhsh.planning.hlo import launches, parse_module, read_collectives
 from mhsh.planning.roofline import CHIPS, Chip, product_flops
 from mhsh.training.memory import choose_remat, with_policy
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 

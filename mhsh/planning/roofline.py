@@ -20,9 +20,10 @@ from mhsh.config.schema import Config, MeshConfig
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
-from mhsh.training.memory import choose_remat, footprint, saved_activations, with_policy
+from mhsh.training.memory import choose_remat, footprint, saved_activations, update_bytes, with_policy
+from mhsh.training.mesh import make_mesh, mesh_shape
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import axis_rules, check_divisibility, make_mesh, mesh_shape, shapes_of
+from mhsh.training.sharding import axis_rules, check_divisibility, shapes_of
 from mhsh.training.state import abstract_state, example_batch
 from mhsh.training.step import train_step
 
@@ -146,7 +147,7 @@ def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
       UserError: the mesh or the batch does not divide over the chips, or `mesh.tensor` is above 1,
         whose sums of activations are not estimated.
     """
-    shape = mesh_shape(config.mesh, num_devices)
+    shape = mesh_shape(config, num_devices, math.ceil(num_devices / chip.domain))
     check_divisibility(config, shape)
     if shape["tensor"] > 1:
         raise UserError(f"mesh.tensor = {shape['tensor']} has no estimate of time; set it to 1, or compile with --topology")
@@ -227,7 +228,7 @@ def memory_bytes(config: Config, shape: dict[str, int]) -> Range:
     rows = config.train.batch_size // config.train.accumulation_steps // (shape["data"] * shape["fsdp"])
     weights = parameter_counts(config.model)["total"] * jnp.dtype(config.model.compute_dtype).itemsize
     passes = config.train.accumulation_steps * (3 * weights + 2 * needed.activations)
-    update = 2 * (needed.parameters + needed.optimizer) + needed.parameters
+    update = update_bytes(config, shape)
     plain = config.train.accumulation_steps * saved_activations(with_policy(config, "none"), rows)
     return Range(update + passes, update + passes + PASSES * plain)
 
@@ -235,14 +236,18 @@ def memory_bytes(config: Config, shape: dict[str, int]) -> Range:
 def network_seconds(config: Config, shape: Mapping[str, int], chip: Chip) -> float:
     """Seconds that one device sends in a step, over all its links.
 
-    Weights are gathered once and gradients scattered once. Within a domain of m devices each sends
-    (m-1)/m of both. Between k domains, the devices of a domain share (k-1)/k of both.
+    Weights are gathered once and gradients scattered once; with `gathered_groups` in each
+    micro-batch, and the weights twice. Within a domain of m devices each sends (m-1)/m of both.
+    Between k domains, the devices of a domain share (k-1)/k of both.
     """
     devices = math.prod(shape.values())
     weight = jnp.dtype(config.model.compute_dtype).itemsize
     gradient = weight if config.train.gradient_dtype == "compute" else 4
     gathered = weight if shape["fsdp"] > 1 else gradient
-    payload = parameter_counts(config.model)["total"] * (gathered + gradient)
+    passes = gathered + gradient
+    if config.model.remat_policy == "gathered_groups" and shape["fsdp"] > 1:
+        passes = config.train.accumulation_steps * (2 * gathered + gradient)
+    payload = parameter_counts(config.model)["total"] * passes
     inside, domains = min(devices, chip.domain), math.ceil(devices / chip.domain)
     within = payload * (inside - 1) / inside / chip.link_bandwidth
     return within + payload * (domains - 1) / domains / inside / chip.network_bandwidth

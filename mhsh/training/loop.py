@@ -64,7 +64,8 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
     run = Run(config, folder)
     display, clock = run.display, run.clock
     overlap = format_overlap(run.corpus.summary()["overlap"])
-    for line in (note, keep_compiled(folder), overlap, str(run.remat) if verbose and run.remat else ""):
+    choices = [str(run.mesh_choice or ""), str(run.remat) if verbose and run.remat else ""]
+    for line in (note, keep_compiled(folder), overlap, *choices):
         if line:
             display.note(line)
 

@@ -5,8 +5,10 @@ rematerialisation policy that fits (`model.remat_policy = auto`).
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,14 +18,14 @@ from jax.sharding import Mesh
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config
-from mhsh.errors import UserError
 from mhsh.models.build import build_model, forward
+from mhsh.models.costs import parameter_counts
 from mhsh.models.devices import BATCH_AXES
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.transformer import group_sizes
+from mhsh.models.transformer import BY_GROUPS, layer_groups
 from mhsh.models.types import SUBLAYERS
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import FSDP_AXIS, parameter_specs
+from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, indivisible, parameter_specs
 from mhsh.training.shards import as_used
 from mhsh.training.state import TrainState, boxed_state, example_batch
 
@@ -46,8 +48,8 @@ class Footprint(NamedTuple):
     """Bytes on one device."""
 
     parameters: int
-    gathered: int  # where fsdp shards them: the whole parameters of a step
-    gradients: int  # of whole parameters
+    gathered: int  # where fsdp shards them: whole parameters that a step has at once
+    gradients: int
     optimizer: int
     activations: int  # saved for the backward pass of one micro-batch under the remat policy
     recomputed: int  # recomputed in the backward pass and in memory at once
@@ -57,40 +59,84 @@ class Footprint(NamedTuple):
         """The sum, without the scratch memory of a compiled step."""
         return sum(self)
 
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.parameters + self.gathered,
+            "gradients": self.gradients,
+            "moments": self.optimizer,
+            "activations": self.activations + self.recomputed,
+        }
+        return ", ".join(f"{name} {size / 2**30:,.1f}" for name, size in parts.items() if size)
 
-def footprint(config: Config, mesh_shape: dict[str, int]) -> Footprint:
+
+def footprint(config: Config, mesh_shape: Mapping[str, int]) -> Footprint:
     """The footprint on a mesh of that shape (devices by axis). Activations are not divided by the
     `tensor` axis.
     """
-    boxed = _boxed_state(config)
-    specs = parameter_specs(boxed, mesh_shape, config.model)
-
-    def bytes_of(tree: Any, specs: Any, shape: dict[str, int]) -> int:
-        shards = jax.tree.map(lambda spec: math.prod(shape[axis] for axis in jax.tree.leaves(tuple(spec))), specs)
-        return sum(jax.tree.leaves(jax.tree.map(lambda leaf, count: _bytes(leaf) // count, nn.unbox(tree), shards)))
-
-    parameters = gradients = bytes_of(boxed.params, specs.params, mesh_shape)
-    gathered = 0
-    if mesh_shape[FSDP_AXIS] > 1:
-        used = jax.eval_shape(functools.partial(as_used, config.model), nn.unbox(boxed.params))
-        gathered = gradients = bytes_of(used, specs.params, mesh_shape | {FSDP_AXIS: 1})
-    moments = bytes_of(boxed.opt_state, specs.opt_state, mesh_shape)
     rows = config.train.batch_size // config.train.accumulation_steps // math.prod(mesh_shape[axis] for axis in BATCH_AXES)
     saved, recomputed = saved_activations(config, rows), recomputed_activations(config, rows)
-    return Footprint(parameters, gathered, gradients, moments, saved, recomputed)
+    return _without_activations(config, mesh_shape)._replace(activations=saved, recomputed=recomputed)
 
 
-def check_state_fits(state: TrainState, device_bytes: int) -> None:
-    """Raises UserError where the parameters and moments alone are more than a device's memory."""
-    leaves = jax.tree.leaves(state)
-    needed = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-    if needed > device_bytes:
-        parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
-        raise UserError(
-            f"out of memory: {parameters:,} parameters and their moments need {needed / 2**30:,.1f} GiB of the "
-            f"{device_bytes / 2**30:,.1f} GiB of a device; make the model smaller, or raise mesh.fsdp with more devices "
-            "(mhsh plan counts the bytes)"
-        )
+def _without_activations(config: Config, mesh_shape: Mapping[str, int]) -> Footprint:
+    boxed, specs, (parameters, moments) = _state_bytes(config, mesh_shape)
+    gathered, gradients = 0, parameters
+    if mesh_shape[FSDP_AXIS] > 1:
+        used = jax.eval_shape(functools.partial(as_used, config.model), nn.unbox(boxed.params))
+        in_full = functools.partial(_sharded_bytes, mesh_shape={**mesh_shape, FSDP_AXIS: 1})
+        gathered = gradients = in_full(used, specs.params)
+        if config.model.remat_policy == "gathered_groups":
+            stacks = {name: in_full(used[name]["layers"], specs.params[name]["layers"]) for name in SUBLAYERS if name in used}
+            depths = {"encoder": config.model.num_layers, "decoder": config.model.num_decoder_layers}
+            group = max(size // layer_groups(config.model, depths[name])[0] for name, size in stacks.items())
+            gathered += 2 * group - sum(stacks.values())  # of one group the next is gathered meanwhile
+            gradients = parameters + group
+    return Footprint(parameters, gathered, gradients, moments, 0, 0)
+
+
+def update_bytes(config: Config, mesh_shape: Mapping[str, int]) -> int:
+    """Bytes that the update of a step moves on one device: it reads and writes parameters and
+    moments, and reads gradients.
+    """
+    _, _, (parameters, moments) = _state_bytes(config, mesh_shape)
+    return 2 * (parameters + moments) + parameters
+
+
+def refusal(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str | None:
+    """Why a step cannot fit a device; None where it may. The activations of a policy that the
+    config names are left to the compiler, which may need less.
+    """
+    named = config.model.remat_policy != "auto"
+    config = with_policy(config, choose_remat(config, mesh_shape, device_bytes, platform).policy)
+    needed = (_without_activations if named else footprint)(config, mesh_shape)
+    return does_not_fit(config, mesh_shape, device_bytes, platform) if needed.total > device_bytes else None
+
+
+def does_not_fit(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
+    """What needs the memory of a config that needs too much, and the first change with which it
+    fits the same devices.
+    """
+    needed, count = footprint(config, mesh_shape), parameter_counts(config.model)["total"]
+    sizes = f"{needed.total / 2**30:,.1f} GiB of the {device_bytes / 2**30:,.1f} GiB of a device ({needed})"
+    return f"out of memory: {count:,} parameters need {sizes}; {_leaner(config, mesh_shape, device_bytes, platform)}"
+
+
+def _leaner(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
+    devices = mesh_shape[DATA_AXIS] * mesh_shape[FSDP_AXIS]
+    sharded = {**mesh_shape, DATA_AXIS: 1, FSDP_AXIS: devices}
+    shapes = [mesh_shape] if any(indivisible(config, sharded)) else [mesh_shape, sharded]
+    most = config.train.batch_size // devices  # micro-batches, each of a row a device
+    for steps, shape in itertools.product((config.train.accumulation_steps, most), shapes):
+        for policy in candidates(platform, shape)[-2:]:
+            cut = replace(with_policy(config, policy), train=replace(config.train, accumulation_steps=steps))
+            if footprint(cut, shape).total <= device_bytes:
+                changes = {
+                    "model.remat_policy": (config.model.remat_policy, policy),
+                    "mesh.fsdp": (mesh_shape[FSDP_AXIS], shape[FSDP_AXIS]),
+                    "train.accumulation_steps": (config.train.accumulation_steps, steps),
+                }
+                return "take " + " ".join(f"--config.{name}={new}" for name, (old, new) in changes.items() if new != old)
+    return "take more devices, or a smaller model"
 
 
 class RematChoice(NamedTuple):
@@ -116,12 +162,19 @@ def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | Non
     return with_policy(config, choice.policy), choice
 
 
-def choose_remat(config: Config, mesh_shape: dict[str, int], device_bytes: int, platform: str) -> RematChoice:
-    """The policy that the config names; for `auto` the first of CANDIDATES whose footprint fits. If
-    none does it is the last, which may still fit.
+def candidates(platform: str, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+    """The policies that `auto` tries, in order: at last, where the weights are sharded, each group
+    of layers is gathered by itself.
+    """
+    return CANDIDATES[platform] + (("gathered_groups",) if mesh_shape[FSDP_AXIS] > 1 else ())
+
+
+def choose_remat(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> RematChoice:
+    """The policy that the config names; for `auto` the first of the candidates whose footprint
+    fits. If none does it is the last, which may still fit.
     """
     own = config.model.remat_policy
-    for policy in CANDIDATES[platform] if own == "auto" else (own,):
+    for policy in candidates(platform, mesh_shape) if own == "auto" else (own,):
         choice = RematChoice(policy, footprint(with_policy(config, policy), mesh_shape).total, device_bytes)
         if choice.needed_bytes <= USABLE_SHARE * device_bytes:
             break
@@ -151,7 +204,9 @@ def saved_activations(config: Config, rows: int) -> int:
     params = nn.unbox(_boxed_state(config).params)
     # With `groups`, layer parameters are read in another shape; that is not a copy.
     stacked = jax.tree.leaves([params.get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
-    views = {(*group_sizes(leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy == "groups"}
+    views = {
+        (*layer_groups(config.model, leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy in BY_GROUPS
+    }
     saved = 0
 
     def trace(params: Any, batch: Any, key: jax.Array) -> None:
@@ -183,16 +238,29 @@ def recomputed_activations(config: Config, rows: int) -> int:
         return saved_activations(with_policy(config, "none", **layers), rows)
 
     layer = saved_of(2) - saved_of(1)
-    if model.remat_policy != "groups":
+    if model.remat_policy not in BY_GROUPS:
         return layer
     stream = rows * config.data.sequence_length * model.embed_dim * jnp.dtype(model.residual_dtype).itemsize
-    return layer + group_sizes(max(model.num_layers, model.num_decoder_layers))[1] * stream
+    return layer + layer_groups(model, max(model.num_layers, model.num_decoder_layers))[1] * stream
 
 
 def _boxed_state(config: Config) -> TrainState:
     """The boxed state. The remat policy does not matter."""
     config = with_policy(config, "none")
     return boxed_state(config, build_optimizer(config))
+
+
+def _state_bytes(config: Config, mesh_shape: Mapping[str, int]) -> tuple[TrainState, TrainState, tuple[int, int]]:
+    """The boxed state, its PartitionSpecs, and the bytes of parameters and moments on a device."""
+    boxed = _boxed_state(config)
+    specs = parameter_specs(boxed, mesh_shape, config.model)
+    sizes = _sharded_bytes(boxed.params, specs.params, mesh_shape), _sharded_bytes(boxed.opt_state, specs.opt_state, mesh_shape)
+    return boxed, specs, sizes
+
+
+def _sharded_bytes(tree: Any, specs: Any, mesh_shape: Mapping[str, int]) -> int:
+    shards = jax.tree.map(lambda spec: math.prod(mesh_shape[axis] for axis in jax.tree.leaves(tuple(spec))), specs)
+    return sum(jax.tree.leaves(jax.tree.map(lambda leaf, count: _bytes(leaf) // count, nn.unbox(tree), shards)))
 
 
 def _bytes(leaf: Any) -> int:

@@ -17,7 +17,7 @@ from mhsh.models.build import Model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Batch, in_stack_order
 from mhsh.probes.gradient_flow import norm_by_layer
-from mhsh.training.sharding import axis_rules
+from mhsh.training.sharding import axis_rules, replicated
 from mhsh.training.shards import over_shards, shard_specs, summed, summed_gradients
 
 
@@ -49,7 +49,7 @@ def nan_report(config: Config, model: Model, mesh: Mesh, params: Any, batch: Bat
         return finite, value, {stack: norm_by_layer(gradients[stack]["layers"]) for stack in finite}
 
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
-        finite, loss, norms = jax.device_get(jax.jit(report)(params, dict(batch)))
+        finite, loss, norms = jax.device_get(jax.jit(report, out_shardings=replicated(mesh))(params, dict(batch)))
         broken = jax.device_get(jax.jit(lambda tree: jax.tree.map(lambda leaf: ~jnp.isfinite(leaf).all(), tree))(params))
     first = [
         f"{stack} {layer + 1}"

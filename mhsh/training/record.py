@@ -152,7 +152,7 @@ class RunRecord:
             "mesh": dict(run.mesh.shape),
             "remat_policy": config.model.remat_policy,
             "xla_flags": flags_in_force(config.train.xla_flags),
-            "choices": [str(run.remat)] if run.remat else [],
+            "choices": [str(choice) for choice in (run.mesh_choice, run.remat) if choice],
             "parameters": parameter_counts(config.model),
             "weight_decayed_parameters": decayed_count(state.params),
             "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,

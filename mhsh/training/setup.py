@@ -27,9 +27,10 @@ from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
 from mhsh.training.cluster import preflight, wait_for_all
 from mhsh.training.environment import code_hash, environment, numerics
-from mhsh.training.memory import check_state_fits, device_bytes, resolve_remat
+from mhsh.training.memory import device_bytes, refusal, resolve_remat
+from mhsh.training.mesh import choose_mesh, count_slices, make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import make_mesh, process_rows, put_batch
+from mhsh.training.sharding import process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
 from mhsh.training.step import compile_train_step
 from mhsh.training.trackers import Display
@@ -57,15 +58,22 @@ class Run:
         self.profiler = Profiler(config.train, folder.path, self.clock, self.display.note)
 
         self.mesh = mesh = make_mesh(config)
+        # None where the config leaves no choice.
+        self.mesh_choice = choose_mesh(config, mesh.size, count_slices(list(mesh.devices.flat)))
         sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
         if sentences and jax.process_count() > 1:
             raise UserError(
                 f"data.validation_sentences = {sentences} is for a run of one process, this one has {jax.process_count()}; set it "
                 "to 0, and use mhsh eval afterwards"
             )
+        device = mesh.devices.flat[0]
+        refused = refusal(config, mesh.shape, device_bytes(device), device.platform)
+        if refused:
+            raise UserError(refused)
+        config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
+        self.config = config
         self.optimizer = optimizer = build_optimizer(config)
         self.abstract = abstract = abstract_state(config, optimizer, mesh)  # shapes, dtypes and shardings of the state
-        check_state_fits(abstract, device_bytes(mesh.devices.flat[0]))
 
         self.corpus = load_recorded_corpus(folder, config)
         self.corpus.check_batch(config.train.batch_size)
@@ -75,8 +83,6 @@ class Run:
 
         kept = dict(keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
         self.checkpoints = Checkpoints(folder.checkpoints_path, **kept, keep_step=decay_start(config))
-        config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
-        self.config = config
         self.model = model = build_model(config.model)
         self._compiling = compiling = _all_compile(self.clock)
         self.validator = Validator(config, model, mesh, self.corpus, abstract.params, compiling=compiling, num_sentences=sentences)

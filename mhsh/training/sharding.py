@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
-from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mhsh.config.schema import Config, MeshConfig, ModelConfig
+from mhsh.config.schema import Config, ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.devices import BATCH_AXES, TENSOR_AXIS
 
@@ -51,59 +50,19 @@ def axis_rules(model: ModelConfig) -> tuple[tuple[str, Any], ...]:
     return (*AXIS_RULES.items(), *((axis, "tensor" if count > 1 else None) for axis, count in heads.items()))
 
 
-def mesh_shape(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
-    """The number of devices on each mesh axis, with -1 resolved.
-
-    Raises:
-      UserError: the axes do not multiply to the number of devices.
-    """
-    shape = {"data": mesh.data, "fsdp": mesh.fsdp, "tensor": mesh.tensor}
-    fixed = int(np.prod([size for size in shape.values() if size != -1]))
-    if -1 in shape.values() and num_devices % fixed == 0:
-        shape = {axis: num_devices // fixed if size == -1 else size for axis, size in shape.items()}
-    if -1 in shape.values() or int(np.prod(list(shape.values()))) != num_devices:
-        raise UserError(
-            f"mesh.data x mesh.fsdp x mesh.tensor = {mesh.data} x {mesh.fsdp} x {mesh.tensor} does not make the "
-            f"{num_devices} devices here; set one axis to -1 to take what is left"
-        )
-    return shape
-
-
-def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh over all devices of all processes (or over `devices`), after checking that the model
-    and the batch can be divided over it.
-
-    Several slices are placed along `data`, or along `fsdp` if `data` is not a multiple of their
-    number: only these axes then communicate over the slow network between slices.
-
-    Raises:
-      UserError: the axes do not multiply to the number of devices, something is not divisible, or
-        the slices fit on neither axis.
-    """
-    devices = jax.devices() if devices is None else devices
-    shape = mesh_shape(config.mesh, len(devices))
-    check_divisibility(config, shape)
-    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
-    outer = [axis for axis in BATCH_AXES if shape[axis] % num_slices == 0][:1]
-    if not outer:
-        raise UserError(
-            f"mesh.data = {shape['data']} and mesh.fsdp = {shape['fsdp']}: make one a multiple of the {num_slices} slices"
-        )
-    between = [num_slices if axis in outer else 1 for axis in MESH_AXES]
-    within = [size // across for size, across in zip(shape.values(), between, strict=True)]
-    if num_slices > 1:
-        grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
-    else:
-        grid = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
-    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
-
-
-def check_divisibility(config: Config, shape: dict[str, int]) -> None:
+def check_divisibility(config: Config, shape: Mapping[str, int]) -> None:
     """Raises UserError if the model or a micro-batch cannot be divided over the mesh."""
+    problem = next(indivisible(config, shape), None)
+    if problem:
+        raise UserError(problem)
+
+
+def indivisible(config: Config, shape: Mapping[str, int]) -> Iterator[str]:
+    """What of the model and of a micro-batch cannot be divided over a mesh of that shape."""
     model, train = config.model, config.train
     rows, shards = train.batch_size // train.accumulation_steps, shape["data"] * shape["fsdp"]
     if rows % shards:
-        raise UserError(
+        yield (
             f"train.batch_size = {train.batch_size} in train.accumulation_steps = {train.accumulation_steps} gives {rows} rows, "
             f"which mesh.data x mesh.fsdp = {shape['data']} x {shape['fsdp']} does not divide; make it a multiple of {shards}"
         )
@@ -118,7 +77,7 @@ def check_divisibility(config: Config, shape: dict[str, int]) -> None:
     for (axis, field), size in sizes.items():
         mesh_axis = rules[axis]
         if mesh_axis and size % shape[mesh_axis]:
-            raise UserError(
+            yield (
                 f"{field} = {size} is not divisible by mesh.{mesh_axis} = {shape[mesh_axis]}; change one of the two "
                 f"(next multiple: {-(-size // shape[mesh_axis]) * shape[mesh_axis]})"
             )
@@ -134,14 +93,17 @@ def parameter_specs(boxed: Any, mesh_shape: Mapping[str, int], model: ModelConfi
     a mesh of that shape (devices by axis).
 
     `fsdp` takes the first axis of a matrix that it divides, the layers before all others, so that a
-    shard is whole rows: on a TPU a row is made of lanes of 128 numbers.
+    shard is whole rows: on a TPU a row is made of lanes of 128 numbers. Where a group of layers is
+    gathered by itself, all devices have a part of each layer.
     """
     rules = axis_rules(model)
+    whole_layers = model.remat_policy != "gathered_groups"
 
     def spec_of(leaf: Any, names: PartitionSpec, is_matrix: bool) -> PartitionSpec:
         axes: list[Any] = list(nn.logical_to_mesh_axes(tuple(names), rules) or ())
         if is_matrix and mesh_shape[FSDP_AXIS] > 1:
             free = [axis for axis, taken in enumerate(axes) if taken is None or mesh_shape[taken] == 1]
+            free = [axis for axis in free if whole_layers or names[axis] != "layers"]
             divided = [axis for axis in free if leaf.shape[axis] % mesh_shape[FSDP_AXIS] == 0]
             axes[divided[0] if divided else names.index("embed")] = FSDP_AXIS
         return PartitionSpec(*axes)
@@ -154,10 +116,13 @@ def tree_shardings(boxed: Any, mesh: Mesh, model: ModelConfig) -> Any:
     return jax.tree.map(functools.partial(NamedSharding, mesh), parameter_specs(boxed, dict(mesh.shape), model))
 
 
-def whole(params: Any, mesh: Mesh) -> Any:
+def whole(params: Any, mesh: Mesh, model: ModelConfig) -> Any:
     """The parameters, each on every device of the mesh. For what runs outside of a compiled step:
-    one that is sharded by layers would be gathered again for each layer.
+    one that is sharded by layers would be gathered again for each layer. With `gathered_groups`, as
+    they are: not all fit, and XLA gathers what it needs.
     """
+    if model.remat_policy == "gathered_groups":
+        return params
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, replicated(mesh)), params)
 
 

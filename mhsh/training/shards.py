@@ -2,7 +2,9 @@
 
 The weights are gathered once, before the first layer, and the gradients are added up once, after
 the last. XLA's partitioner alone does both for each layer inside the loops over layers: thousands
-of collectives for a deep model, each of which waits for the slowest device.
+of collectives for a deep model, each of which waits for the slowest device. With the remat policy
+`gathered_groups` both are done for each group of layers, so that no device has all weights or all
+gradients at once.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax import struct
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
@@ -31,13 +34,16 @@ from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, axis_rules, matri
 _LANES = 128
 
 
-def over_shards(function: Callable[..., Any], model: ModelConfig, out_specs: Any) -> Callable[..., Any]:
+def over_shards(
+    function: Callable[..., Any], model: ModelConfig, out_specs: Any, gradient_dtype: str = "compute"
+) -> Callable[..., Any]:
     """`function(params, batch, *alike)` of whole parameters and each device's rows of the batch, on
     the current mesh (jax.set_mesh); `alike` is the same on all devices.
 
     `params` are sharded as `shard_specs` says. `out_specs` are as in jax.shard_map: ROWS for what
     has a row for each row of the batch, PartitionSpec() for what is alike on all devices. Where the
-    batch is in one piece, this is `function`.
+    batch is in one piece, this is `function`. With `gathered_groups` the matrices are boxed, and
+    their gradients are added up in `gradient_dtype` (see train.gradient_dtype).
     """
 
     def run(params: Any, batch: Batch, *alike: Any) -> Any:
@@ -49,8 +55,10 @@ def over_shards(function: Callable[..., Any], model: ModelConfig, out_specs: Any
         specs = shard_specs(model)
 
         def on_one(shards: Any, batch: Batch, *alike: Any) -> Any:
-            with jax.named_scope("gather_weights"):
-                params = _gathered(as_used(model, shards), specs)
+            if model.remat_policy == "gathered_groups":
+                params = _boxed(model, shards, specs, gradient_dtype)
+            else:
+                params = jax.tree.map(lambda shard, spec: _whole(shard, _fsdp_axis(spec)), as_used(model, shards), specs)
             with nn.logical_axis_rules(rules):
                 return function(params, batch, *alike)
 
@@ -94,17 +102,15 @@ def summed_gradients(gradients: Any, config: Config) -> Any:
     if not batch_is_sharded():
         return gradients
     model = config.model
-    dtype = model.compute_dtype if config.train.gradient_dtype == "compute" else "float32"
+    dtype = _gradient_dtype(model, config.train.gradient_dtype)
     are_matrices = jax.tree.leaves(matrices(boxed_parameters(model)))
 
-    def of_matrix(path: tuple[Any, ...], gradient: Array, spec: PartitionSpec) -> Array:
-        part = gradient.astype(dtype) if _is_kernel(path) else gradient
-        if FSDP_AXIS not in spec:
-            return jax.lax.psum(part, BATCH_AXES).astype(gradient.dtype)
-        # First within `fsdp`: what the next sum sends is a shard.
-        return jax.lax.psum(_scattered(part, spec.index(FSDP_AXIS)), DATA_AXIS).astype(gradient.dtype)
+    def of_matrix(path: tuple[Any, ...], gradient: Array | Shard, spec: PartitionSpec) -> Array:
+        if isinstance(gradient, Shard):
+            return gradient.value
+        return _summed(gradient.astype(dtype) if _is_kernel(path) else gradient, _fsdp_axis(spec))
 
-    paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(gradients)
+    paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda leaf: isinstance(leaf, Shard))
     leaves = [leaf for _, leaf in paths_and_leaves]
     vectors = [leaf for leaf, is_matrix in zip(leaves, are_matrices, strict=True) if not is_matrix]
     # In one array, what is sharded over `tensor` would lose its shards.
@@ -125,31 +131,94 @@ def as_used(model: ModelConfig, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(cast, params, matrices(boxed_parameters(model)))
 
 
-def _gathered(shards: Any, specs: Any) -> Any:
-    """Whole parameters."""
+class Shard(struct.PyTreeNode, nn.meta.AxisMetadata[Array]):
+    """A device's shard of a matrix, which becomes whole where flax unboxes it. Its gradient is the
+    sum over all shards of the batch, a shard too.
+    """
 
-    def gather(shard: Array, spec: PartitionSpec) -> Array:
-        if FSDP_AXIS not in spec:
+    value: Any  # an array; jax also rebuilds the tree with placeholders
+    axis: int | None = struct.field(pytree_node=False)  # that is sharded, counted from the last: -1, -2, ...
+    dtype: str = struct.field(pytree_node=False)  # in which it is gathered
+    gradient_dtype: str = struct.field(pytree_node=False)  # in which gradients are added up
+
+    def unbox(self) -> Array:
+        """The whole matrix, or those of several layers."""
+        return _unboxed(self.value, self.axis, self.dtype, self.gradient_dtype)
+
+    def replace_boxed(self, val: Any) -> Any:
+        return self.replace(value=val)
+
+    def add_axis(self, index: int, params: Any) -> Any:
+        return self
+
+    def remove_axis(self, index: int, params: Any) -> Any:
+        return self
+
+
+def _boxed(model: ModelConfig, shards: Any, specs: Any, gradient_dtype: str) -> Any:
+    """Parameters whose matrices are boxed as Shards."""
+
+    def box(path: tuple[Any, ...], shard: Array, spec: PartitionSpec, is_matrix: bool) -> Array | Shard:
+        if not is_matrix:
             return shard
-        axis = spec.index(FSDP_AXIS)
-        if axis < shard.ndim - 1 or shard.shape[axis] % _LANES == 0:
-            return jax.lax.all_gather(shard, FSDP_AXIS, axis=axis, tiled=True)
-        # Rows of a part of the lanes would travel padded.
-        parts = jax.lax.all_gather(shard.reshape(-1), FSDP_AXIS).reshape(-1, *shard.shape)
-        return jnp.moveaxis(parts, 0, -2).reshape(*shard.shape[:-1], -1)
+        dtypes = ("float32", "float32")
+        if _is_kernel(path):
+            dtypes = model.compute_dtype, _gradient_dtype(model, gradient_dtype)
+        axis = _fsdp_axis(spec)
+        return Shard(shard, None if axis is None else axis - shard.ndim, *dtypes)
 
-    return jax.tree.map(gather, shards, specs)
+    return jax.tree_util.tree_map_with_path(box, shards, specs, matrices(boxed_parameters(model)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _unboxed(shard: Array, axis: int | None, dtype: str, gradient_dtype: str) -> Array:
+    return _whole(shard.astype(dtype), axis)
+
+
+def _unboxed_forward(shard: Array, axis: int | None, dtype: str, gradient_dtype: str) -> tuple[Array, None]:
+    return _unboxed(shard, axis, dtype, gradient_dtype), None
+
+
+def _unboxed_backward(axis: int | None, dtype: str, gradient_dtype: str, _: None, gradient: Array) -> tuple[Array]:
+    return (_summed(gradient.astype(gradient_dtype), axis),)
+
+
+_unboxed.defvjp(_unboxed_forward, _unboxed_backward)
+
+
+@functools.partial(jax.named_call, name="gather_weights")
+def _whole(shard: Array, axis: int | None) -> Array:
+    """The whole of a matrix that is sharded along `axis`."""
+    if axis is None:
+        return shard
+    axis %= shard.ndim
+    if axis < shard.ndim - 1 or shard.shape[axis] % _LANES == 0:
+        return jax.lax.all_gather(shard, FSDP_AXIS, axis=axis, tiled=True)
+    # Rows of a part of the lanes would travel padded.
+    parts = jax.lax.all_gather(shard.reshape(-1), FSDP_AXIS).reshape(-1, *shard.shape)
+    return jnp.moveaxis(parts, 0, -2).reshape(*shard.shape[:-1], -1)
+
+
+@functools.partial(jax.named_call, name="add_up_gradients")
+def _summed(gradient: Array, axis: int | None) -> Array:
+    """This device's shard, along `axis`, of the sum over the shards of the batch, in fp32."""
+    if axis is None:
+        return jax.lax.psum(gradient, BATCH_AXES).astype("float32")
+    # First within `fsdp`: what the next sum sends is a shard.
+    return jax.lax.psum(_scattered(gradient, axis % gradient.ndim), DATA_AXIS).astype("float32")
 
 
 def _scattered(gradient: Array, axis: int) -> Array:
     """This device's part, along `axis`, of the sum over `fsdp`."""
     if axis == 0:
         return _reduce_scatter(gradient)
-    # The TPU compiler scatters whole rows of lanes; along another axis it sums everything.
+    # The TPU compiler scatters whole rows of lanes, or else sums everything.
     shards, front = jax.lax.axis_size(FSDP_AXIS), jnp.moveaxis(gradient, axis, 0)
-    lanes = (_LANES,) if gradient.size // shards % _LANES == 0 else ()
-    part = _reduce_scatter(front.reshape(shards, -1, *lanes))
-    return jnp.moveaxis(part.reshape(-1, *front.shape[1:]), 0, axis)
+    parts = front.reshape(shards, -1)
+    size = parts.shape[1]
+    padded = jnp.pad(parts, ((0, 0), (0, -size % _LANES)))
+    own = _reduce_scatter(padded.reshape(shards, -1, _LANES)).reshape(-1)[:size]
+    return jnp.moveaxis(own.reshape(-1, *front.shape[1:]), 0, axis)
 
 
 def _reduce_scatter(gradient: Array) -> Array:
@@ -168,6 +237,15 @@ def _reduce_scatter(gradient: Array) -> Array:
     for groups in stages:
         gradient = jax.lax.psum_scatter(gradient, FSDP_AXIS, scatter_dimension=0, axis_index_groups=groups, tiled=True)
     return gradient
+
+
+def _fsdp_axis(spec: PartitionSpec) -> int | None:
+    return spec.index(FSDP_AXIS) if FSDP_AXIS in spec else None
+
+
+def _gradient_dtype(model: ModelConfig, gradient_dtype: str) -> str:
+    """In which kernels' gradients are added up, by train.gradient_dtype."""
+    return model.compute_dtype if gradient_dtype == "compute" else "float32"
 
 
 def _is_kernel(path: tuple[Any, ...]) -> bool:

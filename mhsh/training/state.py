@@ -80,7 +80,7 @@ def create_state(
         # The parameters of another run include omega.
         if profiled and not config.train.start_from:
             profile = jax.jit(
-                lambda params, batch: set_omega(params, profile_omega(config.model, whole(params, mesh), batch)),
+                lambda params, batch: set_omega(params, profile_omega(config.model, whole(params, mesh, config.model), batch)),
                 in_shardings=(shardings.params, dict.fromkeys(first_batch, batch_sharding(mesh))),
                 out_shardings=shardings.params,
             )

@@ -49,7 +49,7 @@ def train_step(
     step_key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
     compute = functools.partial(_gradients, config=config, model=model)
     out_specs = shard_specs(config.model), PartitionSpec()
-    gradients, seen = over_shards(compute, config.model, out_specs)(state.params, batch, step_key)
+    gradients, seen = over_shards(compute, config.model, out_specs, config.train.gradient_dtype)(state.params, batch, step_key)
 
     with jax.named_scope("optimizer"):
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)

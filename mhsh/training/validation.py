@@ -87,7 +87,9 @@ class Validator:
             values, parts = evaluate(self._step, params, batches)
         if self._pairs:
             assert isinstance(model, Seq2Seq)
-            values |= translation_metrics(model, whole(params, self._mesh), corpus.tokenizer, self._pairs, **self._search)
+            values |= translation_metrics(
+                model, whole(params, self._mesh, model.config), corpus.tokenizer, self._pairs, **self._search
+            )
         heartbeat()
         return Validated(values, parts, seen.hexdigest()[:16])
 

@@ -67,7 +67,8 @@ def test_every_field_refuses_what_is_beyond_its_bounds(objective, path):
 
 # (overrides, what the message must match)
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"mesh.fsdp": -1}, "'data': -1, 'fsdp': -1, 'tensor': 1}: only one axis can be -1"),
+    ({"mesh.tensor": -1}, "'data': -1, 'fsdp': -1, 'tensor': -1}: with tensor = -1 .* name data and fsdp"),
+    ({"mesh.fsdp": 2, "mesh.tensor": -1}, "'data': -1, 'fsdp': 2, 'tensor': -1}: with tensor = -1"),
     ({"data.sequence_length": 65}, "^data.sequence_length = 65 is longer than model.max_positions = 64; "),
     ({"train.accumulation_steps": 3}, "^train.batch_size = 8 is not divisible by train.accumulation_steps = 3; add --config"),
     ({"optimizer.warmup_steps": 41}, "^optimizer.warmup_steps = 41 is more than train.num_steps = 40; add --config"),
@@ -145,6 +146,8 @@ def test_refusals_name_the_field_the_value_and_what_is_allowed():
         {"model.next_sentence": False, "model.num_token_types": 0},
         {"model.next_sentence": False, "model.objective": "clm", "data.max_predictions": 0, "data.mask_fraction": 0.0},
         {"mesh.data": 2, "mesh.fsdp": -1},
+        {"mesh.data": -1, "mesh.fsdp": -1},
+        {"mesh.data": 2, "mesh.fsdp": 1, "mesh.tensor": -1},
     ],
     ids=str,
 )

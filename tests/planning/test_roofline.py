@@ -15,8 +15,8 @@ from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
 from mhsh.planning.hlo import parse_module
 from mhsh.planning.roofline import CHIPS, launch_seconds, memory_bytes, network_seconds, product_flops, step_time
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 from tests.conftest import ROOT

@@ -7,10 +7,19 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.models.build import build_model
-from mhsh.models.costs import parameter_shapes
-from mhsh.training.memory import CANDIDATES, USABLE_SHARE, choose_remat, footprint, resolve_remat, saved_activations, with_policy
+from mhsh.models.costs import parameter_counts, parameter_shapes
+from mhsh.training.memory import (
+    CANDIDATES,
+    USABLE_SHARE,
+    choose_remat,
+    footprint,
+    refusal,
+    resolve_remat,
+    saved_activations,
+    with_policy,
+)
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer, parameter_path
-from mhsh.training.sharding import make_mesh
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 
@@ -76,6 +85,37 @@ def test_bytes_are_divided_as_the_mesh_says(tiny, mesh, dtype):
     else:
         assert (part.gathered, part.gradients) == (0, part.parameters)
     assert part.optimizer == 2 * part.parameters + 4
+
+
+def test_gathered_groups_have_one_group_of_layers_at_once(tiny):
+    """Three layers are groups of one: a third of the layers' kernels and vectors."""
+    config, mesh = tiny(**{"model.remat_policy": "gathered_groups"}), ONE_DEVICE | {"fsdp": 4}
+    part, whole = footprint(config, mesh), footprint(with_policy(config, "groups"), mesh)
+    layer = 552 + 808 + 64
+    assert whole.gathered - part.gathered == 4 * (L - 2) * layer, "the next one is gathered meanwhile"
+    assert part.gradients == part.parameters + 4 * layer
+    assert part[-2:] == whole[-2:], "activations are those of groups"
+
+
+def test_what_cannot_fit_is_refused_with_what_needs_it_and_what_fits(tiny):
+    config, shape = tiny(**{"model.num_layers": 64, "model.remat_policy": "auto"}), ONE_DEVICE | {"data": 4}
+    least = footprint(with_policy(config, "gathered_groups"), ONE_DEVICE | {"fsdp": 4}).total
+    said = refusal(config, shape, least, "tpu")
+    count = parameter_counts(config.model)["total"]
+    assert said is not None and said.startswith(
+        f"out of memory: {count:,} parameters need 0.0 GiB of the 0.0 GiB of a device (weights"
+    )
+    assert all(part in said for part in ("gradients 0.", "moments 0.", "activations 0."))
+    assert said.endswith("; take --config.model.remat_policy=gathered_groups --config.mesh.fsdp=4")
+    assert refusal(config, ONE_DEVICE | {"fsdp": 4}, least, "tpu") is None
+    assert refusal(config, shape, least // 8, "tpu").endswith("; take more devices, or a smaller model")
+
+
+def test_activations_of_a_named_policy_are_left_to_the_compiler(tiny):
+    config = tiny(**{"model.remat_policy": "none"})
+    needed = footprint(config, ONE_DEVICE)
+    assert refusal(config, ONE_DEVICE, needed.total - needed.activations, "tpu") is None
+    assert refusal(config, ONE_DEVICE, needed.total - needed.activations - 1, "tpu") is not None
 
 
 def test_a_single_head_is_whole_on_every_device(tiny):

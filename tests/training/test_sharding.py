@@ -7,15 +7,13 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from mhsh.config.schema import MeshConfig
 from mhsh.errors import UserError
 from mhsh.models.build import boxed_parameters
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import (
     MESH_AXES,
     check_divisibility,
-    make_mesh,
-    mesh_shape,
     parameter_specs,
     process_rows,
     put_batch,
@@ -23,20 +21,6 @@ from mhsh.training.sharding import (
 )
 from mhsh.training.state import abstract_state
 from tests.training.states import mesh_of
-
-
-@pytest.mark.parametrize(
-    ("axes", "devices", "shape"),
-    [((-1, 1, 1), 8, (8, 1, 1)), ((2, -1, 2), 8, (2, 2, 2)), ((2, 2, 2), 8, (2, 2, 2)), ((-1, 1, 1), 1, (1, 1, 1))],
-)
-def test_an_open_axis_takes_what_is_left(axes, devices, shape):
-    assert tuple(mesh_shape(MeshConfig(**dict(zip(MESH_AXES, axes, strict=True))), devices).values()) == shape
-
-
-@pytest.mark.parametrize("axes", [(-1, 3, 1), (2, 2, 1), (16, 1, 1)])
-def test_a_mesh_that_does_not_make_the_devices_is_refused(axes):
-    with pytest.raises(UserError, match=r"mesh\.data x mesh\.fsdp x mesh\.tensor = .* 8 devices"):
-        mesh_shape(MeshConfig(**dict(zip(MESH_AXES, axes, strict=True))), 8)
 
 
 @pytest.mark.parametrize(

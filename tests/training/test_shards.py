@@ -40,6 +40,23 @@ def test_a_step_of_a_deep_model_has_few_collectives(make_config, shape, most):
     assert all(found[kind] <= count for kind, count in most.items()), found
 
 
+def test_no_device_has_all_weights_where_groups_are_gathered(make_config):
+    """A group of four layers at once, in the forward pass and in the backward pass; each pass
+    gathers its first group before it, and one too many.
+    """
+    config = make_config("bert", "16l1h", **{"model.remat_policy": "gathered_groups"})
+    collectives, _ = read_collectives(parse_module(train_step_of(config, (1, 8, 1)).as_text() or ""), 8)
+    shapes = abstract_of(config).params
+    kernels, others = 0, 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        is_kernel = "layers" in parameter_path(path) and leaf.ndim > 2
+        kernels, others = kernels + 4 * leaf.size * is_kernel, others + 4 * leaf.size * (not is_kernel)
+    gathered, scattered = ([one for one in collectives if one.kind == kind] for kind in ("all-gather", "reduce-scatter"))
+    assert max(one.payload for one in gathered) <= max(kernels / 4, others), "never all layers"
+    assert 2 * 5 / 4 * kernels < sum(one.bytes for one in gathered) < 2 * 5 / 4 * kernels + others
+    assert kernels < sum(one.bytes for one in scattered) < kernels + others
+
+
 def scaled_by_rows(config, shape):
     """A lowered function: as gradients, each parameter times the sum of `rows` of the batch."""
 

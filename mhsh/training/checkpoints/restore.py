@@ -27,8 +27,9 @@ from mhsh.models.types import SUBLAYERS
 from mhsh.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.checkpoints.verify import compare_manifests, flatten, manifest
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer, parameter_path
-from mhsh.training.sharding import MESH_AXES, make_mesh
+from mhsh.training.sharding import MESH_AXES
 from mhsh.training.state import TrainState, abstract_state
 
 # Only heads may start fresh; these may not.
