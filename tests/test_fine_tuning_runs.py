@@ -111,6 +111,25 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path):
     assert "exists" in refused(*predict)
 
 
+def test_the_rate_that_is_best_on_the_validation_data_is_chosen(pretrained, glue, tmp_path):
+    rates = {"0.3": [], "1e-9": []}
+    for rate, values in rates.items():
+        alone = ["--seeds=0,1", f"--config.optimizer.learning_rate={rate}", f"--workdir={tmp_path / rate}"]
+        ran("finetune", str(pretrained), "--config=glue:rte", f"--config.data.source=tsv:{glue}", *SHORT, *alone)
+        values += [json.loads((tmp_path / rate / "summary.json").read_text())["figures"]]
+    together = ["--seeds=0,1", "--rates=0.3,1e-9", f"--workdir={tmp_path / 'both'}"]
+    said = ran("finetune", str(pretrained), "--config=glue:rte", f"--config.data.source=tsv:{glue}", *SHORT, *together)
+    scores = {f"lr-{rate}": figures["accuracy"]["mean"] for rate, (figures,) in rates.items()}
+    best = max(scores, key=lambda name: scores[name])
+    assert f"Best on the validation data: {best}\n" in said
+    assert json.loads((tmp_path / "both/summary.json").read_text()) == {
+        "started_from": str(pretrained),
+        "figures": rates[best.removeprefix("lr-")][0],
+        "best": best,
+        "scores": scores,
+    }
+
+
 def test_questions_are_answered_by_a_model_that_starts_afresh(pretrained, tmp_path):
     def article(number: int) -> dict:
         context = f"The hat is {COLOURS[number % 4]}. The shoe is {COLOURS[(number + 1) % 4]}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,11 @@ from rich.table import Table
 
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import FieldsFlag
+from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config, ModelConfig, TranslationDataConfig, to_dict
+from mhsh.config.schema import ClassificationDataConfig, Config, ModelConfig, TranslationDataConfig, to_dict
+from mhsh.configs import override
+from mhsh.data.glue import GLUE_TASKS
 from mhsh.errors import UserError
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 from mhsh.text import whole_numbers
@@ -25,6 +29,7 @@ SUMMARY_FILE = "summary.json"
 EXAMPLES = (
     "mhsh finetune runs/12l12h --config=glue:cola --workdir=runs/cola",
     "mhsh finetune runs/12l12h --config=squad:v2 --seeds=0,1 --workdir=v2",
+    "mhsh finetune runs/12l12h --config=glue:rte --rates=5e-5,4e-5,3e-5,2e-5 --workdir=rte",
 )
 
 
@@ -35,40 +40,71 @@ def run(
     config: FieldsFlag,
     workdir: str,
     seeds: str = "0",
+    rates: str | None = None,
     fresh: bool = False,
 ) -> int:
     """Trains a pre-trained run's model on a task, once for every seed.
 
-    The run of seed K is WORKDIR/seed-K. Mean and deviation of each validation metric are printed
-    and written to summary.json. Runs that are finished are not trained again, and one that was
-    stopped goes on.
+    The run of seed K is WORKDIR/seed-K; with --rates that at rate R is WORKDIR/lr-R/seed-K. Mean
+    and deviation of each validation metric, with --rates those of the rate that is best on the
+    validation data, are printed and written to summary.json. Runs that are finished are not trained
+    again, and one that was stopped goes on.
 
     Args:
       workdir: where a run folder a seed goes
       seeds: K,... of heads, dropout and row order
+      rates: R,... learning rates; the task's own metric chooses one, by its mean over the seeds
       fresh: take RUN's shape and vocabulary, not its parameters
 
     Raises:
       UserError: the run cannot be fine-tuned, or whatever is wrong with the config or its data.
     """
+    seed_numbers = whole_numbers("--seeds=", seeds, least=0)
     configs = {
-        seed: fine_tuning_config(RunFolder(folder), config, seed, fresh) for seed in whole_numbers("--seeds=", seeds, least=0)
+        rate: {seed: fine_tuning_config(RunFolder(folder), fields, seed, fresh) for seed in seed_numbers}
+        for rate, fields in _at_rates(config, rates).items()
     }
     # After the configs are checked: it takes seconds.
     from mhsh.training.loop import train
 
-    figures: dict[int, dict[str, float]] = {}
-    for seed, own in configs.items():
-        run_folder = RunFolder(Path(workdir) / f"seed-{seed}")
-        stopped_by = train(own, run_folder.path)
-        if stopped_by is not None:
-            return interrupted(stopped_by)
-        figures[seed] = _last_validation(run_folder)
-    summary = summarise(figures)
+    summaries = {}
+    for rate, by_seed in configs.items():
+        figures: dict[int, dict[str, float]] = {}
+        for seed, own in by_seed.items():
+            run_folder = RunFolder(Path(workdir) / rate / f"seed-{seed}")
+            stopped_by = train(own, run_folder.path)
+            if stopped_by is not None:
+                return interrupted(stopped_by)
+            figures[seed] = _last_validation(run_folder)
+        summaries[rate] = summarise(figures)
+    scores = {rate: _score(configs[rate][seed_numbers[0]], summary) for rate, summary in summaries.items()}
+    best = max(scores, key=lambda rate: -math.inf if math.isnan(scores[rate]) else scores[rate])
+    found = {"started_from": None if fresh else folder, "figures": summaries[best]}
+    if rates is not None:
+        found |= {"best": best, "scores": scores}
     path = Path(workdir) / SUMMARY_FILE
-    path.write_text(json.dumps({"started_from": None if fresh else folder, "figures": summary}, indent=1) + "\n", encoding="utf-8")
-    _print_table(summary)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if rates is not None:
+        print("Best on the validation data:", best)
+    _print_table(summaries[best])
     return 0
+
+
+def _at_rates(fields: Mapping[str, Any], rates: str | None) -> dict[str, Mapping[str, Any]]:
+    """By the folder of a rate in the workdir, the fields with it."""
+    if rates is None:
+        return {"": fields}
+    path = "optimizer.learning_rate"
+    return {f"lr-{rate}": override(fields, [(path, parse_value(path, rate))], "--rates=") for rate in rates.split(",")}
+
+
+def _score(config: Config, summary: Mapping[str, Mapping[str, Any]]) -> float:
+    """What a rate is chosen by: the mean of GLUE's metrics of the task, or SQuAD's F1 at the best
+    threshold for no answer.
+    """
+    if isinstance(config.data, ClassificationDataConfig):
+        return statistics.fmean(summary[name]["mean"] for name in GLUE_TASKS[config.data.task].metrics)
+    return summary.get("best_f1", summary["f1"])["mean"]
 
 
 def fine_tuning_config(folder: RunFolder, fields: Mapping[str, Any], seed: int, fresh: bool) -> Config:

@@ -63,7 +63,7 @@ RECIPE = dict(
     ),
     optimizer=dict(name="radam", learning_rate=1e-3, schedule="inverse_sqrt", warmup_steps=8_000, weight_decay=0.0, clip_norm=0.0),
     train=dict(
-        num_steps=100_000,
+        num_steps=500_000,
         batch_size=128,  # 32,768 places a side
         label_smoothing=0.1,
         log_interval=100,

@@ -1,0 +1,148 @@
+"""The table of launch/paper, as Markdown. Usage: paper_table.py RUNS SCALE NAME ... < experiments"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mhsh.config.schema import Config
+from mhsh.configs import get, load_fields
+from mhsh.configs.glue import VARIANTS
+from mhsh.planning.roofline import CHIPS, step_time
+
+BASE, LARGE, PAIR = ("12l12h", "144l1h"), ("24l16h", "384l1h"), ("6l8h", "48l1h")
+RATES, SEEDS = 4, 3
+
+
+def config(spec: str) -> Config:
+    """Of a training; TASK@CONFIG: of as many steps of CONFIG as all fine-tunings on TASK have, on its rows."""
+    task, at, name = spec.rpartition("@")
+    if not at:
+        return get(name, train={"keep_moments": False})
+    fields = load_fields(task)
+    tasks, trials = ([f"glue:{one}" for one in VARIANTS], RATES * SEEDS) if task.startswith("glue") else ([task], SEEDS)
+    steps = trials * sum(load_fields(one)["train"]["num_steps"] for one in tasks)
+    train = {"num_steps": steps, "batch_size": fields["train"]["batch_size"]}
+    return get(name, train=train, data={"sequence_length": fields["data"]["sequence_length"]})
+
+
+@functools.cache
+def hours(spec: str, chip: str, count: int) -> tuple[float, float]:
+    """What mhsh plan prints of a training: chip-hours, at least and at most."""
+    return step_time(config(spec), CHIPS[chip], count).chip_hours
+
+
+def price(shapes: str, chip: str, count: int) -> str:
+    """Of each shape (A/B), the sum of its trainings (A1+A2/B1+B2)."""
+    if not shapes:
+        return "-"
+    ranges = ([hours(spec, chip, count) for spec in shape.split("+")] for shape in shapes.split("/"))
+    return ", ".join("-".join(f"{sum(ends):.0f}" for ends in zip(*parts, strict=True)) for parts in ranges)
+
+
+class Figures:
+    """What the runs of a folder have given.
+
+    Raises:
+      FileNotFoundError: a figure is asked for whose runs are not finished.
+    """
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+
+    def read(self, name: str) -> Any:
+        return json.loads((self.runs / name).read_text(encoding="utf-8"))
+
+    def example(self) -> str:
+        folders = sorted((self.runs / "example/runs").iterdir())
+        return "loss " + ", ".join(f"{folder.name} {self.loss(f'example/runs/{folder.name}'):.3g}" for folder in folders)
+
+    def loss(self, run: str) -> float:
+        rows = map(json.loads, (self.runs / run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        losses: list[float] = [row["loss"] for row in rows if row["split"] == "validation"]
+        if not losses:
+            raise FileNotFoundError(run)
+        return losses[-1]
+
+    def bleu(self, shape: str) -> float:
+        return float(self.read(f"{shape}.bleu.json")["bleu"])
+
+    def task(self, folder: str) -> float:
+        """Of GLUE 100 times the metric that chose the rate, of SQuAD F1."""
+        found = self.read(f"{folder}/summary.json")
+        figures = found["figures"]
+        return 100 * found["scores"][found["best"]] if "best" in found else figures.get("best_f1", figures.get("f1"))["mean"]
+
+    def glue(self, shape: str) -> float:
+        folders = [folder.name for folder in self.runs.glob(f"glue-*-{shape}")]
+        if not folders:
+            raise FileNotFoundError(shape)
+        return statistics.fmean(map(self.task, folders))
+
+    def time_ratio(self, file: str) -> float:
+        """Of the deep shape to the shallow one, the largest of all settings."""
+        return max(cell["candidates"][1]["time_ratio"]["median"] for cell in self.read(f"{file}.json")["cells"])
+
+    def device_hours(self, shape: str) -> float:
+        for pair in (BASE, LARGE, PAIR):
+            if shape in pair:
+                found = self.read(f"train-{pair[0]}.json")
+                one = found["cells"][0]["candidates"][pair.index(shape)]
+                steps = found["configs"][one["config"]]["train"]["num_steps"]
+                return one["seconds"]["median"] * one["devices"] * steps / 3600
+        raise FileNotFoundError(shape)
+
+    def positions(self, run: str) -> float:
+        """On how many a token of the encoder draws in a layer, by all heads of it, in the mean."""
+        for pair in ([f"{shape}-phase2" for shape in BASE], [f"{shape}-phase2" for shape in LARGE], PAIR):
+            if run in pair:
+                result = self.read(f"positions-{pair[0]}.json")["models"][list(pair).index(run)]["result"]
+                return statistics.fmean(result["encoder"]["attention"]["layers"])
+        raise FileNotFoundError(run)
+
+    def obtained(self, name: str) -> str:
+        """The figures of an experiment; empty until it is finished."""
+        figures: dict[str, tuple[str, Callable[[str], float], Sequence[str]]] = {
+            "wmt": ("BLEU", self.bleu, PAIR),
+            "gain": ("BLEU", self.bleu, ("6l8h", "12l4h", "24l2h", "48l1h")),
+            "bert_base": ("loss", self.loss, [f"{shape}-phase2" for shape in BASE]),
+            "bert_large": ("loss", self.loss, [f"{shape}-phase2" for shape in LARGE]),
+            "stability": ("loss", self.loss, ("48l1h-post_ln", "144l1h-post_ln-phase1", "384l1h-post_ln-phase1")),
+            "glue": ("mean", self.glue, BASE + LARGE),
+            "squad_v1": ("F1", lambda shape: self.task(f"squad-v1-{shape}"), BASE + LARGE),
+            "squad_v2": ("F1", lambda shape: self.task(f"squad-v2-{shape}"), BASE + LARGE),
+            "speed": ("time, deep over shallow", self.time_ratio, ("inference-12l12h", "inference-24l16h", "decode-6l8h")),
+            "device_hours": ("device-hours", self.device_hours, BASE + LARGE + PAIR),
+            "positions": ("a layer", self.positions, [*(f"{shape}-phase2" for shape in BASE + LARGE), *PAIR]),
+        }
+        try:
+            if name == "example":
+                return self.example()
+            what, figure, of = figures[name]
+            return f"{what}: " + ", ".join(f"{one} {figure(one):.3g}" for one in of)
+        except FileNotFoundError:
+            return ""
+
+
+HEADER = "| experiment | claim | recipe | its source | chip-hours on 16 v5e | on 8 h100 | the paper | obtained | small, here |"
+
+
+def main() -> None:
+    folder, scale, names = sys.argv[1], sys.argv[2], sys.argv[3:]
+    print(HEADER, "|---|---|---|---|---|---|---|---|---|", sep="\n")
+    for line in sys.stdin:
+        name, claim, figure, recipe, source, shapes, here = line.rstrip("\n").split("|")
+        if name in names:
+            obtained = Figures(Path(folder)).obtained(name)
+            marked = f"**scaled {scale}, no result:** {obtained}" if scale and obtained else obtained
+            cells = (f"`{name}`", claim, recipe, source, price(shapes, "v5e", 16), price(shapes, "h100", 8), figure, marked, here)
+            print("|", " | ".join(cells), "|")
+
+
+if __name__ == "__main__":
+    main()
