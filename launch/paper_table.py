@@ -1,4 +1,4 @@
-"""The table of launch/paper, as Markdown. Usage: paper_table.py RUNS SCALE NAME ... < experiments"""
+"""The table of launch/paper, as Markdown: paper_table.py RUNS SCALE NAME ... < experiments"""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ RATES, SEEDS = 4, 3
 
 
 def config(spec: str) -> Config:
-    """Of a training; TASK@CONFIG: of as many steps of CONFIG as all fine-tunings on TASK have, on its rows."""
+    """Of a training; TASK@CONFIG: as many steps of CONFIG as all fine-tunings on TASK have, on its
+    rows.
+    """
     task, at, name = spec.rpartition("@")
     if not at:
         return get(name, train={"keep_moments": False})
@@ -134,14 +136,14 @@ HEADER = "| experiment | claim | recipe | its source | chip-hours on 16 v5e | on
 
 def main() -> None:
     folder, scale, names = sys.argv[1], sys.argv[2], sys.argv[3:]
-    print(HEADER, "|---|---|---|---|---|---|---|---|---|", sep="\n")
+    print(HEADER, "|---|---|---|---|---|---|---|---|---|", sep="\n", flush=True)
     for line in sys.stdin:
         name, claim, figure, recipe, source, shapes, here = line.rstrip("\n").split("|")
         if name in names:
             obtained = Figures(Path(folder)).obtained(name)
             marked = f"**scaled {scale}, no result:** {obtained}" if scale and obtained else obtained
             cells = (f"`{name}`", claim, recipe, source, price(shapes, "v5e", 16), price(shapes, "h100", 8), figure, marked, here)
-            print("|", " | ".join(cells), "|")
+            print("|", " | ".join(cells), "|", flush=True)
 
 
 if __name__ == "__main__":
