@@ -29,7 +29,7 @@ SUMMARY_FILE = "summary.json"
 EXAMPLES = (
     "mhsh finetune runs/12l12h --config=glue:cola --workdir=runs/cola",
     "mhsh finetune runs/12l12h --config=squad:v2 --seeds=0,1 --workdir=v2",
-    "mhsh finetune runs/12l12h --config=glue:rte --rates=5e-5,4e-5,3e-5,2e-5 --workdir=rte",
+    "mhsh finetune runs/12l12h --config=glue:rte --rates=5e-5,3e-5 --workdir=rte",
 )
 
 

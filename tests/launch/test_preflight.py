@@ -46,7 +46,7 @@ def test_what_works_says_how_it_fits() -> None:
         ([*TINY, "--config.train.batch_size=12"], ["gives 12 rows, which mesh.data x mesh.fsdp = 8 x 1 does not divide"]),
         (
             [*TINY, "--config.model.remat_policy=none", "--config.train.batch_size=1048576"],
-            ["the model does not fit 8 chips (remat_policy none: needs"],
+            ["8 chips: out of memory: 246,274 parameters need 162.6 GiB of the 32.0 GiB of a device"],
         ),
         (
             ["train", "--config=translation:tiny", "--workdir=r", "--config.data.vocab_path=v"],
