@@ -1,10 +1,10 @@
 """How long a training step takes on a TPU by the compiler's final schedules, without the device.
 
-  python -m benchmarks.hlo.schedule --config=bert:24l16h --config=bert:384l1h --config.train.batch_size=16 --topology=v5e:1x1
+  python -m benchmarks.hlo.schedule --config=bert:384l1h --config.train.batch_size=16
 
-compiles the steps and prints cycles, bytes and milliseconds by part of each, and its MFU. libtpu
-writes the schedules while it compiles: VLIW instructions ("bundles"), of which a core issues one a
-cycle.
+compiles the step for one v5e and prints cycles, bytes and milliseconds by part of it, and its MFU.
+libtpu writes the schedules while it compiles: VLIW instructions ("bundles"), of which a core issues
+one a cycle. `--config` may be given several times.
 """
 
 from __future__ import annotations
@@ -36,18 +36,24 @@ CLOCKS = {"v5e": 1.5e9}
 _FLAGS = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
 _DUMP = re.compile(r"\d+-(.*)-\d+-final_bundles\.txt")
 # `  0x1b   : >> { ... }` is a bundle in two loops, `  0x6 LB: > { ... }` the first one of a loop.
-_BUNDLE = re.compile(r"\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2})?\s*:\s*((?:>\s*)*)\{")
+_BUNDLE = re.compile(r"\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2})?\s*:\s*((?:>\s*)*)\{(\}?)")
 
 # The bundles of a kernel by the number of loops around them.
 Schedule = Mapping[int, int]
 
 
 def read_schedule(text: str) -> Schedule:
-    """The bundles of a `final_bundles.txt`, empty ones too: they wait."""
+    """The bundles of a `final_bundles.txt`, empty ones too: they wait for a branch or a result."""
     depths: dict[int, int] = defaultdict(int)
+    before = 0
     for line in text.splitlines():
         if match := _BUNDLE.match(line):
-            depths[match[1].count(">")] += 1
+            depth = match[1].count(">")
+            # The branch that closes a loop, and what waits for a branch, are written without the loop.
+            if (match[2] and "exit bundle" not in line) or (depth < before and "sbr.rel" in line):
+                depth = before
+            depths[depth] += 1
+            before = depth
     return dict(depths)
 
 
