@@ -49,7 +49,7 @@ def read_schedule(text: str) -> Schedule:
     for line in text.splitlines():
         if match := _BUNDLE.match(line):
             depth = match[1].count(">")
-            # The branch that closes a loop, and what waits for a branch, are written without the loop.
+            # The branch that closes a loop, and what waits for it, are written without the loop.
             if (match[2] and "exit bundle" not in line) or (depth < before and "sbr.rel" in line):
                 depth = before
             depths[depth] += 1
