@@ -7,19 +7,24 @@ import math
 import re
 
 from benchmarks.hlo.traffic import arrays
-from mhsh.planning.hlo import Computation, Instruction, Module, execution, inside
+from mhsh.planning.hlo import Computation, Instruction, Module, Step, execution, inside
 
 
 def product_flops(module: Module) -> int:
     """FLOPs of one run, a multiply and an add counted as two, loops in full and recomputation
     included.
     """
+    return sum(step.times * flops_of(module, step) for step in execution(module, []))
+
+
+def flops_of(module: Module, step: Step) -> int:
+    """FLOPs of one run of an instruction."""
     flops = 0
-    for step in (part for whole in execution(module, []) for part in inside(module, whole)):
-        if step.instruction.opcode == "dot":
-            flops += step.times * _dot_flops(step.computation, step.instruction)
-        elif step.instruction.opcode == "convolution":
-            flops += step.times * _convolution_flops(step.computation, step.instruction)
+    for part in inside(module, step):
+        if part.instruction.opcode == "dot":
+            flops += _dot_flops(part.computation, part.instruction)
+        elif part.instruction.opcode == "convolution":
+            flops += _convolution_flops(part.computation, part.instruction)
     return flops
 
 

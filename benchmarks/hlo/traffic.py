@@ -110,13 +110,12 @@ def count_traffic(module: Module, worst: int = 10) -> Traffic:
       module: an optimised program.
       worst: how many buffers to name.
     """
-    origins, phases = _Origins(module), _loop_phases(module)
+    origins = _Origins(module)
     moved: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
     shapes: dict[tuple[str, str, int], Array] = {}
     names: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
     by_phase = dict.fromkeys(PHASES, 0)
-    for step in execution(module, []):
-        phase = _phase(step.instruction.operation) or phases.get(step.frame.rpartition("/")[2], "other")
+    for step, phase in phased(module):
         for move in _moves(module, step):
             key = origins.of(step.computation.name, move.name, move.element)
             moved[key][0] += step.times * move.read
@@ -131,6 +130,18 @@ def count_traffic(module: Module, worst: int = 10) -> Traffic:
     )
     read, written = (sum(both[way] for both in moved.values()) for way in (0, 1))
     return Traffic(read, written, by_phase, buffers)
+
+
+def phased(module: Module) -> Iterator[tuple[Step, str]]:
+    """Every instruction that the program runs, and the part of the step that it belongs to."""
+    loops = _loop_phases(module)
+    for step in execution(module, []):
+        yield step, _phase(step.instruction.operation) or loops.get(step.frame.rpartition("/")[2], "other")
+
+
+def moved_bytes(module: Module, step: Step) -> int:
+    """What one run of an instruction reads from and writes to main memory."""
+    return sum(move.read + move.written for move in _moves(module, step))
 
 
 def _phase(operation_name: str) -> str | None:

@@ -77,6 +77,15 @@ def test_counted_traffic_lies_between_the_bounds(make_config, step):
         assert bounds.low < line["moved_bytes"] < bounds.high
 
 
+@pytest.mark.parametrize(("shape", "seconds"), [("24l16h", 50.8e-3), ("384l1h", 81.3e-3)])
+def test_the_compilers_schedule_lies_in_the_range(make_config, shape, seconds):
+    """One v5e, 16 rows of 128 tokens (docs/development/speed.md)."""
+    config = make_config("bert", shape, **{"train.batch_size": 16, "train.accumulation_steps": 1, "mesh.data": 1})
+    time = step_time(config, CHIPS["v5e"], 1)
+    assert time.remat_policy == "projections"
+    assert time.step_seconds.low < seconds < time.step_seconds.high
+
+
 def test_a_ring_within_a_domain_by_hand(config_of):
     """16 chips send 15/16 of the weights and of the gradients, with data as with fsdp."""
     config = config_of(**{"train.gradient_dtype": "float32", "model.compute_dtype": "float32"})
