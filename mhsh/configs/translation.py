@@ -4,7 +4,7 @@
     mhsh prepare --config=translation:6l8h --out=wmt14 \\
         --config.data.source=tfds:wmt14_translate/de-en
     mhsh train --config=translation:48l1h --config.data.source=arrayrecord:wmt14 \\
-        --workdir=runs/48l1h
+        --config.data.validation_source= --workdir=runs/48l1h
 
 translation:VARIANT is one of every grouping of Transformer-base's 48 heads a stack (6l8h ...
 48l1h); 18 and 100 layers of 8 heads (18l8h, 100l8h); a small model for multi30k (small ...
