@@ -8,7 +8,6 @@ CUDA graph is started as one.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import tempfile
@@ -19,9 +18,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.configs import take_config
-from mhsh.planning.compiled import measure, parse_topology
-from mhsh.planning.hlo import launches, parse_module
+from benchmarks.hlo.programs import compile_step, read_arguments
+from mhsh.planning.hlo import launches
 
 _LINE = re.compile(r"( *)(?:\d+: k(\w+)|(condition|body):)")
 
@@ -63,24 +61,16 @@ def read_thunks(lines: Iterable[str]) -> list[Body]:
 
 def main() -> None:
     """Prints the operations of the step that the arguments name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--topology", required=True)
-    options, rest = parser.parse_known_args()
-    config, unknown = take_config("config", options.config, rest)
-    if config is None or unknown:
-        parser.error(f"unknown arguments: {unknown}")
+    config, topology = read_arguments(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         dump = f"--xla_dump_to={folder} --xla_dump_hlo_module_re=train_step"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {dump}"
-        path = Path(folder) / "step.hlo"
-        report = measure(config, parse_topology(options.topology), hlo_path=path)
-        in_a_step = launches(parse_module(path.read_text(encoding="utf-8")))
+        report, module = compile_step(config, topology)
         (thunks,) = Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")
         bodies = read_thunks(thunks.read_text(encoding="utf-8").splitlines())
     table = Table("", "runs", "operations", "started by the host", box=None, pad_edge=False)
     together = [0, 0]
-    for number, (body, total) in enumerate(zip(bodies, in_a_step.values(), strict=True)):
+    for number, (body, total) in enumerate(zip(bodies, launches(module).values(), strict=True)):
         runs = total // body.operations
         together = [sum_before + runs * count for sum_before, count in zip(together, body, strict=True)]
         table.add_row(f"loop {number}" if number else "outside", f"{runs:,}", *(f"{count:,}" for count in body))

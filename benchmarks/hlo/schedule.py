@@ -23,11 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.hlo.products import flops_of
+from benchmarks.hlo.programs import compile_step
 from benchmarks.hlo.traffic import PHASES, moved_bytes, phased
 from mhsh.configs import parse_config, take_changes
 from mhsh.models.costs import step_flops
-from mhsh.planning.compiled import measure, parse_topology
-from mhsh.planning.hlo import Instruction, Module, parse_module
+from mhsh.planning.compiled import parse_topology
+from mhsh.planning.hlo import Instruction, Module
 from mhsh.planning.roofline import CHIPS, Chip
 
 # Cycles a second. Four arrays of 128 x 128 reach the public 197 TFLOP/s of a v5e at 1.5 GHz.
@@ -137,11 +138,9 @@ def main() -> None:
         config = parse_config("config", name, changes)
         assert config is not None
         with tempfile.TemporaryDirectory() as folder:
-            path, dumps = Path(folder) / "step.hlo", Path(folder) / "schedules"
-            dumps.mkdir()
-            os.environ["LIBTPU_INIT_ARGS"] = _FLAGS.format(dumps)
-            report = measure(config, parse_topology(options.topology), hlo_path=path)
-            parts = price(parse_module(path.read_text(encoding="utf-8")), read_schedules(dumps), chip, CLOCKS[kind])
+            os.environ["LIBTPU_INIT_ARGS"] = _FLAGS.format(folder)
+            report, module = compile_step(config, parse_topology(options.topology))
+            parts = price(module, read_schedules(Path(folder)), chip, CLOCKS[kind])
         table = Table(f"{name}, {options.topology}", "M cycles", "GB", "ms", box=None, pad_edge=False)
         parts |= {"all": Part(*(sum(column) for column in zip(*parts.values(), strict=True)))}
         for part, (cycles, moved, seconds) in parts.items():

@@ -8,21 +8,17 @@ that move most.
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.configs import take_config
-from mhsh.planning.compiled import measure, parse_topology
-from mhsh.planning.hlo import Computation, Instruction, Module, Step, execution, item_bytes, parse_module
+from benchmarks.hlo.programs import compile_step, read_arguments
+from mhsh.planning.hlo import Computation, Instruction, Module, Step, execution, item_bytes
 
 # The parts of a step, by what jax writes into an operation's name. `head` is what follows the last
 # layer, forward and backward; `other` has no name or is none of these.
@@ -396,17 +392,8 @@ def _written_shape(array: Array) -> str:
 
 def main() -> None:
     """Prints the traffic of the step that the arguments name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--topology", required=True)
-    options, rest = parser.parse_known_args()
-    config, unknown = take_config("config", options.config, rest)
-    if config is None or unknown:
-        parser.error(f"unknown arguments: {unknown}")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.hlo"
-        measure(config, parse_topology(options.topology), hlo_path=path)
-        traffic = count_traffic(parse_module(path.read_text(encoding="utf-8")))
+    _, module = compile_step(*read_arguments(__doc__))
+    traffic = count_traffic(module)
     table = Table("MAIN MEMORY PER STEP AND DEVICE", "GB", box=None, pad_edge=False)
     for phase, moved in traffic.by_phase.items():
         table.add_row(phase, f"{moved / 1e9:.2f}")

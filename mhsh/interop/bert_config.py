@@ -4,7 +4,7 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -159,3 +159,16 @@ def architecture_of(model: ModelConfig) -> str:
     if model.objective == "mlm":
         return "BertForPreTraining" if model.next_sentence else "BertForMaskedLM"
     return {"classification": "BertForSequenceClassification", "span": "BertForQuestionAnswering"}[model.objective]
+
+
+def check_fields(model: ModelConfig, exportable: Mapping[str, Sequence[Any]], architectures: str) -> None:
+    """Raises UserError where a field of the model has a value that is not exportable, as
+    `architectures` of transformers compute something else.
+    """
+    for field, values in exportable.items():
+        value = getattr(model, field)
+        if value not in values:
+            raise UserError(
+                f"model.{field} = {value!r} cannot be exported: no {architectures} of transformers computes what this model does; "
+                f"exportable: {', '.join(map(str, values))}"
+            )

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
-from mhsh.interop.bert_config import bert_config
+from mhsh.interop.bert_config import bert_config, check_fields
 from mhsh.interop.bert_tensors import to_tensors
 from mhsh.interop.vocabulary import write_vocabulary
 from mhsh.interop.weights import CONFIG_FILE, write_weights
@@ -149,13 +149,7 @@ def check_exportable(model: ModelConfig) -> None:
         "residual": ("post_ln", "admin", "deepnorm"),  # what LN(omega x + f(x)) is
         "qk_norm": (False,),
     }
-    for field, values in exportable.items():
-        value = getattr(model, field)
-        if value not in values:
-            raise UserError(
-                f"model.{field} = {value!r} cannot be exported: no BERT of transformers computes what this model does; "
-                f"exportable: {', '.join(map(str, values))}"
-            )
+    check_fields(model, exportable, "BERT")
     _head_grid(model)
 
 

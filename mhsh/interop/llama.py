@@ -16,7 +16,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from mhsh.files import read_object
-from mhsh.interop.bert_config import Real, Size
+from mhsh.interop.bert_config import Real, Size, check_fields
 from mhsh.interop.tensors import LAYERS, Imported, Parameter, Tensors, check_tensors, kernel, plain, read_params, to_tensors
 from mhsh.interop.vocabulary import write_tokenizer
 from mhsh.interop.weights import CONFIG_FILE, importing, open_weights, write_weights
@@ -141,13 +141,7 @@ def check_exportable(model: ModelConfig) -> None:
         "head": ("tied", "untied"),
         "activation": tuple(_ACTIVATIONS.values()),
     }
-    for field, values in exportable.items():
-        value = getattr(model, field)
-        if value not in values:
-            raise UserError(
-                f"model.{field} = {value!r} cannot be exported: no Llama or Qwen3 of transformers computes what this model does; "
-                f"exportable: {', '.join(map(str, values))}"
-            )
+    check_fields(model, exportable, "Llama or Qwen3")
     if not model.qk_norm and model.embed_dim % model.num_heads:
         raise UserError(
             f"model.num_heads = {model.num_heads} cannot be exported: transformers' Llama wants a divisor of model.embed_dim = "

@@ -106,10 +106,12 @@ def refusal(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, pl
     """Why a step cannot fit a device; None where it may. The activations of a policy that the
     config names are left to the compiler, which may need less.
     """
-    named = config.model.remat_policy != "auto"
-    config = with_policy(config, choose_remat(config, mesh_shape, device_bytes, platform).policy)
-    needed = (_without_activations if named else footprint)(config, mesh_shape)
-    return does_not_fit(config, mesh_shape, device_bytes, platform) if needed.total > device_bytes else None
+    if config.model.remat_policy == "auto":
+        choice = choose_remat(config, mesh_shape, device_bytes, platform)
+        config, needed = with_policy(config, choice.policy), choice.needed_bytes
+    else:
+        needed = _without_activations(config, mesh_shape).total
+    return does_not_fit(config, mesh_shape, device_bytes, platform) if needed > device_bytes else None
 
 
 def does_not_fit(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:

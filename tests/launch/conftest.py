@@ -27,6 +27,7 @@ HOSTILE_ARGUMENTS = [
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 StandIn = Callable[[str, str], Path]
+MakeVenv = Callable[..., Path]
 
 
 @pytest.fixture
@@ -52,6 +53,26 @@ def stand_in(tools: Path) -> StandIn:
         path.write_text("#!/usr/bin/env bash\n" + script)
         path.chmod(0o755)
         return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_venv() -> MakeVenv:
+    """make_venv(FOLDER, python=SCRIPT, mhsh=SCRIPT): an environment of these bash scripts
+    that the launchers take for installed.
+    """
+    made_from = 'echo "$(cat pyproject.toml constraints.txt | cksum) $(python3 --version) "'
+    installed = subprocess.run(["bash", "-c", made_from], cwd=LAUNCH.parent, capture_output=True, text=True, check=True).stdout
+
+    def make(folder: Path, **scripts: str) -> Path:
+        (folder / "bin").mkdir(parents=True)
+        for name, script in scripts.items():
+            path = folder / "bin" / name
+            path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+            path.chmod(0o755)
+        (folder / ".installed").write_text(installed)
+        return folder
 
     return make
 

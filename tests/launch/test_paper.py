@@ -22,19 +22,10 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
-def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def venv(make_venv: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with this python and its mhsh."""
-    venv = tmp_path_factory.mktemp("paper") / "environment"
-    (venv / "bin").mkdir(parents=True)
-    python, mhsh = venv / "bin/python", venv / "bin/mhsh"
-    python.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n')
-    mhsh.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m mhsh "$@"\n')
-    for tool in (python, mhsh):
-        tool.chmod(0o755)
-    made_from = 'echo "$(cat pyproject.toml constraints.txt | cksum) $(python3 --version) "'
-    installed = subprocess.run(["bash", "-c", made_from], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (venv / ".installed").write_text(installed)
-    return venv
+    folder = tmp_path_factory.mktemp("paper") / "environment"
+    return make_venv(folder, python=f'exec {sys.executable} "$@"', mhsh=f'exec {sys.executable} -m mhsh "$@"')
 
 
 def run(venv: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,15 +36,9 @@ def run(venv: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_every_experiment_is_a_list_of_valid_commands(launch: Launch, venv: Path, tmp_path: Path) -> None:
+def test_every_experiment_is_a_list_of_valid_commands(launch: Launch, make_venv: Callable[..., Path], tmp_path: Path) -> None:
     """Without the table, whose prices take seconds each."""
-    quick = tmp_path / "environment"
-    (quick / "bin").mkdir(parents=True)
-    python, mhsh = quick / "bin/python", quick / "bin/mhsh"
-    python.write_text("#!/usr/bin/env bash\ncat >/dev/null\n")  # what it is given is read to the end
-    python.chmod(0o755)
-    mhsh.symlink_to("/bin/false")
-    (quick / ".installed").write_text((venv / ".installed").read_text())
+    quick = make_venv(tmp_path / "environment", python="cat >/dev/null", mhsh="exit 1")
     done = launch("paper", "--dry-run", MHSH_VENV=str(quick))
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^(\w+):$", done.stdout, re.MULTILINE) == EXPERIMENTS

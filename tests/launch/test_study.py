@@ -21,17 +21,10 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def study(launch: Launch, tmp_path: Path) -> Callable[..., list[list[str]]]:
+def study(launch: Launch, make_venv: Callable[..., Path], tmp_path: Path) -> Callable[..., list[list[str]]]:
     """study("heads", "--dry-run"): the arguments of every mhsh that it started."""
-    venv = tmp_path / "environment"
-    (venv / "bin").mkdir(parents=True)
-    mhsh = venv / "bin/mhsh"
-    mhsh.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" . >>"$HOME/calls"\n')
-    mhsh.chmod(0o755)
-    (venv / "bin/python").symlink_to(sys.executable)
-    made_from = 'echo "$(cat pyproject.toml constraints.txt | cksum) $(python3 --version) "'
-    installed = subprocess.run(["bash", "-c", made_from], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (venv / ".installed").write_text(installed)
+    calls = r'printf "%s\n" "$@" . >>"$HOME/calls"'
+    venv = make_venv(tmp_path / "environment", python=f'exec {sys.executable} "$@"', mhsh=calls)
 
     def run(*arguments: str) -> list[list[str]]:
         done = launch("study", *arguments, f"--workdir={tmp_path}/study", MHSH_VENV=str(venv))

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from mhsh import configs
 from mhsh.config.schema import RESIDUALS
+from mhsh.configs import gpt
 from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
@@ -22,19 +23,7 @@ from mhsh.models.losses import compute_metrics
 from mhsh.models.types import Outputs
 
 POSITIONS = np.array([[0, 1, 2, 3, 500, 0, 1], [7, 6, 5, 4, 3, 2, 1]], np.int32)
-DECODER = dict(
-    objective="clm",
-    next_sentence=False,
-    num_token_types=0,
-    positions="rotary",
-    residual="pre_ln",
-    norm="rms",
-    mlp="gated",
-    activation="silu",
-    bias=False,
-    head="tied",
-    num_heads=4,
-)
+DECODER = dict(gpt.DECODER["model"], next_sentence=False, num_token_types=0, num_heads=4)
 
 
 @pytest.fixture(scope="module")
