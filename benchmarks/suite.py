@@ -36,6 +36,13 @@ PAGES = {
 }
 _POLL_SECONDS = 0.1
 RUN_STEPS, PROFILED = 200, "100:102"
+# What a step is tried with, each beside what it is by default.
+VARIANTS = (
+    "model.scan_unroll=1",
+    "model.remat_policy=none",
+    "model.remat_policy=full",
+    "model.residual_dtype=bfloat16",
+)
 
 Changes = dict[str, Any]  # SECTION.FIELD: value
 
@@ -100,47 +107,26 @@ class Outcome(NamedTuple):
     reason: str  # why it is not done
 
 
-def first_device() -> str:
-    """Its kind, asked in a process of its own: one that holds a device keeps it from the stages.
-
-    Raises:
-      UserError: jax finds none.
-    """
-    ask = "import jax; print(jax.devices()[0].device_kind)"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"jax finds no device: {' '.join(done.stderr.splitlines()[-1:])[:200]}; see JAX_PLATFORMS")
-    return done.stdout.splitlines()[-1]
-
-
-def stages(size: Size, device_kind: str) -> list[Stage]:
+def stages(size: Size) -> list[Stage]:
     """All stages in their order: what says most comes first, for it may be cut off."""
-    no_flags = "" if device_kind.startswith("NVIDIA") else f"there are no flags to try on {device_kind}"
     no_torch = "" if importlib.util.find_spec("torch") else "torch is not installed (the extra `parity`)"
     rows, turns = {"train.batch_size": size.rows}, (f"--rounds={size.rounds}", f"--seconds={size.seconds:g}")
-    deep, bf16 = size.large[1], {"model.compute_dtype": "bfloat16"}
+    deep = size.large[1]
 
     def step(pair: tuple[str, str], changes: Changes, *more: str) -> tuple[str, ...]:
         return _bench("train", pair, changes, changes, *turns, *more)
 
-    def step_of_deep(changes: Changes, other: Changes) -> tuple[str, ...]:
-        return _bench("train", (deep, deep), rows | changes, rows | other, *turns)
-
     large_steps = step(size.large, rows)
     base_steps = step(size.base, rows)
     torch_steps = step(size.base, rows, "--peer=torch-eager,torch-compile")
-    flags = step_of_deep({}, {"train.xla_flags": "--xla_gpu_enable_latency_hiding_scheduler=true"})
-    remat = step_of_deep({"model.remat_policy": "projections"}, {"model.remat_policy": "dots"})
-    stream = step_of_deep(bf16, bf16 | {"model.residual_dtype": "bfloat16"})
+    tried = "benchmarks.bench", "train", *_config("config", deep, rows), *turns, *(f"--variant={each}" for each in VARIANTS)
     grid = _bench("inference", size.large, {}, {}, f"--batch={size.batches}", f"--length={size.lengths}", *turns)
     decode = _bench("decode", size.translation, {}, {}, f"--rounds={size.rounds}")
     compiling = _bench("compile", size.large, rows, rows, "--rounds=3")
     return [
         Stage("train-large", "a step of both large twins", large_steps),
         Stage("train-base", "a step of both base twins", base_steps),
-        Stage("train-flags", "the deep twin with the flags for this chip", flags, no_flags),
-        Stage("train-remat", "the deep twin, narrow projections saved, and all products", remat),
-        Stage("train-bf16-stream", "the deep twin, its residual stream in bf16", stream),
+        Stage("train-variants", "the deep twin with other fields", tried),
         Stage("train-torch", "a step of both base twins beside PyTorch", torch_steps, no_torch),
         Stage("run-shallow", f"{RUN_STEPS} training steps of the shallow large twin", _run(size.large[0], size)),
         Stage("run-deep", f"{RUN_STEPS} training steps of the deep large twin", _run(deep, size)),
@@ -264,7 +250,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only")
     options = parser.parse_args(arguments)
     try:
-        return _run_chosen(options.out, chosen_stages(stages(SIZES[options.size], first_device()), options.only))
+        return _run_chosen(options.out, chosen_stages(stages(SIZES[options.size]), options.only))
     except UserError as error:
         print(f"benchmarks.suite: {error}", file=sys.stderr)
         return 2

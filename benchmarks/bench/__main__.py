@@ -2,13 +2,15 @@
 compiling, and the input pipeline alone.
 
   python -m benchmarks.bench train     --config=bert:12l12h --peer=torch-eager,torch-compile
+  python -m benchmarks.bench train     --config=bert:384l1h --variant=model.scan_unroll=1
   python -m benchmarks.bench inference --config=bert:24l16h --batch=1,4 --peer=torch-eager
   python -m benchmarks.bench decode    --config=translation:6l8h --peer=marian,marian-sorted
   python -m benchmarks.bench input     --config=bert:12l12h --peer=collator,loader [--batches=500]
   python -m benchmarks.bench compile   --config=bert:24l16h --against=bert:384l1h
 
 The flags of `mhsh bench` hold here too. Peers need the `parity` extra. train and inference also
-time a big matrix product in the same turns.
+time a big matrix product in the same turns. A --variant is --config with other fields
+(FIELD=VALUE,FIELD=VALUE), a candidate more.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.bench import peers
@@ -24,11 +27,11 @@ from benchmarks.bench.compile import compile_step
 from benchmarks.bench.input import input_batches
 from mhsh.bench import decoding, steps
 from mhsh.bench.results import BenchResults
-from mhsh.bench.timing import CONFIG, Candidate, Schedule, bench
+from mhsh.bench.timing import AGAINST, CONFIG, Candidate, Schedule, bench
 from mhsh.cli.bench import measured, note
 from mhsh.cli.start import restart_with_huge_pages
 from mhsh.config.schema import Config
-from mhsh.configs import take_config
+from mhsh.configs import parse_config, take_changes, take_config
 from mhsh.errors import UserError
 
 Configs = Mapping[str, Config]
@@ -53,10 +56,16 @@ def parse(arguments: Sequence[str]) -> tuple[str, Configs, list[str], str | None
     """
     known, rest = _parser().parse_known_args(arguments)
     options = vars(known)
-    kind, out, configs = options.pop("kind"), options.pop("out"), {}
-    for name in ("config", "against"):
+    kind, out, variants = options.pop("kind"), options.pop("out"), options.pop("variant")
+    if variants and kind != "train":
+        raise UserError(f"--variant goes with train, not with {kind}")
+    configs, spec, (changes, _) = {}, known.config, take_changes(CONFIG, rest)
+    for name in (CONFIG, AGAINST):
         config, rest = take_config(name, options.pop(name), rest)
         configs |= {name: config} if config is not None else {}
+    for variant in variants:
+        more, _ = take_changes(CONFIG, [f"--{CONFIG}.{change}" for change in variant.split(",")])
+        configs[variant] = parse_config(CONFIG, spec, [*changes, *more])
     if rest:
         raise UserError(f"{rest[0]} is not an argument of {kind}")
     return kind, configs, peers.chosen(options.pop("peer"), peers.PEERS[kind]), out, options
@@ -69,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("kind", choices=tuple(peers.PEERS))
     for name in ("config", "against", "peer", "out", "length"):
         parser.add_argument(f"--{name}", required=name == "config")
+    parser.add_argument("--variant", action="append", default=[])
     parser.add_argument("--batch", default="1,4,16,64")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
     for name, default in (("rounds", 5), ("repetitions", None), ("batches", 500)):
@@ -100,7 +110,8 @@ def _bench(kind: str, configs: Configs, chosen: Sequence[str], **options: Any) -
 def _train(configs: Configs, chosen: Sequence[str], schedule: Schedule) -> BenchResults:
     _check(configs, chosen, training=True)
     products, limits = ceilings(configs[CONFIG].model.compute_dtype)
-    candidates = [steps.training(name, config, note) for name, config in configs.items()]
+    with ThreadPoolExecutor() as pool:  # a GPU's compiler takes a minute for a program, and half of one core
+        candidates = list(pool.map(lambda item: steps.training(*item, note), configs.items()))
     for name, config in configs.items() if chosen else ():
         from benchmarks.bench.pytorch import training_candidate
 

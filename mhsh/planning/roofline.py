@@ -94,11 +94,13 @@ CHIPS = {
     "h200": Chip("NVIDIA H200", 141 * 10**9, 4800e9, 8, 450e9, 50e9, gpu=_H100),
 }
 
-# The share of their peak that matrix products reach. Assumed.
-PRODUCT_EFFICIENCY = 0.75
+# The share of their peak that matrix products reach, at worst and at best. Assumed for TPUs. On an
+# H200 those of 24l16h reached half of it with 2,048 tokens (docs/development/speed.md).
+PRODUCT_EFFICIENCY = {"tpu": (0.75, 0.75), "gpu": (0.4, 0.75)}
 # Times that an array of the plain backward pass goes through main memory, at most: 4.5 in the
-# programs that the compiler makes for a v5p, 0.5 to 3 in those for the other TPUs (docs/plan.md).
-PASSES = 4.5
+# programs that the compiler makes for a v5p, 0.5 to 3 in those for the other TPUs, 10 to 13 in
+# those for an H100 (docs/plan.md).
+PASSES = {"tpu": 4.5, "gpu": 14.0}
 # How much longer a device sends, at most, than over all its links at once: the axes of a small TPU
 # slice do not close to rings, and a collective may take one of them after the other.
 SLOWEST_NETWORK = {"tpu": 4, "gpu": 2}
@@ -107,9 +109,12 @@ SLOWEST_NETWORK = {"tpu": 4, "gpu": 2}
 OPERATIONS_A_LAYER = 80
 OPERATION_SECONDS = (1.5e-6, 2.5e-6)
 
+_EFFICIENCY = PRODUCT_EFFICIENCY["gpu"]
 ASSUMPTIONS = (
-    f"products reach {PRODUCT_EFFICIENCY:.0%} of the chip's dense bf16 peak; memory and network reach their public bandwidth",
-    f"memory: at least the update, the weights and what is saved; at most {PASSES:g} passes more over what a backward pass reads",
+    f"products reach {_EFFICIENCY[1]:.0%} of the chip's dense bf16 peak (GPUs: at least {_EFFICIENCY[0]:.0%})",
+    "memory and network reach their public bandwidth",
+    "memory: at least the update, the weights and what is saved; at most "
+    f"{PASSES['tpu']:g} (GPUs: {PASSES['gpu']:g}) passes more over what a backward pass reads",
     "network: weights and gradients are sent once a step; over all links at best, over a quarter (GPUs: half) at worst",
     f"GPUs: {OPERATIONS_A_LAYER} operations a layer at {OPERATION_SECONDS[0] * 1e6:g} to {OPERATION_SECONDS[1] * 1e6:g} us",
     "a step takes at least the longest of these parts and at most their sum",
@@ -130,7 +135,7 @@ class StepTime(NamedTuple):
     remat_policy: str
     needed_bytes: int
     fits: bool
-    products_seconds: float
+    products_seconds: Range
     memory_seconds: Range
     network_seconds: Range
     launches_seconds: Range
@@ -153,14 +158,16 @@ def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
         raise UserError(f"mesh.tensor = {shape['tensor']} has no estimate of time; set it to 1, or compile with --topology")
     choice = choose_remat(config, shape, chip.hbm_bytes, chip.platform)
     config = with_policy(config, choice.policy)
-    products = product_flops(config, shape) / (chip.peak_flops * PRODUCT_EFFICIENCY)
-    memory = Range(*(size / chip.hbm_bandwidth for size in memory_bytes(config, shape)))
+    slow, fast = PRODUCT_EFFICIENCY[chip.platform]
+    at_peak = product_flops(config, shape) / chip.peak_flops
+    products = Range(at_peak / fast, at_peak / slow)
+    memory = Range(*(size / chip.hbm_bandwidth for size in memory_bytes(config, shape, PASSES[chip.platform])))
     sent = network_seconds(config, shape, chip)
     network = Range(sent, sent * SLOWEST_NETWORK[chip.platform])
     launches = launch_seconds(config, chip)
     step = Range(
-        max(products, memory.low, network.low, launches.low),
-        products + memory.high + network.high + launches.high,
+        max(products.low, memory.low, network.low, launches.low),
+        products.high + memory.high + network.high + launches.high,
     )
     useful = step_flops(config) / num_devices / chip.peak_flops
     hours = [seconds * config.train.num_steps / 3600 for seconds in step]
@@ -217,12 +224,12 @@ def _inner(params: Mapping[str, Any]) -> list[Jaxpr]:
     return [leaf.jaxpr if isinstance(leaf, ClosedJaxpr) else leaf for leaf in leaves if isinstance(leaf, Jaxpr | ClosedJaxpr)]
 
 
-def memory_bytes(config: Config, shape: dict[str, int]) -> Range:
+def memory_bytes(config: Config, shape: dict[str, int], most_passes: float) -> Range:
     """Bytes that one device moves to and from its memory in a step, at least and at most.
 
     At least: the update reads and writes parameters and moments and reads gradients; forward pass,
     recomputation and backward pass read the weights; what is saved is written and read. At most:
-    every array that a plain backward pass reads goes through memory PASSES times more.
+    every array that a plain backward pass reads goes through memory `most_passes` times more.
     """
     needed = footprint(config, shape)
     rows = config.train.batch_size // config.train.accumulation_steps // (shape["data"] * shape["fsdp"])
@@ -230,7 +237,7 @@ def memory_bytes(config: Config, shape: dict[str, int]) -> Range:
     passes = config.train.accumulation_steps * (3 * weights + 2 * needed.activations)
     update = update_bytes(config, shape)
     plain = config.train.accumulation_steps * saved_activations(with_policy(config, "none"), rows)
-    return Range(update + passes, update + passes + PASSES * plain)
+    return Range(update + passes, update + passes + most_passes * plain)
 
 
 def network_seconds(config: Config, shape: Mapping[str, int], chip: Chip) -> float:

@@ -48,6 +48,19 @@ def test_shares_of_the_ceilings_by_hand(make_config):
     assert first.share_of_matmul == 400 / 3 / 1000 and second.share_of_matmul == 200 / 4.5 / 2 / 1000
 
 
+def test_variants_take_turns_with_the_config(tmp_path):
+    out = tmp_path / "train.json"
+    unrolled = "model.scan_unroll=2,model.remat_policy=full"
+    small = ["--config.optimizer.learning_rate=2e-4", "--config.train.batch_size=2", "--rounds=2", "--repetitions=1"]
+    candidates, _ = bench(out, "train", "--config=bert:4l4h", *small, f"--variant={unrolled}", "--variant=train.batch_size=4")
+    assert [each["name"] for each in candidates][:3] == ["config", unrolled, "train.batch_size=4"]
+    assert candidates[1]["baseline"] == "config" and candidates[1]["remat_policy"] == "full"
+    configs = json.loads(out.read_text())["configs"]
+    assert [config["model"]["scan_unroll"] for config in configs.values()] == [0, 2, 0]
+    assert [config["optimizer"]["learning_rate"] for config in configs.values()] == [2e-4, 2e-4, 2e-4]
+    assert [each["work"] for each in candidates[:3]] == [128, 128, 256]
+
+
 def test_the_input_pipeline(corpus, tmp_path):
     config = [*tiny("config", "bert.py:2l8h", **{"data.validation_fraction": 0.2}), corpus]
     out = tmp_path / "input.json"

@@ -14,7 +14,7 @@ from benchmarks.hlo import products
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
 from mhsh.planning.hlo import parse_module
-from mhsh.planning.roofline import CHIPS, launch_seconds, memory_bytes, network_seconds, product_flops, step_time
+from mhsh.planning.roofline import CHIPS, PASSES, launch_seconds, memory_bytes, network_seconds, product_flops, step_time
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import abstract_state
@@ -56,10 +56,10 @@ def test_memory_by_hand(config_of):
     config = config_of(**{"model.remat_policy": "none", "train.batch_size": 8})
     parameters = parameter_counts(config.model)["total"]
     weights = 3 * parameters * {"float32": 4, "bfloat16": 2}[config.model.compute_dtype]
-    bounds = memory_bytes(config, ONE)
+    bounds = memory_bytes(config, ONE, PASSES["tpu"])
     saved = (bounds.low - 28 * parameters - weights) / 2
     assert bounds.high - bounds.low == pytest.approx(4.5 * saved, rel=1e-3), "without remat, what is saved is what is read"
-    half = memory_bytes(replace(config, train=replace(config.train, batch_size=4)), ONE)
+    half = memory_bytes(replace(config, train=replace(config.train, batch_size=4)), ONE, PASSES["tpu"])
     assert half.high - half.low == pytest.approx(2.25 * saved, rel=0.02), "activations grow with the rows, weights do not"
 
 
@@ -71,7 +71,7 @@ def test_counted_traffic_lies_between_the_bounds(make_config, step):
     counted = [line for line in lines if line["step"].startswith(f"bert:{step} one chip ")]
     fields = {"train.batch_size": 2048 // int(length), "train.accumulation_steps": 1, "data.sequence_length": int(length)}
     config = make_config("bert", shape, **fields, **{"model.remat_policy": counted[0]["remat_policy"], "mesh.data": 1})
-    bounds = memory_bytes(config, ONE)
+    bounds = memory_bytes(config, ONE, PASSES["tpu"])
     assert len(counted) == 4
     for line in counted:
         assert bounds.low < line["moved_bytes"] < bounds.high
@@ -82,6 +82,18 @@ def test_the_compilers_schedule_lies_in_the_range(make_config, shape, seconds):
     """One v5e, 16 rows of 128 tokens (docs/development/speed.md)."""
     config = make_config("bert", shape, **{"train.batch_size": 16, "train.accumulation_steps": 1, "mesh.data": 1})
     time = step_time(config, CHIPS["v5e"], 1)
+    assert time.remat_policy == "projections"
+    assert time.step_seconds.low < seconds < time.step_seconds.high
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "seconds"),
+    [("24l16h", 16, 23.6e-3), ("24l16h", 64, 64.3e-3), ("384l1h", 16, 128.8e-3), ("384l1h", 64, 304.2e-3), ("12l12h", 16, 9.5e-3)],
+)
+def test_what_an_h200_took_lies_in_the_range(make_config, shape, rows, seconds):
+    """Rows of 128 tokens (docs/development/speed.md)."""
+    fields = {"train.batch_size": rows, "train.accumulation_steps": 1, "mesh.data": 1, "data.sequence_length": 128}
+    time = step_time(make_config("bert", shape, **fields), CHIPS["h200"], 1)
     assert time.remat_policy == "projections"
     assert time.step_seconds.low < seconds < time.step_seconds.high
 
@@ -114,9 +126,8 @@ def test_only_a_gpu_launches_operations(config_of):
 def test_the_bounds_hold_the_parts(config_of, kind, mesh):
     config = config_of(**{"mesh.data": mesh[0], "mesh.fsdp": mesh[1]})
     time = step_time(config, CHIPS[kind], 4)
-    parts = time.memory_seconds, time.network_seconds, time.launches_seconds
-    lows = time.products_seconds, *(part.low for part in parts)
-    highs = time.products_seconds, *(part.high for part in parts)
+    parts = time.products_seconds, time.memory_seconds, time.network_seconds, time.launches_seconds
+    lows, highs = [part.low for part in parts], [part.high for part in parts]
     assert time.step_seconds == (max(lows), pytest.approx(sum(highs)))
     assert time.rows == config.train.batch_size // 4 and time.fits
     assert time.mfu.high == pytest.approx(step_flops(config) / 4 / CHIPS[kind].peak_flops / time.step_seconds.low)

@@ -15,13 +15,14 @@ import pytest
 from jax.sharding import PartitionSpec
 from msgspec.structs import replace
 
-from mhsh.config.schema import Config
+from mhsh.config.schema import Config, MeshConfig
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.training.checkpoints.verify import checksum
-from mhsh.training.sharding import put_batch
-from mhsh.training.state import TrainState, example_batch
-from mhsh.training.step import compile_eval_step, eval_step, train_step
+from mhsh.training.mesh import make_mesh
+from mhsh.training.sharding import put_batch, shardings_of
+from mhsh.training.state import TrainState, abstract_state, create_state, example_batch
+from mhsh.training.step import compile_eval_step, compile_train_step, eval_step, train_step
 from tests.compiling import compiled_forward
 from tests.training.batches import random_batch
 from tests.training.states import ONE, abstract_of, fresh_state, mesh_of, optimizer_of, train_step_of
@@ -101,6 +102,29 @@ def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant
     assert sharded_loss == pytest.approx(loss, rel=1e-5)
     assert sharded_norm == pytest.approx(norm, rel=1e-5)
     assert_close(actual, expected, 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("task", "variant"), [("bert", "16l1h"), ("translation", "tiny"), ("gpt", "6l4h_gqa")])
+def test_a_gpu_trains_as_a_cpu_does(make_config, task, variant):
+    """In fp32, with dropout, over three steps (JAX_PLATFORMS=cuda,cpu pytest -m gpu)."""
+    config = make_config(task, variant, **TINY[task])
+    config = replace(config, mesh=MeshConfig(1, 1, 1))
+    model, optimizer = build_model(config.model), optax.with_extra_args_support(optax.sgd(0.1))
+    start, results = None, []
+    for platform in ("cpu", "gpu"):
+        mesh = make_mesh(config, jax.devices(platform)[:1])
+        if start is None:
+            start = jax.device_get(create_state(config, model, optimizer, mesh, random_batch(config, config.train.batch_size)))
+        state = jax.device_put(start, shardings_of(abstract_state(config, optimizer, mesh)))
+        with jax.default_matmul_precision("highest"):
+            step = compile_train_step(config, model, optimizer, mesh, state)
+        for seed in range(3):
+            state, (sums, *_) = step(state, put_batch(random_batch(config, config.train.batch_size, seed), mesh))
+        results.append((jax.device_get(state.params), float(sums["target_loss"].value())))
+    (expected, loss), (actual, gpu_loss) = results
+    assert gpu_loss == pytest.approx(loss, rel=1e-5)
+    assert_close(actual, expected, 1e-4)
 
 
 @pytest.mark.parametrize("accumulation", [4, *(pytest.param(cuts, marks=pytest.mark.slow) for cuts in (2, 8))])
