@@ -53,7 +53,8 @@ def started(home: Path, environment: dict[str, str]) -> Iterator[Callable[..., s
     """started(2): the launcher with so many processes, and nothing of it is left afterwards."""
 
     def start(processes: int) -> subprocess.Popen[str]:
-        command = [str(LAUNCHER), f"--processes={processes}", "--", "train"]
+        # Who misses a signal gets another one after the grace, and nothing would be seen.
+        command = [str(LAUNCHER), f"--processes={processes}", "--grace=300", "--", "train"]
         variables = environment | {"MHSH_VENV": str(home / "environment")}
         return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
 
