@@ -35,7 +35,7 @@ def test_a_branch_is_the_run_that_its_config_describes(trunk, corpus, tmp_path):
     whole, branch = tmp_path / "whole", tmp_path / "branch"
     arguments = ["train", *DECAYED, corpus, f"--config.train.start_from={trunk}@12"]
     assert mhsh("train", *DECAYED, corpus, f"--workdir={whole}").returncode == 0
-    done = mhsh(*arguments, f"--workdir={branch}")
+    done = mhsh_here(*arguments, f"--workdir={branch}")
     assert done.returncode == 0, done.stderr
     assert "resuming from the checkpoint of step 12" in done.stdout
     rows, expected = rows_without_timings(branch), rows_without_timings(whole)
@@ -55,7 +55,7 @@ def test_a_branch_is_the_run_that_its_config_describes(trunk, corpus, tmp_path):
     shutil.copytree(branch, killed)
     shutil.rmtree(killed / "checkpoints")
     (killed / "run.json").write_text(json.dumps(record | {"status": "branching"}))
-    assert mhsh(*arguments, f"--workdir={killed}").returncode == 0
+    assert mhsh_here(*arguments, f"--workdir={killed}").returncode == 0
     assert rows_without_timings(killed) == rows_without_timings(branch)
 
 
