@@ -135,12 +135,13 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     L / L0 and a is model.depth_exponent (arXiv 2505.01618, table 1). A smaller epsilon is the same
     as a larger gradient.
 
-    `update` takes the keyword `step`: the rate depends on it alone, also after skipped steps.
+    `update` takes the keywords `step`, on which alone the rate depends, also after skipped steps,
+    and `grad_norm`, the gradients' global norm.
     """
     optimizer, model = config.optimizer, config.model
     scale_by_moments = optax.scale_by_radam if optimizer.name == "radam" else optax.scale_by_adam
     moments = scale_by_moments(optimizer.beta1, optimizer.beta2, optimizer.epsilon)
-    chain = [clip_by_global_norm(optimizer.clip_norm)] if optimizer.clip_norm else []
+    chain: list[optax.GradientTransformation] = [clip_by_global_norm(optimizer.clip_norm)] if optimizer.clip_norm else []
     if model.residual == "completep":
         chain.append(scale_layers(depth_multiple(model) ** model.depth_exponent))
     chain.append(by_matrix(moments, optimizer) if optimizer.name == "muon" else moments)
@@ -192,19 +193,20 @@ def global_norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(jnp.sum(jnp.einsum("...c,...c->...", leaf, leaf, precision="highest")) for leaf in leaves))
 
 
-def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """Scales all gradients down to `max_norm` if their norm is larger (Pascanu et al. 2013).
+def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Scales all gradients down to `max_norm` if the keyword argument `grad_norm`, their norm, is
+    larger (Pascanu et al. 2013).
 
     It multiplies by one factor. optax's own selects and divides element by element, which writes
     all gradients to memory once more.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params
-        factor = max_norm / jnp.maximum(global_norm(updates), max_norm)
+        factor = max_norm / jnp.maximum(extra["grad_norm"], max_norm)
         return jax.tree.map(lambda leaf: factor.astype(leaf.dtype) * leaf, updates), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def scale_layers(factor: float) -> optax.GradientTransformation:

@@ -76,7 +76,8 @@ def trained(optimizer, params, gradients_of=gradients):
     update = jax.jit(optax.with_extra_args_support(optimizer).update)
     all_gradients = [gradients_of(params, step) for step in range(STEPS)]
     for step, step_gradients in enumerate(all_gradients):
-        updates, state = update(step_gradients, state, params, step=step)
+        grad_norm = optax.tree.norm(step_gradients)
+        updates, state = update(step_gradients, state, params, step=step, grad_norm=grad_norm)
         params = optax.apply_updates(params, updates)
     return params
 
@@ -374,7 +375,7 @@ def test_muon_is_a_loop_over_matrices(settings, heads):
 def test_muons_updates_are_nearly_orthogonal_and_as_large_as_adams(settings, params):
     config = settings(name="muon", weight_decay=0.0, learning_rate=1.0, warmup_steps=0, schedule="constant")
     optimizer = build_optimizer(config)
-    updates, _ = optimizer.update(gradients(params, 0), optimizer.init(params), params, step=0)
+    updates, _ = optimizer.update(gradients(params, 0), optimizer.init(params), params, step=0, grad_norm=jnp.ones(()))
     for layer in updates["encoder"]["layers"]["feed_forward"]["up_kernel"]:
         singular = np.linalg.svd(layer / (0.2 * np.sqrt(8)), compute_uv=False)
         assert ((singular > 0.6) & (singular < 1.3)).all(), singular
@@ -389,7 +390,9 @@ def test_muon_is_the_same_on_a_mesh(make_config, shape, heads):
     for mesh_shape in (ONE, shape):
         state = fresh_state(config, mesh_shape)
         update = jax.jit(optimizer.update, out_shardings=(shardings_of(state.params), shardings_of(state.opt_state)))
-        updated.append(update(jax.tree.map(jnp.sin, state.params), state.opt_state, state.params, step=3)[0])
+        updates = jax.tree.map(jnp.sin, state.params)
+        grad_norm = optax.tree.norm(updates)
+        updated.append(update(updates, state.opt_state, state.params, step=3, grad_norm=grad_norm)[0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-8), *updated)
 
 
