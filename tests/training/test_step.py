@@ -127,6 +127,23 @@ def test_a_gpu_trains_as_a_cpu_does(make_config, task, variant):
     assert_close(actual, expected, 1e-4)
 
 
+def test_updates_are_made_and_skipped_alike_on_all_platforms(make_config, monkeypatch):
+    config = make_config("bert", "4l4h", **NO_DROPOUT)
+    state, batch = fresh_state(config), random_batch(config, config.train.batch_size)
+    bad = batch | {"weights": np.full_like(batch["weights"], np.nan)}
+    after: dict[str, list[Any]] = {}
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setattr("mhsh.training.step.current_platform", lambda name=platform: name)
+        step = functools.partial(train_step, config=config, model=build_model(config.model), optimizer=optimizer_of(config))
+        with jax.set_mesh(mesh_of(*ONE)):
+            compiled = jax.jit(step).lower(state, batch).compile()
+            after[platform] = [
+                jax.device_get((new.params, new.opt_state)) for new, _ in (compiled(state, batch), compiled(state, bad))
+            ]
+    assert_close(after["cpu"], after["gpu"], 1e-6)
+    jax.tree.map(np.testing.assert_array_equal, after["cpu"][1], jax.device_get((state.params, state.opt_state)))
+
+
 @pytest.mark.parametrize("accumulation", [4, *(pytest.param(cuts, marks=pytest.mark.slow) for cuts in (2, 8))])
 def test_accumulation_with_unequal_weights_changes_nothing(make_config, accumulation):
     config = make_config("bert", "4l4h", **NO_DROPOUT)
