@@ -59,10 +59,10 @@ def parse(arguments: Sequence[str]) -> tuple[str, Configs, list[str], str | None
     kind, out, variants = options.pop("kind"), options.pop("out"), options.pop("variant")
     if variants and kind != "train":
         raise UserError(f"--variant goes with train, not with {kind}")
-    configs, spec, (changes, _) = {}, known.config, take_changes(CONFIG, rest)
-    for name in (CONFIG, AGAINST):
-        config, rest = take_config(name, options.pop(name), rest)
-        configs |= {name: config} if config is not None else {}
+    spec, (changes, rest) = options.pop(CONFIG), take_changes(CONFIG, rest)
+    configs = {CONFIG: parse_config(CONFIG, spec, changes)}
+    against, rest = take_config(AGAINST, options.pop(AGAINST), rest)
+    configs |= {AGAINST: against} if against is not None else {}
     for variant in variants:
         more, _ = take_changes(CONFIG, [f"--{CONFIG}.{change}" for change in variant.split(",")])
         configs[variant] = parse_config(CONFIG, spec, [*changes, *more])

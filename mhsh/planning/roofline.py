@@ -109,9 +109,9 @@ SLOWEST_NETWORK = {"tpu": 4, "gpu": 2}
 OPERATIONS_A_LAYER = 80
 OPERATION_SECONDS = (1.5e-6, 2.5e-6)
 
-_EFFICIENCY = PRODUCT_EFFICIENCY["gpu"]
 ASSUMPTIONS = (
-    f"products reach {_EFFICIENCY[1]:.0%} of the chip's dense bf16 peak (GPUs: at least {_EFFICIENCY[0]:.0%})",
+    f"products reach {PRODUCT_EFFICIENCY['tpu'][1]:.0%} of the chip's dense bf16 peak "
+    f"(GPUs: at least {PRODUCT_EFFICIENCY['gpu'][0]:.0%})",
     "memory and network reach their public bandwidth",
     "memory: at least the update, the weights and what is saved; at most "
     f"{PASSES['tpu']:g} (GPUs: {PASSES['gpu']:g}) passes more over what a backward pass reads",

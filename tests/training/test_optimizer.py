@@ -375,7 +375,8 @@ def test_muon_is_a_loop_over_matrices(settings, heads):
 def test_muons_updates_are_nearly_orthogonal_and_as_large_as_adams(settings, params):
     config = settings(name="muon", weight_decay=0.0, learning_rate=1.0, warmup_steps=0, schedule="constant")
     optimizer = build_optimizer(config)
-    updates, _ = optimizer.update(gradients(params, 0), optimizer.init(params), params, step=0, grad_norm=jnp.ones(()))
+    first = gradients(params, 0)
+    updates, _ = optimizer.update(first, optimizer.init(params), params, step=0, grad_norm=optax.tree.norm(first))
     for layer in updates["encoder"]["layers"]["feed_forward"]["up_kernel"]:
         singular = np.linalg.svd(layer / (0.2 * np.sqrt(8)), compute_uv=False)
         assert ((singular > 0.6) & (singular < 1.3)).all(), singular
