@@ -27,7 +27,7 @@ from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import ROWS, put_batch
 from mhsh.training.state import create_state, example_batch
-from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step
+from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step, run_inputs
 
 BATCH_SEED = 0
 LENGTHS = (32, 128, 512)  # of the forward pass, as far as positions reach
@@ -98,13 +98,13 @@ def training(name: str, config: Config, note: Note) -> Candidate:
     model, optimizer = build_model(config.model), build_optimizer(config)
     batch = put_batch(synthetic_batch(config, config.train.batch_size), mesh)
     state = create_state(config, model, optimizer, mesh, batch)
-    step = compile_train_step(config, model, optimizer, mesh, state)
+    step, inputs = compile_train_step(config, model, optimizer, mesh, state), run_inputs(config, mesh)
     metrics: StepMetrics | None = None
 
     def run(repetitions: int) -> None:
         nonlocal state, metrics
         for _ in range(repetitions):
-            state, metrics = step(state, batch)
+            state, metrics = step(inputs, state, batch)
         jax.block_until_ready(state)
 
     def check() -> None:

@@ -25,7 +25,7 @@ from mhsh.training.mesh import make_mesh, mesh_shape
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import axis_rules, check_divisibility, shapes_of
 from mhsh.training.state import abstract_state, example_batch
-from mhsh.training.step import train_step
+from mhsh.training.step import run_inputs, train_step
 
 
 class Gpu(NamedTuple):
@@ -193,7 +193,7 @@ def _product_flops(config: Config) -> int:
     step = functools.partial(train_step, config=config, model=build_model(config.model), optimizer=optimizer)
     state, batch = abstract_state(config, optimizer, mesh), example_batch(config, config.train.batch_size)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
-        return _flops_of(jax.make_jaxpr(step)(shapes_of(state), shapes_of(batch)).jaxpr)
+        return _flops_of(jax.make_jaxpr(step)(run_inputs(config, mesh), shapes_of(state), shapes_of(batch)).jaxpr)
 
 
 def product_flops(config: Config, shape: Mapping[str, int]) -> float:

@@ -4,10 +4,11 @@ that have weight decay.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +54,8 @@ MUON_MATRICES: Mapping[str, Mapping[str, MuonDimensionNumbers]] = {  # by optimi
 # 2.2), so that AdamW's learning rate and weight decay carry over.
 MUON_RMS = 0.2
 
+Scalar = float | jax.Array
+
 
 def parameter_path(path: tuple[Any, ...]) -> str:
     """encoder/layers/... for a key path of jax.tree_util, without the boxes around parameters."""
@@ -82,48 +85,59 @@ def decayed_count(params: Any) -> int:
     return sum(jax.tree.leaves(sizes))
 
 
-def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
-    """Step -> learning rate. It rises linearly from 0 during the warm-up. Then, by
-    optimizer.schedule, it
+class Rates(NamedTuple):
+    """The numbers of a schedule: of Python, or inputs of a compiled step, which runs that differ in
+    them share.
+    """
 
-      - falls to optimizer.end_learning_rate after the last step, linearly or as half a cosine
-        (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5);
+    peak: Scalar  # optimizer.learning_rate
+    end: Scalar  # optimizer.end_learning_rate
+    warmup: Scalar  # steps
+    falls_after: Scalar  # the last step before the rate falls
+    steps_of_fall: Scalar
+
+
+def rates(optimizer: OptimizerConfig, train: TrainConfig) -> Rates:
+    """The numbers of a config's schedule."""
+    falls_after = train.num_steps - optimizer.decay_steps if optimizer.schedule == "wsd" else optimizer.warmup_steps
+    fall = train.num_steps - falls_after
+    return Rates(optimizer.learning_rate, optimizer.end_learning_rate, optimizer.warmup_steps, falls_after, fall)
+
+
+def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
+    """Step -> learning rate, as `rate_of_step` has it."""
+    return functools.partial(rate_of_step, rates(optimizer, train), optimizer.schedule, optimizer.decay_shape)
+
+
+def rate_of_step(numbers: Rates, schedule: str, decay_shape: str, step: Any) -> Any:
+    """The learning rate of a step. It rises linearly from 0 during the warm-up. Then it, by
+    `schedule`,
+
+      - falls to the end rate after the last step, linearly or as half a cosine (Loshchilov and
+        Hutter 2017, arXiv 1608.03983, eq. 5);
       - stays constant;
       - falls with the inverse square root of the step (Vaswani et al. 2017, section 5.3, but from
-        optimizer.learning_rate);
+        the peak);
       - stays constant until the last optimizer.decay_steps and then falls to the end rate, linearly
         or with 1 - sqrt(share of the decay) (wsd: Hägele et al. 2024, arXiv 2405.18392).
     """
-    peak, warmup, end = optimizer.learning_rate, optimizer.warmup_steps, optimizer.end_learning_rate
     # Step k (from 0) uses the rate of k + 1, and a fall ends one step after the last: no update has
     # a rate of zero.
-    if optimizer.schedule == "inverse_sqrt":
-        return lambda step: peak * jnp.minimum((step + 1) / warmup, jnp.sqrt(warmup / (step + 1)))
-    if optimizer.schedule == "wsd":
-        return _warmup_stable_decay(optimizer, train)
-    length = train.num_steps - warmup + 1
-    if optimizer.schedule == "cosine":
-        after = optax.cosine_decay_schedule(peak, length, alpha=end / peak)
+    count = step + 1
+    peak, end, warmup, falls_after, steps_of_fall = numbers
+    if schedule == "inverse_sqrt":
+        return peak * jnp.minimum(count / warmup, jnp.sqrt(warmup / count))
+    # Before the fall the rate is one product, so that those of runs of several lengths are equal
+    # (mhsh/training/branch.py).
+    rising = peak * jnp.minimum(count / jnp.maximum(warmup, 1), 1.0)
+    if schedule == "constant":
+        return rising
+    share = jnp.clip((count - falls_after) / (steps_of_fall + 1), 0.0, 1.0)
+    if schedule == "cosine":
+        left = 0.5 * (1.0 + jnp.cos(jnp.pi * share))
     else:
-        after = optax.linear_schedule(peak, end if optimizer.schedule == "linear" else peak, length)
-    schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
-    return lambda step: schedule(step + 1)
-
-
-def _warmup_stable_decay(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
-    """The rates before the decay are one product, so that those of runs of several lengths are
-    equal (mhsh/training/branch.py).
-    """
-    peak, warmup, end = optimizer.learning_rate, optimizer.warmup_steps, optimizer.end_learning_rate
-    begin = train.num_steps - optimizer.decay_steps
-
-    def rate(step: Any) -> Any:
-        rising = peak * jnp.minimum((step + 1) / max(warmup, 1), 1.0)
-        share = jnp.clip((step + 1 - begin) / (optimizer.decay_steps + 1), 0.0, 1.0)
-        left = 1.0 - (jnp.sqrt(share) if optimizer.decay_shape == "one_minus_sqrt" else share)
-        return jnp.where(step + 1 > begin, end + (peak - end) * left, rising)
-
-    return rate
+        left = 1.0 - (jnp.sqrt(share) if schedule == "wsd" and decay_shape == "one_minus_sqrt" else share)
+    return jnp.where(count > falls_after, end + (peak - end) * left, rising)
 
 
 def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
@@ -135,8 +149,8 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     L / L0 and a is model.depth_exponent (arXiv 2505.01618, table 1). A smaller epsilon is the same
     as a larger gradient.
 
-    `update` takes the keywords `step`, on which alone the rate depends, also after skipped steps,
-    and `grad_norm`, the gradients' global norm.
+    `update` takes the keywords `learning_rate`, that of the step, and `grad_norm`, the gradients'
+    global norm.
     """
     optimizer, model = config.optimizer, config.model
     scale_by_moments = optax.scale_by_radam if optimizer.name == "radam" else optax.scale_by_adam
@@ -150,7 +164,7 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
         chain.append(optax.masked(scale_by_layer_trust_ratio(), decay_mask))
     if model.residual == "completep":
         chain.append(scale_layers(depth_multiple(model) ** (model.depth_exponent - 1)))
-    return optax.chain(*chain, scale_by_step_rate(learning_rate(optimizer, config.train)))
+    return optax.chain(*chain, scale_by_learning_rate())
 
 
 def by_matrix(moments: optax.GradientTransformation, optimizer: OptimizerConfig) -> optax.GradientTransformation:
@@ -218,12 +232,12 @@ def scale_layers(factor: float) -> optax.GradientTransformation:
     return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates))
 
 
-def scale_by_step_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
-    """Multiplies by minus the schedule's rate at the keyword argument `step`; keeps no count."""
+def scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
+    """Multiplies by minus the keyword argument `learning_rate`."""
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params
-        rate = -jnp.asarray(schedule(extra["step"]), jnp.float32)
+        rate = -jnp.asarray(extra["learning_rate"], jnp.float32)
         return jax.tree.map(lambda leaf: rate * leaf, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

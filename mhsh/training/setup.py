@@ -5,6 +5,7 @@ compiled steps, checked on all processes; and the state that it starts from.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -22,6 +23,7 @@ from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
+from mhsh.models.types import Batch
 from mhsh.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
@@ -32,7 +34,7 @@ from mhsh.training.mesh import choose_mesh, count_slices, make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
-from mhsh.training.step import compile_train_step
+from mhsh.training.step import StepMetrics, compile_train_step, run_inputs
 from mhsh.training.trackers import Display
 from mhsh.training.validation import Validator
 from mhsh.training.watching import Clock, Profiler, Watchdog
@@ -41,7 +43,7 @@ from mhsh.training.watching import Clock, Profiler, Watchdog
 class Run:
     """All that the loop needs."""
 
-    train_step: jax.stages.Compiled  # as soon as `compile` was called
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]  # as soon as `compile` was called
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
         """A run of `config` in `folder`.
@@ -90,7 +92,8 @@ class Run:
     def compile(self) -> None:
         """Compiles the step; it ends when every process has."""
         with self._compiling():
-            self.train_step = compile_train_step(self.config, self.model, self.optimizer, self.mesh, self.abstract)
+            compiled = compile_train_step(self.config, self.model, self.optimizer, self.mesh, self.abstract)
+        self.train_step = functools.partial(compiled, run_inputs(self.config, self.mesh))
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""

@@ -163,3 +163,9 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """This process's rows as its part of the global, sharded batch."""
     sharding = batch_sharding(mesh)
     return {key: jax.make_array_from_process_local_data(sharding, rows) for key, rows in batch.items()}
+
+
+def put_replicated(value: jax.Array, mesh: Mesh) -> jax.Array:
+    """A value that every process has, on every device of the mesh."""
+    here = np.asarray(value)
+    return jax.make_array_from_callback(here.shape, replicated(mesh), lambda index: here[index])

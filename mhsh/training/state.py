@@ -75,7 +75,11 @@ def create_state(
     """
     shardings = shardings_of(abstract_state(config, optimizer, mesh))
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
-        state = jax.jit(lambda: nn.unbox(_initial_state(config, model, optimizer)), out_shardings=shardings)()
+        # The seed is an input, so that the runs of a sweep share the compiled program.
+        initial = jax.jit(
+            lambda seed: nn.unbox(_initial_state(config, model, optimizer, jax.random.key(seed))), out_shardings=shardings
+        )
+        state = initial(np.uint32(config.train.seed))
         profiled = config.model.residual == "admin" and config.model.admin_omega == "profiled"
         # The parameters of another run include omega.
         if profiled and not config.train.start_from:
@@ -92,9 +96,9 @@ def _is_box(node: Any) -> bool:
     return isinstance(node, nn.meta.AxisMetadata)
 
 
-def _initial_state(config: Config, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
+def _initial_state(config: Config, model: Model, optimizer: optax.GradientTransformation, key: Array) -> TrainState:
     """Fresh parameters, boxed with their axis names, in a state of step 0."""
-    return _start(optimizer, model.init(jax.random.key(config.train.seed), example_batch(config, 1), None)["params"])
+    return _start(optimizer, model.init(key, example_batch(config, 1), None)["params"])
 
 
 def _start(optimizer: optax.GradientTransformation, params: Any) -> TrainState:

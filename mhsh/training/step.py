@@ -22,8 +22,8 @@ from mhsh.models.devices import current_platform, shard_index
 from mhsh.models.losses import WeightedSum, WeightedSums, compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Batch
 from mhsh.training.checkpoints.verify import checksum
-from mhsh.training.optimizer import global_norm, learning_rate
-from mhsh.training.sharding import axis_rules, batch_sharding, replicated, shapes_of, shardings_of
+from mhsh.training.optimizer import Rates, global_norm, rate_of_step, rates
+from mhsh.training.sharding import axis_rules, batch_sharding, put_replicated, replicated, shapes_of, shardings_of
 from mhsh.training.shards import over_shards, shard_specs, summed, summed_gradients
 from mhsh.training.state import TrainState, example_batch
 
@@ -36,8 +36,32 @@ class StepMetrics(NamedTuple):
     batch: UInt32[Array, 2]  # checksum of the global batch
 
 
+class RunInputs(NamedTuple):
+    """What is the same in all steps of a run and an input of its compiled step. Runs that differ in
+    their seed and their rates alone, as most of a sweep do, share one compiled program.
+    """
+
+    seed: UInt32[Array, ""]  # train.seed
+    rates: Rates
+
+
+def run_inputs(config: Config, mesh: Mesh) -> RunInputs:
+    """The inputs of a config's run, on every device of the mesh."""
+    return jax.tree.map(functools.partial(put_replicated, mesh=mesh), _inputs(config))
+
+
+def _inputs(config: Config) -> RunInputs:
+    return RunInputs(jnp.uint32(config.train.seed), jax.tree.map(jnp.float32, rates(config.optimizer, config.train)))
+
+
 def train_step(
-    state: TrainState, batch: Batch, *, config: Config, model: Model, optimizer: optax.GradientTransformationExtraArgs
+    run: RunInputs,
+    state: TrainState,
+    batch: Batch,
+    *,
+    config: Config,
+    model: Model,
+    optimizer: optax.GradientTransformationExtraArgs,
 ) -> tuple[TrainState, StepMetrics]:
     """The state after one update, and the metrics of the step.
 
@@ -46,7 +70,7 @@ def train_step(
     (train.seed, step, micro-batch). An update that is not finite is skipped; the step still
     counts, because its batch is used up.
     """
-    step_key = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
+    step_key = jax.random.fold_in(jax.random.key(run.seed), state.step)
     compute = functools.partial(_gradients, config=config, model=model)
     out_specs = shard_specs(config.model), PartitionSpec()
     gradients, seen = over_shards(compute, config.model, out_specs, config.train.gradient_dtype)(state.params, batch, step_key)
@@ -54,13 +78,14 @@ def train_step(
     with jax.named_scope("optimizer"):
         grad_norm = global_norm(gradients)
         is_finite = jnp.isfinite(grad_norm) & jnp.isfinite(seen.loss)
+        # By the step alone, also after skipped updates.
+        rate = rate_of_step(run.rates, config.optimizer.schedule, config.optimizer.decay_shape, state.step)
 
         def updated() -> tuple[Any, Any]:
-            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, grad_norm=grad_norm)
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, learning_rate=rate, grad_norm=grad_norm)
             return optax.apply_updates(state.params, updates), opt_state
 
         params, opt_state = _if_finite(is_finite, updated, (state.params, state.opt_state))
-    rate = jnp.asarray(learning_rate(config.optimizer, config.train)(state.step), jnp.float32)
     figures = {"grad_norm": grad_norm, "learning_rate": rate, "tokens": seen.tokens}
     sums = seen.sums | {name: WeightedSum(figure, jnp.ones(())) for name, figure in figures.items()}
     return TrainState(params, opt_state, state.step + 1), StepMetrics(sums, is_finite, seen.batch)
@@ -150,8 +175,9 @@ def predict_step(params: Any, batch: Batch, *, model: Model) -> tuple[WeightedSu
 def compile_train_step(
     config: Config, model: Model, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, state: TrainState
 ) -> jax.stages.Compiled:
-    """The train step, compiled for this mesh with explicit shardings. It donates the old state.
-    `state` may be abstract (shapes, dtypes and shardings).
+    """The train step, compiled for this mesh with explicit shardings: a function of `run_inputs`,
+    the state and the batch. It donates the old state. `state` may be abstract (shapes, dtypes and
+    shardings).
 
     Raises:
       UserError: this XLA does not have the flags of train.xla_flags.
@@ -160,12 +186,12 @@ def compile_train_step(
     batch = example_batch(config, config.train.batch_size)
     jitted = jax.jit(
         functools.partial(train_step, config=config, model=model, optimizer=optimizer),
-        in_shardings=(shardings, dict.fromkeys(batch, batch_sharding(mesh))),
+        in_shardings=(replicated(mesh), shardings, dict.fromkeys(batch, batch_sharding(mesh))),
         out_shardings=(shardings, replicated(mesh)),
-        donate_argnums=0,
+        donate_argnums=1,
     )
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
-        lowered = jitted.lower(shapes_of(state), shapes_of(batch))
+        lowered = jitted.lower(shapes_of(_inputs(config)), shapes_of(state), shapes_of(batch))
         try:
             return lowered.compile(named_flags(config.train.xla_flags) or None)
         except jax.errors.JaxRuntimeError as error:

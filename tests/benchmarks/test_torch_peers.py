@@ -21,7 +21,7 @@ from mhsh.interop.export_bert import write_tables
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.training.optimizer import build_optimizer, decay_mask
+from mhsh.training.optimizer import build_optimizer, decay_mask, learning_rate
 from tests.conftest import MakeConfig
 
 torch = pytest.importorskip("torch")
@@ -152,7 +152,8 @@ def test_a_step_moves_the_parameters_as_ours(make_config, shape, peer):
     params, batch = random_params(config), synthetic_batch(config, 8)
     optimizer = build_optimizer(config)
     gradients = jax.jit(jax.grad(lambda params: our_loss(config, params, batch)))(params)
-    updates, _ = optimizer.update(gradients, optimizer.init(params), params, step=np.int32(0))
+    rate = learning_rate(config.optimizer, config.train)(0)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params, learning_rate=rate)
     expected = jax.tree.map(lambda old, change: old + np.asarray(change), params, updates)
 
     before, wanted = (with_params(config, each).state_dict() for each in (params, expected))

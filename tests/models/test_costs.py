@@ -196,7 +196,7 @@ def test_an_update_of_muon_is_its_products(make_config, task, variant, heads):
     """Without clipping, whose norm is a product too."""
     config = make_config(task, variant, **{"optimizer.name": "muon", "optimizer.muon_heads": heads, "optimizer.clip_norm": 0.0})
     params, optimizer = parameter_shapes(config.model), build_optimizer(config)
-    update = jax.make_jaxpr(lambda gradients, state, params: optimizer.update(gradients, state, params, step=0))
+    update = jax.make_jaxpr(lambda gradients, state, params: optimizer.update(gradients, state, params, learning_rate=1e-3))
     assert update_flops(config) == product_flops(update(params, jax.eval_shape(optimizer.init, params), params).jaxpr) > 0
     adam = replace(config, optimizer=replace(config.optimizer, name="adamw"))
     assert step_flops(config) == step_flops(adam) + update_flops(config)

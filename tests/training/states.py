@@ -17,7 +17,7 @@ from mhsh.models.build import build_model
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
-from mhsh.training.step import compile_train_step
+from mhsh.training.step import compile_train_step, run_inputs
 from tests.training.batches import random_batch
 
 Shape = tuple[int, int, int]  # data, fsdp, tensor
@@ -61,6 +61,9 @@ def fresh_state(config: Config, shape: Shape = ONE, *, sgd: bool = False) -> Tra
 
 
 @functools.cache
-def train_step_of(config: Config, shape: Shape = ONE, sgd: bool = False) -> jax.stages.Compiled:
-    model, optimizer = build_model(config.model), optimizer_of(config, sgd)
-    return compile_train_step(config, model, optimizer, mesh_of(*shape), abstract_of(config, shape, sgd))
+def train_step_of(config: Config, shape: Shape = ONE, sgd: bool = False) -> functools.partial[Any]:
+    """The compiled step, a function of the state and the batch."""
+    model, optimizer, mesh = build_model(config.model), optimizer_of(config, sgd), mesh_of(*shape)
+    return functools.partial(
+        compile_train_step(config, model, optimizer, mesh, abstract_of(config, shape, sgd)), run_inputs(config, mesh)
+    )

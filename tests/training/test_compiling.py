@@ -55,7 +55,7 @@ def test_the_compiler_gets_them(make_config):
     def with_flags(flags):
         return make_config("bert", "2l8h", **{"train.xla_flags": flags, "model.num_layers": 1})
 
-    assert train_step_of(with_flags("--xla_cpu_enable_fast_math=false")).as_text()
+    assert train_step_of(with_flags("--xla_cpu_enable_fast_math=false")).func.as_text()
     with pytest.raises(UserError, match=r"train\.xla_flags: No such compile option: 'xla_of_nobody'"):
         train_step_of(with_flags("--xla_of_nobody=true"))
     with pytest.raises(UserError, match=r"train\.xla_flags: While setting option xla_cpu_enable_fast_math, '7' is not"):

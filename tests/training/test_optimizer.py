@@ -37,6 +37,16 @@ def rate_of(config):
     return learning_rate(config.optimizer, config.train)
 
 
+def optimizer_with_rate(config):
+    """The optimizer of a config, whose `update` takes the step in place of its learning rate."""
+    optimizer, rate = build_optimizer(config), rate_of(config)
+
+    def update(updates, state, params=None, *, step, **extra):
+        return optimizer.update(updates, state, params, learning_rate=rate(step), **extra)
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
 SHAPES = {
     "embeddings": {"token": (16, 8)},
     "encoder": {
@@ -138,7 +148,7 @@ def test_a_parameter_that_no_row_covers_is_an_error(path):
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_without_a_gradient_only_what_decays_moves(settings, params, name):
-    optimizer = build_optimizer(settings(name=name, weight_decay=0.1))
+    optimizer = optimizer_with_rate(settings(name=name, weight_decay=0.1))
     after = by_path(trained(optimizer, params, lambda params, step: jax.tree.map(jnp.zeros_like, params)))
     mask = by_path(decay_mask(params))
     for path, before in by_path(params).items():
@@ -156,7 +166,7 @@ def test_completep_scales_the_layers_epsilon_and_rate(settings, params, exponent
     """Eight times as deep: epsilon 8^-a and rate 8^(a-1) times theirs, elsewhere the plain ones."""
     base = settings(weight_decay=0.3, clip_norm=0.0, epsilon=0.1, schedule="constant", warmup_steps=0)
     model = replace(base.model, residual="completep", num_layers=16, base_layers=2, depth_exponent=exponent)
-    after = by_path(trained(build_optimizer(replace(base, model=model)), params))
+    after = by_path(trained(optimizer_with_rate(replace(base, model=model)), params))
     for path, leaf in by_path(params).items():
         factor = 8.0 if "layers" in path else 1.0
         reference = optax.adamw(
@@ -169,8 +179,8 @@ def test_completep_scales_the_layers_epsilon_and_rate(settings, params, exponent
 
 def test_completep_at_its_own_depth_is_plain(settings, params):
     base = settings()
-    ours = build_optimizer(replace(base, model=replace(base.model, residual="completep")))
-    jax.tree.map(np.testing.assert_array_equal, trained(ours, params), trained(build_optimizer(base), params))
+    ours = optimizer_with_rate(replace(base, model=replace(base.model, residual="completep")))
+    jax.tree.map(np.testing.assert_array_equal, trained(ours, params), trained(optimizer_with_rate(base), params))
 
 
 # The schedule.
@@ -215,7 +225,7 @@ def test_a_fall_ends_at_the_end_rate(settings, schedule):
 def test_the_update_uses_the_rate_of_its_step(settings):
     """Adam's first update of a constant gradient is the rate itself."""
     config = settings(schedule="linear", warmup_steps=2, weight_decay=0.0, clip_norm=0.0, beta1=0.0, beta2=0.0, epsilon=1e-12)
-    optimizer = build_optimizer(config)
+    optimizer = optimizer_with_rate(config)
     params = {"kernel": jnp.zeros(3)}
     state, rates = optimizer.init(params), []
     for step in range(5):
@@ -233,7 +243,7 @@ def test_adamw_is_optax_adamw_with_that_mask(settings, params):
     schedule = rate_of(config)
     mask = {path: path.endswith("kernel") or path == "embeddings/token" for path in by_path(params)}
     reference = optax.adamw(schedule, 0.9, 0.999, 1e-6, weight_decay=0.3, mask=mask)
-    after = by_path(trained(build_optimizer(config), params))
+    after = by_path(trained(optimizer_with_rate(config), params))
     expected = trained(reference, by_path(params), lambda _, step: by_path(gradients(params, step)))
     for path, leaf in after.items():
         np.testing.assert_allclose(leaf, expected[path], **CLOSE, err_msg=path)
@@ -242,7 +252,7 @@ def test_adamw_is_optax_adamw_with_that_mask(settings, params):
 def test_radam_is_optax_radam(settings, params):
     config = settings(name="radam", weight_decay=0.0, clip_norm=0.0)
     reference = optax.radam(rate_of(config), 0.9, 0.999, 1e-6)
-    after = by_path(trained(build_optimizer(config), params))
+    after = by_path(trained(optimizer_with_rate(config), params))
     expected = trained(reference, by_path(params), lambda _, step: by_path(gradients(params, step)))
     for path, leaf in after.items():
         np.testing.assert_allclose(leaf, expected[path], **CLOSE, err_msg=path)
@@ -254,7 +264,7 @@ def test_lamb_treats_every_layer_as_a_parameter_of_its_own(settings, params):
     """
     config = settings(name="lamb", weight_decay=0.3, clip_norm=0.0)
     schedule = rate_of(config)
-    after = by_path(trained(build_optimizer(config), params))
+    after = by_path(trained(optimizer_with_rate(config), params))
     mask = by_path(decay_mask(params))
 
     def slices(tree):
@@ -281,7 +291,7 @@ def test_lamb_treats_every_layer_as_a_parameter_of_its_own(settings, params):
 def test_lamb_is_not_one_norm_over_the_whole_stack(settings, params):
     config = settings(name="lamb", weight_decay=0.3, clip_norm=0.0)
     naive = optax.lamb(rate_of(config), 0.9, 0.999, 1e-6, weight_decay=0.3, mask=decay_mask)
-    after, tied = by_path(trained(build_optimizer(config), params)), by_path(trained(naive, params))
+    after, tied = by_path(trained(optimizer_with_rate(config), params)), by_path(trained(naive, params))
     path = "encoder/layers/attention/query_kernel"
     assert np.abs(after[path] - tied[path]).max() > 0.05 * np.abs(after[path]).max()
     # Where nothing is stacked the two are one.
@@ -293,7 +303,7 @@ def test_one_layer_does_not_feel_another(settings, params, name):
     """Changing one layer's weights and gradients leaves the updates of the others as they were
     (clipping off).
     """
-    optimizer = build_optimizer(settings(name=name, clip_norm=0.0))
+    optimizer = optimizer_with_rate(settings(name=name, clip_norm=0.0))
     path = ("encoder", "layers", "attention", "query_kernel")
 
     def louder(tree):
@@ -351,7 +361,7 @@ def test_muon_is_a_loop_over_matrices(settings, heads):
     params = jax.tree.map(jnp.float32, drawn)
     config = settings(name="muon", muon_heads=heads, weight_decay=0.3, clip_norm=0.0, momentum=0.9)
     rate = rate_of(config)
-    after = by_path(trained(build_optimizer(config), params))
+    after = by_path(trained(optimizer_with_rate(config), params))
     mask = {path: path.endswith("kernel") or path == "embeddings/token" for path in by_path(params)}
     adam = optax.adamw(rate, 0.9, 0.999, 1e-6, weight_decay=0.3, mask=mask)
     plain = trained(adam, by_path(params), lambda _, step: by_path(gradients(params, step)))
@@ -374,7 +384,7 @@ def test_muon_is_a_loop_over_matrices(settings, heads):
 
 def test_muons_updates_are_nearly_orthogonal_and_as_large_as_adams(settings, params):
     config = settings(name="muon", weight_decay=0.0, learning_rate=1.0, warmup_steps=0, schedule="constant")
-    optimizer = build_optimizer(config)
+    optimizer = optimizer_with_rate(config)
     first = gradients(params, 0)
     updates, _ = optimizer.update(first, optimizer.init(params), params, step=0, grad_norm=optax.tree.norm(first))
     for layer in updates["encoder"]["layers"]["feed_forward"]["up_kernel"]:
@@ -393,7 +403,7 @@ def test_muon_is_the_same_on_a_mesh(make_config, shape, heads):
         update = jax.jit(optimizer.update, out_shardings=(shardings_of(state.params), shardings_of(state.opt_state)))
         updates = jax.tree.map(jnp.sin, state.params)
         grad_norm = optax.tree.norm(updates)
-        updated.append(update(updates, state.opt_state, state.params, step=3, grad_norm=grad_norm)[0])
+        updated.append(update(updates, state.opt_state, state.params, learning_rate=1e-3, grad_norm=grad_norm)[0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-8), *updated)
 
 
@@ -401,7 +411,7 @@ def test_muon_is_the_same_on_a_mesh(make_config, shape, heads):
 
 
 def test_gradients_are_clipped_by_their_global_norm(settings, params):
-    clipped, free = (build_optimizer(settings(clip_norm=norm, epsilon=1.0)) for norm in (0.5, 0.0))
+    clipped, free = (optimizer_with_rate(settings(clip_norm=norm, epsilon=1.0)) for norm in (0.5, 0.0))
     assert float(optax.tree.norm(gradients(params, 0))) > 1
 
     def scaled(params, step):
@@ -421,5 +431,5 @@ def test_small_gradients_are_left_alone(settings, params):
         return jax.tree.map(lambda leaf: 1e-4 * leaf, gradients(params, step))
 
     assert float(optax.tree.norm(small(params, 0))) < 0.5
-    clipped, free = (trained(build_optimizer(settings(clip_norm=norm)), params, small) for norm in (0.5, 0.0))
+    clipped, free = (trained(optimizer_with_rate(settings(clip_norm=norm)), params, small) for norm in (0.5, 0.0))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), clipped, free)

@@ -33,7 +33,7 @@ MATRICES = 9  # six of a layer, the token table, the heads' two
 )
 def test_a_step_of_a_deep_model_has_few_collectives(make_config, shape, most):
     found: Counter[str] = Counter()
-    module = parse_module(train_step_of(make_config("bert", "16l1h"), shape).as_text() or "")
+    module = parse_module(train_step_of(make_config("bert", "16l1h"), shape).func.as_text() or "")
     for each in read_collectives(module, 8)[0]:
         found[each.kind] += each.count
     assert found.keys() == most.keys()
@@ -45,7 +45,7 @@ def test_no_device_has_all_weights_where_groups_are_gathered(make_config):
     gathers its first group before it, and one too many.
     """
     config = make_config("bert", "16l1h", **{"model.remat_policy": "gathered_groups"})
-    collectives, _ = read_collectives(parse_module(train_step_of(config, (1, 8, 1)).as_text() or ""), 8)
+    collectives, _ = read_collectives(parse_module(train_step_of(config, (1, 8, 1)).func.as_text() or ""), 8)
     shapes = abstract_of(config).params
     kernels, others = 0, 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):

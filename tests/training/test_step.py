@@ -20,9 +20,10 @@ from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.training.checkpoints.verify import checksum
 from mhsh.training.mesh import make_mesh
-from mhsh.training.sharding import put_batch, shardings_of
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.sharding import put_batch, shapes_of, shardings_of
 from mhsh.training.state import TrainState, abstract_state, create_state, example_batch
-from mhsh.training.step import compile_eval_step, compile_train_step, eval_step, train_step
+from mhsh.training.step import compile_eval_step, compile_train_step, eval_step, run_inputs, train_step
 from tests.compiling import compiled_forward
 from tests.training.batches import random_batch
 from tests.training.states import ONE, abstract_of, fresh_state, mesh_of, optimizer_of, train_step_of
@@ -120,7 +121,8 @@ def test_a_gpu_trains_as_a_cpu_does(make_config, task, variant):
         with jax.default_matmul_precision("highest"):
             step = compile_train_step(config, model, optimizer, mesh, state)
         for seed in range(3):
-            state, (sums, *_) = step(state, put_batch(random_batch(config, config.train.batch_size, seed), mesh))
+            batch = put_batch(random_batch(config, config.train.batch_size, seed), mesh)
+            state, (sums, *_) = step(run_inputs(config, mesh), state, batch)
         results.append((jax.device_get(state.params), float(sums["target_loss"].value())))
     (expected, loss), (actual, gpu_loss) = results
     assert gpu_loss == pytest.approx(loss, rel=1e-5)
@@ -132,13 +134,14 @@ def test_updates_are_made_and_skipped_alike_on_all_platforms(make_config, monkey
     state, batch = fresh_state(config), random_batch(config, config.train.batch_size)
     bad = batch | {"weights": np.full_like(batch["weights"], np.nan)}
     after: dict[str, list[Any]] = {}
+    run = run_inputs(config, mesh_of(*ONE))
     for platform in ("cpu", "gpu"):
         monkeypatch.setattr("mhsh.training.step.current_platform", lambda name=platform: name)
         step = functools.partial(train_step, config=config, model=build_model(config.model), optimizer=optimizer_of(config))
         with jax.set_mesh(mesh_of(*ONE)):
-            compiled = jax.jit(step).lower(state, batch).compile()
+            compiled = jax.jit(step).lower(run, state, batch).compile()
             after[platform] = [
-                jax.device_get((new.params, new.opt_state)) for new, _ in (compiled(state, batch), compiled(state, bad))
+                jax.device_get((new.params, new.opt_state)) for new, _ in (compiled(run, state, batch), compiled(run, state, bad))
             ]
     assert_close(after["cpu"], after["gpu"], 1e-6)
     jax.tree.map(np.testing.assert_array_equal, after["cpu"][1], jax.device_get((state.params, state.opt_state)))
@@ -237,6 +240,23 @@ def test_the_program_does_not_grow_with_depth(make_config):
         config = make_config("bert", variant, **{"train.batch_size": 2})
         model, optimizer = build_model(config.model), optimizer_of(config)
         step = jax.jit(functools.partial(train_step, config=config, model=model, optimizer=optimizer))
-        sizes[variant] = step.lower(abstract_of(config), example_batch(config, 2)).as_text().count(" = ")
+        run = run_inputs(config, mesh_of(*ONE))
+        sizes[variant] = step.lower(run, abstract_of(config), example_batch(config, 2)).as_text().count(" = ")
     assert sizes["24l16h"] > 500
     assert abs(sizes["384l1h"] / sizes["24l16h"] - 1) < 0.01  # an axis of one head costs a reshape here and there
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant", "inverse_sqrt", "cosine", "wsd"])
+def test_runs_that_differ_in_seed_rate_and_length_share_a_program(make_config, schedule):
+    """So a sweep over them compiles once: all that it compiles is then in its cache."""
+    decay = {"optimizer.decay_steps": 10} if schedule == "wsd" else {}
+    config = make_config("bert", "2l8h", **{"optimizer.schedule": schedule, "train.num_steps": 50} | decay)
+    train = replace(config.train, seed=7, num_steps=80)
+    optimizer = replace(config.optimizer, learning_rate=3e-3, warmup_steps=20, decay_steps=2 * config.optimizer.decay_steps)
+    texts = set()
+    for each in (config, replace(config, train=train, optimizer=optimizer)):
+        mesh = mesh_of(*ONE)
+        step = functools.partial(train_step, config=each, model=build_model(each.model), optimizer=build_optimizer(each))
+        arguments = run_inputs(each, mesh), shapes_of(abstract_of(each)), example_batch(each, 2)
+        texts.add(jax.jit(step).lower(*arguments).as_text())
+    assert len(texts) == 1
