@@ -1,8 +1,8 @@
 """The models of the study "heads or depth?" (launch/study).
 
-Causal language models over bytes of English in three sizes, and translation of number words and of
-multi30k, all with heads of width 16. `launch/study` names the axes of each stage, and
-docs/evidence.md shows what came out.
+Causal language models over bytes of English in three sizes, one of them over word pieces and
+trained to the end, and translation of number words and of multi30k, all with heads of width 16.
+`launch/study` names the axes of each stage, and docs/evidence.md shows what came out.
 """
 
 from __future__ import annotations
@@ -27,8 +27,17 @@ LANGUAGE = dict(
 )
 # 6 + 6 layers of 8 heads, of the width of translation:tiny and :small; the recipe is theirs.
 PAIRS = dict(num_layers=6, num_decoder_layers=6, num_heads=8, head_dim=16, embed_dim=128, mlp_dim=512)
+# 20 tokens a parameter. The last fifth of a run is its decay, so that the axis `budget` shares the
+# steps before it.
+TRAINED = dict(
+    model=dict(vocab_size=2048),
+    data=dict(tokenizer="wordpiece"),
+    optimizer=dict(schedule="wsd", decay_steps=3600),
+    train=dict(num_steps=18_000, log_interval=50, eval_interval=1800, eval_batches=128, checkpoint_interval=0),
+)
 VARIANTS = {
     **{size: (LANGUAGE, dict(model=shape)) for size, shape in SIZES.items()},
+    "trained": (LANGUAGE, dict(model=SIZES["base"]), TRAINED),
     "numbers": (TRANSLATION, dict(model=PAIRS), CHANGES["tiny"]),
     "multi30k": (TRANSLATION, dict(model=PAIRS), CHANGES["small"], dict(train=dict(num_steps=1000, checkpoint_interval=200))),
 }

@@ -15,7 +15,7 @@ from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import CellState, SweepFolder
-from mhsh.training.compiling import private_cache
+from mhsh.training.compiling import KEEP_ALL, private_cache
 from mhsh.training.signals import StopSignals
 
 _POLL_SECONDS = 0.1
@@ -157,6 +157,7 @@ def _environment(folder: SweepFolder, parallel: int) -> dict[str, str]:
             environment["JAX_COMPILATION_CACHE_DIR"] = str(private_cache(folder.path))
         except UserError as error:
             print(f"{folder.path.name}: {error}; until then every cell keeps a cache of its own")
+    environment.setdefault(*KEEP_ALL)
     if parallel > 1:
         # By default the first process takes most of an accelerator's memory.
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{_DEVICE_MEMORY / parallel:.3f}")

@@ -21,6 +21,8 @@ from mhsh.errors import UserError
 from mhsh.run_folder import RunFolder
 
 CACHE_FOLDER = "compilation_cache"
+# jax would keep only what takes a second to compile. The others of a run take as long together.
+KEEP_ALL = ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # From the environment; they apply to everything that the process compiles.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -64,6 +66,7 @@ def keep_compiled(folder: RunFolder) -> str:
     except UserError as error:  # a cache can be done without
         return f"{error}; until then every start compiles anew"
     jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update(KEEP_ALL[0].lower(), float(KEEP_ALL[1]))
     compilation_cache.reset_cache()  # jax decides at its first compilation whether it has one
     return ""
 
