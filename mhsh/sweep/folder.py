@@ -111,16 +111,21 @@ class SweepFolder:
 
     def run_config(self, cell: Cell, parent: Cell | None) -> Config:
         """The config that the cell's process trains. It begins where the decay of `parent` begins,
-        unless it has begun otherwise.
+        unless it has begun otherwise, or that checkpoint of a finished parent was removed.
         """
         folder = self.run_folder(cell.name)
         if folder.has_begun():
             start_from = folder.read_config().train.start_from
-        elif parent is not None:
+        elif parent is not None and self._has_branch_point(parent):
             start_from = f"{self.run_folder(parent.name).path}@{decay_start(parent.config)}"
         else:
             return cell.config
         return replace(cell.config, train=replace(cell.config.train, start_from=start_from))
+
+    def _has_branch_point(self, parent: Cell) -> bool:
+        """Whether the checkpoint before the decay of a cell is there, or will be, or never was."""
+        checkpoint = self.run_folder(parent.name).checkpoints_path / str(decay_start(parent.config))
+        return checkpoint.exists() or self.state(parent.name).kind != FINISHED
 
     def begin(self, name: str) -> tuple[IO[bytes], IO[bytes]] | None:
         """The cell's output and error files, locked for the process that inherits them; None where

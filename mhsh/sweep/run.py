@@ -99,12 +99,15 @@ def _start(
     output, errors = files
     with output, errors:
         try:
-            run_folder = RunFolder.open_for_training(folder.run_folder(cell.name).path, folder.run_config(cell, parent))
+            config = folder.run_config(cell, parent)
+            run_folder = RunFolder.open_for_training(folder.run_folder(cell.name).path, config)
         except UserError as error:
             folder.finish(cell.name, 2, str(error), 0.0)
             errors.close()
             ended(cell, folder.state(cell.name), 0.0)
             return None
+        if parent is not None and not config.train.start_from and not run_folder.has_begun():
+            print(f"  {cell.name} trains all its steps: {parent.name} has no checkpoint from before its decay any more")
         # In a process group of its own: Ctrl-C at the terminal reaches only the sweep, which passes
         # it on once.
         process = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,6 +152,14 @@ def test_a_longer_run_of_a_sweep_goes_on_from_the_shorter_one(learnable, tmp_pat
     costs = [cell.cost for cell in SweepFolder(folder).read_plan().cells]
     assert costs[1]["tokens"] * 20 == costs[0]["tokens"] * (40 - 16)
     assert main(lengths) == 0 and "0 of 2 cells to run" in capsys.readouterr().out
+
+    shutil.rmtree(long.path / "checkpoints" / "32")  # to make room, say
+    assert main([argument.replace("=20,40", "=20,40,60") for argument in lengths]) == 0
+    assert "budget-60 trains all its steps: budget-40 has no checkpoint from before its decay" in capsys.readouterr().out
+    longest = SweepFolder(folder).run_folder("budget-60")
+    assert longest.read_run()["branched_from"] is None
+    losses = {row["step"]: row["loss"] for row in longest.read_metrics().rows if row["split"] == "train"}
+    assert all(losses[step] == rows[1][step] for step in range(1, 33))
 
 
 @pytest.mark.slow  # tests/verdict/test_tuning.py says which values are added
