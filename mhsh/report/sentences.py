@@ -119,14 +119,14 @@ def sentences(comparison: Comparison) -> Iterable[str]:
 
 
 def change_words(change: Change) -> str:
-    """`1 head a layer (24x1 admin): from small to large the difference changes by ...`"""
-    apart, words = change.estimate, "which may be chance"
-    if apart.is_significant:
-        words = "it grows" if apart.mean > 0 else "it falls"
+    """`1 head a layer (24x1 admin): from small to large the difference goes from ... to ...`"""
+    apart = change.estimate
     interval = f" ({format_interval(apart.low, apart.high)})" if apart.has_interval else ""
     names = " and ".join(dict.fromkeys(change.groups))
-    move = f"from {change.first} to {change.other} the difference changes by {format_signed(apart.mean)}{interval}"
-    return f"{change.relation} ({names}): {move}, {words}."
+    before, after = map(format_signed, change.means)
+    move = f"the difference goes from {before} to {after}, by {format_signed(apart.mean)}{interval}"
+    chance = "" if apart.is_significant else ", which may be chance"
+    return f"{change.relation} ({names}): from {change.first} to {change.other} {move}{chance}."
 
 
 def fairness_words(fairness: Fairness, better: bool | None = None) -> str:

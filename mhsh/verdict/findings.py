@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 
 from mhsh.errors import UserError
@@ -81,6 +82,7 @@ class Change:
     first: str  # names of the sweeps
     other: str
     groups: tuple[str, str]
+    means: tuple[float, float]  # of the two differences, over the replicates that both have
     estimate: Estimate
 
 
@@ -188,7 +190,9 @@ def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
                 first_high, first_low = first.hidden(place)
                 resolution = first.sampling_error(place) + other.sampling_error(counterplace)
                 apart = difference(theirs, ours, resolution=resolution, hidden=(high + first_low, low + first_high))
-                changes.append(Change(relation, first.name, other.name, (group.name, counterpart.name), apart))
+                both = ours.keys() & theirs.keys()
+                means = statistics.fmean(ours[each] for each in both), statistics.fmean(theirs[each] for each in both)
+                changes.append(Change(relation, first.name, other.name, (group.name, counterpart.name), means, apart))
     return changes
 
 

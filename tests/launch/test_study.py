@@ -134,12 +134,14 @@ def test_the_page_is_what_was_published(launch, tmp_path):
     report = (
         "<!-- by -->\n\n- 3x8 ends higher: loss 3\n  against 2 (95 % interval 1 to 2).\n"
         "- 3x8 is at its best rate, by 10\n  trials.\n"
-        "- 6x4: it has 3 % more parameters and\n  ends worse all the same.\n\n"
+        "- 6x4: Comparable: of what matters only the treatment differs (grouping of the heads); it has 3 % more parameters and\n"
+        "  ends worse all the same.\n\n"
         "![Curves](report.svg)\n\n![Loss](report_1.svg)\n\n{0}Results by group:\n\n"
-        "| a | trained |\n| --- | --- |\n| 3x8 | 5 of 5 |\n| 6x4 | {1} of 5 |\n\n▼ lower.\n\n"
+        "| a | trained | steps to 2.1 | device time to 2.1 |\n| --- | --- | ---: | ---: |\n"
+        "| 3x8 | 5 of 5 | 30 | 3 s |\n| 6x4 | {1} of 5 | 40 | 4 s |\n\n▼ lower.\n\n"
         "{0}Other measures, not tested:\n\n| b |\n"
     )
-    changes = "- 1 layer (1x12 and 1x24): from a to b the difference\n  changes by 1 (0 to 2).\n"
+    changes = "- 1 layer (1x12 and 1x24): from a to b the difference\n  goes from 3 to 4, by 1 (0 to 2).\n"
     probe = "![ablation](ablation.png)\n\nthe loss:\n\n|  | 3L8H, 5 seeds |\n| --- | --- |\n| + |  |\n| loss | 2 |\n"
     for file, text in {
         "width/report.md": report.format("", 5),
@@ -160,7 +162,7 @@ def test_the_page_is_what_was_published(launch, tmp_path):
     single = "- 6x4: 3 % more parameters.\n\n![Loss](width/report_1.png)\n\n| a |\n| --- |\n| 3x8 |\n| 6x4 |\n\n## "
     assert f"at equal size\n\n{single}" in text  # its verdict and best rate stand in the table
     assert "| a | trained |\n| --- | --- |\n| 3x8 | 5 of 5 |\n| 6x4 | 4 of 5 |\n\n## " in text
-    assert "with size?\n\n- 1 layer, a to b: 1 (0 to 2).\n\n- 3x8 ends higher.\n\n## " in text
+    assert "with size?\n\n- 1 layer, a to b: 3 to 4, by 1 (0 to 2).\n\n- 3x8 ends higher.\n\n## " in text
     assert (
         text.index("See")
         < text.index("with size?")
@@ -171,6 +173,33 @@ def test_the_page_is_what_was_published(launch, tmp_path):
     assert "Translation" not in text
     files = {str(file.relative_to(page)) for file in page.glob("**/*") if file.is_file()}
     assert files == {"index.md", "width/report_1.png", "probes/ablation.png", "probes/ablation.tsv"}
+
+
+def test_the_page_has_a_table_for_each_length(launch, tmp_path):
+    folder = tmp_path / "study/published/trained"
+    folder.mkdir(parents=True)
+    larger = (
+        "- budget {0}: 24x1: Comparable: of what matters only the treatment differs (grouping\n"
+        "  of the heads); it has 3 % more parameters{1}.\n"
+    )
+    verdict = "- budget {0}: Against 3x8, by validation loss: 24x1 does not differ significantly.\n"
+    table = "budget {0}: Results by group:\n\n| group | loss |\n| --- | ---: |\n| 3x8 | {0} |\n\n"
+    changes = "- 1 head a layer (24x1): from budget 1 to budget 2 the difference goes from 0 to 1, by 1.\n"
+    (folder / "report.md").write_text(
+        "".join(verdict.format(each) for each in (1, 2))
+        + changes
+        + larger.format(1, " and ends worse all the same")
+        + larger.format(2, "")
+        + "\n![Loss](report_1.svg)\n\n"
+        + "".join(table.format(each) for each in (1, 2))
+        + "budget 1: Other measures, not tested:\n\n| no |\n"
+    )
+    assert launch("study", "page", f"--workdir={tmp_path}/study", f"--out={tmp_path}/page").returncode == 0
+    text = (tmp_path / "page/index.md").read_text()
+    tables = "\n\n".join(f"budget {each}:\n\n| group | loss |\n| --- | ---: |\n| 3x8 | {each} |" for each in (1, 2))
+    assert text.endswith(
+        f"tokens a parameter\n\n{changes}- 24x1: 3 % more parameters.\n\n![Loss](trained/report_1.png)\n\n{tables}\n"
+    )
 
 
 def test_the_page_keeps_what_another_folder_published(launch, tmp_path):
