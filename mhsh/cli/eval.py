@@ -16,15 +16,18 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
 
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
-    from mhsh.training.memory import resolve_remat
+    from mhsh.training.memory import resolve_remat, with_policy
     from mhsh.training.mesh import make_mesh
+    from mhsh.training.sharding import FSDP_AXIS
     from mhsh.training.validation import Validator
 
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
     step = StoredCheckpoints(run_folder.checkpoints_path).existing_step(step)
     mesh = make_mesh(config)
-    config, _ = resolve_remat(config, mesh)
+    # Nothing is saved for a backward pass. Where the weights are sharded, `auto` may have to gather
+    # them group by group.
+    config = resolve_remat(config, mesh)[0] if mesh.shape[FSDP_AXIS] > 1 else with_policy(config, "none")
     model, params = load_for_inference(run_folder, config, step, 1, mesh)
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)
