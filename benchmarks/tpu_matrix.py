@@ -2,10 +2,10 @@
 
   python -m benchmarks.tpu_matrix --out=docs/tpu_matrix.jsonl --only='384l1h|24l16h'
 
-One chip, and 16 with data and with fsdp; rows of the shipped length and of 512 tokens, 2,048 tokens
-a chip. Needs the tpu extra, no TPU, and about a minute a step on two cores. It appends a line of
-JSON for each step and leaves out those that are there, so it may be stopped at any time. At last it
-prints the two Markdown tables of which docs/plan.md has an extract.
+One chip, and 16 and 256 with data and with fsdp; rows of the shipped length and of 512 tokens,
+2,048 tokens a chip. Needs the tpu extra, no TPU, and about a minute a step on two cores. It appends
+a line of JSON for each step and leaves out those that are there, so it may be stopped at any time.
+At last it prints the two Markdown tables of which docs/plan.md has an extract.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ SHAPES = (
     *(f"bert:{name}" for name in ("24l16h", "48l8h", "96l4h", "192l2h", "384l1h", "12l12h", "144l1h")),
     *(f"translation:{name}" for name in ("6l8h", "48l1h", "18l8h", "100l8h")),
 )
-ONE_CHIP = {"v4": "1x1x1", "v5e": "1x1", "v5p": "1x1x1", "v6e": "1x1"}
-SIXTEEN = {"v4": "2x2x4", "v5e": "4x4", "v5p": "2x2x4", "v6e": "4x4"}
+TOPOLOGIES = {
+    1: {"v4": "1x1x1", "v5e": "1x1", "v5p": "1x1x1", "v6e": "1x1"},
+    16: {"v4": "2x2x4", "v5e": "4x4", "v5p": "2x2x4", "v6e": "4x4"},
+    256: {"v4": "4x8x8", "v5e": "16x16", "v5p": "4x8x8", "v6e": "16x16"},
+}
+KINDS = tuple(TOPOLOGIES[1])
+MESHES = {"one chip": (1, 1), "data 16": (16, 1), "fsdp 16": (1, 16), "data 256": (256, 1), "fsdp 256": (1, 256)}
 TOKENS_PER_CHIP = 2048
 LONG = 512
 GIB = 2**30
@@ -43,9 +48,9 @@ GIB = 2**30
 
 def steps() -> Iterator[tuple[str, Config, str]]:
     """A name, the config and the topology of each step."""
-    for shape, kind, mesh in itertools.product(SHAPES, ONE_CHIP, ("one chip", "data 16", "fsdp 16")):
+    for shape, kind, (mesh, (data, fsdp)) in itertools.product(SHAPES, KINDS, MESHES.items()):
         fields = load_fields(shape)
-        chips = 1 if mesh == "one chip" else 16
+        chips = data * fsdp
         for length in sorted({fields["data"]["sequence_length"], LONG}):
             if length > fields["model"]["max_positions"]:
                 continue
@@ -53,12 +58,12 @@ def steps() -> Iterator[tuple[str, Config, str]]:
                 "data.sequence_length": length,
                 "train.batch_size": chips * TOKENS_PER_CHIP // length,
                 "train.accumulation_steps": 1,
-                "mesh.data": 16 if mesh == "data 16" else 1,
-                "mesh.fsdp": 16 if mesh == "fsdp 16" else 1,
+                "mesh.data": data,
+                "mesh.fsdp": fsdp,
                 "mesh.tensor": 1,
             }
             config = from_dict(override(fields, changes.items(), "--config."))
-            yield f"{shape} {length} {mesh} {kind}", config, f"{kind}:{(ONE_CHIP if chips == 1 else SIXTEEN)[kind]}"
+            yield f"{shape} {length} {mesh} {kind}", config, f"{kind}:{TOPOLOGIES[chips][kind]}"
 
 
 def compiled(config: Config, topology: str) -> dict[str, Any]:
@@ -88,10 +93,10 @@ def compiled(config: Config, topology: str) -> dict[str, Any]:
 def table(lines: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str], meshes: Sequence[str]) -> Iterator[str]:
     """The steps on these meshes as Markdown, a column for each kind of chip."""
     found = {line["step"]: line for line in lines}
-    yield f"| step | {' | '.join(ONE_CHIP)} |"
-    yield f"|---|{'---|' * len(ONE_CHIP)}"
+    yield f"| step | {' | '.join(KINDS)} |"
+    yield f"|---|{'---|' * len(KINDS)}"
     for step in dict.fromkeys(name.rsplit(" ", 1)[0] for name, _, _ in steps()):
-        cells = [found.get(f"{step} {kind}") for kind in ONE_CHIP]
+        cells = [found.get(f"{step} {kind}") for kind in KINDS]
         if any(cells) and step.endswith(tuple(meshes)):
             yield f"| {step} | {' | '.join('' if line is None else line.get('error') or cell(line) for line in cells)} |"
 
@@ -124,7 +129,7 @@ def main() -> None:
         with options.out.open("a") as file:
             file.write(json.dumps(lines[-1]) + "\n")
         print(step, lines[-1].get("error") or f"{lines[-1]['compile_seconds']:.0f} s", file=sys.stderr, flush=True)
-    print("\n".join(table(lines, fitting, ("one chip", "data 16", "fsdp 16"))))
+    print("\n".join(table(lines, fitting, tuple(MESHES))))
     print("\n".join(["", *table(lines, moving, ("one chip",))]))
 
 
