@@ -120,6 +120,7 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
         "XLA_FLAGS": " ".join(flags),
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # compile_seconds are of a compilation
+        "JAX_TRACEBACK_FILTERING": "off",  # the last line of an error is then the error
         "TF_CPP_MIN_LOG_LEVEL": "1",  # the partitioner's warnings, here and in the TPU compiler
         "TPU_STDERR_LOG_LEVEL": "0",
         "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server outside of Google's machines

@@ -190,8 +190,9 @@ def compile_train_step(
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=1,
     )
+    inputs = jax.eval_shape(functools.partial(_inputs, config))  # the mesh may have no real devices
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
-        lowered = jitted.lower(shapes_of(_inputs(config)), shapes_of(state), shapes_of(batch))
+        lowered = jitted.lower(inputs, shapes_of(state), shapes_of(batch))
         try:
             return lowered.compile(named_flags(config.train.xla_flags) or None)
         except jax.errors.JaxRuntimeError as error:
