@@ -2,9 +2,9 @@
 
   python -m benchmarks.hlo.schedule --config=bert:384l1h --config.train.batch_size=16
 
-compiles the step for one v5e and prints cycles, bytes and milliseconds by part of it, and its MFU.
-libtpu writes the schedules while it compiles: VLIW instructions ("bundles"), of which a core issues
-one a cycle. `--config` may be given several times.
+compiles the step for one v5e (or `--topology=v5p:1x1x1`, `v6e:1x1`) and prints cycles, bytes and
+milliseconds by part of it, and its MFU. libtpu writes the schedules while it compiles: VLIW
+instructions ("bundles"), of which a core issues one a cycle. `--config` may be given several times.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from mhsh.planning.compiled import parse_topology
 from mhsh.planning.hlo import Instruction, Module
 from mhsh.planning.roofline import CHIPS, Chip
 
-# Cycles a second. Four arrays of 128 x 128 reach the public 197 TFLOP/s of a v5e at 1.5 GHz.
-CLOCKS = {"v5e": 1.5e9}
+# Cycles a second: the public peak over the FLOPs of a cycle. A core of a v5e or v5p has four arrays
+# of 128 x 128, and a v5p has two cores. A v6e makes 2^19 FLOPs a cycle: the schedule of a product of
+# 8192 x 4096 x 4096 has 511,257.
+CLOCKS = {"v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9}
 
 _FLAGS = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
 _DUMP = re.compile(r"\d+-(.*)-\d+-final_bundles\.txt")
@@ -71,10 +73,15 @@ def read_schedules(folder: Path) -> dict[str, Schedule]:
 def kernel_cycles(schedule: Schedule, instruction: Instruction) -> int:
     """Cycles in which one run of a kernel issues its bundles: those outside of loops once, those in
     its loop as often as its window has iterations. Loops within that loop (of gathers and scatters)
-    count once, and so does a loop that has no window.
+    count once, and so does a loop that has no window. Where a chip has two cores, most kernels
+    split one axis of the window between them.
     """
-    bounds = re.search(r'"iteration_bounds":\[([^\]]*)\]', instruction.attributes)
-    iterations = math.prod(map(int, re.findall(r"\d+", bounds[1]))) if bounds else 1
+    found = re.search(r'"iteration_bounds":\[([^\]]*)\]', instruction.attributes)
+    bounds = [int(bound) for bound in re.findall(r"\d+", found[1])] if found else []
+    split = re.search(r'"megacore_split_dim":"(\d+)"', instruction.attributes)
+    if split and bounds:
+        bounds[int(split[1])] = math.ceil(bounds[int(split[1])] / 2)
+    iterations = math.prod(bounds)
     return sum(bundles * (iterations if depth else 1) for depth, bundles in schedule.items())
 
 

@@ -76,6 +76,14 @@ def test_kernels_counted_by_hand(kernel, cycles):
     assert kernel_cycles(SCHEDULES[kernel], INSTRUCTIONS[kernel]) == cycles
 
 
+@pytest.mark.parametrize(("axis", "iterations"), [(0, 2 * 5), (1, 3 * 3), (2, 3 * 5)])
+def test_two_cores_split_an_axis_of_a_kernels_window(axis, iterations):
+    window = attributes("jvp(Bert)/encoder/dot_general", 3, 5, 1)
+    split = f'{window}, "megacore_config":{{"megacore_split_dim":"{axis}","megacore_allreduce_bytes":"4096"}}'
+    kernel = parse_module(TEXT.replace(VARIANCE, split)).computations["main"].instructions["variance"]
+    assert kernel_cycles({0: 10, 1: 7}, kernel) == 10 + 7 * iterations
+
+
 def test_a_step_by_part():
     parts = price(MODULE, SCHEDULES, CHIPS["v5e"], CLOCK)
     assert {name: part.cycles for name, part in parts.items() if part.cycles} == {
