@@ -32,8 +32,8 @@ from mhsh.planning.hlo import Instruction, Module
 from mhsh.planning.roofline import CHIPS, Chip
 
 # Cycles a second: the public peak over the FLOPs of a cycle. A core of a v5e or v5p has four arrays
-# of 128 x 128, and a v5p has two cores. A v6e makes 2^19 FLOPs a cycle: the schedule of a product of
-# 8192 x 4096 x 4096 has 511,257.
+# of 128 x 128, and a v5p has two cores. A v6e makes 2^19 FLOPs a cycle: the schedule of a product
+# of 8192 x 4096 x 4096 has 511,257.
 CLOCKS = {"v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9}
 
 _FLAGS = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
