@@ -52,12 +52,17 @@ def run_cells(folder: SweepFolder, cells: Sequence[Cell], parallel: int, begun: 
     running: list[_Running] = []
     slots = list(range(parallel))
     environment = _environment(folder, parallel)
-    with StopSignals() as signals, _terminating(running):
-        signalled = False
+    signalled: set[str] = set()  # cells that were told
+
+    def pass_on(number: int) -> None:
+        told = [cell for cell in running if cell.cell.name not in signalled]
+        signalled.update(cell.cell.name for cell in told)
+        _signal_all(told, number)
+
+    with StopSignals(pass_on) as signals, _terminating(running):
         while running or (waiting and signals.signal is None):
-            if signals.signal is not None and not signalled:
-                signalled = True
-                _signal_all(running, signals.signal)
+            if signals.signal is not None:
+                pass_on(signals.signal)  # to a cell that was being started when the signal came
             while slots and signals.signal is None and (cell := _next(waiting, running, shorter)) is not None:
                 waiting.remove(cell)
                 started = _start(folder, cell, shorter.get(cell.name), slots[0], parallel, environment, ended)

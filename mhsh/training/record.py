@@ -68,13 +68,14 @@ class Log:
             return
         step, metrics = self._pending
         self._pending = None
-        sums, is_finite, batch = jax.device_get(tuple(metrics))
-        values = {name: float(total.sum) / float(total.weight) for name, total in sums.items()}
-        self._tokens += int(values.pop("tokens"))
+        is_finite, tokens = jax.device_get((metrics.is_finite, metrics.sums["tokens"].sum))
+        self._tokens += int(tokens)
         self._flops += step_flops(self._run.config)
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
         if not (always or not is_finite or step % self._run.config.train.log_interval == 0):
             return
+        sums, batch = jax.device_get((metrics.sums, metrics.batch))
+        values = {name: float(total.sum) / float(total.weight) for name, total in sums.items() if name != "tokens"}
         seconds = self._seconds_before + self._run.clock.trained()
         row = self._row(step, "train", seconds, values) | {"batch": as_hex(batch)}
         if not is_finite:

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -28,10 +28,14 @@ _QUIET = {"maintenance-event": "NONE", "preempted": "FALSE"}
 class StopSignals:
     """A context in which SIGNALS are caught. `signal` is the one that came (None: none); any thread
     may set it. Enter the context in the main thread.
+
+    Args:
+      heard: called with the signal at once, before a second one can end the process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[int], None] = lambda number: None) -> None:
         self.signal: int | None = None
+        self._heard = heard
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -43,7 +47,10 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        for following in SIGNALS:
+            signal.signal(following, signal.SIG_IGN)
         self.signal = number
+        self._heard(number)
         for following in SIGNALS:
             signal.signal(following, signal.SIG_DFL)  # the next one ends the process
 

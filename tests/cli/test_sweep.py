@@ -224,3 +224,17 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     assert run.read_run()["status"] == "stopped"
     saved = run.newest_checkpoint()
     assert saved == run.read_metrics().rows[-1]["step"]
+
+    # Who presses Ctrl-C twice ends the sweep, and leaves no cell behind.
+    hasty = subprocess.Popen(command(*arguments), **started)
+    while len(run.read_metrics().rows) < saved + 3:
+        assert hasty.poll() is None, hasty.communicate()
+        time.sleep(0.05)
+    hasty.send_signal(signal.SIGINT)
+    while hasty.poll() is None:
+        hasty.send_signal(signal.SIGINT)
+    hasty.communicate()
+    assert hasty.returncode in (-signal.SIGINT, 130)
+    while states(folder)[0] == RUNNING:
+        time.sleep(0.05)
+    assert states(folder) == [STOPPED, WAITING] and run.newest_checkpoint() > saved
