@@ -94,7 +94,8 @@ class Watchdog:
     part in it.
 
     It watches the phases `training`, `waiting` and `evaluating`. The others may wait for storage,
-    or for another process that compiles.
+    or for another process that compiles. Time in which the process is stopped (Ctrl-Z) does not
+    count.
     """
 
     TIMES_LONGEST, LEAST_SECONDS = 20, 300.0
@@ -106,6 +107,8 @@ class Watchdog:
         self._fixed = float(seconds)
         self._longest: float | None = None  # None: no step is done yet
         self._last: float | None = None  # None: it does not watch this phase
+        self._ran = time.monotonic()  # when the process was last seen to run
+        self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -114,14 +117,14 @@ class Watchdog:
         if phase not in ("training", "waiting", "evaluating"):
             self._last = None
         elif self._last is None:
-            self._last = time.monotonic()
+            self._last = self._ran = time.monotonic()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
                 self._thread.start()
 
     def on_progress(self) -> None:
         """A step, or a batch of an evaluation, is done."""
-        now = time.monotonic()
+        now = self._seen()
         if self._last is not None:
             self._longest = max(self._longest or 0.0, now - self._last)
             self._last = now
@@ -138,10 +141,24 @@ class Watchdog:
             return self._fixed
         return None if self._longest is None else max(self.LEAST_SECONDS, self.TIMES_LONGEST * self._longest)
 
+    def _seen(self) -> float:
+        """Now. The watch wakes every `_interval`: a longer gap is one in which no thread ran."""
+        with self._lock:
+            now = time.monotonic()
+            stopped = now - self._ran - 2 * self._interval()
+            if stopped > 0 and self._last is not None:
+                self._last += stopped
+            self._ran = now
+            return now
+
+    def _interval(self) -> float:
+        return min(1.0, (self.limit() or self.LEAST_SECONDS) / 10)
+
     def _watch(self) -> None:
-        while not self._closed.wait(min(1.0, (self.limit() or self.LEAST_SECONDS) / 10)):
+        while not self._closed.wait(self._interval()):
+            now = self._seen()
             last, limit = self._last, self.limit()
-            if last is not None and limit is not None and time.monotonic() - last > limit:
+            if last is not None and limit is not None and now - last > limit:
                 said = f"nothing was done for {limit:.0f} s: this process hangs; run the same command again (its stacks follow)"
                 os.write(_STANDARD_ERROR, f"mhsh: {said}\n".encode())
                 faulthandler.dump_traceback(_STANDARD_ERROR)

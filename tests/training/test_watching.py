@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from etils import epath
@@ -105,8 +106,14 @@ def test_steps_are_traced_unless_the_run_is_resumed_amid_them(make_config, tmp_p
 
 WATCHED = """
 import contextlib
+import os
+import signal
+import subprocess
 import time
 from mhsh.training.watching import Clock, Watchdog
+def stop_for(seconds):
+    subprocess.Popen(["sh", "-c", f"sleep {{seconds}}; kill -CONT {{os.getpid()}}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
 Watchdog.LEAST_SECONDS = 1.0
 dog = Watchdog({seconds})
 run = Clock(dog.on_phase)
@@ -126,6 +133,11 @@ LIVES = {
     "works": (4, "  with run.phase('training'):\n    for _ in range(10):\n      time.sleep(0.5)\n      dog.on_progress()"),
     "saves": (1, "  with run.phase('training'), run.phase('saving'): time.sleep(3)"),
     "before and after": (1, "  time.sleep(2)\n  with run.phase('training'): pass"),
+    "stopped": (1, "  with run.phase('training'):\n    stop_for(3)\n    time.sleep(0.5)\n    dog.on_progress()"),
+    "stopped within the longest step": (
+        0,
+        "  with run.phase('training'):\n    stop_for(3)\n    dog.on_progress()\n    assert dog.limit() < 20",
+    ),
 }
 
 
@@ -142,13 +154,15 @@ def test_a_process_that_hangs_ends_with_its_stacks_and_one_that_works_goes_on(na
         assert 'File "<string>", line' in done.stderr
 
 
-def test_the_limit_is_a_multiple_of_the_longest_step(pass_time):
-    dog = Watchdog(0)
+def test_the_limit_is_a_multiple_of_the_longest_step(monkeypatch):
+    monkeypatch.setattr(Watchdog, "LEAST_SECONDS", 3.0)
+    dog, limits = Watchdog(0), []
     assert dog.limit() is None
     dog.on_phase("training")
-    for seconds, limit in ((1.0, dog.LEAST_SECONDS), (40.0, 40 * dog.TIMES_LONGEST), (2.0, 40 * dog.TIMES_LONGEST)):
-        pass_time(seconds)
+    for seconds in (0.0, 0.25, 0.01):
+        time.sleep(seconds)
         dog.on_progress()
-        assert dog.limit() == limit
+        limits.append(dog.limit())
     dog.close()
+    assert limits[1] >= 0.25 * dog.TIMES_LONGEST and limits[2] == limits[1] > limits[0]
     assert Watchdog(8).limit() == 8
