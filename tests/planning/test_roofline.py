@@ -77,11 +77,17 @@ def test_counted_traffic_lies_between_the_bounds(make_config, step):
         assert bounds.low < line["moved_bytes"] < bounds.high
 
 
-@pytest.mark.parametrize(("shape", "seconds"), [("24l16h", 50.8e-3), ("384l1h", 81.3e-3)])
-def test_the_compilers_schedule_lies_in_the_range(make_config, shape, seconds):
-    """One v5e, 16 rows of 128 tokens (docs/development/speed.md)."""
+@pytest.mark.parametrize(
+    ("chip", "shape", "seconds"),
+    [
+        *(("v5e", "24l16h", 50.8e-3), ("v5e", "384l1h", 81.3e-3), ("v5p", "24l16h", 20.8e-3)),
+        *(("v5p", "384l1h", 43.7e-3), ("v6e", "24l16h", 24.2e-3), ("v6e", "384l1h", 44.1e-3)),
+    ],
+)
+def test_the_compilers_schedule_lies_in_the_range(make_config, chip, shape, seconds):
+    """One chip, 16 rows of 128 tokens (docs/development/speed.md)."""
     config = make_config("bert", shape, **{"train.batch_size": 16, "train.accumulation_steps": 1, "mesh.data": 1})
-    time = step_time(config, CHIPS["v5e"], 1)
+    time = step_time(config, CHIPS[chip], 1)
     assert time.remat_policy == "projections"
     assert time.step_seconds.low < seconds < time.step_seconds.high
 
