@@ -108,26 +108,40 @@ class Watchdog:
         self._longest: float | None = None  # None: no step is done yet
         self._last: float | None = None  # None: it does not watch this phase
         self._ran = time.monotonic()  # when the process was last seen to run
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the watch and the run both move `_last`
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def on_phase(self, phase: str) -> None:
         """From now on the run does this, one of PHASES."""
-        if phase not in ("training", "waiting", "evaluating"):
-            self._last = None
-        elif self._last is None:
-            self._last = self._ran = time.monotonic()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-                self._thread.start()
+        with self._lock:
+            if phase not in ("training", "waiting", "evaluating"):
+                self._last = None
+            elif self._last is None:
+                self._last = self._ran = time.monotonic()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+                    self._thread.start()
 
     def on_progress(self) -> None:
         """A step, or a batch of an evaluation, is done."""
-        now = self._seen()
-        if self._last is not None:
-            self._longest = max(self._longest or 0.0, now - self._last)
-            self._last = now
+        with self._lock:
+            now = self.on_wake()
+            if self._last is not None:
+                self._longest = max(self._longest or 0.0, now - self._last)
+                self._last = now
+
+    def on_wake(self) -> float:
+        """The process runs. The watch calls this every `_interval` seconds: over a longer gap no
+        thread ran, which does not count. Returns the time.
+        """
+        with self._lock:
+            now = time.monotonic()
+            stopped = now - self._ran - 2 * self._interval()
+            if stopped > 0 and self._last is not None:
+                self._last += stopped
+            self._ran = now
+            return now
 
     def close(self) -> None:
         """Ends the watch."""
@@ -141,22 +155,12 @@ class Watchdog:
             return self._fixed
         return None if self._longest is None else max(self.LEAST_SECONDS, self.TIMES_LONGEST * self._longest)
 
-    def _seen(self) -> float:
-        """Now. The watch wakes every `_interval`: a longer gap is one in which no thread ran."""
-        with self._lock:
-            now = time.monotonic()
-            stopped = now - self._ran - 2 * self._interval()
-            if stopped > 0 and self._last is not None:
-                self._last += stopped
-            self._ran = now
-            return now
-
     def _interval(self) -> float:
         return min(1.0, (self.limit() or self.LEAST_SECONDS) / 10)
 
     def _watch(self) -> None:
         while not self._closed.wait(self._interval()):
-            now = self._seen()
+            now = self.on_wake()
             last, limit = self._last, self.limit()
             if last is not None and limit is not None and now - last > limit:
                 said = f"nothing was done for {limit:.0f} s: this process hangs; run the same command again (its stacks follow)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from etils import epath
@@ -154,15 +153,15 @@ def test_a_process_that_hangs_ends_with_its_stacks_and_one_that_works_goes_on(na
         assert 'File "<string>", line' in done.stderr
 
 
-def test_the_limit_is_a_multiple_of_the_longest_step(monkeypatch):
-    monkeypatch.setattr(Watchdog, "LEAST_SECONDS", 3.0)
-    dog, limits = Watchdog(0), []
+def test_the_limit_is_a_multiple_of_the_longest_step(pass_time):
+    dog = Watchdog(0)
     assert dog.limit() is None
     dog.on_phase("training")
-    for seconds in (0.0, 0.25, 0.01):
-        time.sleep(seconds)
+    for seconds, limit in ((1, dog.LEAST_SECONDS), (40, 40 * dog.TIMES_LONGEST), (2, 40 * dog.TIMES_LONGEST)):
+        for _ in range(seconds):
+            pass_time(1.0)
+            dog.on_wake()
         dog.on_progress()
-        limits.append(dog.limit())
+        assert dog.limit() == limit
     dog.close()
-    assert limits[1] >= 0.25 * dog.TIMES_LONGEST and limits[2] == limits[1] > limits[0]
     assert Watchdog(8).limit() == 8
