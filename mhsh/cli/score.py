@@ -5,20 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from typing import Annotated
 
 import numpy as np
+from cyclopts import Parameter
 
 from mhsh.data.glue import find_task, read_glue, read_submission
 from mhsh.data.squad import read_predictions, read_squad
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
-from mhsh.evaluation.bleu import score_translations
+from mhsh.evaluation.bleu import compare_translations, score_translations
 from mhsh.evaluation.glue import score_glue
 from mhsh.evaluation.squad import score_squad
 
 EXAMPLES = (
     "mhsh score translation --hypotheses=translated.txt --references=test.de",
-    "mhsh score translation --hypotheses=out.txt --references=test.de --lowercase",
+    "mhsh score translation --hypotheses a0.de a1.de --baseline b0.de b1.de --references=test.de",
     "mhsh score glue --task=cola --labels=dev.tsv --predictions=CoLA.tsv",
     "mhsh score glue --task=mnli --labels=dev_matched.tsv --predictions=MNLI-m.tsv",
     "mhsh score squad --data=dev-v1.1.json --predictions=answers.json",
@@ -26,28 +28,57 @@ EXAMPLES = (
 )
 
 
-def translation(*, hypotheses: str, references: str, lowercase: bool = False) -> int:
-    """BLEU and chrF of lines, by sacreBLEU, with their signatures, as JSON.
+def translation(
+    *,
+    hypotheses: Annotated[tuple[str, ...], Parameter(consume_multiple=True)],
+    references: str,
+    baseline: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    lowercase: bool = False,
+) -> int:
+    """BLEU and chrF of lines, by sacreBLEU, with their signatures, as JSON; with --baseline the
+    difference to it, with its 95 % interval over other sentences and other seeds.
 
     Args:
-      hypotheses: a file with a translation a line, plain or .gz
+      hypotheses: a file with a translation a line, plain or .gz; with --baseline one or more, such
+        as those of several seeds
       references: a file with the references, line by line
+      baseline: as many files of another system, in the same order of seeds
       lowercase: compare without case
 
     Raises:
-      UserError: a file cannot be read or is no UTF-8, the files differ in lines, or they hold none.
+      UserError: a file cannot be read or is no UTF-8, the files differ in lines, they hold none, or
+        there are not as many of the baseline.
     """
-    hypothesis_lines, reference_lines = read_lines(hypotheses), read_lines(references)
-    if len(hypothesis_lines) != len(reference_lines):
+    if len(baseline) != (len(hypotheses) if baseline else 0) or (len(hypotheses) > 1 and not baseline):
         raise UserError(
-            f"{hypotheses} has {len(hypothesis_lines)} lines, {references} {len(reference_lines)}; "
+            f"--hypotheses has {len(hypotheses)} files, --baseline {len(baseline)}; give one file without --baseline, "
+            "or as many of each, in the same order of seeds"
+        )
+    reference_lines = read_lines(references)
+    if not reference_lines:
+        raise UserError(f"{references} is empty; there is nothing to score")
+    systems, baselines = (
+        [_lines_beside(path, references, len(reference_lines)) for path in paths] for paths in (hypotheses, baseline)
+    )
+    scores = [dataclasses.asdict(score_translations(lines, reference_lines, lowercase=lowercase)) for lines in systems]
+    if not baseline:
+        print(json.dumps(scores[0]))
+        return 0
+    compared = compare_translations(systems, baselines, reference_lines, lowercase=lowercase)
+    signatures = {name: scores[0][name] for name in ("bleu_signature", "chrf_signature")}
+    found = {name: dataclasses.asdict(paired) for name, paired in compared.items()}
+    print(json.dumps({"num_lines": len(reference_lines), "pairs": len(systems), **found, **signatures}))
+    return 0
+
+
+def _lines_beside(path: str, references: str, number: int) -> list[str]:
+    lines = read_lines(path)
+    if len(lines) != number:
+        raise UserError(
+            f"{path} has {len(lines)} lines, {references} {number}; "
             "give files in which line k is the translation of the same sentence"
         )
-    if not hypothesis_lines:
-        raise UserError(f"{hypotheses} and {references} are empty; there is nothing to score")
-    scores = score_translations(hypothesis_lines, reference_lines, lowercase=lowercase)
-    print(json.dumps(dataclasses.asdict(scores)))
-    return 0
+    return lines
 
 
 def glue(*, task: str, labels: str, predictions: str) -> int:

@@ -15,11 +15,14 @@ import msgspec.inspect as inspect
 from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config, Section, to_dict
 from mhsh.errors import UserError
 
-# Also fields of every config file, and not of a config: they change the shape (shapes.regroup and
-# at_equal_size) where they are not 0.
-HEADS_PER_LAYER = "model.heads_per_layer"
-LAYERS_AT_EQUAL_SIZE = "model.layers_at_equal_size"
-SHAPING = (HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE)
+# Also fields of every config file, and not of a config: where they are not 0 they change the shape,
+# one after the other (config.shapes).
+SHAPING = (
+    "model.heads_per_layer",
+    "model.layers_at_equal_size",
+    "model.heads_at_equal_width",
+    "model.kv_heads_at_equal_size",
+)
 
 _KINDS: Mapping[type, type] = {
     inspect.IntType: int,

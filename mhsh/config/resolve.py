@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from mhsh.config.fields import HEADS_PER_LAYER, LAYERS_AT_EQUAL_SIZE, SHAPING, Field, fields_of, section_class, section_names
+from mhsh.config.fields import SHAPING, Field, fields_of, section_class, section_names
 from mhsh.config.schema import (
     OBJECTIVES,
     AnyDataConfig,
@@ -23,7 +23,7 @@ from mhsh.config.schema import (
     TrainConfig,
     to_dict,
 )
-from mhsh.config.shapes import at_equal_size, regroup
+from mhsh.config.shapes import at_equal_size, heads_at_equal_width, kv_heads_at_equal_size, regroup
 from mhsh.errors import UserError, nearest
 
 # jax counts in 32 bits, and a seed draws what its last 32 bits draw.
@@ -31,8 +31,8 @@ _LARGEST, _LARGEST_SEED = 2**31 - 1, 2**32 - 1
 
 
 def from_dict(fields: Mapping[str, Any]) -> Config:
-    """The Config of plain fields, of which none may be missing. `model.heads_per_layer` and
-    `model.layers_at_equal_size`, where given and not 0, change the shape of the model.
+    """The Config of plain fields, of which none may be missing but those of SHAPING, which change
+    the shape of the model where they are given and not 0.
 
     Raises:
       UserError: names the first wrong field, its value and what is allowed.
@@ -53,7 +53,8 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
             shaping = {path: _checked_type(path, values.get(name, 0), int) for path, name in zip(SHAPING, optional, strict=True)}
         sections[section] = cls(**{name: _checked(field, values[name]) for name, field in known.items()})
     config = Config(**sections)
-    for path, change in ((HEADS_PER_LAYER, regroup), (LAYERS_AT_EQUAL_SIZE, at_equal_size)):
+    changes = (regroup, at_equal_size, heads_at_equal_width, kv_heads_at_equal_size)
+    for path, change in zip(SHAPING, changes, strict=True):
         if shaping[path]:
             config = replace(config, model=change(config.model, shaping[path]))
     problem = next(_problems(config), None)

@@ -1,5 +1,5 @@
 """Other shapes of the same model (its heads grouped otherwise, or its parameters in more or fewer
-layers), and its residual schemes by name.
+layers, heads, or heads of keys and values), and its residual schemes by name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import ADMIN_OMEGAS, RESIDUALS, ModelConfig
 from mhsh.errors import UserError
 
-# By how much the parameters of the layers may differ (at_equal_size).
+# By how much the parameters of the layers may differ.
 EQUAL_SIZE = 0.01
 
 # The fields of `model` that a residual scheme sets. For Admin, how omega starts is a part of the
@@ -103,18 +103,68 @@ def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
         num_decoder_layers=model.num_decoder_layers * num_layers // model.num_layers,
         embed_dim=width,
         head_dim=step * round(model.head_dim * width / model.embed_dim / step),
-        mlp_dim=0,
         base_layers=_base_layers(model),
     )
-    aim, rest = layer_parameters(model), layer_parameters(narrow)
-    units = layer_parameters(replace(narrow, mlp_dim=1)) - rest  # of one feed-forward unit in every layer
-    sized = replace(narrow, mlp_dim=round((aim - rest) / units)) if width and narrow.head_dim else narrow
-    if sized.mlp_dim < 1 or abs(layer_parameters(sized) / aim - 1) > EQUAL_SIZE:
+    aim = layer_parameters(model)
+    sized = _filled(narrow, aim) if width and narrow.head_dim else None
+    if sized is None:
         raise UserError(
             f"model.layers_at_equal_size = {num_layers}: no width has the {aim:,} parameters of {model.num_layers} layers "
             f"of {model.embed_dim} within {EQUAL_SIZE:.0%}; choose a depth nearer to {model.num_layers}"
         )
     return sized
+
+
+def heads_at_equal_width(model: ModelConfig, num_heads: int) -> ModelConfig:
+    """`num_heads` wider or narrower heads a layer: N H, G H and with them all sizes stay.
+
+    Raises:
+      UserError: N H / N' or G N' / N is not whole.
+    """
+    width = model.num_heads * model.head_dim
+    if num_heads < 1 or width % num_heads or (model.num_kv_heads * num_heads) % model.num_heads:
+        whole = (n for n in range(1, width + 1) if not width % n and not (model.num_kv_heads * n) % model.num_heads)
+        raise UserError(
+            f"model.heads_at_equal_width = {num_heads} does not divide the width {width} of {model.num_heads} heads, or their "
+            f"heads of keys and values; allowed: {', '.join(map(str, whole))}"
+        )
+    return replace(
+        model,
+        num_heads=num_heads,
+        head_dim=width // num_heads,
+        num_kv_heads=model.num_kv_heads * num_heads // model.num_heads,
+    )
+
+
+def kv_heads_at_equal_size(model: ModelConfig, num_kv_heads: int) -> ModelConfig:
+    """G heads of keys and values in each layer, and the F with which the layers have as many
+    parameters as before, within 1 %.
+
+    Raises:
+      UserError: G does not divide N, or there is no such F.
+    """
+    if num_kv_heads < 1 or model.num_heads % num_kv_heads:
+        whole = (g for g in range(1, model.num_heads + 1) if not model.num_heads % g)
+        raise UserError(
+            f"model.kv_heads_at_equal_size = {num_kv_heads} does not divide the {model.num_heads} heads of queries; "
+            f"allowed: {', '.join(map(str, whole))}"
+        )
+    aim = layer_parameters(model)
+    sized = _filled(replace(model, num_kv_heads=num_kv_heads if num_kv_heads < model.num_heads else 0), aim)
+    if sized is None:
+        raise UserError(
+            f"model.kv_heads_at_equal_size = {num_kv_heads}: no model.mlp_dim gives the layers {aim:,} parameters "
+            f"within {EQUAL_SIZE:.0%}; choose another number or a wider model"
+        )
+    return sized
+
+
+def _filled(model: ModelConfig, aim: int) -> ModelConfig | None:
+    """The model with the F that gives its layers `aim` parameters; None: not within 1 %."""
+    rest = layer_parameters(replace(model, mlp_dim=0))
+    units = layer_parameters(replace(model, mlp_dim=1)) - rest  # of one feed-forward unit in every layer
+    sized = replace(model, mlp_dim=round((aim - rest) / units))
+    return sized if sized.mlp_dim >= 1 and abs(layer_parameters(sized) / aim - 1) <= EQUAL_SIZE else None
 
 
 def _base_layers(model: ModelConfig) -> int:

@@ -1,7 +1,8 @@
 """The models of the study "heads or depth?" (launch/study).
 
 Causal language models over bytes of English in three sizes, one of them over word pieces and
-trained to the end, and translation of number words and of multi30k, all with heads of width 16.
+trained to the end, a standard decoder so too, and translation of number words and of multi30k, all
+with heads of width 16.
 `launch/study` names the axes of each stage, and docs/evidence.md shows what came out.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mhsh.configs.base import find_variant, make_config
+from mhsh.configs.gpt import DECODER
 from mhsh.configs.translation import CHANGES
 from mhsh.configs.translation import RECIPE as TRANSLATION
 
@@ -35,9 +37,16 @@ TRAINED = dict(
     optimizer=dict(schedule="wsd", decay_steps=3600),
     train=dict(num_steps=18_000, log_interval=50, eval_interval=1800, eval_batches=128, checkpoint_interval=0),
 )
+# The same for 433,000 parameters: gpt:6l4h, half as wide.
+SMALL_DECODER = dict(
+    model=dict(num_layers=6, num_heads=4, embed_dim=64, mlp_dim=176),
+    optimizer=dict(decay_steps=1700),
+    train=dict(num_steps=8500, eval_interval=850),
+)
 VARIANTS = {
     **{size: (LANGUAGE, dict(model=shape)) for size, shape in SIZES.items()},
     "trained": (LANGUAGE, dict(model=SIZES["base"]), TRAINED),
+    "decoder": (LANGUAGE, DECODER, TRAINED, SMALL_DECODER),
     "numbers": (TRANSLATION, dict(model=PAIRS), CHANGES["tiny"]),
     "multi30k": (TRANSLATION, dict(model=PAIRS), CHANGES["small"], dict(train=dict(num_steps=1000, checkpoint_interval=200))),
 }

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from mhsh.config.fields import all_fields, flatten
-from mhsh.config.schema import OBJECTIVES, Config
+from mhsh.config.schema import OBJECTIVES, Config, ModelConfig
 from mhsh.config.schema import Row as ConfigRow
 from mhsh.config.shapes import layer_parameters
 from mhsh.errors import UserError, closest
@@ -30,7 +30,8 @@ DEFAULT_TREATMENT = (SHAPE,)
 
 CONDITION_RULE = (
     "Losses of two groups are comparable if nothing differs but the treatment, and the treatment is one factor: the grouping of "
-    "the heads, the depth at equal size, the width, the residual scheme, the positions, the normalisation, or a field that was "
+    "the heads, the width of a head, the heads of keys and values or the depth at equal size, the width, the residual scheme, the "
+    "positions, the normalisation, or a field that was "
     "swept or that --treatment names. Two factors at once are confounded. These differences matter: the data, their order and the "
     "data seeds, how data are cut into rows and batches, what is validated, the tokens seen, the task, initialisation, activation "
     "and LayerNorm, any field of the optimizer or schedule, label smoothing, the start of training, dropout, precision, numeric "
@@ -40,9 +41,9 @@ CONDITION_RULE = (
     "are compared seed by seed where they have seeds in common."
 )
 
-# Factors of a treatment by the fields that they are made of. `grouping` and `depth at equal size`
+# Factors of a treatment by the fields that they are made of. Those of `_trade`
 # are read off the whole shape.
-GROUPING, DEPTH, EQUAL_SIZE_DEPTH = "grouping of the heads", "depth", "depth at equal size"
+DEPTH = "depth"
 _SHAPE_FACTORS: Mapping[str, tuple[str, ...]] = {
     DEPTH: ("num_layers", "num_decoder_layers"),
     "heads a layer": ("num_heads", "num_kv_heads"),
@@ -144,23 +145,33 @@ def _shape_factors(config: Config, baseline: Config, differing: set[str]) -> lis
     ours, theirs = config.model, baseline.model
     found = []
     if any(differing & set(_SHAPE_FACTORS[name]) for name in _SIZES):
-        regrouped = (
-            ours.num_layers * ours.num_heads == theirs.num_layers * theirs.num_heads
-            and ours.num_decoder_layers * ours.num_heads == theirs.num_decoder_layers * theirs.num_heads
-            and ours.num_layers * ours.kv_heads == theirs.num_layers * theirs.kv_heads
-            and ours.num_layers * ours.mlp_dim == theirs.num_layers * theirs.mlp_dim
-            and (ours.embed_dim, ours.head_dim) == (theirs.embed_dim, theirs.head_dim)
-        )
-        equal_size = (ours.num_heads, ours.kv_heads) == (theirs.num_heads, theirs.kv_heads) and abs(
-            layer_parameters(ours) / layer_parameters(theirs) - 1
-        ) <= PARAMETER_MARGIN
-        if regrouped or equal_size:
-            found.append(GROUPING if regrouped else EQUAL_SIZE_DEPTH)
-        else:
-            found += [name for name in _SIZES if differing & set(_SHAPE_FACTORS[name])]
+        trade = _trade(ours, theirs)
+        found += [trade] if trade else [name for name in _SIZES if differing & set(_SHAPE_FACTORS[name])]
     found += [name for name in _SHAPE_FACTORS if name not in _SIZES and differing & set(_SHAPE_FACTORS[name])]
     known = {*_FOLLOW, *(field for fields in _SHAPE_FACTORS.values() for field in fields)}
     return found + sorted(differing - known)
+
+
+def _trade(ours: ModelConfig, theirs: ModelConfig) -> str | None:
+    """Which size was changed for others, as config.shapes does it; None: none of its ways."""
+
+    def kept(m: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+        depths, width = (m.num_layers, m.num_decoder_layers), (m.num_heads * m.head_dim, m.kv_heads * m.head_dim)
+        grouped = (m.num_heads, m.kv_heads, m.mlp_dim)
+        return {
+            "grouping of the heads": (*(m.num_layers * size for size in grouped), depths[1] * m.num_heads, m.embed_dim, m.head_dim),
+            "width of a head": (*depths, *width, m.embed_dim, m.mlp_dim),
+            "heads of keys and values at equal size": (*depths, m.num_heads, m.head_dim, m.embed_dim),
+            "depth at equal size": (m.num_heads, m.kv_heads),
+        }
+
+    equal_size = abs(layer_parameters(ours) / layer_parameters(theirs) - 1) <= PARAMETER_MARGIN
+    excluded = {
+        "heads of keys and values at equal size": not equal_size or ours.kv_heads == theirs.kv_heads,
+        "depth at equal size": not equal_size or ours.num_layers == theirs.num_layers,
+    }
+    one, other = kept(ours), kept(theirs)
+    return next((name for name in one if one[name] == other[name] and not excluded.get(name)), None)
 
 
 def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = DEFAULT_TREATMENT) -> tuple[Condition, ...]:

@@ -46,7 +46,7 @@ def sacrebleu(hypotheses: Path, references: Path, *flags: str) -> list[dict[str,
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_as_sacrebleu_itself(lines, capsys, lowercase):
-    assert translation(hypotheses=str(lines[0]), references=str(lines[1]), lowercase=lowercase) == 0
+    assert translation(hypotheses=(str(lines[0]),), references=str(lines[1]), lowercase=lowercase) == 0
     ours = json.loads(capsys.readouterr().out)
     bleu, chrf = sacrebleu(*lines, *(["-lc", "--chrf-lowercase"] if lowercase else []))
     assert 10 < ours["bleu"] < 90
@@ -62,15 +62,27 @@ def test_packed_files(lines, capsys):
     packed.write_bytes(gzip.compress(lines[0].read_bytes()))
     printed = []
     for hypotheses in (packed, lines[0]):
-        assert translation(hypotheses=str(hypotheses), references=str(lines[1])) == 0
+        assert translation(hypotheses=(str(hypotheses),), references=str(lines[1])) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
+
+
+def test_the_difference_to_a_baseline_has_an_interval(lines, capsys):
+    arguments = dict(hypotheses=(str(lines[1]),) * 2, baseline=(str(lines[0]),) * 2, references=str(lines[1]))
+    assert translation(**arguments) == 0
+    ours = json.loads(capsys.readouterr().out)
+    (bleu, _), pairs = sacrebleu(*lines), (ours["bleu"], ours["chrf"])
+    assert (ours["pairs"], ours["num_lines"], ours["bleu_signature"]) == (2, 150, bleu["signature"])
+    assert [round(each, 4) for each in ours["bleu"]["baseline"]] == [bleu["score"]] * 2
+    for each in pairs:
+        low, high = each["interval"]
+        assert 0 < low < each["difference"] < high
 
 
 def test_a_form_feed_or_a_line_separator_ends_no_line(tmp_path, capsys):
     path = tmp_path / "odd"
     path.write_bytes("one\x0ctwo\u2028three\x85four\r\nfive".encode())
-    assert translation(hypotheses=str(path), references=str(path)) == 0
+    assert translation(hypotheses=(str(path),), references=str(path)) == 0
     assert json.loads(capsys.readouterr().out)["num_lines"] == 2
 
 

@@ -1,4 +1,4 @@
-"""Regrouping heads in both directions, and as many parameters in more or fewer layers."""
+"""Regrouping heads in both directions, and as many parameters in more or fewer layers or heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mhsh import configs
 from mhsh.config.resolve import from_dict
-from mhsh.config.shapes import at_equal_size, layer_parameters, regroup
+from mhsh.config.shapes import at_equal_size, heads_at_equal_width, kv_heads_at_equal_size, layer_parameters, regroup
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_counts
 
@@ -146,3 +146,46 @@ def test_a_depth_without_a_width_is_refused(make_config):
     uneven = replace(make_config("translation", "6l8h").model, num_decoder_layers=5)
     with pytest.raises(UserError, match=r"the decoder's 5 times 8 / 6 are whole$"):
         at_equal_size(uneven, 8)
+
+
+@pytest.mark.parametrize(("config", "variant"), [("bert", "2l8h"), ("translation", "6l8h"), ("gpt", "6l4h"), ("gpt", "24l16h_gqa")])
+def test_wider_or_narrower_heads_leave_all_sizes_as_they_are(make_config, config, variant):
+    model = make_config(config, variant).model
+    for num_heads in (model.num_heads // 2, 2 * model.num_heads):
+        other = make_config(config, variant, **{"model.heads_at_equal_width": num_heads}).model
+        assert other == heads_at_equal_width(model, num_heads)
+        assert (other.num_heads, other.head_dim) == (num_heads, model.num_heads * model.head_dim // num_heads)
+        assert other.num_heads * model.kv_heads == model.num_heads * other.kv_heads
+        assert parameter_counts(other) == parameter_counts(model)
+        assert heads_at_equal_width(other, model.num_heads) == model
+
+
+@pytest.mark.parametrize("variant", ["24l16h", "24l16h_gqa", "6l4h"])
+def test_fewer_heads_of_keys_and_values_of_as_many_parameters(make_config, variant):
+    model = make_config("gpt", variant).model
+    for num_kv_heads in (1, 2, 4):
+        other = make_config("gpt", variant, **{"model.kv_heads_at_equal_size": num_kv_heads}).model
+        assert other == kv_heads_at_equal_size(model, num_kv_heads)
+        assert other.kv_heads == num_kv_heads
+        assert (other.mlp_dim > model.mlp_dim) == (num_kv_heads < model.kv_heads)
+        assert parameter_counts(other)["encoder"] == pytest.approx(parameter_counts(model)["encoder"], rel=0.01)
+    assert kv_heads_at_equal_size(model, model.kv_heads) == model
+
+
+def test_heads_that_do_not_divide_are_refused(make_config):
+    model = make_config("gpt", "6l4h_gqa").model
+    for n in (0, -1, 3, 1):
+        with pytest.raises(
+            UserError, match=rf"^model.heads_at_equal_width = {n} .* heads of keys and values; allowed: 2, 4, 8, 16,"
+        ):
+            heads_at_equal_width(model, n)
+        if n != 1:
+            with pytest.raises(
+                UserError, match=rf"^model.kv_heads_at_equal_size = {n} does not divide the 4 .*; allowed: 1, 2, 4$"
+            ):
+                kv_heads_at_equal_size(model, n)
+    narrow = replace(model, mlp_dim=1, embed_dim=2, head_dim=2)
+    with pytest.raises(UserError, match=r"^model.kv_heads_at_equal_size = 4: no model.mlp_dim gives the layers .* within 1%"):
+        kv_heads_at_equal_size(narrow, 4)
+    with pytest.raises(UserError, match=r"model.num_kv_heads = 2; allowed with model.objective = 'mlm': 0"):
+        make_config("bert", "2l8h", **{"model.kv_heads_at_equal_size": 2})

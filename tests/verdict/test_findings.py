@@ -179,6 +179,7 @@ FACTORS = {
     "grouping of the heads": {f"model.{name}": value for name, value in DEEPER.items()},
     "depth": {"model.num_layers": 4},
     "depth at equal size": {"model.layers_at_equal_size": 4},
+    "width of a head": {"model.heads_at_equal_width": 4},
     "width": {"model.mlp_dim": 1024},
     "residual scheme": {"model.residual": "pre_ln"},
     "positions": {"model.positions": "sinusoidal"},
@@ -213,6 +214,11 @@ def test_heads_of_keys_and_values_are_a_factor(make_config: Callable[..., Any]):
     shared, whole = make_config("gpt", "6l4h_gqa"), make_config("gpt", "6l4h")
     assert factors(make_config("gpt", "12l2h_gqa"), shared) == ("grouping of the heads",)
     assert factors(shared, whole) == ("heads a layer",)
+    sized = make_config("gpt", "6l4h", **{"model.kv_heads_at_equal_size": 2})
+    assert factors(sized, whole) == ("heads of keys and values at equal size",)
+    assert set(factors(make_config("gpt", "6l4h_gqa", **{"model.mlp_dim": 360}), whole)) == {"heads a layer", "width"}
+    assert factors(make_config("gpt", "6l4h", **{"model.mlp_dim": 353}), whole) == ("width",)
+    assert factors(make_config("gpt", "6l4h_gqa", **{"model.heads_at_equal_width": 2}), shared) == ("width of a head",)
     assert set(factors(make_config("gpt", "12l2h_gqa"), whole)) == {"heads a layer", "depth", "width"}
 
 
