@@ -175,10 +175,10 @@ def _compared(sweeps: Sequence[Path]) -> tuple[list[Comparison], list[Change]]:
     experiment = load_experiment(sweeps)
     treatment = treatment_of(experiment.axes, None)
     comparisons = []
-    for name, section in experiment.sections().items():
+    for words, section in experiment.sections().items():
         has_rates = any(axis.path == "optimizer.learning_rate" for axis in section.axes)
         tuned = tune(section, "lr", CHOOSING_SEEDS) if has_rates else section
-        comparisons.append(compare(tuned, treatment=treatment, name=name))
+        comparisons.append(compare(tuned, treatment=treatment, section=words))
     return judge_page(comparisons)
 
 

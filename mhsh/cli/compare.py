@@ -152,9 +152,9 @@ def _make_run_report(question: Question) -> Report:
     experiment = load_experiment(question.paths, question.with_pretraining)
     treatment = treatment_of(experiment.axes, question.treatment)
     comparisons = []
-    for name, section in experiment.sections(question.by).items():
+    for words, section in experiment.sections(question.by).items():
         tuned = tune(section, question.over, question.choosing_seeds) if question.over is not None else section
-        comparisons.append(compare(tuned, question.measure, question.target, question.baseline, treatment, name))
+        comparisons.append(compare(tuned, question.measure, question.target, question.baseline, treatment, words))
     judged, changes = judge_page(comparisons)
     return build_report(judged, changes, question.with_pretraining)
 

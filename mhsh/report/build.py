@@ -343,6 +343,7 @@ def _budgets(sections: Sequence[_Section]) -> list[Points]:
     """
     losses: dict[str, list[Point]] = {}
     differences: dict[str, list[Point]] = {}
+    several = len({group.sweep for section in sections for group in section.groups}) > 1
     for section in sections:
         comparison = section.comparison
         for group, loss, finding in zip(section.groups, comparison.estimates, comparison.findings, strict=True):
@@ -351,7 +352,8 @@ def _budgets(sections: Sequence[_Section]) -> list[Points]:
                 continue
             tuned = group.choice.over if group.choice else ""
             settings = {path: value for path, value in group.settings.items() if path not in (BUDGET, tuned)}
-            name = ", ".join(f"{path.split('.')[-1]} {value}" for path, value in settings.items()) or "all"
+            words = [comparison.section[0]] if several else []
+            name = ", ".join([*words, *(f"{path.split('.')[-1]} {value}" for path, value in settings.items())]) or "all"
             for lines, of in ((losses, loss), (differences, finding.difference if finding else None)):
                 if of is not None:
                     lines.setdefault(name, []).append(_estimated(math.fsum(spent) / len(spent), of, group.name))

@@ -195,10 +195,10 @@ class Experiment:
         """How the value of every group was chosen; empty without --over."""
         return [group.choice for group in self.groups if group.choice]
 
-    def sections(self, by: Sequence[str] = ()) -> dict[str, Experiment]:
-        """What is compared by itself, by name: each sweep if there are several; and with `by`, some
-        of the axes, each setting of the others. Without, each budget of a sweep of shapes and
-        budgets.
+    def sections(self, by: Sequence[str] = ()) -> dict[tuple[str, ...], Experiment]:
+        """What is compared by itself: each sweep if there are several; and with `by`, some of the
+        axes, each setting of the others. Without, each budget of a sweep of shapes and budgets. The
+        keys say which: `("small", "budget 400")`.
 
         Raises:
           UserError: `by` names no axis.
@@ -214,13 +214,13 @@ class Experiment:
         if not by and BUDGET in known:
             compared = [axis.path for axis in self.axes if axis.path != BUDGET]
         varied = {axis.path for axis in self.axes if len(axis.values) > 1}
-        parts: dict[str, list[Group]] = {}
+        parts: dict[tuple[str, ...], list[Group]] = {}
         for group in self.groups:
             words = [sweeps[group.sweep]] if len(sweeps) > 1 else []
             others = {path: value for path, value in group.settings.items() if compared and path not in compared}
             words += [f"{path.split('.')[-1]} {sanitize(str(value))}" for path, value in others.items() if path in varied]
-            parts.setdefault(", ".join(words), []).append(group)
-        return {name: self._section(groups, renamed=bool(compared)) for name, groups in parts.items()} or {"": self}
+            parts.setdefault(tuple(words), []).append(group)
+        return {words: self._section(groups, renamed=bool(compared)) for words, groups in parts.items()} or {(): self}
 
     def _section(self, groups: Sequence[Group], renamed: bool) -> Experiment:
         """Some of the groups; `renamed`: named by what differs among these alone."""
@@ -310,7 +310,10 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
         except UserError as error:
             problems.append(str(error))
             continue
-        axes |= {axis.path: axis for axis in plan.axes if axis.path not in SEEDS}
+        for axis in plan.axes:
+            if axis.path not in SEEDS:
+                known = axes[axis.path].values if axis.path in axes else ()
+                axes[axis.path] = Axis(axis.path, tuple(dict.fromkeys((*known, *axis.values))))
         of_sweep = {real_path(folder.run_folder(cell.name).path): cell for cell in plan.cells}
         named = [_without_seeds(cell.settings) for path, cell in of_sweep.items() if path in runs]
         for path, cell in of_sweep.items():

@@ -31,9 +31,10 @@ FINDING_RULE = (
     "All else is shown with intervals and not tested. Planned runs that are missing are counted."
 )
 TREND_RULE = (
-    "Where several sweeps are named, each is compared with its own baseline. A change between sweeps is that of the difference to "
-    "the baseline, seed by seed over the seeds in common, from the first sweep to another, of groups that stand to their baselines "
-    "alike: as many heads a layer, or all heads in as many layers. It is tested with the findings of the page."
+    "Where several sweeps or settings are compared, each has its own baseline. A change is that of the difference to the baseline, "
+    "seed by seed over the seeds in common, from the first to one that is another sweep or has another setting, of groups that "
+    "stand to their baselines alike: as many heads a layer, or all heads in as many layers. It is tested with the findings of the "
+    "page."
 )
 
 
@@ -57,13 +58,18 @@ class Finding:
 class Comparison:
     """The groups of an experiment against their baseline."""
 
-    name: str  # printable; empty where there is one comparison on the page
+    section: tuple[str, ...]  # what it is of, as by Experiment.sections; empty where there is one comparison on the page
     experiment: Experiment
     measured: Measured
     treatment: tuple[str, ...]
     baseline: int
     findings: tuple[Finding | None, ...]  # one a group; None for the baseline
     estimates: tuple[Estimate | None, ...]  # the primary measure of those that trained; None: none did
+
+    @property
+    def name(self) -> str:
+        """Of its section, printable."""
+        return ", ".join(self.section)
 
     def hidden(self, place: int) -> tuple[float, float]:
         """How much lower a group and the baseline may be where they are tuned on a finer grid."""
@@ -76,10 +82,10 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """How much larger a group's difference to its baseline is in one sweep than in the first."""
+    """How much larger a group's difference to its baseline is in one section than in the first."""
 
     relation: str  # what the two groups have in common, as in `1 head a layer`
-    first: str  # names of the sweeps
+    first: str  # names of the sections
     other: str
     groups: tuple[str, str]
     means: tuple[float, float]  # of the two differences, over the replicates that both have
@@ -92,7 +98,7 @@ def compare(
     target: float | None = None,
     baseline: str | None = None,
     treatment: Sequence[str] = DEFAULT_TREATMENT,
-    name: str = "",
+    section: tuple[str, ...] = (),
 ) -> Comparison:
     """Compares every group with the baseline: the group or run called so, or the first group.
 
@@ -104,7 +110,7 @@ def compare(
     measured = measure_all(experiment, measure, target)
     estimates = tuple(known_estimate(values.final.values()) for values in measured.values)
     place = baseline_place(experiment.groups, baseline)
-    comparison = Comparison(name, experiment, measured, tuple(treatment), place, (), estimates)
+    comparison = Comparison(section, experiment, measured, tuple(treatment), place, (), estimates)
     one_unit = not other_unit(experiment.runs)
     places = range(len(experiment.groups))
     findings = tuple(None if each == place else _finding(comparison, each, one_unit) for each in places)
@@ -113,7 +119,8 @@ def compare(
 
 def judge_page(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[Change]]:
     """The comparisons of one page, of which there is at least one, and the changes from the first
-    to each other one; with p-values corrected for all of these tests, and verdicts by them.
+    to each other one that differs from it in one thing; with p-values corrected for all of these
+    tests, and verdicts by them.
     """
     changes = _changes(comparisons)
     tested = [finding.tested for each in comparisons for finding in each.findings if finding is not None and finding.tested]
@@ -179,6 +186,7 @@ def _verdict(apart: Estimate) -> str:
 def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
     first, *others = comparisons
     changes = []
+    others = [each for each in others if len({*first.section} ^ {*each.section}) == 2]
     for (place, group), other in itertools.product(enumerate(first.experiment.groups), others):
         for counterplace, counterpart in enumerate(other.experiment.groups):
             ours, theirs = _differences(first, place), _differences(other, counterplace)

@@ -24,7 +24,7 @@ DEEP = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
 
 def report_of(paths: Sequence[str | Path], **options: Any) -> Report:
     sections = load_experiment(paths).sections()
-    return build_report(*judge_page([compare(section, name=name, **options) for name, section in sections.items()]))
+    return build_report(*judge_page([compare(section, section=words, **options) for words, section in sections.items()]))
 
 
 def cells(table: Table, row: int) -> dict[str, Any]:
@@ -157,6 +157,35 @@ def test_each_budget_is_compared_by_itself_and_drawn_against_its_tokens(tmp_path
     assert [pytest.approx(point.y) for point in series.points] == [0.1, -0.05]
     assert [figure.title for figure in others if "budget" in figure.x_title] == []
     assert "budget 400" in " ".join(report.summary)
+
+
+def test_budgets_of_two_sweeps_are_compared_length_by_length(tmp_path: Path) -> None:
+    """The second sweep has one length so far. A change is between lengths of one sweep, or between
+    the sweeps at one length.
+    """
+    losses = {(8, 100): 2.4, (8, 400): 2.1, (1, 100): 2.5, (1, 400): 2.05}
+    for name, budgets, lower in (("adamw", (100, 400), 0.0), ("muon", (400,), 0.2)):
+        ends = {
+            f"heads_per_layer-{heads}_budget-{steps}_seed-{seed}": loss + 0.01 * seed - lower * (1 if heads == 8 else 0.5)
+            for (heads, steps), loss in losses.items()
+            for seed in (0, 1, 2)
+            if steps in budgets
+        }
+        axes = ["heads_per_layer=8,1", f"budget={','.join(map(str, budgets))}", "seed=0,1,2"]
+        write_sweep(tmp_path / name, load_fields("evidence", "heads"), axes, ends)
+    sections = load_experiment([tmp_path / "adamw", tmp_path / "muon"]).sections()
+    assert list(sections) == [("adamw", "budget 100"), ("adamw", "budget 400"), ("muon", "budget 400")]
+    report = report_of([tmp_path / "adamw", tmp_path / "muon"])
+    changes = [line for line in report.summary if "the difference goes from" in line]
+    assert [line.split(": ")[1].split(" the difference")[0] for line in changes] == ["from adamw, budget 100 to adamw, budget 400"]
+    loss, difference = report.points[:2]
+    shapes = [(name, f"heads_per_layer {heads}") for name in ("adamw", "muon") for heads in (8, 1)]
+    assert [series.name for series in loss.series] == [", ".join(words) for words in shapes]
+    found = [[pytest.approx(point.y) for point in series.points] for series in difference.series]
+    assert found == [[0.1, -0.05], [0.05]]
+    report = report_of([tmp_path / "muon", tmp_path / "adamw"])
+    changes = [line for line in report.summary if "the difference goes from" in line]
+    assert [line.split(": ")[1].split(" the difference")[0] for line in changes] == ["from muon, budget 400 to adamw, budget 400"]
 
 
 def test_no_text_of_a_report_moves_the_cursor_or_turns_the_line(make_run: MakeRun) -> None:

@@ -335,14 +335,17 @@ def test_validation_on_training_examples_is_said(make_run: MakeRun):
 def test_two_sweeps_whose_folders_have_one_name_are_compared_apart(tmp_path):
     paths = [heads(tmp_path / size / "sweep", SHALLOW, DEEP) for size in ("small", "large")]
     experiment = load_experiment(paths)
-    assert {name: len(section.groups) for name, section in experiment.sections().items()} == {"small/sweep": 2, "large/sweep": 2}
+    assert {words: len(section.groups) for words, section in experiment.sections().items()} == {
+        ("small/sweep",): 2,
+        ("large/sweep",): 2,
+    }
 
 
 def test_a_difference_that_changes_from_one_sweep_to_the_next_is_tested(tmp_path):
     larger = [loss + 0.03 + 0.001 * seed for seed, loss in enumerate(DEEP)]
     paths = [heads(tmp_path / name, SHALLOW, deep) for name, deep in (("small", DEEP), ("large", larger), ("same", DEEP))]
     sections = load_experiment(paths).sections()
-    comparisons, changes = judge_page([compare(section, name=name) for name, section in sections.items()])
+    comparisons, changes = judge_page([compare(section, section=words) for words, section in sections.items()])
     assert [verdicts(comparison) for comparison in comparisons] == [[None, HIGHER]] * 3
     grown, same = changes
     assert grown.estimate.mean == pytest.approx(0.032) and grown.estimate.is_significant
