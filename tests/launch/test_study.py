@@ -96,6 +96,35 @@ def test_probes_look_into_the_reporting_runs_of_every_shape_once(study, tmp_path
     assert study("probes") == []
 
 
+def test_translations_of_the_reporting_runs_are_scored_shape_against_shape(study, tmp_path, launch):
+    folder = tmp_path / "study"
+    given = ("--input=test.en", "--references=test.de")
+    for more, said in [
+        ((), "give --input=FILE and --references=FILE\n"),
+        (("--input=test.en",), "give --input=FILE and --references=FILE\n"),
+        (("--source=x", *given), "--source=x is unknown; give --input=FILE and --references=FILE\n"),
+        (given, f"run 'bash launch/study multi30k_whole --workdir={folder}' first\n"),
+    ]:
+        done = launch("study", "translations", f"--workdir={folder}", *more, MHSH_VENV=str(tmp_path / "environment"))
+        assert (done.returncode, done.stderr) == (2, f"translations: {said}")
+    (folder / "multi30k_whole").mkdir(parents=True)
+    names = [f"heads_per_layer-{heads}_seed-{seed}" for heads in (4, 1) for seed in (2, 3)]
+    curves = {"runs": [{"name": name, "curves": {}} for name in names]}
+    (folder / "multi30k_whole/report.json").write_text(json.dumps({"report": {"curves": curves}}))
+    assert study("translations", "--dry-run", *given) == []
+    out = folder / "published/translations"
+    *predicted, scored = study("translations", *given)
+    expected = [
+        ["predict", f"{folder}/multi30k_whole/runs/{name}", "--input=test.en", f"--output={out}/{name}.de"] for name in names
+    ]
+    assert predicted == expected
+    shallow, deep = ([f"{out}/{name}.de" for name in names[part]] for part in (slice(2), slice(2, 4)))
+    assert scored == ["score", "translation", "--hypotheses", *deep, "--baseline", *shallow, "--references=test.de"]
+    for name in names[:3]:
+        (out / f"{name}.de").touch()
+    assert study("translations", *given) == [predicted[3], scored]
+
+
 def test_a_page_reports_every_stage_and_those_of_one_question_beside_each_other(study, tmp_path):
     folder = tmp_path / "study"
     begin(folder, "admin", "heads", "large", "numbers", "stability")
@@ -227,7 +256,7 @@ def test_an_unknown_stage_is_told_which_there_are(launch):
     for arguments in ((), ("head",), (".*",)):
         done = launch("study", *arguments)
         assert done.returncode == 2
-        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(SWEEPS)} probes page"
+        assert done.stderr.splitlines()[-1] == f"stages: {' '.join(SWEEPS)} probes translations page"
 
 
 @pytest.mark.slow
