@@ -141,8 +141,10 @@ def kv_heads_at_equal_size(model: ModelConfig, num_kv_heads: int) -> ModelConfig
     parameters as before, within 1 %.
 
     Raises:
-      UserError: G does not divide N, or there is no such F.
+      UserError: G does not divide N, there is no such F, or the model is no causal one.
     """
+    if model.objective != "clm":
+        raise UserError(f"model.kv_heads_at_equal_size = {num_kv_heads}; allowed with model.objective = {model.objective!r}: 0")
     if num_kv_heads < 1 or model.num_heads % num_kv_heads:
         whole = (g for g in range(1, model.num_heads + 1) if not model.num_heads % g)
         raise UserError(

@@ -187,5 +187,5 @@ def test_heads_that_do_not_divide_are_refused(make_config):
     narrow = replace(model, mlp_dim=1, embed_dim=2, head_dim=2)
     with pytest.raises(UserError, match=r"^model.kv_heads_at_equal_size = 4: no model.mlp_dim gives the layers .* within 1%"):
         kv_heads_at_equal_size(narrow, 4)
-    with pytest.raises(UserError, match=r"model.num_kv_heads = 2; allowed with model.objective = 'mlm': 0"):
+    with pytest.raises(UserError, match=r"^model.kv_heads_at_equal_size = 2; allowed with model.objective = 'mlm': 0"):
         make_config("bert", "2l8h", **{"model.kv_heads_at_equal_size": 2})
