@@ -20,7 +20,7 @@ from mhsh.evaluation.squad import score_squad
 
 EXAMPLES = (
     "mhsh score translation --hypotheses=translated.txt --references=test.de",
-    "mhsh score translation --hypotheses a0.de a1.de --baseline b0.de b1.de --references=test.de",
+    "mhsh score translation --hypotheses b*.de --baseline a*.de --references=r.de",
     "mhsh score glue --task=cola --labels=dev.tsv --predictions=CoLA.tsv",
     "mhsh score glue --task=mnli --labels=dev_matched.tsv --predictions=MNLI-m.tsv",
     "mhsh score squad --data=dev-v1.1.json --predictions=answers.json",
