@@ -49,7 +49,7 @@ def translation(
       UserError: a file cannot be read or is no UTF-8, the files differ in lines, they hold none, or
         there are not as many of the baseline.
     """
-    if len(baseline) != (len(hypotheses) if baseline else 0) or (len(hypotheses) > 1 and not baseline):
+    if len(baseline) != len(hypotheses) and (baseline or len(hypotheses) > 1):
         raise UserError(
             f"--hypotheses has {len(hypotheses)} files, --baseline {len(baseline)}; give one file without --baseline, "
             "or as many of each, in the same order of seeds"
@@ -60,12 +60,12 @@ def translation(
     systems, baselines = (
         [_lines_beside(path, references, len(reference_lines)) for path in paths] for paths in (hypotheses, baseline)
     )
-    scores = [dataclasses.asdict(score_translations(lines, reference_lines, lowercase=lowercase)) for lines in systems]
+    scores = dataclasses.asdict(score_translations(systems[0], reference_lines, lowercase=lowercase))
     if not baseline:
-        print(json.dumps(scores[0]))
+        print(json.dumps(scores))
         return 0
     compared = compare_translations(systems, baselines, reference_lines, lowercase=lowercase)
-    signatures = {name: scores[0][name] for name in ("bleu_signature", "chrf_signature")}
+    signatures = {name: scores[name] for name in ("bleu_signature", "chrf_signature")}
     found = {name: dataclasses.asdict(paired) for name, paired in compared.items()}
     print(json.dumps({"num_lines": len(reference_lines), "pairs": len(systems), **found, **signatures}))
     return 0

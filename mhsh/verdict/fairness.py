@@ -31,8 +31,8 @@ DEFAULT_TREATMENT = (SHAPE,)
 CONDITION_RULE = (
     "Losses of two groups are comparable if nothing differs but the treatment, and the treatment is one factor: the grouping of "
     "the heads, the width of a head, the heads of keys and values or the depth at equal size, the width, the residual scheme, the "
-    "positions, the normalisation, or a field that was "
-    "swept or that --treatment names. Two factors at once are confounded. These differences matter: the data, their order and the "
+    "positions, the normalisation, or a field that was swept or that --treatment names. Two factors at once are confounded. These "
+    "differences matter: the data, their order and the "
     "data seeds, how data are cut into rows and batches, what is validated, the tokens seen, the task, initialisation, activation "
     "and LayerNorm, any field of the optimizer or schedule, label smoothing, the start of training, dropout, precision, numeric "
     "settings, and the code that decides losses. A model that has over "
@@ -41,8 +41,8 @@ CONDITION_RULE = (
     "are compared seed by seed where they have seeds in common."
 )
 
-# Factors of a treatment by the fields that they are made of. Those of `_trade`
-# are read off the whole shape.
+# Factors of a treatment by the fields that they are made of. Those of `_trade` are read off the
+# whole shape.
 DEPTH = "depth"
 _SHAPE_FACTORS: Mapping[str, tuple[str, ...]] = {
     DEPTH: ("num_layers", "num_decoder_layers"),
