@@ -32,9 +32,9 @@ FINDING_RULE = (
 )
 TREND_RULE = (
     "Where several sweeps or settings are compared, each has its own baseline. A change is that of the difference to the baseline, "
-    "seed by seed over the seeds in common, from the first to one that is another sweep or has another setting, of groups that "
-    "stand to their baselines alike: as many heads a layer, or all heads in as many layers. It is tested with the findings of the "
-    "page."
+    "seed by seed over the seeds in common, from the first to one that is another sweep or has another setting, of two groups "
+    "that stand to their baselines alike: they have one name, or they alone have as many heads a layer, or all heads in as many "
+    "layers. It is tested with the findings of the page."
 )
 
 
@@ -188,20 +188,44 @@ def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
     changes = []
     others = [each for each in others if len({*first.section} ^ {*each.section}) == 2]
     for (place, group), other in itertools.product(enumerate(first.experiment.groups), others):
-        for counterplace, counterpart in enumerate(other.experiment.groups):
-            ours, theirs = _differences(first, place), _differences(other, counterplace)
-            relation = _relation(group, first)
-            if relation == _relation(counterpart, other) and ours.keys() & theirs.keys():
-                # A difference is too high by what the grid of its group hides, and too low by what
-                # that of its baseline hides.
-                high, low = other.hidden(counterplace)
-                first_high, first_low = first.hidden(place)
-                resolution = first.sampling_error(place) + other.sampling_error(counterplace)
-                apart = difference(theirs, ours, resolution=resolution, hidden=(high + first_low, low + first_high))
-                both = ours.keys() & theirs.keys()
-                means = statistics.fmean(ours[each] for each in both), statistics.fmean(theirs[each] for each in both)
-                changes.append(Change(relation, first.name, other.name, (group.name, counterpart.name), means, apart))
+        counterplace = _counterplace(first, place, other)
+        if counterplace is None:
+            continue
+        ours, theirs = _differences(first, place), _differences(other, counterplace)
+        both = ours.keys() & theirs.keys()
+        if both:
+            # A difference is too high by what the grid of its group hides, and too low by what
+            # that of its baseline hides.
+            high, low = other.hidden(counterplace)
+            first_high, first_low = first.hidden(place)
+            resolution = first.sampling_error(place) + other.sampling_error(counterplace)
+            apart = difference(theirs, ours, resolution=resolution, hidden=(high + first_low, low + first_high))
+            means = statistics.fmean(ours[each] for each in both), statistics.fmean(theirs[each] for each in both)
+            names = group.name, other.experiment.groups[counterplace].name
+            changes.append(Change(_relation(first, place), first.name, other.name, names, means, apart))
     return changes
+
+
+def _counterplace(first: Comparison, place: int, other: Comparison) -> int | None:
+    """The place in `other` of the group that stands to its baseline as the one at `place` does: its
+    namesake, or where neither has one the only group that stands so; None: there is none.
+    """
+    stand = _stand(first, place)
+    names, theirs = ([group.name for group in each.experiment.groups] for each in (first, other))
+    if stand is None:
+        return None
+    if names[place] in theirs:
+        namesake = theirs.index(names[place])
+        return namesake if _stand(other, namesake) == stand else None
+    rivals = [k for k, name in enumerate(names) if name not in theirs and _stand(first, k) == stand]
+    found = [k for k, name in enumerate(theirs) if name not in names and _stand(other, k) == stand]
+    return found[0] if len(rivals) == len(found) == 1 else None
+
+
+def _stand(comparison: Comparison, place: int) -> tuple[str, tuple[str, ...]] | None:
+    """The relation of a group to its baseline and what they differ in; None: it is the baseline."""
+    finding = comparison.findings[place]
+    return None if finding is None else (_relation(comparison, place), finding.fairness.factors)
 
 
 def _differences(comparison: Comparison, place: int) -> dict[Replicate, float]:
@@ -213,11 +237,11 @@ def _differences(comparison: Comparison, place: int) -> dict[Replicate, float]:
     return {replicate: ours[replicate] - theirs[replicate] for replicate in ours if replicate in theirs}
 
 
-def _relation(group: Group, comparison: Comparison) -> str:
+def _relation(comparison: Comparison, place: int) -> str:
     """All heads in one layer are 12 heads a layer in one size and 24 in the next; one head a layer
     is one head a layer in each.
     """
-    model, base = group.config.model, comparison.experiment.groups[comparison.baseline].config.model
+    model, base = (comparison.experiment.groups[each].config.model for each in (place, comparison.baseline))
     schemes = [] if model.residual == base.residual else [model.residual]
     if model.num_layers < base.num_layers:
         return format_list([f"{model.num_layers} layer{'s' * (model.num_layers > 1)}", *schemes])

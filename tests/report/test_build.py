@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,58 @@ def test_budgets_of_two_sweeps_are_compared_length_by_length(tmp_path: Path) -> 
     report = report_of([tmp_path / "muon", tmp_path / "adamw"])
     changes = [line for line in report.summary if "the difference goes from" in line]
     assert [line.split(": ")[1].split(" the difference")[0] for line in changes] == ["from muon, budget 400 to adamw, budget 400"]
+
+
+@pytest.mark.parametrize(("lengths", "found"), [((100, 400), ["6x1", "24x4", "24x1"]), ((100,), ["24x1"])])
+def test_a_change_with_length_is_that_of_one_shape(tmp_path: Path, lengths: tuple[int, ...], found: list[str]) -> None:
+    """Two shapes have one head a layer. At 400 steps 6x1 has run or has not."""
+    base = {(4, 4): 2.4, (4, 1): 2.3, (1, 4): 2.5, (1, 1): 2.45}
+    ends = {
+        f"heads_per_layer-{heads}_heads_at_equal_width-{width}_budget-{steps}_seed-{seed}": loss - 0.001 * steps + 0.01 * seed
+        for (heads, width), loss in base.items()
+        for steps in (100, 400)
+        for seed in (0, 1, 2)
+        if steps in lengths or heads == width
+    }
+    axes = ["heads_per_layer=4,1", "heads_at_equal_width=4,1", "budget=100,400", "seed=0,1,2"]
+    fields = load_fields("study", "decoder")
+    fields["optimizer"]["warmup_steps"] = 20
+    write_sweep(tmp_path / "sweep", fields, axes, ends)
+    changes = _changes_of([tmp_path / "sweep"])
+    assert [re.findall(r"\((.*?) pre_ln\): from", line) for line in changes] == [[shape] for shape in found]
+
+
+def _changes_of(paths: Sequence[Path]) -> list[str]:
+    return [line for line in report_of(paths).summary if "the difference goes from" in line]
+
+
+def _write(path: Path, axis: str, budgets: Sequence[int], residual: str = "admin") -> Path:
+    fields = load_fields("evidence", "heads")
+    fields["model"]["residual"] = residual
+    field, values = axis.split("=")
+    ends = {
+        f"{field}-{value}_budget-{steps}_seed-{seed}": 2.4 + 0.1 * place - 0.001 * steps + 0.01 * seed
+        for place, value in enumerate(values.split(","))
+        for steps in budgets
+        for seed in (0, 1, 2)
+    }
+    write_sweep(path, fields, [axis, f"budget={','.join(map(str, budgets))}", "seed=0,1,2"], ends)
+    return path
+
+
+def test_a_change_of_groups_whose_shapes_are_equal_is_that_of_a_namesake(tmp_path: Path) -> None:
+    lamb, muon = _changes_of([_write(tmp_path / "sweep", "name=adamw,lamb,muon", (100, 400))])
+    assert "(3x8 admin, name lamb): from" in lamb and "(3x8 admin, name muon): from" in muon
+
+
+def test_a_change_between_sweeps_is_of_the_only_two_that_stand_alike(tmp_path: Path) -> None:
+    """With three depths 4x8 and 8x8 have as many heads a layer."""
+    for axis in ("num_layers=2,4", "num_layers=2,4,8"):
+        for residual in ("admin", "pre_ln"):
+            _write(tmp_path / axis / residual, axis, (100,), residual)
+    (change,) = _changes_of(sorted((tmp_path / "num_layers=2,4").iterdir()))
+    assert "(4x8 admin and 4x8 pre_ln): from" in change
+    assert not _changes_of(sorted((tmp_path / "num_layers=2,4,8").iterdir()))
 
 
 def test_no_text_of_a_report_moves_the_cursor_or_turns_the_line(make_run: MakeRun) -> None:
