@@ -28,6 +28,10 @@ def report_of(paths: Sequence[str | Path], **options: Any) -> Report:
     return build_report(*judge_page([compare(section, section=words, **options) for words, section in sections.items()]))
 
 
+def changes_in(report: Report) -> list[str]:
+    return [line for line in report.summary if "the difference goes from" in line]
+
+
 def cells(table: Table, row: int) -> dict[str, Any]:
     return dict(zip((column.name for column in table.columns), table.rows[row].full, strict=True))
 
@@ -177,7 +181,7 @@ def test_budgets_of_two_sweeps_are_compared_length_by_length(tmp_path: Path) -> 
     sections = load_experiment([tmp_path / "adamw", tmp_path / "muon"]).sections()
     assert list(sections) == [("adamw", "budget 100"), ("adamw", "budget 400"), ("muon", "budget 400")]
     report = report_of([tmp_path / "adamw", tmp_path / "muon"])
-    changes = [line for line in report.summary if "the difference goes from" in line]
+    changes = changes_in(report)
     assert [line.split(": ")[1].split(" the difference")[0] for line in changes] == ["from adamw, budget 100 to adamw, budget 400"]
     loss, difference = report.points[:2]
     shapes = [(name, f"heads_per_layer {heads}") for name in ("adamw", "muon") for heads in (8, 1)]
@@ -185,7 +189,7 @@ def test_budgets_of_two_sweeps_are_compared_length_by_length(tmp_path: Path) -> 
     found = [[pytest.approx(point.y) for point in series.points] for series in difference.series]
     assert found == [[0.1, -0.05], [0.05]]
     report = report_of([tmp_path / "muon", tmp_path / "adamw"])
-    changes = [line for line in report.summary if "the difference goes from" in line]
+    changes = changes_in(report)
     assert [line.split(": ")[1].split(" the difference")[0] for line in changes] == ["from muon, budget 400 to adamw, budget 400"]
 
 
@@ -204,12 +208,8 @@ def test_a_change_with_length_is_that_of_one_shape(tmp_path: Path, lengths: tupl
     fields = load_fields("study", "decoder")
     fields["optimizer"]["warmup_steps"] = 20
     write_sweep(tmp_path / "sweep", fields, axes, ends)
-    changes = _changes_of([tmp_path / "sweep"])
+    changes = changes_in(report_of([tmp_path / "sweep"]))
     assert [re.findall(r"\((.*?) pre_ln\): from", line) for line in changes] == [[shape] for shape in found]
-
-
-def _changes_of(paths: Sequence[Path]) -> list[str]:
-    return [line for line in report_of(paths).summary if "the difference goes from" in line]
 
 
 def _write(path: Path, axis: str, budgets: Sequence[int], residual: str = "admin") -> Path:
@@ -227,7 +227,7 @@ def _write(path: Path, axis: str, budgets: Sequence[int], residual: str = "admin
 
 
 def test_a_change_of_groups_whose_shapes_are_equal_is_that_of_a_namesake(tmp_path: Path) -> None:
-    lamb, muon = _changes_of([_write(tmp_path / "sweep", "name=adamw,lamb,muon", (100, 400))])
+    lamb, muon = changes_in(report_of([_write(tmp_path / "sweep", "name=adamw,lamb,muon", (100, 400))]))
     assert "(3x8 admin, name lamb): from" in lamb and "(3x8 admin, name muon): from" in muon
 
 
@@ -236,9 +236,9 @@ def test_a_change_between_sweeps_is_of_the_only_two_that_stand_alike(tmp_path: P
     for axis in ("num_layers=2,4", "num_layers=2,4,8"):
         for residual in ("admin", "pre_ln"):
             _write(tmp_path / axis / residual, axis, (100,), residual)
-    (change,) = _changes_of(sorted((tmp_path / "num_layers=2,4").iterdir()))
+    (change,) = changes_in(report_of(sorted((tmp_path / "num_layers=2,4").iterdir())))
     assert "(4x8 admin and 4x8 pre_ln): from" in change
-    assert not _changes_of(sorted((tmp_path / "num_layers=2,4,8").iterdir()))
+    assert not changes_in(report_of(sorted((tmp_path / "num_layers=2,4,8").iterdir())))
 
 
 def test_no_text_of_a_report_moves_the_cursor_or_turns_the_line(make_run: MakeRun) -> None:
