@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from mhsh.report.curves import Line, difference_lines, group_lines, spread
 from mhsh.report.figure_files import (
@@ -78,15 +79,15 @@ def points_figure(points: Points, kind: str) -> bytes:
     with figure_style():
         figure = Figure(figsize=(COLUMN, 2.5), layout="constrained")
         axes = figure.subplots()
-        for place, series in enumerate(points.series):
+        for place, (series, x) in enumerate(zip(points.series, _beside(points), strict=True)):
             style = curve_style(place if series.group is None else series.group)
-            x, y = [point.x for point in series.points], [point.y for point in series.points]
+            y = [point.y for point in series.points]
             low = [point.y - point.low if point.low is not None else 0.0 for point in series.points]
             high = [point.high - point.y if point.high is not None else 0.0 for point in series.points]
             axes.errorbar(x, y, (low, high), color=style.color, linestyle=style.linestyle if series.joined else "none")
-            for point in series.points:
+            for at, point in zip(x, series.points, strict=True):
                 face = PAPER if point.hollow else style.color
-                axes.plot([point.x], [point.y], style.marker, color=style.color, markerfacecolor=face, zorder=3)
+                axes.plot([at], [point.y], style.marker, color=style.color, markerfacecolor=face, zorder=3)
         if points.log_x:
             axes.set_xscale("log")
         if points.log_y:
@@ -104,6 +105,19 @@ def points_figure(points: Points, kind: str) -> bytes:
         handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(points.references)
         add_legend(figure, handles, [series.name for series in points.series] + [each.label for each in points.references])
         return figure_bytes(figure, kind, MARK)
+
+
+def _beside(points: Points) -> list[NDArray[np.float64]]:
+    """Where the points of each series are drawn on the x-axis: a little apart where series share a
+    place, since intervals that lie on each other hide each other.
+    """
+    places = [np.array([point.x for point in series.points]) for series in points.series]
+    every = np.concatenate([*places, []])
+    if len(np.unique(every)) == len(every):
+        return places
+    to, back = (np.log, np.exp) if points.log_x else (np.asarray, np.asarray)
+    step = min(0.012, 0.05 / len(places)) * float(np.ptp(to(every)))
+    return [back(to(each) + step * (place - (len(places) - 1) / 2)) for place, each in enumerate(places)]
 
 
 def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], is_difference: bool) -> None:

@@ -20,9 +20,10 @@ from rich.console import Console
 
 from mhsh.errors import UserError
 from mhsh.report.curves import drawn_curve
+from mhsh.report.figures import points_figure
 from mhsh.report.files import curves_to_csv, prepare_files, table_to_csv, to_json
 from mhsh.report.markdown import escape, report_to_markdown
-from mhsh.report.report import MARK, Cell, Column, CurveRun, Report, Row, Table
+from mhsh.report.report import MARK, Cell, Column, CurveRun, Point, Points, Report, Row, Series, Table
 from mhsh.report.terminal import UNBOUNDED, print_report, print_table
 from tests.report.reports import planted_report
 
@@ -128,6 +129,21 @@ def test_figures_show_names_as_they_are_and_clip_bands(report: Report, tmp_path:
     assert "<!-- 2.110 -->" in text  # the mean of the baseline's last validation losses
     assert "<!-- +0.110 -->" in text  # and by how much the other group's is higher
     assert "\u2260" in text
+
+
+@pytest.mark.parametrize("log_x", [False, True])
+def test_intervals_at_one_place_are_drawn_beside_each_other(log_x: bool) -> None:
+    def intervals(*places: tuple[float, ...]) -> list[float]:
+        series = tuple(Series("", tuple(Point(x, 1.0, 0.5, 1.5) for x in each), joined=False) for each in places)
+        drawn = points_figure(Points("", "x", "y", series, log_x), "svg").decode()
+        groups = re.findall('<g id="LineCollection.*?</g>', drawn, re.DOTALL)
+        return [float(x) for group in groups for x in re.findall(r'd="M ([\d.]+) ', group)]
+
+    one, other, third, last = intervals((1.0, 4.0), (1.0, 4.0))  # each series' interval at 1, then at 4
+    assert one < third < other < last and third - one == pytest.approx(last - other, abs=1e-3)
+    assert third - one < (other - one) / 20
+    alone = intervals((1.0, 4.0), (2.0,))
+    assert len(alone) == 3 and (alone[2] - alone[0]) / (alone[1] - alone[0]) == pytest.approx(1 / 2 if log_x else 1 / 3, abs=1e-3)
 
 
 def printed(report: Report, width: int) -> str:

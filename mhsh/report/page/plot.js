@@ -61,8 +61,11 @@
   // All that is drawn of the lines, in CSS pixels of the plot's area: what is clipped to it, and what is not.
   report.shapes = (plot, lines, o) => {
     const [width, height] = [plot.over.clientWidth, plot.over.clientHeight], clipped = [], free = [];
+    // Intervals at one place would hide each other; as in mhsh/report/figures.py.
+    const places = lines.flatMap(line => line.x), isShared = o.bars && new Set(places).size < places.length;
+    const beside = line => isShared ? Math.min(6, 24 / lines.length) * (lines.indexOf(line) - (lines.length - 1) / 2) : 0;
     const at = (line, column) => line.x.map((x, row) => seen(x, o.logX) && seen(line[column][row], o.logY)
-      ? [plot.valToPos(x, "x"), plot.valToPos(line[column][row], "y")] : null);
+      ? [plot.valToPos(x, "x") + beside(line), plot.valToPos(line[column][row], "y")] : null);
     const path = points => points.map((point, index) =>
       point ? `${points[index - 1] ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}` : "").join("");
     o.references.forEach(each => clipped.push({ d: `M0 ${plot.valToPos(each.value, "y")}H${width}`, stroke: GREY, width: 1.5, dash: [3, 4] }));
