@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from mhsh import text
@@ -374,9 +375,9 @@ def _sensitivity(section: _Section, field: str) -> Points:
     grids = [group.choice.losses if group.choice else {} for group in section.groups]
     series = []
     for place, (grid, group) in enumerate(zip(grids, section.groups, strict=True)):
-        points = [_point(value, list(losses.values()), "") for value, losses in sorted(grid.items()) if losses]
+        points = [_spanned(value, list(losses.values())) for value, losses in sorted(grid.items()) if losses]
         series.append(Series(group.name, tuple(points), group=section.first_group + place))
-    note = "Mean over the choosing seeds that trained, with its interval."
+    note = "Mean over the choosing seeds that trained, with the lowest and the highest of them."
     ticks = _ticks(value for grid in grids for value in grid)
     return Points(
         f"{section.prefix}Loss against {field}", field, "validation loss", tuple(series), log_x=True, ticks=ticks, note=note
@@ -412,6 +413,11 @@ def _ticks(values: Iterable[int | float]) -> tuple[tuple[float, str], ...]:
 
 def _point(x: float, values: Sequence[float], label: str, hollow: bool = False) -> Point:
     return _estimated(x, estimate(values), label, hollow)
+
+
+def _spanned(x: float, values: Sequence[float]) -> Point:
+    """The few seeds that choose a value give intervals so wide that they hide all curves."""
+    return Point(x, statistics.fmean(values), *((min(values), max(values)) if len(values) > 1 else ()))
 
 
 def _estimated(x: float, of: Estimate, label: str, hollow: bool = False) -> Point:

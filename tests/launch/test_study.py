@@ -191,7 +191,7 @@ def test_the_page_is_what_was_published(launch, tmp_path):
     single = "- 6x4: 3 % more parameters.\n\n![Loss](width/report_1.png)\n\n| a |\n| --- |\n| 3x8 |\n| 6x4 |\n\n## "
     assert f"at equal size\n\n{single}" in text  # its verdict and best rate stand in the table
     assert "| a | trained |\n| --- | --- |\n| 3x8 | 5 of 5 |\n| 6x4 | 4 of 5 |\n\n## " in text
-    assert "with size?\n\n- 1 layer, a to b: 3 to 4, by 1 (0 to 2).\n\n- 3x8 ends higher.\n\n## " in text
+    assert "with size?\n\n- 1 layer, a to b: 1 (0 to 2).\n\n- 3x8 ends higher.\n\n## " in text
     assert (
         text.index("See")
         < text.index("with size?")

@@ -16,6 +16,7 @@ from mhsh.report.files import to_json
 from mhsh.report.report import GROUPS, RUNS, Report, Table
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import compare, judge_page
+from mhsh.verdict.tuning import tune
 from tests.conftest import load_fields
 from tests.planted import MakeRun
 from tests.sweeps import write_sweep
@@ -142,6 +143,22 @@ def test_a_swept_number_is_an_axis_and_sweeps_stand_beside_each_other(tmp_path: 
     assert [row.group for row in report.tables[1].rows] == [3, 4, 5]
     assert report.title.startswith("one: ") and report.summary[0].startswith("two: ")
     assert [table.title for table in report.conditions] == ["one: Conditions", "two: Conditions"]
+
+
+def test_rates_are_drawn_with_the_lowest_and_highest_of_the_seeds_that_choose(tmp_path: Path) -> None:
+    curve = {1e-3: 2.5, 2e-3: 2.4, 4e-3: 2.7}
+    ends = {
+        f"learning_rate-{rate:g}_seed-{seed}": loss + 0.02 * seed
+        for rate, loss in curve.items()
+        for seed in (range(5) if rate == 2e-3 else (0, 1))
+    }
+    axes = ["lr=1e-3,2e-3,4e-3", "seed=0,1,2,3,4"]
+    write_sweep(tmp_path / "sweep", load_fields("evidence", "heads"), axes, ends)
+    tuned = tune(load_experiment([tmp_path / "sweep"]), "lr", choosing=2)
+    (figure,) = build_report(*judge_page([compare(tuned)])).points
+    (series,) = figure.series
+    drawn = [(point.x, point.y, point.low, point.high) for point in series.points]
+    assert drawn == [pytest.approx((rate, loss + 0.01, loss, loss + 0.02)) for rate, loss in curve.items()]
 
 
 def test_each_budget_is_compared_by_itself_and_drawn_against_its_tokens(tmp_path: Path) -> None:
