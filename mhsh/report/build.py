@@ -417,7 +417,8 @@ def _point(x: float, values: Sequence[float], label: str, hollow: bool = False) 
 
 def _spanned(x: float, values: Sequence[float]) -> Point:
     """The few seeds that choose a value give intervals so wide that they hide all curves."""
-    return Point(x, statistics.fmean(values), *((min(values), max(values)) if len(values) > 1 else ()))
+    low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
+    return Point(x, statistics.fmean(values), low, high)
 
 
 def _estimated(x: float, of: Estimate, label: str, hollow: bool = False) -> Point:
