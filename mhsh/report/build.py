@@ -397,7 +397,7 @@ def _against(section: _Section, path: str) -> Points | None:
         others = ", ".join(f"{name.split('.')[-1]} {value}" for name, value in group.settings.items() if name != path)
         losses = [value for value in values.final.values() if math.isfinite(value)]
         if losses:
-            series.setdefault(others, []).append(_point(float(number), losses, group.name, hollow=bool(group.untrained)))
+            series.setdefault(others, []).append(_estimated(float(number), estimate(losses), group.name, bool(group.untrained)))
     field = path.split(".")[-1]
     lines = [Series(name or measure, tuple(sorted(points, key=lambda point: point.x))) for name, points in series.items()]
     log = min(numbers) > 0 and max(numbers) / min(numbers) >= 4
@@ -411,12 +411,10 @@ def _ticks(values: Iterable[int | float]) -> tuple[tuple[float, str], ...]:
     return tuple((float(value), f"{value:g}") for value in sorted(set(values)))
 
 
-def _point(x: float, values: Sequence[float], label: str, hollow: bool = False) -> Point:
-    return _estimated(x, estimate(values), label, hollow)
-
-
 def _spanned(x: float, values: Sequence[float]) -> Point:
-    """The few seeds that choose a value give intervals so wide that they hide all curves."""
+    """With the lowest and the highest: intervals of the few seeds that choose are so wide that they
+    hide all curves.
+    """
     low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
     return Point(x, statistics.fmean(values), low, high)
 
