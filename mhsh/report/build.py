@@ -50,8 +50,10 @@ _MARK_NOTE = "\u25bc lower and \u25b2 higher than the baseline by the test; behi
 
 
 def build_report(comparisons: Sequence[Comparison], changes: Sequence[Change] = (), pretraining: bool = False) -> Report:
-    """The report of the comparisons of one page, of which there is at least one."""
-    sections = _sections(comparisons)
+    """The report of the comparisons of one page, of which there is at least one; of a sweep over
+    lengths of training the longest answers, and stands first.
+    """
+    sections = _sections(_longest_first(comparisons))
     titles = [f"{section.prefix}{title(section.comparison)}" for section in sections]
     said = [f"{section.prefix}{sentence}" for section in sections for sentence in sentences(section.comparison)]
     builders = (_groups_table, _measures_table, _runs_table)
@@ -79,6 +81,14 @@ class _Section:
     @property
     def groups(self) -> tuple[Group, ...]:
         return self.comparison.experiment.groups
+
+
+def _longest_first(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Sections that differ in their budget alone, by falling budgets; the others as they came."""
+    settings = [each.experiment.groups[0].settings if each.experiment.groups else {} for each in comparisons]
+    kinds = [tuple(words for words in each.section if not words.startswith("budget ")) for each in comparisons]
+    places = sorted(range(len(kinds)), key=lambda place: (kinds.index(kinds[place]), -float(settings[place].get(BUDGET, 0))))
+    return [comparisons[place] for place in places]
 
 
 def _sections(comparisons: Sequence[Comparison]) -> list[_Section]:

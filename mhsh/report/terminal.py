@@ -15,7 +15,7 @@ from mhsh.text import sanitize, shorten
 
 _LINES = 36  # of a report at most, where its sentences are short: a screen holds 40 with the names of its files
 _LEAST_ROWS = 10
-_SENTENCES = 2  # of the summary
+_SENTENCES = 4  # of the summary
 UNBOUNDED = 10_000  # characters: more than any table needs
 
 

@@ -86,7 +86,7 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
     every_run = tuple(Row((run.name, "trained"), run=place) for place, run in enumerate(runs))
     return Report(
         title=f"{names[0]} ended lowest",
-        summary=(f"How sure: {names[0]} by 0.1.", "Comparable.", f"Third: {names[-1]}."),
+        summary=(f"How sure: {names[0]} by 0.1.", "Comparable.", f"Third: {names[-1]}.", "Fourth.", "Fifth."),
         tables=(table, Table("Every run", (Column("run"), Column("outcome")), every_run)),
         curves=curves,
         points=(_rates_figure(names),),
