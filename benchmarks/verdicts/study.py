@@ -109,9 +109,9 @@ def _kept(report: str) -> str:
 
 def _size_alone(bullet: re.Match[str]) -> str:
     group, comparable, fair = " ".join(bullet[0].split()).partition(" Comparable: ")
-    size = re.sub("^it has | and ends worse all the same", "", fair.partition("; ")[2])
     if not comparable:
         return bullet[0]
+    size = re.sub("^it has | and ends worse all the same", "", fair.partition("; ")[2])
     return textwrap.fill(f"{group} {size}", 100, subsequent_indent="  ") + "\n" if size else ""
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from mhsh.report.curves import Line, difference_lines, group_lines, spread
 from mhsh.report.figure_files import (
@@ -107,7 +107,7 @@ def points_figure(points: Points, kind: str) -> bytes:
         return figure_bytes(figure, kind, MARK)
 
 
-def _beside(points: Points) -> list[NDArray[np.float64]]:
+def _beside(points: Points) -> list[Float[np.ndarray, " points"]]:
     """Where the points of each series are drawn on the x-axis: a little apart where series share a
     place, since intervals that lie on each other hide each other.
     """

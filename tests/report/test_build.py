@@ -179,6 +179,7 @@ def test_each_budget_is_compared_by_itself_and_drawn_against_its_tokens(tmp_path
     (series,) = difference.series
     assert [pytest.approx(point.y) for point in series.points] == [0.1, -0.05]
     assert [figure.title for figure in others if "budget" in figure.x_title] == []
+    assert "budget 400" in " ".join(report.summary)
 
 
 def test_budgets_of_two_sweeps_are_compared_length_by_length(tmp_path: Path) -> None:
