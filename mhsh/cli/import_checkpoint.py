@@ -52,7 +52,7 @@ def run(
     /,
     *,
     config: ConfigFlag,
-    task: TaskFlag | None = None,
+    task: TaskFlag = None,
     out: str,
     fresh_heads: bool = False,
 ) -> int:

@@ -34,8 +34,8 @@ COMMANDS = {
     },
     "use": {
         "predict": "labels, answers, translations or text from a trained run",
-        "import": "make a run folder of a Hugging Face BERT checkpoint",
-        "export": "write a checkpoint as a BERT that transformers loads",
+        "import": "make a run folder of a Hugging Face BERT, Llama or Qwen3",
+        "export": "write a checkpoint as a BERT, Llama or Qwen3 for transformers",
     },
     "measure": {
         "bench": "time training, inference and decoding of configs in turns",
