@@ -211,7 +211,11 @@ def test_the_page_has_a_table_for_each_length(launch, tmp_path):
         "- budget {0}: 24x1: Comparable: of what matters only the treatment differs (grouping\n"
         "  of the heads); it has 3 % more parameters{1}.\n"
     )
-    verdict = "- budget {0}: Against 3x8, by validation loss: 24x1 does not differ significantly.\n"
+    verdict = (
+        "- budget {0}: Against 3x8, by validation loss: 24x1 does not differ significantly.\n"
+        "- budget {0}: 24x1 and 3x8 do not differ significantly: validation loss 4.2 against\n"
+        "  4.1 (95 % interval of the difference -1 to +1, 6 seeds, paired).\n"
+    )
     table = "budget {0}: Results by group:\n\n| group | loss |\n| --- | ---: |\n| 3x8 | {0} |\n\n"
     changes = "- 1 head a layer (24x1): from budget 1 to budget 2 the difference goes from 0 to 1, by 1.\n"
     (folder / "report.md").write_text(
