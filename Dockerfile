@@ -7,11 +7,12 @@ ARG EXTRA=tpu
 WORKDIR /src
 # What mhsh needs, as a layer of its own, made with an empty mhsh: changed code does not fetch it again.
 COPY pyproject.toml constraints.txt ./
-RUN mkdir mhsh \
+RUN mkdir configs mhsh \
     && touch LICENSE \
     && echo '__version__ = "0"' >mhsh/__init__.py \
     && pip install --no-cache-dir --constraint constraints.txt ".[${EXTRA},gcs]"
 COPY LICENSE ./
+COPY configs configs
 COPY mhsh mhsh
 RUN pip install --no-cache-dir --no-deps --force-reinstall .
 # Output is seen when it is written, not when a buffer is full.

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from mhsh.config.schema import Config
-from mhsh.configs import SHIPPED, take_config
+from mhsh.configs import shipped_name, take_config
 from mhsh.errors import UserError
 from mhsh.planning.roofline import CHIPS, Chip
 from mhsh.training.memory import choose_remat, does_not_fit, with_policy
@@ -114,8 +114,8 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
         assert config is not None, "--config is required"
         if unknown:
             raise UserError(f"{unknown[0].split('=')[0]} is not an argument of mhsh train")
-        name = options.config.partition(":")[0].removeprefix(f"{SHIPPED}/").removesuffix(".py")
-        if name in _FOR_A_CORPUS and config.data.source in EMBEDDED and not _names_source(rest):
+        name = options.config.partition(":")[0]
+        if (shipped_name(name) or name) in _FOR_A_CORPUS and config.data.source in EMBEDDED and not _names_source(rest):
             problems.append(
                 f"--config={options.config} would train on the small embedded text of {config.data.source}; give "
                 f"--config.data.source=... of your corpus, or --config.data.source={config.data.source} if it is meant"

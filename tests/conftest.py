@@ -71,7 +71,7 @@ def pytest_collection_finish() -> None:
 
 
 def load_fields(task: str, variant: str) -> dict[str, Any]:
-    """The fields of mhsh/configs/<task>.py:<variant>, as main reads them."""
+    """The fields of configs/<task>.py:<variant>, as main reads them."""
     return load(task).get_config(variant).to_dict()
 
 

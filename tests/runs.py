@@ -31,7 +31,7 @@ TIMINGS = {"seconds", "tokens_per_second", "flops_per_second"}
 
 # A tiny run. A remat policy saves the tracing that `auto` takes.
 CONFIG = [
-    "--config=mhsh/configs/bert.py:2l8h",
+    "--config=configs/bert.py:2l8h",
     "--config.data.validation_fraction=0.2",
     "--config.model.vocab_size=512",
     "--config.model.embed_dim=16",

@@ -28,7 +28,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture(scope="module")
 def config(make_config: Callable[..., Config]) -> Config:
-    """The config of mhsh/configs/bert.py:2l8h."""
+    """The config of configs/bert.py:2l8h."""
     return make_config("bert", "2l8h")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mhsh import configs
 from tests.buckets import bucket_variables
 from tests.conftest import ROOT
 from tests.evaluation import small_translation
@@ -51,8 +52,12 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     found = {name: content for name, content in contents(wheel).items() if ".dist-info/" not in name}
-    files = {path for path in (ROOT / "mhsh").rglob("*") if path.is_file() and path.suffix != ".pyc"}
-    wanted = {str(path.relative_to(ROOT)): path.read_bytes() for path in files}
+    wanted = {}
+    for place, folder in (("", "mhsh"), ("mhsh/", "configs")):
+        files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        there = {f"{place}{path.relative_to(ROOT)}": path.read_bytes() for path in files}
+        assert not wanted.keys() & there.keys()  # nothing stands twice
+        wanted |= there
     assert found == wanted
     assert {"mhsh/py.typed", "mhsh/configs/bert.py", "mhsh/report/page/page.html"} <= set(found)
 
@@ -70,11 +75,52 @@ def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path
     assert rebuilt.name == wheel.name and contents(rebuilt) == contents(wheel)
 
 
-def test_a_shipped_config_and_one_of_the_users_own(site: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def editable(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with an editable install."""
+    folder = tmp_path_factory.mktemp("editable")
+    code = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+    built = run(sys.executable, "-c", code, str(folder), cwd=ROOT).split()[-1]
+    with zipfile.ZipFile(folder / built) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".py")]  # what is edited has no copy
+        archive.extractall(folder)
+    return str(folder)
+
+
+# The configs of the arguments, and which file of mhsh was loaded.
+CONFIGS = """
+import json, site, sys
+others, sys.path[:] = sys.path[:], []
+if sys.argv[1]:
+    site.addsitedir(sys.argv[1])
+sys.path += others
+import mhsh.configs.bert
+fields = [mhsh.configs.load_fields(name) for name in sys.argv[2:]]
+print(json.dumps([mhsh.configs.bert.__file__, mhsh.__file__, fields]))
+"""
+
+
+def test_a_config_by_its_name_and_its_file_everywhere(site: str, editable: str, tmp_path: Path) -> None:
+    """From a checkout and another folder, with the checkout, an editable install and the wheel."""
     (tmp_path / "mine.py").write_text("from mhsh.configs.bert import get_config\n")
-    command = (sys.executable, "-m", "mhsh", "configs")
-    shipped, own = (run(*command, name, cwd=tmp_path, PYTHONPATH=site) for name in ("bert:2l8h", "mine.py:2l8h"))
-    assert shipped == own and json.loads(shipped)["model"]["num_layers"] == 2
+    named, own = ["bert:24l16h", "configs/bert.py:24l16h"], ["mine.py:24l16h"]
+    places = [(ROOT, "", named), (ROOT, site, named), (tmp_path, editable, named + own), (tmp_path, site, named + own)]
+    wanted = configs.load_fields(named[0])
+    for cwd, installed, names in places:
+        # -I: the working folder is not on the path, as for the command mhsh.
+        flags = ["-I"] if installed else []
+        printed = run(sys.executable, *flags, "-c", CONFIGS, installed, *names, cwd=cwd)
+        bert, package, fields = json.loads(printed)
+        assert fields == [wanted] * len(names)
+        top = Path(site, "mhsh") if installed == site else ROOT
+        assert (Path(bert), Path(package).is_relative_to(top)) == (top / "configs" / "bert.py", True)
+
+
+def test_a_file_in_the_users_own_configs_folder_is_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "bert.py").write_text("def get_config():\n    return dict(mine={})\n")
+    assert configs.load_fields("configs/bert.py") == {"mine": {}}
 
 
 def test_an_extra_is_installed_by_the_names_of_its_packages(site: str, tmp_path: Path) -> None:

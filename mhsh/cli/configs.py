@@ -28,7 +28,7 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
     if config is not None:
         print(json.dumps(_resolved(config), indent=2))
         return 0
-    print(f"Configs, as --config takes them besides FILE.py:VARIANT:\n\n{_files()}\n")
+    print(f"Configs, as --config takes them besides FILE.py:VARIANT (the files are in {configs.SHIPPED}):\n\n{_files()}\n")
     print("Fields, and what a difference in them does to a comparison:\n")
     for role, meaning in ROLES.items():
         print(f"{role}: {meaning}")

@@ -22,7 +22,10 @@ Changes = Sequence[tuple[str, str]]  # SECTION.FIELD and its value as text
 
 CONFIG = "NAME:VARIANT"
 LIST = "mhsh configs lists what there is"
-SHIPPED = Path(__file__).resolve().parent
+# Where the task files are: configs/ at the top of a checkout, and beside this file in a wheel.
+_HERE = Path(__file__).resolve().parent
+SHIPPED = _HERE if (_HERE / "bert.py").is_file() else _HERE.parents[1] / "configs"
+__path__ = [str(_HERE), str(SHIPPED)]  # so that mhsh.configs.bert is imported from either
 
 
 def get(name: str, **sections: Any) -> Config:
@@ -55,6 +58,15 @@ def load(name: str) -> ModuleType:
 def shipped_names() -> Sequence[str]:
     """What can stand before the colon of NAME:VARIANT."""
     return sorted(path.stem for path in SHIPPED.glob("*.py") if path.stem not in ("__init__", "base"))
+
+
+def shipped_name(file: str) -> str | None:
+    """The NAME of a file that mhsh ships, configs/NAME.py; None: `file` is a user's. Where the
+    working folder has no such file, the shipped one is meant.
+    """
+    path = Path(file)
+    shipped = path.resolve().parent == SHIPPED if path.exists() else path.parent == Path("configs")
+    return path.stem if shipped and path.suffix == ".py" and path.stem in shipped_names() else None
 
 
 def take_config(flag: str, config: str | None, arguments: Sequence[str]) -> tuple[Config | None, list[str]]:
@@ -97,18 +109,19 @@ def parse_fields(flag: str, config: str | None, changes: Changes) -> dict[str, A
 
 def load_fields(config: str) -> dict[str, Any]:
     """What get_config of `config` returns, unchecked: FILE.py:VARIANT or, of a shipped one,
-    NAME:VARIANT. Without a colon, get_config is called without an argument.
+    NAME:VARIANT, which is configs/NAME.py:VARIANT. Without a colon, get_config is called without an
+    argument.
 
     Raises:
       UserError: there is no such file or variant, the file fails, or it returns no config.
     """
-    name, colon, variant = config.partition(":")
+    path, colon, variant = config.partition(":")
     # The name of a shipped config has neither a dot nor a slash.
-    module = load(name) if name.isidentifier() else _outcome(name, lambda: _module(name))
-    path = str(module.__file__) if name.isidentifier() else name
+    name = path if path.isidentifier() else shipped_name(path)
+    module = load(name) if name else _outcome(path, lambda: _module(path))
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
-        raise UserError(f"{path} has no function get_config(variant), which returns the config; see mhsh/configs/base.py for one")
+        raise UserError(f"{path} has no function get_config(variant), which returns the config; see configs/bert.py for one")
     if not colon and _needs_variant(get_config):
         example = next(iter(getattr(module, "VARIANTS", ())), "VARIANT")
         raise UserError(f"{config} needs a variant, as in {config}:{example}; {LIST}")

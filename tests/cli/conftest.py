@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where mhsh/configs/ lies."""
+    """Where configs/ lies."""
     monkeypatch.chdir(ROOT)
 
 

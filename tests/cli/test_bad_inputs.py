@@ -131,7 +131,7 @@ def null_error() -> str:
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where mhsh/configs/ lies, with nothing on standard input."""
+    """Where configs/ lies, with nothing on standard input."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
 

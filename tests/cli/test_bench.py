@@ -17,15 +17,15 @@ from tests.runs import mhsh
 
 # A remat policy saves the tracing that `auto` takes.
 SHAPE = {"model.embed_dim": 16, "model.head_dim": 2, "model.mlp_dim": 16, "model.remat_policy": "none", "data.sequence_length": 16}
-BERT = "--config=mhsh/configs/bert.py:2l8h"
-TRANSLATION = "--config=mhsh/configs/translation.py:tiny"
+BERT = "--config=configs/bert.py:2l8h"
+TRANSLATION = "--config=configs/translation.py:tiny"
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
 def tiny(flag: str, base: str, **changes: Any) -> list[str]:
     """Arguments of a config of SHAPE."""
     shape = SHAPE | ({"model.vocab_size": 512} if base.startswith("bert") else {})
-    return [f"--{flag}=mhsh/configs/{base}", *(f"--{flag}.{name}={value}" for name, value in (shape | changes).items())]
+    return [f"--{flag}=configs/{base}", *(f"--{flag}.{name}={value}" for name, value in (shape | changes).items())]
 
 
 def bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:

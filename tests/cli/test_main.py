@@ -17,7 +17,7 @@ from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import ROOT
 from tests.runs import CONFIG
 
-TINY = "--config=mhsh/configs/bert.py:2l8h"
+TINY = "--config=configs/bert.py:2l8h"
 
 
 def test_a_mistake_can_be_mended_in_the_same_folder(fails, tmp_path, make_config):

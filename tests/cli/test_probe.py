@@ -12,7 +12,7 @@ from mhsh.cli.main import main
 from tests.runs import mhsh_here
 
 TINY = [
-    "--config=mhsh/configs/bert.py:2l8h",
+    "--config=configs/bert.py:2l8h",
     "--config.model.vocab_size=512",
     "--config.model.embed_dim=16",
     "--config.model.head_dim=2",

@@ -25,7 +25,7 @@ from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITI
 from tests.conftest import ROOT, load_fields
 
 CONFIG = [
-    "--config=mhsh/configs/evidence.py:heads",
+    "--config=configs/evidence.py:heads",
     "--config.model.num_layers=1",
     "--config.model.embed_dim=8",
     "--config.model.mlp_dim=8",

@@ -1,4 +1,4 @@
-"""The files in mhsh/configs/, and configs by their names."""
+"""The files in configs/, and configs by their names."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def fields(config: str, *overrides: str) -> dict:
     return found
 
 
-@pytest.mark.parametrize("config", ["bert:2l8h", f"{ROOT}/mhsh/configs/bert.py:2l8h"])
+@pytest.mark.parametrize("config", ["bert:2l8h", f"{ROOT}/configs/bert.py:2l8h"])
 def test_a_shipped_config_from_anywhere(elsewhere: Path, config: str) -> None:
     assert fields(config) == load_fields("bert", "2l8h")
     assert fields(config, "--config.model.num_layers=3")["model"]["num_layers"] == 3

@@ -55,7 +55,7 @@ def small_tokenizer(lowercase: bool = True) -> WordPieceTokenizer:
 
 
 def small_config(**model: Any) -> Config:
-    """mhsh/configs/bert.py:2l8h with SMALL and `model` in the model section."""
+    """configs/bert.py:2l8h with SMALL and `model` in the model section."""
     fields = load_fields("bert", "2l8h")
     fields["model"] |= SMALL | {"heads_per_layer": 0} | model
     fields["data"] |= dict(sequence_length=LENGTH, max_predictions=4)
@@ -63,7 +63,7 @@ def small_config(**model: Any) -> Config:
 
 
 def small_model(**model: Any) -> ModelConfig:
-    """The model section of mhsh/configs/bert.py:2l8h with SMALL and `model` in it; also of other
+    """The model section of configs/bert.py:2l8h with SMALL and `model` in it; also of other
     objectives than mlm.
     """
     base = small_config().model

@@ -10,7 +10,7 @@ from tests.interop.small_bert import LENGTH
 
 
 def small_config(**model: Any) -> Config:
-    """mhsh/configs/gpt.py:6l4h with two narrow layers and `model` in the model section."""
+    """configs/gpt.py:6l4h with two narrow layers and `model` in the model section."""
     shape = dict(num_layers=2, num_heads=4, head_dim=4, embed_dim=12, mlp_dim=20, max_positions=32)
     return configs.get("gpt:6l4h", model=shape | {"heads_per_layer": 0} | model, data={"sequence_length": LENGTH})
 

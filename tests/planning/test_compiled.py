@@ -127,7 +127,7 @@ def test_devices_of_a_slice():
             parse_topology(name, slices)
 
 
-TINY = ["plan", f"--config={ROOT}/mhsh/configs/bert.py:2l8h"]
+TINY = ["plan", f"--config={ROOT}/configs/bert.py:2l8h"]
 
 
 def test_no_compiler_and_slices_that_share_no_batch(capsys, monkeypatch):
