@@ -12,16 +12,17 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention
 from mhsh.models.bert import Bert, Embeddings, PredictionHead
-from mhsh.models.layers import LayerNorm, Rotation, rotation, turned
-from mhsh.models.residual import Stream, Sublayer
+from mhsh.models.layers import Rotation, rotation, turned
+from mhsh.models.residual import Residual, Stream, Sublayer
 from mhsh.models.seq2seq import Seq2Seq, SharedEmbeddings
-from mhsh.models.transformer import DecoderLayer, EncoderContext, EncoderLayer
-from mhsh.models.types import Batch
+from mhsh.models.transformer import DecoderLayer, EncoderContext, EncoderLayer, end_of_stack
+from mhsh.models.types import Batch, Stack, decoder_stack, encoder_stack
 
 
 class KVCache(NamedTuple):
@@ -81,10 +82,16 @@ def _caching(
     return sublayer, extended
 
 
-def _final_norm(model: Bert | Seq2Seq, stack: Any, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """The end of a stack with the parameters `stack`."""
-    norm: Any = LayerNorm(model.config)
-    return norm.apply({"params": stack["final_norm"]}, x) if model.residual.final_norm else x
+class _End(nn.Module):
+    """The end of a stack, with the parameters of that stack."""
+
+    config: ModelConfig
+    residual: type[Residual]
+    stack: Stack
+
+    @nn.compact
+    def __call__(self, stream: Stream) -> Float[Array, "B T D"]:
+        return end_of_stack(self.residual, self.config, self.stack, stream)
 
 
 class EncoderMemory(NamedTuple):
@@ -147,13 +154,15 @@ def decode_step(
     x = embeddings.apply(table, tokens, position, None, method=SharedEmbeddings.target)
     cross_mask = jnp.broadcast_to(memory.real[:, None, None, :], (len(tokens), 1, tokens.shape[1], memory.real.shape[1]))
     layer: Any = DecoderLayer(model.config, model.residual)
-    stream = model.residual.start(x, jnp.ones(tokens.shape, bool))
+    stack = decoder_stack(model.config)
+    stream = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
     new_caches = []
     for layer_params, cache, source in zip(params["decoder"]["layers"], caches, memory.layers, strict=True):
         arguments = (stream, cache, source, position, ancestry_mask, cross_mask)
         stream, new_cache = layer.apply({"params": layer_params}, *arguments, method=_decoder_step)
         new_caches.append(new_cache)
-    x = _final_norm(model, params["decoder"], stream.x)
+    end: Any = _End(model.config, model.residual, stack)
+    x = end.apply({"params": params["decoder"]}, stream)
     return embeddings.apply(table, x, method=SharedEmbeddings.logits), tuple(new_caches)
 
 
@@ -275,9 +284,11 @@ def advance(
 
     # One scan, for all depths: a program for each layer wrote 24 layers of width 1,024 1.2 times as
     # fast on a CPU, compiled in 20 s instead of 2; for 384 layers it took 190 s, and was slower.
-    start = model.residual.start(x, jnp.ones(tokens.shape, bool))
+    stack = encoder_stack(model.config)
+    start = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
     stream, caches = jax.lax.scan(through, start, (params["encoder"]["layers"], caches))
-    return _final_norm(model, params["encoder"], stream.x), caches
+    end: Any = _End(model.config, model.residual, stack)
+    return end.apply({"params": params["encoder"]}, stream), caches
 
 
 def next_logits(model: Bert, params: Any, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:

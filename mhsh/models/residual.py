@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.layers import LayerNorm
@@ -29,8 +29,8 @@ class Profile(NamedTuple):
 class Stream(NamedTuple):
     """What one sublayer hands to the next, and what a scheme carries besides."""
 
-    x: Float[Array, "B T D"]
-    carried: Profile | Int[Array, ""] | None
+    x: Float[Array, "B T *streams D"]
+    carried: Any  # a pytree
 
 
 class Residual(nn.Module):
@@ -42,10 +42,18 @@ class Residual(nn.Module):
     final_norm: ClassVar[bool] = False  # whether a LayerNorm follows the last layer
 
     @classmethod
-    def start(cls, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+    def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
         """The stream as it enters the first sublayer."""
-        del real
+        del config, stack, real
         return Stream(x, None)
+
+    @classmethod
+    def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
+        """What leaves the last sublayer, before the final LayerNorm. It may have parameters: it is
+        called in a compact method of the stack.
+        """
+        del config, stack
+        return stream.x
 
     @classmethod
     def init_gain(cls, stack: Stack) -> float:
@@ -151,8 +159,8 @@ class LNScaling(Residual):
     final_norm: ClassVar[bool] = True
 
     @classmethod
-    def start(cls, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
-        del real
+    def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+        del config, stack, real
         return Stream(x, jnp.zeros((), jnp.int32))
 
     @nn.compact
@@ -203,7 +211,8 @@ class AdminProfile(Residual):
     """
 
     @classmethod
-    def start(cls, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+    def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+        del config, stack
         return Stream(x, Profile(jnp.ones((), jnp.float32), real))
 
     @nn.compact

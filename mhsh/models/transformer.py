@@ -17,7 +17,7 @@ from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
 from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
 from mhsh.models.residual import Residual, Stream
 from mhsh.models.streamed import streamed
-from mhsh.models.types import SUBLAYERS, decoder_stack, encoder_stack
+from mhsh.models.types import SUBLAYERS, Stack, decoder_stack, encoder_stack
 from mhsh.models.vectors import packed, unpacked, vector_shapes
 
 # What the backward pass finds saved; it recomputes everything else of a layer. `none` saves all.
@@ -166,8 +166,9 @@ class Encoder(nn.Module):
         mask = attention_mask(segmentation, causal=config.objective == "clm")
         context = EncoderContext(mask, rotation(config, positions))
         seeds = layer_seeds(dropout_key, lengths, len(SUBLAYERS["encoder"]))
-        stream, _ = layers(self.residual.start(x, segmentation > 0), seeds, context)
-        return LayerNorm(config, name="final_norm")(stream.x) if self.residual.final_norm else stream.x
+        stack = encoder_stack(config)
+        stream, _ = layers(self.residual.start(config, stack, x, segmentation > 0), seeds, context)
+        return end_of_stack(self.residual, config, stack, stream)
 
 
 class DecoderContext(NamedTuple):
@@ -221,11 +222,19 @@ class Decoder(nn.Module):
         lengths = scan_lengths(self, config, config.num_decoder_layers)
         layers = over_layers(DecoderLayer, self, config, lengths)(config, self.residual, name="layers")
         seeds = layer_seeds(dropout_key, lengths, len(SUBLAYERS["decoder"]))
-        stream, _ = layers(self.residual.start(x, real), seeds, context)
-        return LayerNorm(config, name="final_norm")(stream.x) if self.residual.final_norm else stream.x
+        stack = decoder_stack(config)
+        stream, _ = layers(self.residual.start(config, stack, x, real), seeds, context)
+        return end_of_stack(self.residual, config, stack, stream)
+
+
+def end_of_stack(residual: type[Residual], config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
+    """The output of a stack, of whose compact method this is a part."""
+    x = residual.finish(config, stack, stream)
+    return LayerNorm(config, name="final_norm")(x) if residual.final_norm else x
 
 
 def _end_of_layer(layer: nn.Module, stream: Stream) -> Stream:
     """Sows whether the stream is finite, and shards it."""
     layer.sow("diagnosis", "finite", jnp.isfinite(stream.x).all())
-    return Stream(nn.with_logical_constraint(stream.x, ("batch", "length", "activation")), stream.carried)
+    streams = (None,) * (stream.x.ndim - 3)
+    return Stream(nn.with_logical_constraint(stream.x, ("batch", "length", *streams, "activation")), stream.carried)

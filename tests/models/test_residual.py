@@ -41,10 +41,11 @@ def added(random_like):
 def test_formula(tiny, added, error, residual, num_layers, base_layers):
     assert set(JOINS) == set(STRATEGIES) == set(RESIDUALS)
     config = tiny(residual=residual, num_layers=num_layers, base_layers=base_layers, depth_exponent=0.7)
-    scheme = STRATEGIES[residual](config, encoder_stack(config), "attention")
+    stack = encoder_stack(config)
+    scheme = STRATEGIES[residual](config, stack, "attention")
     rng = np.random.default_rng(0)
     x, matrix = rng.standard_normal((2, 5, D)), rng.standard_normal((D, D))
-    stream = STRATEGIES[residual].start(jnp.asarray(x, jnp.float32), jnp.ones((2, 5), bool))
+    stream = STRATEGIES[residual].start(config, stack, jnp.asarray(x, jnp.float32), jnp.ones((2, 5), bool))
     out, params = added(scheme, stream, lambda x: jnp.tanh(x @ jnp.asarray(matrix, jnp.float32)))
     alphas = {"deepnorm": (2 * num_layers) ** 0.25, "keel": 2 * num_layers, "completep": ((base_layers or 5) / num_layers) ** 0.7}
     assert (out.carried is None) == (residual != "ln_scaling")
@@ -60,8 +61,9 @@ def test_where_the_stream_is_a_sum_the_last_layer_ends_in_a_layer_norm(tiny, res
 @pytest.mark.parametrize(("stack", "per_layer"), [(Stack("encoder", 4, 0), 2), (Stack("decoder", 4, 0), 3)], ids=str)
 def test_layer_norm_scaling_counts_the_layers(tiny, added, error, stack, per_layer):
     """Sublayers 0 and 1 are layer 1, of a decoder 0 to 2."""
-    scheme = STRATEGIES["ln_scaling"](tiny(residual="ln_scaling"), stack, "feed_forward")
-    stream = scheme.start(jax.random.normal(jax.random.key(0), (2, 5, D)), jnp.ones((2, 5), bool))
+    config = tiny(residual="ln_scaling")
+    scheme = STRATEGIES["ln_scaling"](config, stack, "feed_forward")
+    stream = scheme.start(config, stack, jax.random.normal(jax.random.key(0), (2, 5, D)), jnp.ones((2, 5), bool))
     for sublayer in range(4 * per_layer):
         following, params = added(scheme, stream, lambda x: 2 * x)
         exact = norm(np.asarray(stream.x, np.float64), params["norm"]) / math.sqrt(sublayer // per_layer + 1)
@@ -189,7 +191,7 @@ def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, ran
     assert outputs.logits.dtype == outputs.next_sentence.dtype == "float32"
     # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
     layer, first = EncoderLayer(config, STRATEGIES[residual]), jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"])
-    stream = STRATEGIES[residual].start(jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool))
+    stream = STRATEGIES[residual].start(config, encoder_stack(config), jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool))
     context = EncoderContext(jnp.ones((1, 1, 4, 4), bool), None)
     seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, context), first)
     assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"

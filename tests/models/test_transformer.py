@@ -19,6 +19,7 @@ from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.residual import STRATEGIES
 from mhsh.models.transformer import REMAT_POLICIES, Encoder, EncoderContext, EncoderLayer
+from mhsh.models.types import encoder_stack
 from tests.models.plain import norm
 
 OUTPUTS, EXACT = 1e-6, 1e-12  # of float32, and of float64
@@ -120,7 +121,7 @@ def test_equals_a_python_loop_over_layers(tiny, random_like, error, residual):
     out = jax.jit(lambda params: encoder.apply({"params": params}, x, segments, None))(params)
 
     one_layer = jax.jit(lambda params, stream: layer.apply({"params": params}, stream, None, EncoderContext(mask, None))[0])
-    stream = strategy.start(x, segments > 0)
+    stream = strategy.start(config, encoder_stack(config), x, segments > 0)
     for index in range(config.num_layers):
         stream = one_layer(jax.tree.map(lambda stacked: stacked[index], params["layers"]), stream)  # noqa: B023
     expected = stream.x
