@@ -21,6 +21,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an mhsh whose learning rates are three times as large as they say."""
     folder = tmp_path_factory.mktemp("edited")
     shutil.copytree(ROOT / "mhsh", folder / "mhsh", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__"))
     optimizer = folder / "mhsh" / "training" / "optimizer.py"
     source, line = optimizer.read_text(encoding="utf-8"), "rate = -jnp.asarray(extra["
     assert source.count(line) == 1

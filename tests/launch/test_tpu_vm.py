@@ -69,9 +69,9 @@ def test_prints_the_command(launch: Callable, arguments: tuple[str, ...], comman
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout of this tree in which all is committed."""
     folder = tmp_path_factory.mktemp("checkout")
-    files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "launch", "mhsh", "*.*"]
+    files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "configs", "launch", "mhsh", "*.*"]
     for name in subprocess.run(files, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.split("\0"):
-        if name.split("/")[0] in ("launch", "mhsh") or name in ("pyproject.toml", "constraints.txt", ".gitignore"):
+        if name.split("/")[0] in ("configs", "launch", "mhsh") or name in ("pyproject.toml", "constraints.txt", ".gitignore"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
