@@ -24,8 +24,8 @@ from etils import epath
 
 from mhsh.bucket_lock import bucket_lock
 from mhsh.config.fields import differences, format_differences
-from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config, TranslationDataConfig, to_dict
+from mhsh.config.recorded import WRITER, check_version, from_record, to_record
+from mhsh.config.schema import Config, TranslationDataConfig
 from mhsh.errors import UserError
 from mhsh.files import (
     MissingFile,
@@ -116,7 +116,7 @@ class RunFolder:
         elif not folder._config_path.exists() and folder._holds_something_else():
             raise UserError(f"{folder.path} is not empty and holds no run; choose another --workdir")
         with folder.held():
-            write_atomically(folder._config_path, _dump(to_dict(config)))
+            write_atomically(folder._config_path, _dump(to_record(config)))
         return folder
 
     def _holds_something_else(self) -> bool:
@@ -194,11 +194,7 @@ class RunFolder:
 
     def read_config(self) -> Config:
         """The resolved config. Raises UserError if it is missing, unreadable or invalid."""
-        fields = self._read_json("config.json")
-        try:
-            return from_dict(fields)
-        except UserError as error:
-            raise UserError(f"{self._config_path}: {error}") from error
+        return from_record(self._read_json("config.json"), str(self._config_path))
 
     def read_run(self) -> dict[str, Any]:
         """run.json: versions, devices, mesh, parameter counts, data fingerprint, omega, status."""
@@ -219,7 +215,7 @@ class RunFolder:
         own["fingerprint"] = record["data"]["fingerprint"] if record else None
         for name in ("code", "numerics"):
             own[name] = {begin: value for begin, value in record[name].items() if int(begin) < step} if record else None
-        return [own | {"config": to_dict(self.read_config())}, *recorded_lineage(record)]
+        return [own | {"config": to_record(self.read_config())}, *recorded_lineage(record)]
 
     def has_begun(self) -> bool:
         """Whether the folder holds more than a config: a run that failed before its first step has
@@ -280,7 +276,7 @@ class RunFolder:
 
     def write_run(self, record: Mapping[str, Any]) -> None:
         """Replaces run.json."""
-        write_atomically(self.path / "run.json", _dump(record))
+        write_atomically(self.path / "run.json", _dump({**WRITER, **record, **WRITER}))
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends rows, which need `step` and `split`. Numbers that are not finite become null."""
@@ -367,9 +363,11 @@ class RunFolder:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
-            return read_object(self.path / name)
+            fields = read_object(self.path / name)
         except MissingFile:
             raise UserError(f"{self.path} holds no run: {name} is missing; give the folder that --workdir named") from None
+        check_version(fields, str(self.path / name))
+        return fields
 
 
 def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:

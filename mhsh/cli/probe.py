@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from mhsh.cli.parser import ConfigFlag, Count, StepFlag
-from mhsh.config.schema import Config, MeshConfig, to_dict
+from mhsh.config.recorded import to_record
+from mhsh.config.schema import Config, MeshConfig
 from mhsh.config.shapes import SCHEMES, shape_name
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
@@ -100,7 +101,7 @@ def run(
     from mhsh.training.environment import environment
 
     if kind == "amplification" and config is not None:
-        results: dict[str, Any] = {"config": to_dict(config), "schemes": _schemes(config, rows, **options)}
+        results: dict[str, Any] = {"config": to_record(config), "schemes": _schemes(config, rows, **options)}
     else:
         sources = [_fresh(config, rows)] if config is not None else (_of_run(folder, step, rows) for folder in folders)
         results = {"models": [_result(kind, source, options) for source in sources]}
@@ -195,7 +196,7 @@ def _result(kind: str, source: Source, options: Mapping[str, Any]) -> dict[str, 
     else:
         probes = {"dependency": dependency, "gradients": gradient_flow, "coverage": coverage, "similarity": similarity}
         result = probes[kind](model, params, batch)
-    return {"name": source.name, "step": source.step, "config": to_dict(source.config), "result": result}
+    return {"name": source.name, "step": source.step, "config": to_record(source.config), "result": result}
 
 
 def _schemes(config: Config, rows: int, *, depths: str, schemes: str, draws: int) -> list[dict[str, Any]]:

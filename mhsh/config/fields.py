@@ -48,6 +48,8 @@ class Field:
     doc: str
     role: str
     row: str | None  # of the fairness ledger
+    since: int  # version of the schema
+    before: int | float | bool | str | None  # the value that stands for what was done without the field
 
     @property
     def name(self) -> str:
@@ -161,6 +163,8 @@ def _field(path: str, entry: inspect.Field, annotation: Any) -> Field:
         doc=schema.get("description", ""),
         role=extra.get("role", ""),
         row=extra.get("row"),
+        since=extra.get("since", 1),
+        before=extra.get("before"),
     )
 
 

@@ -4,16 +4,24 @@
 
 Everything else reads it here: the config files (`mhsh.configs.base`), the checks of
 `mhsh.config.resolve`, `mhsh configs`, the axes of a sweep and the fairness ledger of a comparison.
+
+A field that is added later says since which SCHEMA_VERSION it is there, and which of its values is
+what mhsh did before, so that older run folders still open (`mhsh.config.recorded`):
+
+    logit_cap: Annotated[NonNegativeFloat, loss("...", "task", since=2, before=0.0)] = 30.0
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
+
+# Goes up by one with every change that adds, renames or removes a field or one of its values.
+SCHEMA_VERSION = 1
 
 # What a difference in a field does to a comparison of two runs.
 Role = Literal["shape", "loss", "clock", "bookkeeping"]
@@ -45,9 +53,34 @@ Row = Literal[
 ]
 
 
-def described(role: Role, doc: str, row: Row | None = None) -> Meta:
-    """What is known of a field besides its type, bounds and default."""
-    return Meta(description=doc, extra={"role": role, "row": row})
+class Renamed(NamedTuple):
+    """A field that has another path since a version of the schema."""
+
+    since: int
+    path: str  # before
+    now: str
+
+
+class Removed(NamedTuple):
+    """A field that is gone since a version: mhsh does now what it did with `value` there. A file
+    with another value is refused.
+    """
+
+    since: int
+    path: str
+    value: int | float | bool | str
+
+
+CHANGES: tuple[Renamed | Removed, ...] = ()  # every one so far
+
+
+def described(
+    role: Role, doc: str, row: Row | None = None, *, since: int = 1, before: int | float | bool | str | None = None
+) -> Meta:
+    """What is known of a field besides its type, bounds and default. `since` names the version of
+    the schema that it came with, `before` the value that stands for what mhsh did until then.
+    """
+    return Meta(description=doc, extra={"role": role, "row": row, "since": since, "before": before})
 
 
 shape = functools.partial(described, "shape")

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from etils import epath
 
-from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, TranslationDataConfig, to_dict
+from mhsh.config.recorded import identity
+from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, TranslationDataConfig
 from mhsh.data.batches import Batch, Batches, MakeBatch, Selection, ordered_batches, shuffled_batches
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
@@ -153,7 +154,8 @@ class StreamedTask(Task[TokenizerT]):
         """All plain values that decide the bytes, except the items and the chunks. A vocabulary
         counts by its content, not by its path.
         """
-        fields = {name: value for name, value in to_dict(self.data).items() if name not in self.only_for_training}
+        values = identity(self.data, "data")
+        fields = {name: value for name, value in values.items() if name not in self.only_for_training}
         if self.data.vocab_path:
             fields["vocab_path"] = self.given_tokenizer().fingerprint
         return {"model.vocab_size": self.model.vocab_size, **{f"data.{name}": value for name, value in fields.items()}}

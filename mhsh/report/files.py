@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from mhsh.config.recorded import WRITER
 from mhsh.errors import UserError
 from mhsh.files import write_atomically
 from mhsh.report.curves import places_of
@@ -98,7 +99,7 @@ def write(path: Path, content: bytes) -> None:
 def to_json(report: Report) -> bytes:
     """The whole report. Numbers that are not finite are null."""
     # First the mark by which it may be replaced.
-    return msgspec.json.encode({"generator": MARK, "report": report}) + b"\n"
+    return msgspec.json.encode({"generator": MARK, **WRITER, "report": report}) + b"\n"
 
 
 def table_to_csv(table: Table) -> bytes:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from mhsh.config.resolve import from_dict
+from mhsh.config.recorded import from_record
 from mhsh.config.shapes import shape_name
 from mhsh.report.figure_files import PAGE, add_legend, curve_style, figure_bytes, figure_style
 from mhsh.report.report import Table
@@ -79,7 +79,7 @@ def model_groups(models: Sequence[Model]) -> list[tuple[str, list[int]]]:
     """Name and indices of each group of models at the same step, by GROUP_RULE. The name is that of
     a single model; of several, their shape, scheme and number.
     """
-    configs = [from_dict(model["config"]) for model in models]
+    configs = [from_record(model["config"], model["name"]) for model in models]
     alike = [(without_seeds(config), model["step"]) for config, model in zip(configs, models, strict=True)]
     groups = []
     for indices in seed_groups(alike, configs):

@@ -22,8 +22,9 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from mhsh.config.fields import format_differences
-from mhsh.config.resolve import decay_start, from_dict
-from mhsh.config.schema import Config, to_dict
+from mhsh.config.recorded import WRITER, check_version, from_record, to_record
+from mhsh.config.resolve import decay_start
+from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import MissingFile, is_remote, read_object, write_atomically
 from mhsh.outcome import DIVERGED
@@ -95,14 +96,18 @@ class SweepFolder:
 
     def read_plan(self) -> Plan:
         """The plan. Raises UserError where it is missing or damaged."""
+        path = str(self.path / "plan.json")
         try:
-            fields = read_object(self.path / "plan.json")
+            fields = read_object(path)
+            check_version(fields, path)
             axes = tuple(Axis(axis["path"], tuple(axis["values"])) for axis in fields["axes"])
-            cells = tuple(Cell(cell["name"], cell["settings"], from_dict(cell["config"]), cell["cost"]) for cell in fields["cells"])
+            cells = tuple(
+                Cell(cell["name"], cell["settings"], from_record(cell["config"], path), cell["cost"]) for cell in fields["cells"]
+            )
         except MissingFile:
             raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None
         except (KeyError, TypeError) as error:
-            raise UserError(f"{self.path / 'plan.json'} is damaged: {error!r}; put it back from a copy") from error
+            raise UserError(f"{path} is damaged: {error!r}; put it back from a copy") from error
         return Plan(axes, cells)
 
     def run_folder(self, name: str) -> RunFolder:
@@ -215,9 +220,10 @@ def _holds_anything(folder: Path) -> bool:
 
 def _plan_fields(plan: Plan) -> dict[str, Any]:
     return {
+        **WRITER,
         "axes": [{"path": axis.path, "values": list(axis.values)} for axis in plan.axes],
         "cells": [
-            {"name": cell.name, "settings": dict(cell.settings), "config": to_dict(cell.config), "cost": dict(cell.cost)}
+            {"name": cell.name, "settings": dict(cell.settings), "config": to_record(cell.config), "cost": dict(cell.cost)}
             for cell in plan.cells
         ],
     }

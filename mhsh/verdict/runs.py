@@ -15,7 +15,8 @@ import numpy as np
 from etils import epath
 
 from mhsh import outcome
-from mhsh.config.resolve import from_dict, whole_run
+from mhsh.config.recorded import from_record
+from mhsh.config.resolve import whole_run
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.files import absolute, check_bucket, is_remote
@@ -252,7 +253,7 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
         spent={axis: math.nan if fields.get(axis) is None else float(fields[axis]) for axis in AXES},
         fingerprint=fields.get("fingerprint"),
         trained_by={name: fields.get(name) for name in ("code", "numerics")},
-        config=whole_run(from_dict(fields.get("config") or {})),
+        config=whole_run(from_record(fields.get("config") or {}, str(fields.get("folder")))),
     )
 
 

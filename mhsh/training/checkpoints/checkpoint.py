@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
+from mhsh.config.recorded import WRITER, check_version
 from mhsh.errors import UserError
 from mhsh.files import absolute, is_remote, make_durable, make_name_durable
 from mhsh.run_folder import Counters
@@ -135,6 +136,7 @@ class StoredCheckpoints:
         wanted = flatten(abstract)
         try:
             manifests = self._manager.restore(step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore()))["manifest"]
+            check_version(manifests, str(where))
             saved: Manifest = {
                 path: {key: entry[key] for key in ("shape", "dtype", "checksum")} for path, entry in manifests[item].items()
             }
@@ -181,7 +183,7 @@ class Checkpoints(StoredCheckpoints):
         self._wait()
         self._saving, self._counters = step, counters
         with self._failures_named():
-            self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave(manifests), **saved))
+            self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave({**WRITER, **manifests}), **saved))
 
     def raise_failed_save(self) -> None:
         """Raises UserError if a background save has failed."""
