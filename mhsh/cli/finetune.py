@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import FieldsFlag
+from mhsh.cli.parser import ChangedFlag
 from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, ModelConfig, TranslationDataConfig, to_dict
@@ -37,7 +37,7 @@ def run(
     folder: Annotated[str, Parameter(name="RUN", help="the pre-trained run")],
     /,
     *,
-    config: FieldsFlag,
+    config: ChangedFlag,
     workdir: str,
     seeds: str = "0",
     rates: str | None = None,
@@ -60,10 +60,12 @@ def run(
       UserError: the run cannot be fine-tuned, or whatever is wrong with the config or its data.
     """
     seed_numbers = whole_numbers("--seeds=", seeds, least=0)
-    configs = {
-        rate: {seed: fine_tuning_config(RunFolder(folder), fields, seed, fresh) for seed in seed_numbers}
-        for rate, fields in _at_rates(config, rates).items()
-    }
+    configs: dict[str, dict[int, Config]] = {}
+    for rate, changed in _at_rates(config.fields, rates).items():
+        for seed in seed_numbers:
+            fields = fine_tuning_fields(RunFolder(folder), changed, seed, fresh)
+            config.check_kept(fields, "mhsh finetune (by RUN, --seeds, --rates or --fresh)")
+            configs.setdefault(rate, {})[seed] = from_dict(fields)
     # After the configs are checked: it takes seconds.
     from mhsh.training.loop import train
 
@@ -107,13 +109,13 @@ def _score(config: Config, summary: Mapping[str, Mapping[str, Any]]) -> float:
     return summary.get("best_f1", summary["f1"])["mean"]
 
 
-def fine_tuning_config(folder: RunFolder, fields: Mapping[str, Any], seed: int, fresh: bool) -> Config:
-    """The config of one fine-tuning: the model and the vocabulary of the run in `folder`, all else
-    from `fields`.
+def fine_tuning_fields(folder: RunFolder, fields: Mapping[str, Any], seed: int, fresh: bool) -> dict[str, Any]:
+    """The config of one fine-tuning, unchecked: the model and the vocabulary of the run in
+    `folder`, all else from `fields`.
 
     Raises:
       UserError: the run was not pre-trained on WordPiece tokens with an encoder alone, or the
-        config is wrong.
+        config is none of fine-tuning.
     """
     there = folder.read_config()
     if isinstance(there.data, TranslationDataConfig) or there.data.tokenizer != "wordpiece":
@@ -135,7 +137,7 @@ def fine_tuning_config(folder: RunFolder, fields: Mapping[str, Any], seed: int, 
     complete = over_encoder(fields, there.model, str(folder.path / WORDPIECE_FILE), there.data.lowercase)
     complete["data"] |= {"seed": seed}
     complete["train"] |= {"seed": seed, "start_from": "" if fresh else str(folder.path), "keep_moments": False}
-    return from_dict(complete)
+    return complete
 
 
 def over_encoder(fields: Mapping[str, Any], model: ModelConfig, vocab_path: str, lowercase: bool) -> dict[str, Any]:

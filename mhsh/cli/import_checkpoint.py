@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,8 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from mhsh.cli.finetune import over_encoder
-from mhsh.cli.parser import ConfigFlag, TaskFlag
+from mhsh.cli.parser import Changed, ChangedFlag, TaskFlag
+from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import (
     AnyDataConfig,
@@ -26,11 +26,13 @@ from mhsh.config.schema import (
     to_dict,
 )
 from mhsh.config.shapes import shape_in_words
+from mhsh.configs import override
 from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.files import check_new_folder, new_folder
 from mhsh.interop.import_bert import import_bert
+from mhsh.interop.labels import in_task_order
 from mhsh.interop.llama import import_llama, is_llama
 from mhsh.interop.tensors import Imported
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
@@ -38,6 +40,7 @@ from mhsh.run_folder import WORDPIECE_FILE, RunFolder
 
 # Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
 RECORD_FILE = "imported.json"
+MOST_POSITIONS = 2**31 - 1
 
 
 EXAMPLES = (
@@ -51,10 +54,11 @@ def run(
     source: Annotated[str, Parameter(name="SRC")],
     /,
     *,
-    config: ConfigFlag,
-    task: TaskFlag = None,
+    config: ChangedFlag,
+    task: TaskFlag | None = None,
     out: str,
     fresh_heads: bool = False,
+    labels: str | None = None,
 ) -> int:
     """Makes a run folder of a Hugging Face checkpoint: a BERT, or a Llama or Qwen3.
 
@@ -63,40 +67,62 @@ def run(
       out: the run folder, new
       fresh_heads: take the body of a BERT alone (embeddings, encoder, pooler) and put fresh heads
         on it
+      labels: the task's labels, A,B,..., in the order of the checkpoint's outputs, where its
+        config.json does not name them
 
     Raises:
-      UserError: as `import_bert` or `import_llama`, or the vocabulary is missing, does not fit, or
-        is another tokenizer's; `out` is not new.
+      UserError: as `import_bert`, `import_llama` or `in_task_order`, or the vocabulary is missing,
+        does not fit, or is another tokenizer's; `out` is not new; an override is of a field that
+        the checkpoint decides.
     """
     check_new_folder(out)
-    if task is not None:
-        config = _for_task(config, task)
+    asked = _asked(config, task)
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
     if is_llama(folder):
         if fresh_heads:
             raise UserError(f"--fresh-heads takes the body of a BERT; {folder} is a language model, which is imported whole")
-        imported = import_llama(Path(source), config.model)
+        imported = import_llama(Path(source), asked.model)
     else:
-        imported = import_bert(Path(source), config.model, fresh_heads=fresh_heads)
-    resolved, tokenizer = _resolve(config, imported, folder)
-    _check_labels(resolved, imported)
+        imported = import_bert(Path(source), asked.model, fresh_heads=fresh_heads)
+    imported = _with_labels(imported, asked, labels)
+    resolved, tokenizer = _resolve(asked, imported, folder)
+    for changed in filter(None, (config, task)):
+        changed.check_kept(resolved, "the checkpoint" if task is None else "the checkpoint or the other flag")
     with new_folder(out) as unfinished:
         run_folder = RunFolder.open_for_training(unfinished, resolved)
         tokenizer.save(unfinished / WORDPIECE_FILE)
         _save(run_folder, resolved, imported)
         (unfinished / RECORD_FILE).write_text(json.dumps(_record(source, imported), indent=2) + "\n", encoding="utf-8")
-    _print(resolved, imported, source, out)
+    _print(resolved, imported, source, out, config.fields["model"]["max_positions"])
     return 0
 
 
-def _for_task(config: Config, fields: Mapping[str, Any]) -> Config:
-    """The config with the sections of a task over its own; the vocabulary is its own."""
-    data = config.data
-    if not isinstance(data, DataConfig):
+def _asked(config: Changed, task: Changed | None) -> Config:
+    """The config; of a checkpoint with a head for a task, the sections of the task over those of
+    --config, whose overrides go over both.
+    """
+    for path, _ in config.changes:
+        if path in SHAPING:
+            raise UserError(f"--config.{path} changes the shape of a fresh model; a checkpoint keeps its own: leave it away")
+    # The positions are the checkpoint's: until it is read, there are enough for any rows.
+    base = from_dict(override(config.fields, [("model.max_positions", MOST_POSITIONS)], "--config."))
+    if task is None:
+        return base
+    if not isinstance(base.data, DataConfig):
         raise UserError("--task goes over a --config for pre-training, such as bert:12l12h; give one")
-    complete = over_encoder(fields, config.model, data.vocab_path, data.lowercase)
-    complete["train"] = to_dict(config.train) | complete.get("train", {})
-    return from_dict(complete)
+    complete = over_encoder(task.fields, base.model, base.data.vocab_path, base.data.lowercase)
+    complete["train"] = to_dict(base.train) | complete.get("train", {})
+    changes = [(path, parse_value(path, text)) for path, text in config.changes if not path.startswith("model.")]
+    return from_dict(override(complete, changes, "--config."))
+
+
+def _with_labels(imported: Imported, config: Config, labels: str | None) -> Imported:
+    """The checkpoint with its classes in the order of the task, where it has the task's head."""
+    if isinstance(config.data, ClassificationDataConfig) and "classification" in imported.params:
+        return in_task_order(imported, find_task(config.data.task), None if labels is None else labels.split(","))
+    if labels is not None:
+        raise UserError("--labels names the classes of a head for GLUE; add --task=glue:TASK, or leave it away")
+    return imported
 
 
 def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, Tokenizer]:
@@ -133,22 +159,14 @@ def _fitting(config: Config, imported: Imported, data: AnyDataConfig, tokenizer:
             f"the vocabulary has {tokenizer.vocab_size} tokens, the checkpoint's token table {imported.model.vocab_size}; give the "
             "vocabulary that the checkpoint was trained with"
         )
+    positions = imported.model.max_positions
+    if data.sequence_length > positions:
+        raise UserError(
+            f"the checkpoint has {positions} positions, fewer than data.sequence_length = {data.sequence_length}; "
+            f"add --config.data.sequence_length={positions}"
+        )
     resolved = replace(config, model=imported.model, data=data)
     return from_dict(to_dict(resolved)), tokenizer
-
-
-def _check_labels(config: Config, imported: Imported) -> None:
-    """Where the checkpoint names its classes, they are those of the task, in its order."""
-    if not isinstance(config.data, ClassificationDataConfig) or not imported.labels:
-        return
-    task = find_task(config.data.task)
-    if len(task.label_names) < 2 or all(label == f"LABEL_{number}" for number, label in enumerate(imported.labels)):
-        return
-    if [label.lower() for label in imported.labels] != [label.lower() for label in task.label_names]:
-        raise UserError(
-            f"the checkpoint's classes are {', '.join(imported.labels)}, those of data.task = {task.name!r} "
-            f"{', '.join(task.label_names)}; put id2label and the rows of classifier.weight and classifier.bias in order first"
-        )
 
 
 def _save(folder: RunFolder, config: Config, imported: Imported) -> None:
@@ -187,10 +205,11 @@ def _record(source: str, imported: Imported) -> dict[str, Any]:
         "labels": imported.labels,
         "fresh": imported.fresh,
         "left_out": imported.left_out,
+        "notes": imported.notes,
     }
 
 
-def _print(config: Config, imported: Imported, source: str, out: str) -> None:
+def _print(config: Config, imported: Imported, source: str, out: str, asked_positions: int) -> None:
     from mhsh.models.costs import parameter_counts
 
     model = config.model
@@ -198,6 +217,11 @@ def _print(config: Config, imported: Imported, source: str, out: str) -> None:
         f"{out}: {imported.architecture} of {source}, {shape_in_words(model)} of {model.head_dim}, "
         f"D = {model.embed_dim}, F = {model.mlp_dim}, {parameter_counts(model)['total']:,} parameters, objective {model.objective}"
     )
+    if model.max_positions != asked_positions:
+        print(
+            f"note: the checkpoint has {model.max_positions} positions, the config {asked_positions}; rows have "
+            f"data.sequence_length = {config.data.sequence_length} tokens"
+        )
     for note in imported.notes:
         print(f"note: {note}")
     if imported.labels:

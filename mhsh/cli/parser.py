@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from cyclopts.validators import Number
 
+from mhsh.config.fields import flatten, parse_value
 from mhsh.config.schema import Config
 from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
 from mhsh.errors import UserError, nearest
@@ -36,6 +37,35 @@ class Made(NamedTuple):
 
     flag: str
     make: Callable[[str, Any, Changes], Any]
+
+
+class Changed(NamedTuple):
+    """The unchecked fields of a config (alone they may be no complete one), and the overrides among
+    them. A command that sets fields itself says with `check_kept` which overrides it cannot keep.
+    """
+
+    flag: str
+    fields: dict[str, Any]
+    changes: Changes
+
+    def check_kept(self, made: Config | Mapping[str, Any], decided_by: str) -> None:
+        """Checks that what came of the fields has every override.
+
+        Raises:
+          UserError: `decided_by`, such as a checkpoint, gave a field another value.
+        """
+        values = flatten(made)
+        for path, text in self.changes:
+            if path in values and values[path] != parse_value(path, text):
+                raise UserError(
+                    f"--{self.flag}.{path}={text} has no effect: {decided_by} makes it {values[path]!r}; leave that flag away"
+                )
+
+
+def make_changed(flag: str, name: str | None, changes: Changes) -> Changed | None:
+    """The fields of `--FLAG=name` with all overrides; None: it is not given."""
+    fields = parse_fields(flag, name, changes)
+    return None if fields is None else Changed(flag, fields, changes)
 
 
 def make_configs(flag: str, names: Sequence[str], changes: Changes) -> list[tuple[str, Config]]:
@@ -65,12 +95,11 @@ def _config(flag: str, what: str = _HELP) -> Parameter:
 
 ConfigFlag = Annotated[Config, _config("config"), Made("config", parse_config)]
 AgainstFlag = Annotated[Config, _config("against", "a second config, to compare with"), Made("against", parse_config)]
-# Of these the unchecked fields, dict[str, Any]: alone they are no complete config.
-FieldsFlag = Annotated[Any, _config("config"), Made("config", parse_fields)]
+ChangedFlag = Annotated[Changed, _config("config"), Made("config", make_changed)]
 TaskFlag = Annotated[
-    Any,
+    Changed,
     _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
-    Made("task", parse_fields),
+    Made("task", make_changed),
 ]
 # Several of them, as a list of names and Configs.
 ConfigsFlag = Annotated[

@@ -17,11 +17,11 @@ from rich.table import Column, Table
 from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import Count, FieldsFlag
+from mhsh.cli.parser import Changed, ChangedFlag, Count
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
-from mhsh.sweep.axes import SEEDS, Axis, Cell, Value, cells_of, families, parents, parse_axes
+from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, families, fields_of, parents, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
@@ -36,7 +36,7 @@ EXAMPLES = (
 
 def run(
     *,
-    config: FieldsFlag,
+    config: ChangedFlag,
     workdir: str,
     axes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     dry_run: bool = False,
@@ -74,7 +74,8 @@ def run(
     first, every = _share(cells)
     if refine and (over is None or every > 1):
         raise UserError("--refine goes with --over, and on one host: without --cells")
-    parsed = parse_axes(axes, config)  # fields as the config file has them, before heads are regrouped
+    parsed = parse_axes(axes, config.fields)  # fields as the config file has them, before heads are regrouped
+    _check_apart(parsed, config)
     import jax
 
     from mhsh.sweep.run import run_cells
@@ -85,7 +86,7 @@ def run(
     folder = SweepFolder(workdir)
     if refine:
         parsed = _with_values_of(folder, parsed, over)
-    plan = make_plan(parsed, config)
+    plan = make_plan(parsed, config.fields)
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if over is not None:
         choices = tune(planned_experiment(plan), over, choosing_seeds).choices
@@ -111,9 +112,18 @@ def run(
             break
         print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)
         parsed = _with_values(parsed, over, added)
-        plan = make_plan(parsed, config)
+        plan = make_plan(parsed, config.fields)
     _write_report(folder, over, choosing_seeds)
     return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, share, over, choosing_seeds)
+
+
+def _check_apart(axes: Sequence[Axis], config: Changed) -> None:
+    """Raises UserError where an axis sets a field that an override sets too."""
+    # The steps of the config are what a budget is in proportion to.
+    swept = {path: axis.name for axis in axes if axis.path != BUDGET for path in fields_of(axis.path)}
+    for path, _ in config.changes:
+        if path in swept:
+            raise UserError(f"--config.{path} and --axes {swept[path]}=... set the same field; leave one of them away")
 
 
 def _write_report(folder: SweepFolder, over: str | None, choosing_seeds: int | None) -> None:

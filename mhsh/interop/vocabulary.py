@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import tokenizers
@@ -22,6 +22,10 @@ TOKENIZER_CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE = "tokenizer_config.json", "vo
 ADDED_TOKENS_FILE = "added_tokens.json"
 
 
+# Whose vocab.txt says all.
+_BERTS = ("BertTokenizer", "BertTokenizerFast")
+
+
 class Vocabulary(NamedTuple):
     """What a checkpoint says of its tokens."""
 
@@ -32,7 +36,7 @@ class Vocabulary(NamedTuple):
 class _Settings(Struct):
     """tokenizer_config.json, as far as it changes the ids of a text."""
 
-    tokenizer_class: Literal["BertTokenizer", "BertTokenizerFast"] = "BertTokenizer"
+    tokenizer_class: str = "BertTokenizer"
     do_lower_case: bool | None = None
     tokenize_chinese_chars: bool | None = None
     strip_accents: bool | None = None
@@ -52,8 +56,13 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         said = [Vocabulary((), settings.do_lower_case)]
         if (folder / VOCAB_FILE).exists():
             said.append(Vocabulary(load_wordpiece(folder / VOCAB_FILE, lowercase=True).vocab, None))
-        if (folder / TOKENIZER_FILE).exists():
+        if (folder / TOKENIZER_FILE).exists():  # says all; transformers 5 gives most of them one class
             said.append(_of_tokenizer(folder / TOKENIZER_FILE))
+        elif settings.tokenizer_class not in _BERTS:
+            raise ValueError(
+                f"{TOKENIZER_CONFIG_FILE} has tokenizer_class = {settings.tokenizer_class!r:.60}, none of {', '.join(_BERTS)}, and "
+                f"there is no {TOKENIZER_FILE} that would say how it splits a text"
+            )
         vocabularies = {tokens for tokens, _ in said if tokens}
         cases = {lowercase for _, lowercase in said if lowercase is not None}
         if len(vocabularies) > 1 or len(cases) > 1:

@@ -17,7 +17,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from mhsh.cli.finetune import fine_tuning_config
+from mhsh.cli.finetune import fine_tuning_fields
 from mhsh.cli.main import NAMES, main
 from mhsh.config.resolve import from_dict
 from mhsh.run_folder import WORDPIECE_FILE, RunFolder
@@ -103,7 +103,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ):
         fields = load_fields(task, variant)
         fields["data"] |= {"sequence_length": 64, **changes}
-        RunFolder.open_for_training(room / task, fine_tuning_config(RunFolder(room / "run"), fields, seed=0, fresh=True))
+        own = fine_tuning_fields(RunFolder(room / "run"), fields, seed=0, fresh=True)
+        RunFolder.open_for_training(room / task, from_dict(own))
     before = contents(room)
     yield room
     assert contents(room) == before, "nothing there was changed"

@@ -26,6 +26,7 @@ from tests.training.states import mesh_of
 CONFIG = "--config=bert:2l8h"
 # The golden checkpoints have 16 positions.
 COLA = ["--task=glue:cola", "--task.data.sequence_length=12"]
+MNLI = ["--task=glue:mnli", "--task.data.sequence_length=12"]
 SHORT = ["--config.data.sequence_length=12", "--config.data.max_predictions=4"]
 
 
@@ -100,36 +101,62 @@ def test_fresh_heads_are_those_that_training_would_start_from(capsys, tmp_path, 
 
 
 def test_a_fine_tuned_checkpoint_needs_its_task(capsys, fails, tmp_path):
-    """The task's config goes over one for pre-training; its classes keep their order, and get their
-    names on the way out.
+    """The task's config goes over one for pre-training; its classes are put into the task's order,
+    and get their names on the way out.
     """
     there = Path(shutil.copytree(GOLDEN / "classification", tmp_path / "there"))
-    mnli = ["--task=glue:mnli", "--task.data.sequence_length=12"]
-    out = tmp_path / "run"
-    assert main(["import", str(there), CONFIG, *mnli, f"--out={out}"]) == 0
-    assert "classes: LABEL_0, LABEL_1, LABEL_2" in capsys.readouterr().out
+    out, again = tmp_path / "run", tmp_path / "again"
+    arguments = ["import", str(there), CONFIG, *MNLI, f"--out={out}"]
+    assert "the checkpoint calls its classes LABEL_0, LABEL_1, LABEL_2, which does not say" in fails(*arguments)
+    assert main([*arguments, "--labels=contradiction,entailment,neutral"]) == 0
+    printed = capsys.readouterr().out
+    assert "note: its classes are contradiction, entailment, neutral; they are put into the order of mnli" in printed
+    assert "classes: entailment, neutral, contradiction\n" in printed
     config = RunFolder(out).read_config()
     assert (config.model.objective, config.model.num_classes, config.data.task) == ("classification", 3, "mnli")
-    assert main(["export", str(out), f"--out={tmp_path / 'again'}"]) == 0
-    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert main(["export", str(out), f"--out={again}"]) == 0
+    written = json.loads((again / "config.json").read_text())
     assert written["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
-    before, after = (load_file(folder / "model.safetensors") for folder in (there, tmp_path / "again"))
-    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
-
-    names = json.loads((there / "config.json").read_text())
-    for labels, fine in ((("Entailment", "Neutral", "Contradiction"), True), (("contradiction", "neutral", "entailment"), False)):
-        (there / "config.json").write_text(json.dumps(names | {"id2label": {str(n): label for n, label in enumerate(labels)}}))
-        arguments = ["import", str(there), CONFIG, *mnli, f"--out={tmp_path / labels[0]}"]
-        if fine:
-            assert main(arguments) == 0
-        else:
-            line = (
-                "the checkpoint's classes are contradiction, neutral, entailment, those of data.task = 'mnli' entailment, neutral"
-            )
-            assert line in fails(*arguments)
+    before, after = (load_file(folder / "model.safetensors") for folder in (there, again))
+    for name, values in before.items():
+        moved = values[[1, 2, 0]] if name.startswith("classifier.") else values
+        assert moved.tobytes() == after[name].tobytes()
     assert "it has 3 labels, the --config has model.num_classes = 2" in fails(
         "import", str(there), CONFIG, *COLA, f"--out={tmp_path / 'cola'}"
     )
+
+
+def test_labels_are_of_a_head_that_is_imported(fails, tmp_path, golden):
+    arguments = ["import", str(golden), CONFIG, *SHORT, f"--out={tmp_path / 'run'}", "--labels=a,b"]
+    assert "--labels names the classes of a head for GLUE; add --task=glue:TASK, or leave it away" in fails(*arguments)
+
+
+def test_no_flag_is_dropped(fails, tmp_path):
+    """What a checkpoint, a task or another flag decides is refused by name; beside --task, --config
+    changes what the task leaves open, and what it does not.
+    """
+    there = str(GOLDEN / "classification")
+    labels = "--labels=entailment,neutral,contradiction"
+    start = ["import", there, CONFIG, "--task=glue:mnli", labels, f"--out={tmp_path / 'run'}", "--config.data.sequence_length=12"]
+    for flag, said in (
+        (
+            "--config.model.num_layers=4",
+            "--config.model.num_layers=4 has no effect: the checkpoint or the other flag makes it 2; leave",
+        ),
+        (
+            "--config.model.heads_per_layer=1",
+            "--config.model.heads_per_layer changes the shape of a fresh model; a checkpoint keeps",
+        ),
+        ("--config.data.max_predictions=3", "--config.data.max_predictions: the config has no field 'data.max_predictions'"),
+        (
+            "--task.data.sequence_length=8",
+            "--task.data.sequence_length=8 has no effect: the checkpoint or the other flag makes it 12",
+        ),
+    ):
+        assert said in fails(*start, flag)
+    assert main([*start, "--config.optimizer.learning_rate=0.5", "--config.train.seed=7", "--config.model.num_layers=2"]) == 0
+    config = RunFolder(tmp_path / "run").read_config()
+    assert (config.data.sequence_length, config.optimizer.learning_rate, config.train.seed) == (12, 0.5, 7)
 
 
 def test_vocabularies(fails, tmp_path, golden):
@@ -148,20 +175,41 @@ def test_vocabularies(fails, tmp_path, golden):
     assert data.vocab_path == str(tmp_path / "vocab.txt") and not data.lowercase
 
 
-def test_what_the_tokenizer_says_goes_before_the_config(capsys, tmp_path, golden):
+def test_what_the_tokenizer_says_goes_before_the_config(fails, capsys, tmp_path, golden):
     (golden / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    assert main(["import", str(golden), CONFIG, *SHORT, f"--out={tmp_path / 'run'}", "--config.data.vocab_path=/nowhere"]) == 0
+    arguments = ["import", str(golden), CONFIG, *SHORT, f"--out={tmp_path / 'run'}"]
+    for flag, kept in (("--config.data.vocab_path=/nowhere", "''"), ("--config.data.lowercase=true", "False")):
+        assert f"{flag} has no effect: the checkpoint makes it {kept}; leave that flag away" in fails(*arguments, flag)
+    assert main(arguments) == 0
     data = RunFolder(tmp_path / "run").read_config().data
     assert data.vocab_path == "" and not data.lowercase
 
 
-def test_checkpoints_that_do_not_fit_the_config(fails, tmp_path, golden):
+def test_checkpoints_that_do_not_fit_the_config(fails, capsys, tmp_path, golden):
     out = f"--out={tmp_path / 'run'}"
-    # The positions are the checkpoint's, the length of the rows is the config's.
-    assert "data.sequence_length = 64 is longer than model.max_positions = 16" in fails("import", str(golden), CONFIG, out)
     assert "its heads are of objective 'mlm', the --config has" in fails("import", str(golden), "--config=translation:6l8h", out)
     assert "the --config has model.objective = 'classification'" in fails("import", str(golden), CONFIG, *COLA, out)
+    # The positions are the checkpoint's, the length of the rows is the config's.
+    arguments = ["import", str(golden), CONFIG, out]
+    error = fails(*arguments)
+    assert "the checkpoint has 16 positions, fewer than data.sequence_length = 64; add --config.data.sequence_length=16" in error
     assert not (tmp_path / "run").exists()
+    assert main([*arguments, error.split()[-1]]) == 0, "the advice, followed once"
+    assert (
+        "note: the checkpoint has 16 positions, the config 64; rows have data.sequence_length = 16 tokens"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_checkpoint_may_have_more_positions_than_the_config(capsys, tmp_path, golden):
+    """Its own count, whatever the config's is."""
+    few = ["--config.model.max_positions=16", "--config.data.sequence_length=16"]
+    at_eight = "def get_config():\n    from mhsh import configs\n    fields = configs.load_fields('bert:2l8h')\n"
+    at_eight += "    fields['model']['max_positions'] = 8\n    fields['data']['sequence_length'] = 8\n    return fields\n"
+    (tmp_path / "eight.py").write_text(at_eight)
+    for number, flags in enumerate(([f"--config={tmp_path}/eight.py", "--config.data.sequence_length=12"], [CONFIG, *few])):
+        assert main(["import", str(golden), *flags, "--config.data.max_predictions=4", f"--out={tmp_path / str(number)}"]) == 0
+        assert RunFolder(tmp_path / str(number)).read_config().model.max_positions == 16
 
 
 @pytest.mark.slow

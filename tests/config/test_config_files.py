@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh import configs
-from mhsh.cli.finetune import fine_tuning_config
+from mhsh.cli.finetune import fine_tuning_fields
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
 from mhsh.configs import parse_fields, shipped_names, take_changes, take_config
@@ -103,7 +103,7 @@ def test_what_no_fine_tuning_can_be(task, overrides, message, tmp_path):
         section, field = name.split(".")
         fields[section][field] = value
     with pytest.raises(UserError, match=message):
-        fine_tuning_config(run, fields, seed=0, fresh=True)
+        from_dict(fine_tuning_fields(run, fields, seed=0, fresh=True))
 
 
 def test_fine_tuning_drops_a_tenth_whatever_pre_training_dropped(tmp_path):
@@ -111,7 +111,7 @@ def test_fine_tuning_drops_a_tenth_whatever_pre_training_dropped(tmp_path):
     run = RunFolder.open_for_training(tmp_path / "run", there)
     fields = configs.load("glue").get_config("cola").to_dict()
     fields["data"]["sequence_length"] = 32
-    model = fine_tuning_config(run, fields, seed=0, fresh=True).model
+    model = from_dict(fine_tuning_fields(run, fields, seed=0, fresh=True)).model
     assert (there.model.hidden_dropout, there.model.attention_dropout, there.model.embedding_dropout) == (0, 0, 0)
     assert (model.hidden_dropout, model.attention_dropout, model.mlp_dropout, model.embedding_dropout) == (0.1, 0.1, 0, 0.1)
 
@@ -122,12 +122,12 @@ def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, tm
     run = RunFolder.open_for_training(tmp_path / "run", there)
     fields = configs.load(task).get_config(variant)
     assert fields.is_locked
-    config = fine_tuning_config(run, fields.to_dict(), seed=3, fresh=False)
+    config = from_dict(fine_tuning_fields(run, fields.to_dict(), seed=3, fresh=False))
     assert (config.train.seed, config.train.start_from) == (3, str(tmp_path / "run"))
     assert config.data.vocab_path == str(tmp_path / "run" / "vocab.txt")
     head = dict(objective=config.model.objective, num_classes=config.model.num_classes, next_sentence=False)
     assert config.model == replace(there.model, **head)
-    assert fine_tuning_config(run, fields.to_dict(), seed=3, fresh=True).train.start_from == ""
+    assert from_dict(fine_tuning_fields(run, fields.to_dict(), seed=3, fresh=True)).train.start_from == ""
     if task == "glue":
         assert (
             config.model.num_classes == find_task(variant).num_classes == len(find_task(variant).label_names) or variant == "stsb"

@@ -90,7 +90,8 @@ def test_another_tokenizer(tmp_path, changed, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (dict(tokenizer_class="BertJapaneseTokenizer"), "Invalid enum value 'BertJapaneseTokenizer' - at `$.tokenizer_class`"),
+        (dict(tokenizer_class="BertJapaneseTokenizer"), "tokenizer_class = 'BertJapaneseTokenizer', none of BertTokenizer, "),
+        (dict(tokenizer_class="TokenizersBackend"), "and there is no tokenizer.json that would say how it splits a text"),
         (dict(tokenize_chinese_chars=False), "tokenize_chinese_chars or strip_accents other than BERT's"),
         (dict(do_lower_case=True, strip_accents=False), "strip_accents other than BERT's"),
         (dict(do_lower_case="no"), "Expected `bool | null`, got `str` - at `$.do_lower_case`"),
@@ -102,6 +103,17 @@ def test_other_settings(tmp_path, fields, message):
     with pytest.raises(UserError) as error:
         read_vocabulary(tmp_path)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["TokenizersBackend", "PreTrainedTokenizerFast", "MyTokenizer"])
+def test_a_tokenizer_json_is_judged_by_its_content(tmp_path, name):
+    """transformers 5 saves most tokenizers as one class."""
+    tokenizer_file(tmp_path)
+    settings(tmp_path, tokenizer_class=name)
+    assert read_vocabulary(tmp_path) == (TOKENS, True)
+    tokenizer_file(tmp_path, pre_tokenizer={"type": "Whitespace"})
+    with pytest.raises(UserError, match=r"the pre_tokenizer of tokenizer\.json is another than BERT's"):
+        read_vocabulary(tmp_path)
 
 
 def test_files_that_disagree(tmp_path):
