@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from etils import epath
 
+from mhsh.encoding import decoded
 from mhsh.errors import UserError, install_command
 
 _SECONDS_TO_REMOVE, _TIMES_GONE = 1.0, 3
@@ -314,11 +315,14 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
     """The object in JSON text; errors name it by `what`.
 
     Raises:
-      UserError: it is not UTF-8, not JSON or not an object, is nested too deeply, or has a key
-        twice (of which some readers take the first and some the last).
+      UserError: it is no text, not JSON or not an object, is nested too deeply, has half of a
+        surrogate pair, or has a key twice (of which some readers take the first and some the last).
     """
+    text = decoded(content, what)
     try:
-        value = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_without_repeats)
+        value = json.loads(text, object_pairs_hook=_without_repeats)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # raises a ValueError for half of a pair
     except (ValueError, RecursionError) as error:
         raise UserError(f"{what} is damaged or no JSON: {error}; fetch or write it again") from error
     if not isinstance(value, dict):

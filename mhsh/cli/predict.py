@@ -70,7 +70,7 @@ def run(
     - Masked: reads a text with [MASK], writes the likeliest words for each, a line a word.
 
     Args:
-      input: a file, plain or .gz; standard input by default, but for GLUE and SQuAD
+      input: a file, plain or compressed; standard input by default, but for GLUE and SQuAD
       output: a new file; standard output by default, but for GLUE and SQuAD
       text: causal and masked runs: the text itself, in place of --input
       average: not of fine-tuned runs: the mean of the last N checkpoints; 1 by default

@@ -39,8 +39,8 @@ def translation(
     difference to it, with its 95 % interval over other sentences and other seeds.
 
     Args:
-      hypotheses: a file with a translation a line, plain or .gz; with --baseline one or more, such
-        as those of several seeds
+      hypotheses: a file with a translation a line, plain or compressed; with --baseline one or
+        more, such as those of several seeds
       references: a file with the references, line by line
       baseline: as many files of another system, in the same order of seeds
       lowercase: compare without case
@@ -86,7 +86,7 @@ def glue(*, task: str, labels: str, predictions: str) -> int:
 
     Args:
       task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli
-      labels: the task's original TSV with labels, plain or .gz
+      labels: the task's original TSV with labels, plain or compressed
       predictions: a file of index, tab, prediction, as one hands them in to GLUE
 
     Raises:
@@ -108,7 +108,7 @@ def squad(*, data: str, predictions: str) -> int:
     """Exact match and F1 of SQuAD 1.1 or 2.0, as JSON with the official scorer's names.
 
     Args:
-      data: SQuAD's JSON with answers, plain or .gz
+      data: SQuAD's JSON with answers, plain or compressed
       predictions: JSON: the answer of each question's id
 
     Raises:

@@ -164,7 +164,7 @@ def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Pat
 
 
 def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
-    """The examples of an original file (plain, .gz or .xz), in order; test sets have no labels.
+    """The examples of an original file (plain or compressed), in order; test sets have no labels.
 
     Quotation marks are text: those of MRPC are unbalanced.
 

@@ -32,7 +32,7 @@ def read_pairs(source: str) -> Iterator[Pair]:
     Sources:
       numbers, numbers:COUNT: COUNT (100,000) training pairs of English and German number words; see
         synthetic_pairs.py.
-      text:SOURCE_GLOB,TARGET_GLOB: plain, .gz and .xz files, UTF-8, one sentence a line, lines
+      text:SOURCE_GLOB,TARGET_GLOB: files, plain or compressed, UTF-8, one sentence a line, lines
         ended by "\\n" only. The files of both globs are sorted and paired in this order; line n
         translates line n.
       tfds:NAME: a translation data set that TFDS has prepared, such as tfds:wmt14_translate/de-en.

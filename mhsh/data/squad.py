@@ -66,7 +66,7 @@ def read_questions(source: str, field: str) -> SquadData:
 
 
 def read_squad(path: str | Path) -> SquadData:
-    """The questions of a file (JSON, plain, .gz or .xz). Raises UserError, also as in `_parse`."""
+    """The questions of a file (JSON, perhaps compressed). Raises UserError, also as in `_parse`."""
     return _parse(str(path), _read_json(path))
 
 

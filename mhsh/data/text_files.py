@@ -1,23 +1,31 @@
-"""Text files, plain, .gz or .xz, local or in a bucket: found by a glob, read line by line, with
+"""Text files, plain or compressed, local or in a bucket: found by a glob, read line by line, with
 one-line errors.
 """
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import functools
 import glob
 import gzip
+import io
 import lzma
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import Any
 
 from etils import epath
 
+from mhsh.encoding import HEAD_BYTES, check_head, compression, decoded, decoded_line, marked_encoding
 from mhsh.errors import UserError
 from mhsh.files import bucket_objects, is_remote, opened
+
+_MOST_LAYERS = 3  # compressed files in one another
+_BUFFER_BYTES = 1 << 16
+_LONGEST_LINE = 1 << 28  # what a few kilobytes unpack to may have no end
 
 
 def matching_files(pattern: str, whose: str) -> list[epath.Path]:
@@ -53,72 +61,114 @@ def _matching_objects(pattern: str, whose: str) -> list[epath.Path]:
 
 
 @contextlib.contextmanager
-def unpacked(path: epath.PathLike) -> Iterator[IO[bytes]]:
-    """The bytes of a plain, .gz or .xz file, to be read inside the `with`.
+def unpacked(path: epath.PathLike | None) -> Iterator[io.BufferedReader]:
+    """The bytes of a file (None: of standard input), to be read inside the `with`.
+
+    gzip, xz, zstd and bz2 are unpacked, by the first bytes and not by the name, as often as they
+    are packed, and never more at once than is asked for.
 
     Raises:
-      UserError: the file is missing, unreadable or damaged, even if found inside the `with`.
+      UserError: the file is missing, unreadable, damaged or packed too often, even if found inside
+        the `with`.
     """
+    name = file_name(path)
     try:
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(opened(path))
-            if str(path).endswith(".gz"):
-                file = cast(IO[bytes], stack.enter_context(gzip.open(file)))
-            elif str(path).endswith(".xz"):
-                file = stack.enter_context(lzma.open(file))
+            file: Any = sys.stdin.buffer if path is None else stack.enter_context(opened(path))
+            for _ in range(_MOST_LAYERS):
+                kind = compression(file.peek(HEAD_BYTES))
+                if not kind:
+                    break
+                file = stack.enter_context(_unpacking(kind, file))
+            else:
+                raise UserError(f"{name} is compressed {_MOST_LAYERS} times or more; unpack it first")
             yield file
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged and cannot be unpacked ({error}); fetch it again") from error
+        raise _damaged(name, error) from error
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        if error.errno is None:  # bz2 and pyarrow have no error of their own
+            raise _damaged(name, error) from error
+        raise UserError(f"cannot read {name}: {error.strerror or error}") from error
 
 
-def text_lines(path: epath.PathLike) -> Iterator[str]:
-    """The lines of a plain, .gz or .xz file, read lazily.
+def file_name(path: epath.PathLike | None) -> str:
+    """The path as errors name it; None is standard input."""
+    return "standard input" if path is None else str(path)
 
-    Only "\n" ends a line. Line ends and a byte order mark at the start are left out.
+
+def _damaged(name: str, error: Exception) -> UserError:
+    return UserError(f"{name} is damaged and cannot be unpacked ({error}); fetch it again")
+
+
+def _unpacking(kind: str, file: Any) -> io.BufferedReader:
+    """The unpacked bytes of a stream of packed ones."""
+    if kind == "zstd":
+        # pyarrow is there for Parquet; Python itself has zstd from 3.14 on.
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd"), _BUFFER_BYTES)
+    opens: dict[str, Any] = {"gzip": gzip.open, "xz": lzma.open, "bz2": bz2.open}
+    return io.BufferedReader(opens[kind](file), _BUFFER_BYTES)
+
+
+def text_lines(path: epath.PathLike | None) -> Iterator[str]:
+    """The lines of a file, plain or compressed (None: of standard input), read lazily.
+
+    Only "\n" ends a line. Line ends and a byte order mark at the start are left out. A file with
+    the mark of UTF-16 or UTF-32 is read as such, any other as UTF-8.
 
     Raises:
-      UserError: the file cannot be read, or a line is not UTF-8 (the error has its number).
+      UserError: the file cannot be read, is no text, or a line is not UTF-8 (the error has its
+        number) or too long for memory.
     """
+    name = file_name(path)
     with unpacked(path) as file:
-        yield from _decoded(file, str(path))
+        head = file.peek(HEAD_BYTES)[:HEAD_BYTES]
+        check_head(head, name)
+        encoding = marked_encoding(head)
+        yield from _lines(file, name) if encoding.startswith("utf-8") else _wide_lines(file, encoding, name)
 
 
-def read_lines(path: str | None) -> list[str]:
-    """All lines of a plain, .gz or .xz file, or of standard input if `path` is None.
+def _lines(file: io.BufferedReader, name: str) -> Iterator[str]:
+    for number, line in enumerate(iter(functools.partial(file.readline, _LONGEST_LINE), b""), 1):
+        if len(line) == _LONGEST_LINE:
+            raise UserError(f"{name} line {number} is longer than {_LONGEST_LINE >> 20} MiB; end its lines with a newline")
+        text = decoded_line(line, number, name)
+        yield (text.removeprefix("\ufeff") if number == 1 else text).removesuffix("\n")
+
+
+def _wide_lines(file: io.BufferedReader, encoding: str, name: str) -> Iterator[str]:
+    """The lines of UTF-16 or UTF-32."""
+    text, number = io.TextIOWrapper(file, encoding, newline="\n"), 0
+    try:
+        for number, line in enumerate(iter(functools.partial(text.readline, _LONGEST_LINE), ""), 1):  # noqa: B007
+            yield line.removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is {encoding.upper()}, but after line {number} {error.reason}; write the file again") from error
+    finally:
+        text.detach()
+
+
+def read_lines(path: epath.PathLike | None) -> list[str]:
+    """All lines of a file, or of standard input if `path` is None.
 
     Like `text_lines`, but without a carriage return at the end of a line.
     """
-    lines = _decoded(sys.stdin.buffer, "standard input") if path is None else text_lines(path)
-    return [line.removesuffix("\r") for line in lines]
+    return [line.removesuffix("\r") for line in text_lines(path)]
 
 
 def read_vocabulary(path: epath.PathLike, form: str) -> str:
-    """The text of a vocabulary. Raises UserError: it cannot be read, or is not UTF-8.
+    """The text of a vocabulary. Raises UserError: it cannot be read, or is no text.
 
     Args:
       form: the file name that such vocabularies have, for the error.
     """
     try:
         with opened(path) as file:
-            return file.read().decode("utf-8")
+            return decoded(file.read(), f"the vocabulary {path}")
     except FileNotFoundError:
         raise UserError(
             f"there is no vocabulary at {path}; name a {form} that exists, or empty data.vocab_path to train one"
         ) from None
     except OSError as error:
         raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"the vocabulary {path} is not UTF-8: {error.reason} at byte {error.start}") from error
-
-
-def _decoded(raw: Iterable[bytes], name: str) -> Iterator[str]:
-    for number, line in enumerate(raw, 1):
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name} line {number} is not UTF-8: {error.reason} at byte {error.start} of the line; convert it to UTF-8"
-            ) from error
-        yield (text.removeprefix("\ufeff") if number == 1 else text).removesuffix("\n")

@@ -62,7 +62,7 @@ FILES: dict[str, str | bytes] = {
     "damaged_config/config.json": '{"model": {}}',
     "damaged_json/config.json": "{",
     "list_json/config.json": "[]",
-    "binary_json/config.json": b"\xff\xfe",
+    "binary_json/config.json": b"\xff\x00",
     "damaged_sweep/plan.json": "{}",
     "hf/config.json": "{}",
 }

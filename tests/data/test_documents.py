@@ -115,12 +115,11 @@ def test_files_without_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["gz", "xz"])
-@pytest.mark.parametrize("damage", ["truncated", "foreign", "flipped"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
 def test_damaged_archives_are_named(tmp_path: Path, suffix: str, damage: str) -> None:
     packed = (gzip if suffix == "gz" else lzma).compress(bytes(range(32, 127)) * 50)
     content = {
         "truncated": packed[: len(packed) // 2],
-        "foreign": b"this is plain text",
         "flipped": packed[:-12] + bytes([packed[-12] ^ 0xFF, *packed[-11:-6]]) + bytes(byte ^ 0xFF for byte in packed[-6:]),
     }[damage]
     (tmp_path / f"t.{suffix}").write_bytes(content)

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import bz2
+import functools
 import gzip
 import io
 import lzma
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow
 import pytest
 
+from mhsh.data import text_files
 from mhsh.data.text_files import read_lines, text_lines
 from mhsh.errors import UserError
 
 CONTENT = "\ufeffone\u0085still one\x0cstill\r\n\r\n\ufeffzwei ü\n\nlast".encode()
 
 
-@pytest.fixture(params=["t.txt", "t.gz", "t.xz"])
+PACK = {
+    "plain": bytes,
+    "gzip": gzip.compress,
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+    "zstd": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
+    "two members": lambda content: gzip.compress(content[:9]) + gzip.compress(content[9:]),
+    "two frames": lambda content: PACK["zstd"](content[:9]) + PACK["zstd"](content[9:]),
+    "xz in xz": lambda content: lzma.compress(lzma.compress(content)),
+    "gzip in zstd": lambda content: PACK["zstd"](gzip.compress(content)),
+    "UTF-16": lambda content: content.decode("utf-8-sig").encode("utf-16"),
+}
+
+
+@pytest.fixture(params=PACK)
 def path(request, tmp_path):
-    path = tmp_path / request.param
-    packed = {".txt": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[path.suffix]
-    path.write_bytes(packed(CONTENT))
+    """The name says nothing: the first bytes do."""
+    path = tmp_path / "t.GZ"
+    path.write_bytes(PACK[request.param](CONTENT))
     return path
 
 
@@ -31,11 +50,51 @@ def test_lines_of_a_file(path: Path) -> None:
 
 
 def test_lines_of_standard_input(monkeypatch) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(CONTENT)))
-    assert read_lines(None) == ["one\u0085still one\x0cstill", "", "\ufeffzwei ü", "", "last"]
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a\n\xff\n")))
+    def give(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(content))))
+
+    for content in (CONTENT, bz2.compress(CONTENT), PACK["UTF-16"](CONTENT)):
+        give(content)
+        assert read_lines(None) == ["one\u0085still one\x0cstill", "", "\ufeffzwei ü", "", "last"]
+    give(b"a\n\xff\n")
     with pytest.raises(UserError, match=r"^standard input line 2 is not UTF-8: invalid start byte at byte 0 of the line; "):
         read_lines(None)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (functools.reduce(lambda content, _: gzip.compress(content), range(4), CONTENT), r"t\.txt is compressed 3 times or more"),
+        (gzip.compress(b"PK\x03\x04"), r"t\.txt is not text but a ZIP archive; unpack it"),
+        (b"a\n".decode().encode("utf-16") + b"b", r"t\.txt is UTF-16, but after line 1 truncated data; write the file again"),
+        (gzip.compress(bytes(1 << 20)), r"t\.txt begins with zero bytes"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path: Path, content: bytes, complaint: str) -> None:
+    (tmp_path / "t.txt").write_bytes(content)
+    with pytest.raises(UserError, match=complaint):
+        read_lines(tmp_path / "t.txt")
+
+
+@pytest.mark.parametrize("pack", ["gzip", "xz", "bz2", "zstd"])
+def test_a_line_without_an_end_is_not_unpacked_into_memory(tmp_path: Path, monkeypatch, pack: str) -> None:
+    monkeypatch.setattr(text_files, "_LONGEST_LINE", 1 << 20)
+    (tmp_path / "t.txt").write_bytes(PACK[pack](b"a\n" + b"x" * (1 << 25)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=r"t\.txt line 2 is longer than 1 MiB"):
+            read_lines(tmp_path / "t.txt")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20  # xz has a dictionary of 8 MiB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("pack", ["gzip", "xz", "bz2", "zstd"])
+def test_a_truncated_file_is_named(tmp_path: Path, pack: str) -> None:
+    packed = PACK[pack](bytes(range(32, 127)) * 50)
+    (tmp_path / "t.txt").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(UserError, match=r"t\.txt is damaged and cannot be unpacked .*; fetch it again"):
+        read_lines(tmp_path / "t.txt")
 
 
 def test_lines_are_read_as_they_are_asked_for(tmp_path: Path) -> None:

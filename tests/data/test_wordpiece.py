@@ -127,7 +127,7 @@ def test_a_vocabulary_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read the vocabulary"):
         load_wordpiece(tmp_path, lowercase=True)
     (tmp_path / "latin.txt").write_bytes(SPECIAL_LINES.encode() + b"\xe9\n")
-    with pytest.raises(UserError, match=r"latin\.txt is not UTF-8: .* at byte 31"):
+    with pytest.raises(UserError, match=r"latin\.txt line 6 is not UTF-8: .* at byte 0 of the line; it looks like"):
         load_wordpiece(tmp_path / "latin.txt", lowercase=True)
 
 
