@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from mhsh.bench.results import read, show
 from mhsh.errors import UserError
-from mhsh.files import read_object, write_new
+from mhsh.storage.files import read_object, write_new
 from mhsh.text import timing
 from mhsh.training.signals import StopSignals
 

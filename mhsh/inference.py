@@ -33,7 +33,7 @@ from mhsh.models.generation import Sampling, generate
 from mhsh.models.losses import compute_metrics
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Outputs
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.restore import inference_mesh, load_for_inference
 from mhsh.training.memory import with_policy
 from mhsh.training.sharding import ROWS, axis_rules, put_batch, whole

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from mhsh.config.schema import Config
-from mhsh.run_folder import COUNTERS_FILE, Counters, RunFolder
+from mhsh.storage.run_folder import COUNTERS_FILE, Counters, RunFolder
 from tests.sweeps import TRAINED_ALIKE, VALIDATED_ALIKE
 
 MakeRun = Callable[..., Path]

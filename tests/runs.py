@@ -20,7 +20,7 @@ from jax.sharding import AxisType
 
 from mhsh.cli.main import main
 from mhsh.config.schema import Config
-from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.storage.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mhsh.outcome import DIVERGED
-from mhsh.run_folder import RunFolder
+from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, cells_of, parse_axes
 from mhsh.sweep.folder import Plan, SweepFolder
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.outcome import DIVERGED
-from mhsh.run_folder import RunFolder
+from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.run_folder import RunFolder
 from mhsh.verdict.runs import load_runs
 from tests.runs import CONFIG, final_state, mhsh, mhsh_here, rows_without_timings
 

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from pyarrow import parquet
 
 from mhsh.data.load import load_corpus
-from mhsh.files import check_bucket, read_object, write_atomically
-from mhsh.run_folder import RunFolder
+from mhsh.storage.files import check_bucket, read_object, write_atomically
+from mhsh.storage.run_folder import RunFolder
 from tests.buckets import bucket_variables
 from tests.clusters import finish, start
 from tests.conftest import ROOT
@@ -47,7 +47,7 @@ def objects(address: str, prefix: str) -> str:
         return answer.read().decode()
 
 
-@pytest.mark.slow  # by default: tests/test_bucket_lock.py, and tests/test_runs.py kills a run on disk
+@pytest.mark.slow  # by default: tests/storage/test_bucket_lock.py, and tests/test_runs.py kills a run on disk
 def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken, corpus, tmp_path):
     arguments = command("train", *CONFIG, corpus, f"--workdir=gs://{BUCKET}/here/run")
     process = subprocess.Popen(

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from tests.clusters import finish, free_port, start
 from tests.conftest import ROOT
 from tests.runs import CONFIG, final_state, mhsh, rows_without_timings, wait_for_step

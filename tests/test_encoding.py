@@ -13,7 +13,7 @@ import pytest
 
 from mhsh.encoding import checked, compression, decoded, signature
 from mhsh.errors import UserError
-from mhsh.files import parse_object
+from mhsh.storage.files import parse_object
 
 TEXT = "Ein Satz über Größe.\nUnd 日本語, 😀.\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from tests.runs import mhsh_here
 
 SHORT = [

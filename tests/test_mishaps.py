@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.verify import find_damage
 from tests.runs import CONFIG, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start
 

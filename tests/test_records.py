@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.environment import code_hash
 from tests.conftest import ROOT
 from tests.runs import CONFIG, command, cut_back, mhsh_here

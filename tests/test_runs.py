@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from tests import clusters
 from tests.conftest import ROOT
 from tests.runs import CONFIG, command, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start, wait_for_step
@@ -118,7 +118,7 @@ def test_a_finished_run_is_left_alone(unbroken, corpus):
     assert (unbroken / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.slow  # by default: tests/test_run_folder.py opens the folder of an extended run
+@pytest.mark.slow  # by default: tests/storage/test_run_folder.py opens the folder of an extended run
 def test_an_extended_run_is_one_of_that_length(corpus, tmp_path):
     arguments = ["train", *CONFIG, corpus, "--config.optimizer.schedule=constant"]
     for name, *numbers in (("extended", 12, 24), ("one", 24)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from tests.runs import mhsh, mhsh_here, rows_without_timings, start, wait_for_step
 
 CONFIG = [

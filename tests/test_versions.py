@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mhsh.config.schema import SCHEMA_VERSION
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT
 from tests.runs import mhsh_here
 
@@ -29,6 +29,12 @@ for arguments in json.loads(sys.argv[1]):
     status = main(arguments)
     if status:
         sys.exit(f"{arguments}: {status}")
+"""
+
+READ = """
+import sys
+from mhsh.storage.run_folder import RunFolder
+print({RunFolder(path).read_config().model.cap for path in sys.argv[1:]})
 """
 
 
@@ -111,7 +117,6 @@ def test_every_kept_run_opens_in_the_next(archive, later, tmp_path):
             kept.extractall(tmp_path, [name for name in kept.getmembers() if name.name.endswith("config.json")], filter="data")
     runs = sorted(str(path.parent) for path in folder.rglob("config.json"))
     assert runs
-    read = "import sys; from mhsh.run_folder import RunFolder; print({RunFolder(a).read_config().model.cap for a in sys.argv[1:]})"
-    done = subprocess.run([sys.executable, "-c", read, *runs], cwd=later, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", READ, *runs], cwd=later, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "{0.0}\n"), done.stderr
     assert done.stderr.count("\n") == 1

@@ -30,7 +30,7 @@ from mhsh.cli.compare import Question, write_report
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.configs import parse_fields, take_changes
 from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import Plan, SweepFolder
 from mhsh.training.optimizer import decayed_count

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mhsh.errors import UserError
-from mhsh.files import read_object, write_new
+from mhsh.storage.files import read_object, write_new
 from mhsh.text import quantity, timing
 
 FORMAT = 1

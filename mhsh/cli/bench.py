@@ -10,7 +10,7 @@ from mhsh.bench.results import BenchResults, show, write
 from mhsh.cli import early_stop
 from mhsh.cli.parser import AgainstFlag, ConfigFlag, Count, Positive
 from mhsh.config.schema import Config
-from mhsh.files import check_new_file
+from mhsh.storage.files import check_new_file
 
 EXAMPLES = (
     "mhsh bench train --config=bert:2l8h --against=bert:16l1h",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from cyclopts import Parameter
 
 from mhsh.errors import UserError
-from mhsh.files import absolute, is_remote
 from mhsh.report.files import prepare_files
+from mhsh.storage.files import absolute, is_remote
 
 if TYPE_CHECKING:
     from mhsh.report.report import Report

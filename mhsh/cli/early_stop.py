@@ -115,8 +115,8 @@ def _end_unless_heard(number: signal.Signals) -> None:
 
 
 def _clear_and_end(number: signal.Signals) -> NoReturn:
-    if "mhsh.files" in sys.modules:
-        sys.modules["mhsh.files"].remove_unfinished()
+    if "mhsh.storage.files" in sys.modules:
+        sys.modules["mhsh.storage.files"].remove_unfinished()
     _end(number, b"")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from mhsh.cli.parser import RunFolderArgument, StepFlag
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 
 EXAMPLES = ("mhsh eval runs/2l8h", "mhsh eval runs/2l8h --step=40")
 

@@ -10,10 +10,10 @@ from mhsh.config.shapes import shape_in_words
 from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import ByteTokenizer, load_wordpiece
 from mhsh.errors import UserError
-from mhsh.files import check_new_folder, new_folder
 from mhsh.interop import bert_config, llama
 from mhsh.interop.model_card import CARD_FILE, model_card
-from mhsh.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.storage.files import check_new_folder, new_folder
+from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 
 EXAMPLES = ("mhsh export runs/12l12h --out=exported", "mhsh export runs/12l12h --step=1000 --out=exported")
 

@@ -21,7 +21,7 @@ from mhsh.config.schema import ClassificationDataConfig, Config, ModelConfig, Tr
 from mhsh.configs import override
 from mhsh.data.glue import GLUE_TASKS
 from mhsh.errors import UserError
-from mhsh.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 from mhsh.text import whole_numbers
 
 SUMMARY_FILE = "summary.json"

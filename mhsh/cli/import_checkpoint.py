@@ -30,13 +30,13 @@ from mhsh.configs import override
 from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
-from mhsh.files import check_new_folder, new_folder
 from mhsh.interop.import_bert import import_bert
 from mhsh.interop.labels import in_task_order
 from mhsh.interop.llama import import_llama, is_llama
 from mhsh.interop.tensors import Imported
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
-from mhsh.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.storage.files import check_new_folder, new_folder
+from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 
 # Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
 RECORD_FILE = "imported.json"

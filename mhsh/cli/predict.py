@@ -20,8 +20,8 @@ from mhsh.data.tables import Examples
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
 from mhsh.evaluation.glue import predicted_labels
-from mhsh.files import check_new_file, write_new
-from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.storage.files import check_new_file, write_new
+from mhsh.storage.run_folder import RunFolder, vocab_file
 
 EXAMPLES = (
     "mhsh predict runs/cola/seed-0 --input=test.tsv --output=CoLA.tsv",

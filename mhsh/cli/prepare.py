@@ -14,7 +14,7 @@ from mhsh.data.load import task_of
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
 from mhsh.data.prepare import describe, prepare
 from mhsh.errors import UserError
-from mhsh.files import expanded, is_remote
+from mhsh.storage.files import expanded, is_remote
 
 _SECONDS_BETWEEN_LINES = 5
 

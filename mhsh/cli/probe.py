@@ -17,11 +17,11 @@ from mhsh.config.schema import Config, MeshConfig
 from mhsh.config.shapes import SCHEMES, shape_name
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
-from mhsh.files import check_new_file, write_new
 from mhsh.report.files import write as write_bytes
 from mhsh.report.markdown import to_markdown
 from mhsh.report.probes import picture, print_tables, tables
-from mhsh.run_folder import RunFolder
+from mhsh.storage.files import check_new_file, write_new
+from mhsh.storage.run_folder import RunFolder
 from mhsh.text import whole_numbers
 
 FORMAT = 1  # of the JSON

@@ -13,7 +13,7 @@ from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 
 EXAMPLES = (
     "mhsh train --config=bert:2l8h --workdir=runs/2l8h",

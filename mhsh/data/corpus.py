@@ -23,7 +23,7 @@ from mhsh.data.subword import SubwordTokenizer
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
-from mhsh.files import expanded
+from mhsh.storage.files import expanded
 
 Item = tuple[str, ...]  # one item of a source: the text of a document, or both sides of a pair
 Log = Callable[[str], None]  # takes a line about the progress

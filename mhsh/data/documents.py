@@ -17,7 +17,7 @@ from etils import epath
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
-from mhsh.files import opened
+from mhsh.storage.files import opened
 
 # Folders of the standard library with tests, other packages, or (pydoc_data) the manual itself.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "ensurepip"})

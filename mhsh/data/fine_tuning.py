@@ -22,8 +22,8 @@ from mhsh.data.squad import Question, SquadData, read_questions
 from mhsh.data.tables import TRAIN, VALIDATION, ArrayTable, Examples, fingerprint_of, overlap, unigram_entropy
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
-from mhsh.files import expanded
-from mhsh.run_folder import WORDPIECE_FILE
+from mhsh.storage.files import expanded
+from mhsh.storage.run_folder import WORDPIECE_FILE
 
 Tokens = Int32[np.ndarray, " _"]
 

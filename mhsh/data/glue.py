@@ -13,7 +13,7 @@ from etils import epath
 from mhsh.data.text_files import read_lines
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
-from mhsh.files import expanded, opened, write_new
+from mhsh.storage.files import expanded, opened, write_new
 
 MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
 _TSV = "tsv:"

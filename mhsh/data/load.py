@@ -14,7 +14,7 @@ from mhsh.data.subword import SubwordTokenizer
 from mhsh.data.translation import TranslationTask
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 
 
 def task_of(config: Config) -> Task[Any]:

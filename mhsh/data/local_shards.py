@@ -26,7 +26,7 @@ from etils import epath
 from mhsh.data.shards import INDEX_FILE, REMEDY, Shard, StoredTable, check_sha256, read_index, shards_of, write_json
 from mhsh.data.tables import SPLITS
 from mhsh.errors import UserError
-from mhsh.files import bucket_objects, cache_folder, clear_half_files, is_remote, locked, opened, read_object, replacing
+from mhsh.storage.files import bucket_objects, cache_folder, clear_half_files, is_remote, locked, opened, read_object, replacing
 from mhsh.text import quantity
 
 _THREADS = 8

@@ -31,7 +31,6 @@ import numpy as np
 import tokenizers
 from etils import epath
 
-from mhsh.bucket_lock import bucket_lock
 from mhsh.data.corpus import Item, Log, StreamedTask
 from mhsh.data.local_shards import names_in, upload, verify
 from mhsh.data.shards import (
@@ -46,7 +45,8 @@ from mhsh.data.shards import (
 )
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
-from mhsh.files import MissingFile, cache_folder, clear_half_files, is_remote, locked, read_object
+from mhsh.storage.bucket_lock import bucket_lock
+from mhsh.storage.files import MissingFile, cache_folder, clear_half_files, is_remote, locked, read_object
 
 _JOB_FILE = "prepare.json"
 _STAGING, _STAGED_FILE = "staging", "staged.json"

@@ -21,7 +21,7 @@ from mhsh.data.shards import UNCOMPRESSED
 from mhsh.data.tables import TRAIN, Examples, entropy_of_counts
 from mhsh.data.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
 from mhsh.errors import UserError
-from mhsh.run_folder import WORDPIECE_FILE
+from mhsh.storage.run_folder import WORDPIECE_FILE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from jaxtyping import Int64
 
 from mhsh.data.tables import Examples, Table, num_examples
 from mhsh.errors import UserError
-from mhsh.files import MissingFile, clear_half_files, opened, read_object, replacing, write_atomically
+from mhsh.storage.files import MissingFile, clear_half_files, opened, read_object, replacing, write_atomically
 
 INDEX_FILE = "index.json"
 _FORMAT = 2

@@ -11,7 +11,7 @@ import msgspec
 from mhsh.data.text_files import unpacked
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
-from mhsh.files import expanded, parse_object
+from mhsh.storage.files import expanded, parse_object
 
 # The values of `version` in the official files.
 _VERSIONS = {"1.1": "1.1", "v1.1": "1.1", "2.0": "2.0", "v2.0": "2.0"}

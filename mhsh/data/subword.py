@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mhsh.data.text_files import read_vocabulary
 from mhsh.errors import UserError
-from mhsh.files import write_atomically
+from mhsh.storage.files import write_atomically
 
 PAD, UNK, BOS, EOS = SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)

@@ -21,7 +21,7 @@ from etils import epath
 
 from mhsh.encoding import HEAD_BYTES, check_head, compression, decoded, decoded_line, marked_encoding
 from mhsh.errors import UserError
-from mhsh.files import bucket_objects, is_remote, opened
+from mhsh.storage.files import bucket_objects, is_remote, opened
 
 _MOST_LAYERS = 3  # compressed files in one another
 _BUFFER_BYTES = 1 << 16

@@ -19,8 +19,8 @@ from mhsh.data.shards import ZSTD
 from mhsh.data.subword import BOS_ID, EOS_ID, SubwordTokenizer, load_subword, train_subword
 from mhsh.data.tables import Examples, bounds_of, entropy_of_counts, num_examples
 from mhsh.errors import UserError
-from mhsh.files import expanded
-from mhsh.run_folder import TOKENIZER_FILE
+from mhsh.storage.files import expanded
+from mhsh.storage.run_folder import TOKENIZER_FILE
 
 # Pairs given to the tokenizer at once: enough to keep its threads busy, few enough that its objects
 # stay small.

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from mhsh.data.text_files import read_vocabulary
 from mhsh.errors import UserError
-from mhsh.files import write_atomically
+from mhsh.storage.files import write_atomically
 
 PAD, UNK, CLS, SEP, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _CONTINUATION = "##"

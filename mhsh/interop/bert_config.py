@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
-from mhsh.files import read_object
 from mhsh.interop.weights import importing
+from mhsh.storage.files import read_object
 
 # The objective that each trains; a BertModel has no head.
 ARCHITECTURES = {

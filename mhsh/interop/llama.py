@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
-from mhsh.files import read_object
 from mhsh.interop.bert_config import Real, Size, check_fields
 from mhsh.interop.tensors import LAYERS, Imported, Parameter, Tensors, check_tensors, kernel, plain, read_params, to_tensors
 from mhsh.interop.vocabulary import write_tokenizer
 from mhsh.interop.weights import CONFIG_FILE, importing, open_weights, write_weights
+from mhsh.storage.files import read_object
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}  # by model_type
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}  # by transformers' names

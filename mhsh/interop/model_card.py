@@ -6,7 +6,7 @@ import json
 
 from mhsh.config.schema import Config, to_dict
 from mhsh.config.shapes import shape_in_words
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 
 CARD_FILE = "README.md"
 _CARD = """---

@@ -15,8 +15,8 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from mhsh.data.wordpiece import PAD, SEP, SPECIALS, UNK, ByteTokenizer, Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
-from mhsh.files import read_object
 from mhsh.interop.weights import importing
+from mhsh.storage.files import read_object
 
 TOKENIZER_CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE = "tokenizer_config.json", "vocab.txt", "tokenizer.json"
 ADDED_TOKENS_FILE = "added_tokens.json"

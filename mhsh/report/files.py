@@ -14,12 +14,12 @@ import msgspec
 
 from mhsh.config.recorded import WRITER
 from mhsh.errors import UserError
-from mhsh.files import write_atomically
 from mhsh.report.curves import places_of
 from mhsh.report.figures import curves_figure, points_figure
 from mhsh.report.html import to_html
 from mhsh.report.markdown import report_to_markdown
 from mhsh.report.report import MARK, Curves, Report, Table
+from mhsh.storage.files import write_atomically
 
 _START = 4096  # bytes searched for the mark
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")

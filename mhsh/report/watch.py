@@ -17,9 +17,9 @@ from typing import Any
 from etils import epath
 
 from mhsh.errors import UserError
-from mhsh.files import absolute
 from mhsh.report.html import live_content, to_html
 from mhsh.report.report import Report
+from mhsh.storage.files import absolute
 from mhsh.verdict.runs import find_runs
 
 LOOPBACK = "127.0.0.1"

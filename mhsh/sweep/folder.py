@@ -26,9 +26,9 @@ from mhsh.config.recorded import WRITER, check_version, from_record, to_record
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.files import MissingFile, is_remote, read_object, write_atomically
-from mhsh.outcome import DIVERGED
-from mhsh.run_folder import RunFolder
+from mhsh.storage.files import MissingFile, is_remote, read_object, write_atomically
+from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Axis, Cell
 
 # The states of a cell.

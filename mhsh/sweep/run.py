@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import CellState, SweepFolder
 from mhsh.training.compiling import KEEP_ALL, private_cache

@@ -15,9 +15,9 @@ from mhsh.config.fields import all_fields, differences
 from mhsh.config.resolve import branch_point
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.files import is_remote, new_folder
-from mhsh.outcome import DIVERGED
-from mhsh.run_folder import COMMIT_MARK, METRICS_FILE, RunFolder
+from mhsh.storage.files import is_remote, new_folder
+from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.run_folder import COMMIT_MARK, METRICS_FILE, RunFolder
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.optimizer import learning_rate
 

@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from mhsh.config.resolve import named_flags
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 
 CACHE_FOLDER = "compilation_cache"
 # jax would keep only what takes a second to compile. The others of a run take as long together.

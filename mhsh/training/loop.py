@@ -12,8 +12,8 @@ from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.data.tables import format_overlap
 from mhsh.errors import UserError
-from mhsh.outcome import DIVERGED
-from mhsh.run_folder import Counters, RunFolder
+from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.branch import branch
 from mhsh.training.cluster import StopAgreement, wait_for_all
 from mhsh.training.compiling import keep_compiled

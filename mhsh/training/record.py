@@ -13,8 +13,8 @@ import numpy as np
 from mhsh.models.admin import read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
 from mhsh.models.types import in_stack_order
-from mhsh.outcome import plateau_outcome, smoothed_final
-from mhsh.run_folder import Counters
+from mhsh.storage.outcome import plateau_outcome, smoothed_final
+from mhsh.storage.run_folder import Counters
 from mhsh.training.checkpoints.verify import as_hex
 from mhsh.training.compiling import flags_in_force
 from mhsh.training.environment import code_hash, environment, numerics
@@ -179,7 +179,7 @@ class RunRecord:
 
 
 def outcome_of(run: Run) -> str:
-    """The outcome of a run that has ended without error, by the rules of mhsh/outcome.py."""
+    """The outcome of a run that has ended without error, by the rules of storage/outcome.py."""
     metrics = run.folder.read_metrics()
     _, losses = metrics.series("train", "step", "loss")
     _, validation = metrics.series("validation", "step", "loss")

@@ -24,7 +24,7 @@ from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.types import Batch
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
 from mhsh.training.cluster import preflight, wait_for_all

@@ -22,8 +22,8 @@ from tensorboardX.summary import scalar
 
 from mhsh.config.schema import to_dict
 from mhsh.errors import UserError, install_command
-from mhsh.files import absolute, read_object, write_atomically
-from mhsh.run_folder import RunFolder
+from mhsh.storage.files import absolute, read_object, write_atomically
+from mhsh.storage.run_folder import RunFolder
 from mhsh.text import duration
 
 AXES = ("step", "split", "tokens", "flops", "seconds")

@@ -20,7 +20,7 @@ from etils import epath
 
 from mhsh.config.resolve import profiled_steps
 from mhsh.config.schema import TrainConfig
-from mhsh.run_folder import PROFILE_FOLDER
+from mhsh.storage.run_folder import PROFILE_FOLDER
 
 # What a run does at a moment. While the host is `waiting` for data, the device may still be at the
 # step before.

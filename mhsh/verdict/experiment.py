@@ -14,12 +14,12 @@ import numpy as np
 from etils import epath
 from msgspec.structs import replace
 
-from mhsh import outcome
 from mhsh.config.fields import flatten, format_differences
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
-from mhsh.files import absolute, is_remote
+from mhsh.storage import outcome
+from mhsh.storage.files import absolute, is_remote
 from mhsh.sweep.axes import BUDGET, SEEDS, SHORT_NAMES, Axis, Value
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, numbered, sanitize

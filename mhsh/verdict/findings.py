@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 
 from mhsh.errors import UserError
-from mhsh.files import absolute
+from mhsh.storage.files import absolute
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.estimate import MIN_SEEDS, Estimate, Replicate, difference, fisher, holm, known_estimate
 from mhsh.verdict.experiment import Experiment, Group

@@ -11,7 +11,7 @@ from decimal import Decimal
 import numpy as np
 
 from mhsh.errors import UserError, closest
-from mhsh.outcome import smoothed_final
+from mhsh.storage.outcome import smoothed_final
 from mhsh.verdict.estimate import Replicate, sampling_half
 from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.runs import AXES, OWN_STEP, Curve, Run

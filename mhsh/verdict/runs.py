@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from mhsh import outcome
 from mhsh.config.recorded import from_record
 from mhsh.config.resolve import whole_run
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.files import absolute, check_bucket, is_remote
-from mhsh.run_folder import METRICS_FILE, RunFolder, recorded_lineage, vocab_file
+from mhsh.storage import outcome
+from mhsh.storage.files import absolute, check_bucket, is_remote
+from mhsh.storage.run_folder import METRICS_FILE, RunFolder, recorded_lineage, vocab_file
 from mhsh.text import numbered, sanitize
 
 AXES = ("step", "tokens", "flops", "seconds")
@@ -106,7 +106,7 @@ class Run:
 
     @functools.cached_property
     def outcome(self) -> str:
-        """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS of mhsh.outcome, by PLATEAU_RULE."""
+        """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE."""
         validation, final = self.curves["validation"], self.final_validation
         gave_up = self.recorded("outcome") == outcome.DIVERGED or (final is not None and not math.isfinite(final))
         ends_validated = len(validation) and validation.x["step"][-1] == self.spent("step")

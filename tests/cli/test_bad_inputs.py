@@ -20,7 +20,7 @@ from pyarrow import parquet
 from mhsh.cli.finetune import fine_tuning_fields
 from mhsh.cli.main import NAMES, main
 from mhsh.config.resolve import from_dict
-from mhsh.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 from tests.conftest import ROOT, load_fields
 from tests.sweeps import TRAINED_ALIKE
 

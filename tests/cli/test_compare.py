@@ -20,7 +20,7 @@ import pytest
 from mhsh.cli.compare import run
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import ROOT, load_fields
 from tests.report.speed_files import two_shapes, write

@@ -10,7 +10,7 @@ import mhsh
 from mhsh.cli.main import main
 from mhsh.data.wordpiece import ByteTokenizer
 from mhsh.interop.export_bert import export_bert
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.checkpoints.restore import load_for_inference
 from mhsh.training.state import TrainState

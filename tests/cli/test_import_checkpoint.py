@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from mhsh.cli.main import main
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, abstract_state

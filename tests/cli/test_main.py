@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from mhsh.configs import take_config
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import ROOT
 from tests.runs import CONFIG
@@ -45,7 +45,7 @@ def test_a_full_disk_is_one_line(fails, tmp_path, corpus, monkeypatch):
     assert config is not None
     RunFolder.open_for_training(workdir, config)
     (workdir / ".run.json.half.tmp").symlink_to("/dev/full")
-    monkeypatch.setattr("mhsh.files.uuid.uuid4", lambda: SimpleNamespace(hex="half"))
+    monkeypatch.setattr("mhsh.storage.files.uuid.uuid4", lambda: SimpleNamespace(hex="half"))
     assert "the disk is full" in fails(*arguments)
     assert not (workdir / "run.json").exists()
 

@@ -21,7 +21,7 @@ from mhsh.cli.predict import run
 from mhsh.data.subword import train_subword
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.state import TrainState
 from tests.conftest import ROOT

@@ -19,7 +19,7 @@ from rich.console import Console
 from mhsh.cli.main import main
 from mhsh.cli.sweep import make_plan, print_plan
 from mhsh.report.report import Report
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import parse_axes
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, SweepFolder
 from tests.conftest import ROOT, load_fields

@@ -19,7 +19,7 @@ from mhsh.configs import parse_fields, shipped_names, take_changes, take_config
 from mhsh.data.glue import find_task
 from mhsh.errors import UserError
 from mhsh.models.costs import step_flops
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.optimizer import learning_rate
 from tests.conftest import ROOT, load_fields
 

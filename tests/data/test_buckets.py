@@ -22,8 +22,6 @@ from etils import epath
 from msgspec.structs import replace
 from pyarrow import parquet
 
-from mhsh import files
-from mhsh.bucket_lock import bucket_lock
 from mhsh.config.schema import to_dict
 from mhsh.data import local_shards
 from mhsh.data.documents import documents
@@ -38,6 +36,8 @@ from mhsh.data.subword import load_subword
 from mhsh.data.text_files import matching_files
 from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError
+from mhsh.storage import files
+from mhsh.storage.bucket_lock import bucket_lock
 from tests.buckets import emulator
 from tests.cli.test_prepare import COMMAND
 from tests.clusters import free_port
@@ -266,7 +266,7 @@ def test_folders_of_a_bucket_that_will_not_do(bucket, english_source, monkeypatc
     with pytest.raises(UserError, match=r"^gs://.*/out holds rows of another job \(data.seed is 0 there, 1 here\)"):
         prepared_there(replace(config, data=replace(config.data, seed=1)), f"{bucket}/out")
     assert tree_in(f"{bucket}/out") == before
-    monkeypatch.setattr("mhsh.bucket_lock.REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr("mhsh.storage.bucket_lock.REFRESH_SECONDS", 0.2)
     with (
         bucket_lock(f"{bucket}/out/.prepare.lock", {}, lambda: None),
         pytest.raises(UserError, match=r"another mhsh prepare is running in gs://"),
@@ -288,7 +288,7 @@ def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, engli
     process.kill()
     process.communicate()
     assert "train/index.json" not in tree_in(f"{bucket}/out")
-    monkeypatch.setattr("mhsh.bucket_lock.DEAD_SECONDS", 0.5)
+    monkeypatch.setattr("mhsh.storage.bucket_lock.DEAD_SECONDS", 0.5)
     shutil.rmtree(tmp_path / "cache")
     _, said = prepared_there(config, f"{bucket}/out", 3)
     assert said[0].startswith("reading")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mhsh.errors import UserError
-from mhsh.outcome import DIVERGED
+from mhsh.storage.outcome import DIVERGED
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, Plan, SweepFolder
 from tests.conftest import load_fields

@@ -11,7 +11,7 @@ import pytest
 
 from mhsh.config.resolve import named_flags
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.compiling import (
     CACHE_FOLDER,
     flags_in_force,
@@ -66,7 +66,7 @@ def test_the_compiler_gets_them(make_config):
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.compiling import keep_compiled
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 events = []

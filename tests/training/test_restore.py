@@ -16,7 +16,7 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config
 from mhsh.configs import load
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.checkpoints.restore import average, init_from_run, newest_steps
 from mhsh.training.sharding import put_batch

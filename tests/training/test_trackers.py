@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.trackers import Display, TensorBoard
 
 

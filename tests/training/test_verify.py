@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mhsh.run_folder import Counters
+from mhsh.storage.run_folder import Counters
 from mhsh.training.checkpoints.verify import FILE_MANIFEST, as_hex, checksum, checksums, find_damage, write_file_manifest
 from tests.training.states import mesh_of
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mhsh.errors import UserError
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training import trackers
 from tests.conftest import ROOT, MakeConfig
 from tests.runs import CONFIG, mhsh, start, wait_for_step
@@ -26,7 +26,7 @@ from tests.training.wandb_server import WandbServer, client_variables, expected_
 # stage goes from a checkpoint at its first number to its second, or sends the rest.
 PROCESS = """
 import os, signal, subprocess, sys
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training import trackers
 
 trackers._INIT_SECONDS = 3.0

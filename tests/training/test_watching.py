@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 from msgspec.structs import replace
 
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training import watching
 from mhsh.training.sharding import put_batch
 from mhsh.training.watching import PHASES, Clock, Profiler, Watchdog

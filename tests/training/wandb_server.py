@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from mhsh.files import read_object
-from mhsh.run_folder import RunFolder
+from mhsh.storage.files import read_object
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.trackers import WANDB_FILE
 
 

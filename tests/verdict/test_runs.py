@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhsh.outcome import LEFT, NO_METRICS
-from mhsh.run_folder import METRICS_FILE, RunFolder
+from mhsh.storage.outcome import LEFT, NO_METRICS
+from mhsh.storage.run_folder import METRICS_FILE, RunFolder
 from mhsh.verdict.runs import AXES, SPLITS, curve_of, load_runs, read_rows
 from tests.planted import lineage_of
 

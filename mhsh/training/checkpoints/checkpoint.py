@@ -21,8 +21,8 @@ from jax.experimental import multihost_utils
 
 from mhsh.config.recorded import WRITER, check_version
 from mhsh.errors import UserError
-from mhsh.files import absolute, is_remote, make_durable, make_name_durable
-from mhsh.run_folder import Counters
+from mhsh.storage.files import absolute, is_remote, make_durable, make_name_durable
+from mhsh.storage.run_folder import Counters
 from mhsh.training.checkpoints.verify import (
     Manifest,
     as_hex,

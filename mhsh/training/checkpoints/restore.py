@@ -24,7 +24,7 @@ from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model
 from mhsh.models.types import SUBLAYERS
-from mhsh.run_folder import RunFolder, vocab_file
+from mhsh.storage.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.checkpoints.verify import compare_manifests, flatten, manifest
 from mhsh.training.mesh import make_mesh

@@ -26,8 +26,8 @@ from etils import epath
 from jaxtyping import Array, UInt32
 
 from mhsh.errors import UserError
-from mhsh.files import is_remote, make_durable, parse_object
-from mhsh.run_folder import COUNTERS_FILE, Counters
+from mhsh.storage.files import is_remote, make_durable, parse_object
+from mhsh.storage.run_folder import COUNTERS_FILE, Counters
 
 Manifest = dict[str, dict[str, Any]]
 FILE_MANIFEST = "files.json"

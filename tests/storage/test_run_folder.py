@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from mhsh.config.recorded import WRITER
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.files import unlocked_mount
-from mhsh.run_folder import Metrics, RunFolder
+from mhsh.storage.files import unlocked_mount
+from mhsh.storage.run_folder import Metrics, RunFolder
 from tests.conftest import ROOT
 
 
@@ -58,7 +58,7 @@ def steps(folder: RunFolder) -> list[int]:
 
 HOLDER = """
 import sys, time
-from mhsh.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder
 with RunFolder(sys.argv[1]).held():
     print("held", flush=True)
     time.sleep(600)
@@ -282,7 +282,7 @@ def test_a_record_is_replaced_as_a_whole_or_stays(folder):
     with pytest.raises(ValueError, match="not JSON compliant"):
         folder.write_run({"loss": math.nan})
     code = (
-        "import resource, signal, sys; from mhsh.run_folder import RunFolder; "
+        "import resource, signal, sys; from mhsh.storage.run_folder import RunFolder; "
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
         "RunFolder(sys.argv[1]).write_run({'omega': [1.0] * 10_000})"
     )

@@ -11,18 +11,18 @@ import time
 
 import pytest
 
-from mhsh import bucket_lock as module
-from mhsh.bucket_lock import bucket_lock
 from mhsh.errors import UserError
-from mhsh.run_folder import HOLDER_FILE, RunFolder
+from mhsh.storage import bucket_lock as module
+from mhsh.storage.bucket_lock import bucket_lock
+from mhsh.storage.run_folder import HOLDER_FILE, RunFolder
 from tests.clusters import free_port
 from tests.conftest import ROOT
 
 DEAD = 1.5
 HOLDER = f"""
 import sys, time
-from mhsh import bucket_lock
-from mhsh.run_folder import RunFolder
+from mhsh.storage import bucket_lock
+from mhsh.storage.run_folder import RunFolder
 bucket_lock.REFRESH_SECONDS, bucket_lock.DEAD_SECONDS = 0.2, {DEAD}
 with RunFolder(sys.argv[1]).held():
     print("held", flush=True)

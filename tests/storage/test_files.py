@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mhsh.errors import UserError
-from mhsh.files import (
+from mhsh.storage.files import (
     MissingFile,
     check_new_file,
     check_new_folder,
@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 
 KILLED = """
 import os, pathlib, signal, sys
-from mhsh import files
+from mhsh.storage import files
 with files.{function}({type}(sys.argv[1])) as unfinished:
     pathlib.Path(unfinished, {name!r}).write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

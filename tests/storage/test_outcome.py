@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mhsh.outcome import DIVERGED, LEFT, NO_METRICS, NOT_KNOWN, ON_PLATEAU, plateau_outcome, smoothed_final
+from mhsh.storage.outcome import DIVERGED, LEFT, NO_METRICS, NOT_KNOWN, ON_PLATEAU, plateau_outcome, smoothed_final
 
 
 @pytest.mark.parametrize(

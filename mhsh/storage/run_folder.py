@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import msgspec
 from etils import epath
 
-from mhsh.bucket_lock import bucket_lock
 from mhsh.config.fields import differences, format_differences
 from mhsh.config.recorded import WRITER, check_version, from_record, to_record
 from mhsh.config.schema import Config, TranslationDataConfig
 from mhsh.errors import UserError
-from mhsh.files import (
+from mhsh.storage.bucket_lock import bucket_lock
+from mhsh.storage.files import (
     MissingFile,
     check_bucket,
     clear_half_files,
