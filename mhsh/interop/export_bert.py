@@ -48,7 +48,8 @@ def export_bert(
     plain, plain_params = plain_bert(model, params)
     config = bert_config(plain, tokenizer.pad_id, labels)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_vocabulary(folder, tokenizer, lowercase=lowercase, max_positions=plain.max_positions)
+    masks = plain.objective == "mlm"
+    write_vocabulary(folder, tokenizer, lowercase=lowercase, max_positions=plain.max_positions, masks=masks)
     write_weights(folder, to_tensors(plain, plain_params))
     return plain
 

@@ -35,6 +35,14 @@ Everything that the run was asked for:
 ```
 """
 
+# What its tokenizer does with marks, by model.objective.
+_MARKS = {
+    "clm": "; [SEP] ends a text, nothing begins one",
+    "mlm": """. [MASK] in a text is the mask; so are
+[SEP] and the like what they stand for, which training read as ordinary text:
+`split_special_tokens=True` does too""",
+}
+
 
 def model_card(folder: RunFolder, config: Config, step: int, architecture: str) -> str:
     """The text of the file for the checkpoint `step` of a run, exported as this class."""
@@ -52,7 +60,7 @@ def model_card(folder: RunFolder, config: Config, step: int, architecture: str) 
         architecture=architecture,
         shape=shape_in_words(config.model),
         what="Trained" if step else "Imported, and exported again",
-        marks="; [SEP] ends a text, nothing begins one" if config.model.objective == "clm" else "",
+        marks=_MARKS.get(config.model.objective, ""),
         rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
         config=json.dumps(to_dict(config), indent=2),
     )

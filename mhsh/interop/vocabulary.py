@@ -109,9 +109,13 @@ def _of_tokenizer(path: Path) -> Vocabulary:
     return Vocabulary(tokens, normalizer.lowercase)
 
 
-def write_vocabulary(folder: Path, tokenizer: WordPieceTokenizer, *, lowercase: bool, max_positions: int) -> None:
+def write_vocabulary(folder: Path, tokenizer: WordPieceTokenizer, *, lowercase: bool, max_positions: int, masks: bool) -> None:
     """vocab.txt and tokenizer_config.json, from which transformers makes a BertTokenizer with the
     same ids for the same text.
+
+    Args:
+      masks: [MASK] in a text is the mask, as `fill` reads it. transformers can read that one only
+        together with [SEP] and the others, which are ordinary text to mhsh.
     """
     tokenizer.save(folder / VOCAB_FILE)
     settings = {
@@ -120,6 +124,7 @@ def write_vocabulary(folder: Path, tokenizer: WordPieceTokenizer, *, lowercase: 
         "strip_accents": None,  # where the text is lowercased, as here
         "tokenize_chinese_chars": True,
         "model_max_length": max_positions,
+        "split_special_tokens": not masks,
         **{f"{token.strip('[]').lower()}_token": token for token in SPECIALS},
     }
     (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -151,6 +156,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, *, max_positions: int) -
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_positions,
+        "split_special_tokens": True,  # "[SEP]" in a text is ordinary text, as in training
         "pad_token": PAD,
         "unk_token": UNK,
         "eos_token": SEP,

@@ -259,16 +259,27 @@ def test_every_head_is_exported(tmp_path, heads, activation):
         assert there.config.problem_type == "regression"
 
 
+@pytest.mark.parametrize("heads", ["mlm", "classification", "span"])
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_the_tokenizer_gives_the_same_ids(tmp_path, lowercase):
-    model, tokenizer = small_model(), small_tokenizer(lowercase)
+def test_the_tokenizer_gives_the_same_ids(tmp_path, lowercase, heads):
+    """With [SEP] in a text as well, but for a masked model, whose [MASK] transformers must find."""
+    model, tokenizer = small_model(**HEADS[heads]), small_tokenizer(lowercase)
     folder = tmp_path / "there"
     folder.mkdir()
     export_bert(folder, model, trained_params(model), tokenizer, lowercase=lowercase, labels=())
     there = transformers.AutoTokenizer.from_pretrained(folder)
-    for text in ("The numbers, going.", "é É THE Go  numbers\tof\u3000the 中国", "unknown", ""):
+    marks = "the [SEP] number[PAD] [MASK] [UNK]"
+    for text in (
+        "The numbers, going.",
+        "é É THE Go  numbers\tof\u3000the 中国",
+        "unknown",
+        "",
+        *([] if heads == "mlm" else [marks]),
+    ):
         ids = [tokenizer.cls_id, *tokenizer.encode_batch([text])[0], tokenizer.sep_id]
         assert there(text)["input_ids"] == ids
+    split = there(marks, split_special_tokens=True)["input_ids"]
+    assert split[1:-1] == tokenizer.encode_batch([marks])[0].tolist()
     pair = there("the number", "of a number", padding="max_length")
     assert len(pair["input_ids"]) == model.max_positions and pair["token_type_ids"][4:8] == [1, 1, 1, 1]
 

@@ -10,9 +10,9 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from mhsh.data.wordpiece import load_wordpiece
+from mhsh.data.wordpiece import ByteTokenizer, load_wordpiece
 from mhsh.errors import UserError
-from mhsh.interop.vocabulary import read_vocabulary, write_vocabulary
+from mhsh.interop.vocabulary import read_vocabulary, write_tokenizer, write_vocabulary
 from tests.interop.small_bert import TOKENS, small_tokenizer
 
 
@@ -45,7 +45,7 @@ def settings(folder, **fields):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_what_is_written_is_read(tmp_path, lowercase):
-    write_vocabulary(tmp_path, small_tokenizer(lowercase), lowercase=lowercase, max_positions=16)
+    write_vocabulary(tmp_path, small_tokenizer(lowercase), lowercase=lowercase, max_positions=16, masks=True)
     assert read_vocabulary(tmp_path) == (TOKENS, lowercase)
     assert load_wordpiece(tmp_path / "vocab.txt", lowercase).vocab == TOKENS
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["mask_token"] == "[MASK]"
@@ -129,3 +129,19 @@ def test_files_that_disagree(tmp_path):
     (tmp_path / "added_tokens.json").write_text('{"<new>": 18}')
     with pytest.raises(UserError, match="adds the token '<new>'"):
         read_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), small_tokenizer(), small_tokenizer(lowercase=False)])
+def test_marks_in_a_text_are_ordinary_text_as_in_training(tmp_path, tokenizer):
+    """With the special tokens registered as transformers does; tests of `parity` ask it itself."""
+    write_tokenizer(tmp_path, tokenizer, max_positions=16)
+    there = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    there.add_special_tokens([settings[name] for name in ("pad_token", "unk_token", "eos_token")])
+    text = "the [SEP] number[PAD] [MASK]"
+    assert there.encode(text).ids != tokenizer.encode_batch([text])[0].tolist()
+    there.encode_special_tokens = settings["split_special_tokens"]
+    assert there.encode(text).ids == tokenizer.encode_batch([text])[0].tolist()
+    for masks in (True, False):
+        write_vocabulary(tmp_path, small_tokenizer(), lowercase=True, max_positions=16, masks=masks)
+        assert json.loads((tmp_path / "tokenizer_config.json").read_text())["split_special_tokens"] == (not masks)
