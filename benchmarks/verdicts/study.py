@@ -143,7 +143,10 @@ def _plant_run(path: object, config: Config, row: Mapping[str, str]) -> None:
 
 @functools.cache
 def _sizes(model: ModelConfig) -> dict[str, Any]:
-    return {"parameters": parameter_counts(model), "weight_decayed_parameters": decayed_count(parameter_shapes(model))}
+    return {
+        "parameters": parameter_counts(model),
+        "weight_decayed_parameters": decayed_count(model.residual, parameter_shapes(model)),
+    }
 
 
 def changed(workdir: Path, before: Rows) -> Iterator[tuple[str, str, str, str]]:

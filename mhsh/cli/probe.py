@@ -12,9 +12,10 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from mhsh.cli.parser import ConfigFlag, Count, StepFlag
+from mhsh.config.entries import variant, variants
 from mhsh.config.recorded import to_record
 from mhsh.config.schema import Config, MeshConfig
-from mhsh.config.shapes import SCHEMES, shape_name
+from mhsh.config.shapes import shape_name
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
 from mhsh.report.files import write as write_bytes
@@ -45,7 +46,7 @@ EXAMPLES = (
 )
 # The options that only one kind has, with their defaults.
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "amplification": {"depths": "6,12,24,48,96,192,384", "schemes": ",".join(SCHEMES), "draws": 8},
+    "amplification": {"depths": "6,12,24,48,96,192,384", "schemes": "", "draws": 8},
     "ablation": {"batches": 4},
 }
 
@@ -205,10 +206,9 @@ def _schemes(config: Config, rows: int, *, depths: str, schemes: str, draws: int
     from mhsh.probes.amplification import scheme_amplification
 
     layers = sorted(whole_numbers("--depths=", depths))
-    names = [name.strip() for name in schemes.split(",")]
+    names = [name.strip() for name in schemes.split(",")] if schemes else list(variants())
     for name in names:
-        if name not in SCHEMES:
-            raise UserError(f"--schemes: there is no {name!r}; allowed: {', '.join(SCHEMES)}")
+        variant(name)
     batch = _batch(load_corpus(config, None), rows)
     return [scheme_amplification(config.model, name, layers, batch, num_draws=draws, note=_say) for name in names]
 

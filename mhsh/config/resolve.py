@@ -162,13 +162,13 @@ def _problems(config: Config) -> Iterator[str]:
             f"data.sequence_length = {data.sequence_length} is longer than model.max_positions = {model.max_positions}; "
             f"shorten the sequence, or add --config.model.max_positions={data.sequence_length}"
         )
-    yield from _update_problems(model, config.optimizer, config.train)
+    yield from _update_problems(config.optimizer, config.train)
     yield from _objective_problems(model, config.train)
     yield from _mesh_problems(config.mesh)
     yield from _data_problems(model, data)
 
 
-def _update_problems(model: ModelConfig, optimizer: OptimizerConfig, train: TrainConfig) -> Iterator[str]:
+def _update_problems(optimizer: OptimizerConfig, train: TrainConfig) -> Iterator[str]:
     if train.batch_size % train.accumulation_steps:
         yield (
             f"train.batch_size = {train.batch_size} is not divisible by train.accumulation_steps = {train.accumulation_steps}; "
@@ -201,10 +201,6 @@ def _update_problems(model: ModelConfig, optimizer: OptimizerConfig, train: Trai
         yield f"train.keep_moments = True; allowed with train.start_from = {train.start_from!r}, which keeps them anyway: False"
     if train.keep_moments and not train.start_from:
         yield "train.keep_moments = True needs the run whose moments are kept: give --config.train.start_from=DIR"
-    # RAdam's first updates are as large as the gradients, which CompleteP scales.
-    # Muon's updates have one size, whatever that of the gradients.
-    if model.residual == "completep" and optimizer.name in ("radam", "muon"):
-        yield f"optimizer.name = {optimizer.name!r}; allowed with model.residual = 'completep': adamw, lamb"
 
 
 def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

@@ -110,14 +110,12 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 MeshAxis = Annotated[int, Meta(ge=-1, extra={"allowed": "1 or more, or -1 for the rest"})]  # resolve.py refuses 0
 
 Objective = Literal["mlm", "clm", "translation", "classification", "span"]
-Residual = Literal["post_ln", "pre_ln", "admin", "deepnorm", "rezero", "keel", "peri_ln", "ln_scaling", "completep", "hybrid_norm"]
 AdminOmega = Literal["profiled", "closed_log", "closed_one"]
 Init = Literal["bert", "xavier", "fairseq"]
 Fans = Literal["ungrouped", "own"]
 Dtype = Literal["float32", "bfloat16"]
 
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
-RESIDUALS: tuple[str, ...] = get_args(Residual)
 ADMIN_OMEGAS: tuple[str, ...] = get_args(AdminOmega)
 INITS: tuple[str, ...] = get_args(Init)
 
@@ -178,7 +176,9 @@ class ModelConfig(Section, frozen=True):
             "matrix of its own (both clm only)"
         ),
     ] = "bert"
-    residual: Annotated[Residual, shape("how a sublayer's output joins the residual stream (docs/design.md, section 2)")] = "admin"
+    residual: Annotated[
+        str, shape("how a sublayer's output joins the residual stream: docs/design.md, section 2, or one of your own")
+    ] = "admin"
     admin_omega: Annotated[AdminOmega, shape("how Admin's omega starts; read only where model.residual is admin")] = "profiled"
     depth_exponent: Annotated[NonNegativeFloat, shape("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
     base_layers: Annotated[NonNegative, shape("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with")] = 0
@@ -311,10 +311,9 @@ class SpanDataConfig(Section, frozen=True):
 class OptimizerConfig(Section, frozen=True):
     """The update rule and its schedule."""
 
-    name: Annotated[
-        Literal["adamw", "lamb", "radam", "muon"],
-        update_rule("the update rule, with decoupled weight decay; muon is for the layers' kernels, beside adamw"),
-    ] = "adamw"
+    name: Annotated[str, update_rule("adamw, lamb, radam or muon (for the layers' kernels, beside adamw), or one of your own")] = (
+        "adamw"
+    )
     schedule: Annotated[
         Literal["linear", "constant", "inverse_sqrt", "cosine", "wsd"],
         rate_schedule(

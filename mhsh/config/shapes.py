@@ -1,29 +1,18 @@
 """Other shapes of the same model (its heads grouped otherwise, or its parameters in more or fewer
-layers, heads, or heads of keys and values), and its residual schemes by name.
+layers, heads, or heads of keys and values).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from mhsh.config.schema import ADMIN_OMEGAS, RESIDUALS, ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 
 # By how much the parameters of the layers may differ.
 EQUAL_SIZE = 0.01
-
-# The fields of `model` that a residual scheme sets. For Admin, how omega starts is a part of the
-# name: admin, admin_closed_log, admin_closed_one.
-SCHEMES: Mapping[str, Mapping[str, str]] = {
-    **{residual: {"residual": residual} for residual in RESIDUALS},
-    **{
-        ("admin" if omega == "profiled" else f"admin_{omega}"): {"residual": "admin", "admin_omega": omega}
-        for omega in ADMIN_OMEGAS
-    },
-}
 
 
 def shape_name(model: ModelConfig) -> str:

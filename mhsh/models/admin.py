@@ -13,6 +13,11 @@ from mhsh.models.residual import AdminProfile
 from mhsh.models.types import SUBLAYERS, Batch
 
 
+def is_profiled(config: ModelConfig) -> bool:
+    """Whether omega is measured on the first batch."""
+    return config.residual == "admin" and config.admin_omega == "profiled"
+
+
 def profile_omega(config: ModelConfig, params: Any, batch: Batch) -> dict[str, Float[Array, "_ _"]]:
     """omega [L, sublayers] of each stack, sublayers as in SUBLAYERS, from one pass without dropout.
 

@@ -34,20 +34,20 @@ class MultiHeadAttention(nn.Module):
     et al. 2023, arXiv 2305.13245).
 
     With model.qk_norm the queries and keys of each head have a LayerNorm (Dehghani et al. 2023,
-    arXiv 2302.05442), with hybrid_norm its values too.
+    arXiv 2302.05442), with `norms` (hybrid_norm) its values too.
     """
 
     config: ModelConfig
     gain: float = 1.0  # DeepNorm's beta, on the value and output kernels
+    norms: bool = False
 
     def setup(self) -> None:
         config = self.config
         self.query_kernel, self.query_bias = self._projection("query", "heads", config.num_heads)
         self.key_kernel, self.key_bias = self._projection("key", "kv_heads", config.kv_heads)
         self.value_kernel, self.value_bias = self._projection("value", "kv_heads", config.kv_heads, self.gain)
-        hybrid = config.residual == "hybrid_norm"
-        self.query_norm, self.key_norm = (HeadNorm(config) if config.qk_norm or hybrid else None for _ in range(2))
-        self.value_norm = HeadNorm(config) if hybrid else None
+        self.query_norm, self.key_norm = (HeadNorm(config) if config.qk_norm or self.norms else None for _ in range(2))
+        self.value_norm = HeadNorm(config) if self.norms else None
         shape = (config.num_heads, config.head_dim, config.embed_dim)
         self.out_kernel = self.param("out_kernel", kernel_init(config, ("heads", "head_dim", "embed"), 2, self.gain), shape)
         self.out_bias = bias_param(self, "out_bias", config, ("embed",), (config.embed_dim,))

@@ -8,11 +8,11 @@ from typing import Any, cast
 import jax
 from msgspec.structs import replace
 
+from mhsh.config.entries import SCHEMES
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import check_attention
 from mhsh.models.bert import Bert
 from mhsh.models.dropout import DropoutKey
-from mhsh.models.residual import STRATEGIES
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch, Outputs
 
@@ -37,10 +37,11 @@ def build_model(config: ModelConfig) -> Model:
     """The model of a config, with the residual scheme `model.residual`.
 
     Raises:
-      UserError: `model.attention_implementation` cannot compute its attention.
+      UserError: there is no such scheme, or `model.attention_implementation` cannot compute its
+        attention.
     """
     check_attention(config)
-    return MODELS[config.objective](config, STRATEGIES[config.residual])
+    return MODELS[config.objective](config, SCHEMES[config.residual].residual)
 
 
 @functools.cache  # tracing takes a third of a second

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
+from mhsh.config.entries import UPDATE_RULES
 from mhsh.config.schema import Config, DataConfig, ModelConfig
 from mhsh.models.build import boxed_parameters
 from mhsh.models.types import SUBLAYERS
@@ -28,8 +29,6 @@ PEAK_FLOPS = {
 
 # A backward pass costs twice a forward pass; recomputation is not counted.
 STEP_OVER_FORWARD = 3
-
-NEWTON_SCHULZ_STEPS = 5  # of Muon
 
 
 class Flops(NamedTuple):
@@ -66,12 +65,13 @@ def forward_flops(model: ModelConfig, length: int, predicted: int) -> Flops:
     return Flops(
         attention_projections=projections * 2 * model.embed_dim,
         attention_scores=pairs * 2 * 2 * width,  # a query times a key, and the weighted value
-        feed_forward=(encoder * source + decoder * target) * _feed_forward_kernels(model) * 2 * model.embed_dim * model.mlp_dim,
+        feed_forward=(encoder * source + decoder * target) * feed_forward_kernels(model) * 2 * model.embed_dim * model.mlp_dim,
         heads=_head_flops(model, length, predicted),
     )
 
 
-def _feed_forward_kernels(model: ModelConfig) -> int:
+def feed_forward_kernels(model: ModelConfig) -> int:
+    """The kernels of one feed-forward sublayer."""
     return 3 if model.mlp == "gated" else 2
 
 
@@ -100,26 +100,8 @@ def step_flops(config: Config) -> int:
 
 
 def update_flops(config: Config) -> int:
-    """FLOPs of one update: of Muon's Newton-Schulz iterations. Other rules multiply no matrices."""
-    if config.optimizer.name != "muon":
-        return 0
-    model = config.model
-    attentions, stacks = model.num_layers + 2 * model.num_decoder_layers, model.num_layers + model.num_decoder_layers
-    each = config.optimizer.muon_heads == "each"
-    attention = sum(  # of the kernels of queries and output, and of those of keys and values
-        2 * (heads if each else 1) * _orthogonalized_flops(model.embed_dim, model.head_dim * (1 if each else heads))
-        for heads in (model.num_heads, model.kv_heads)
-    )
-    feed_forward = _feed_forward_kernels(model) * _orthogonalized_flops(model.embed_dim, model.mlp_dim)
-    return attentions * attention + stacks * feed_forward
-
-
-def _orthogonalized_flops(rows: int, columns: int) -> int:
-    """Of one matrix. Each iteration computes A = X X^T, A A, and a sum of both times X, of X with
-    its shorter side first.
-    """
-    shorter, longer = sorted((rows, columns))
-    return NEWTON_SCHULZ_STEPS * (2 * 2 * shorter**2 * longer + 2 * shorter**3)
+    """FLOPs of one update, as the entry of its optimizer counts them."""
+    return UPDATE_RULES[config.optimizer.name].flops(config)
 
 
 class RunCost(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
+from mhsh.config.entries import Variant, add_residual
 from mhsh.config.schema import ModelConfig
 from mhsh.models.layers import LayerNorm
 from mhsh.models.types import SUBLAYERS, Stack
@@ -34,12 +35,16 @@ class Stream(NamedTuple):
 
 
 class Residual(nn.Module):
-    """A residual scheme: `__call__` adds one sublayer f to the stream."""
+    """A residual scheme: `__call__` adds one sublayer f to the stream. `add_residual` gives it its
+    name; nothing else names it.
+    """
 
     config: ModelConfig
     stack: Stack  # of the sublayer
     sublayer: str  # its name in SUBLAYERS
     final_norm: ClassVar[bool] = False  # whether a LayerNorm follows the last layer
+    head_norms: ClassVar[bool] = False  # whether queries, keys and values have one
+    decayed: ClassVar[Mapping[str, bool]] = {}  # whether each parameter but a LayerNorm's has weight decay
 
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
@@ -61,7 +66,14 @@ class Residual(nn.Module):
         del stack
         return 1.0
 
+    @classmethod
+    def layer_scales(cls, config: ModelConfig) -> tuple[float, float] | None:
+        """The optimizer's factors on the layers' gradients and on their updates; None: none."""
+        del config
+        return None
 
+
+@add_residual("post_ln", label="Post-LN", formula=r"\mathrm{LN}(x + f(x))", growth="O(n)", source="arXiv 2004.08249, section 4.1")
 class PostLN(Residual):
     """LN(x + f(x)) (Vaswani et al. 2017)."""
 
@@ -72,6 +84,14 @@ class PostLN(Residual):
         return Stream(self.norm(stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
 
 
+@add_residual(
+    "pre_ln",
+    label="Pre-LN",
+    formula=r"x + f(\mathrm{LN}(x))",
+    where="with a final LN",
+    growth="O(log n)",
+    source="arXiv 2004.08249, section 4.1",
+)
 class PreLN(Residual):
     """x + f(LN(x)), with a LayerNorm after the last layer (Xiong et al. 2020, arXiv 2002.04745)."""
 
@@ -82,10 +102,27 @@ class PreLN(Residual):
         return Stream(stream.x + sublayer(LayerNorm(self.config, name="norm")(stream.x)).astype(stream.x.dtype), None)
 
 
+@add_residual(
+    "admin",
+    label="Admin",
+    formula=r"\mathrm{LN}(\omega \odot x + f(x))",
+    where=r"$\omega$: a vector per sublayer",
+    growth="O(log n)",
+    source="arXiv 2004.08249, section 4.2",
+    fields={"admin_omega": "profiled"},
+    variants={
+        "admin_closed_log": Variant(
+            r"Admin, closed form $O(\log n)$", "O(log n)", "the authors' admin-torch", {"admin_omega": "closed_log"}
+        ),
+        "admin_closed_one": Variant("Admin, closed form $O(1)$", "O(1)", "the authors' admin-torch", {"admin_omega": "closed_one"}),
+    },
+)
 class Admin(Residual):
     """LN(omega * x + f(x)), omega [D] trainable, one per sublayer (Liu et al. 2020, arXiv
     2004.08249, eq. 5).
     """
+
+    decayed: ClassVar[Mapping[str, bool]] = {"omega": False}
 
     def setup(self) -> None:
         start = closed_form_omega(self.config.admin_omega, self.stack.num_sublayers)
@@ -98,6 +135,14 @@ class Admin(Residual):
         return Stream(self.norm(x), None)
 
 
+@add_residual(
+    "deepnorm",
+    label="DeepNorm",
+    formula=r"\mathrm{LN}(\alpha x + f(x))",
+    where=r"initial values scaled by $\beta$",
+    growth="O(1)",
+    source="arXiv 2203.00555, section 4",
+)
 class DeepNorm(Residual):
     """LN(alpha x + f(x)), kernels scaled by beta at the start (Wang et al. 2022, arXiv
     2203.00555).
@@ -115,10 +160,20 @@ class DeepNorm(Residual):
         return Stream(self.norm(alpha * stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
 
 
+@add_residual(
+    "rezero",
+    label="ReZero",
+    formula=r"x + \alpha f(x)",
+    where=r"$\alpha = 0$ at the start",
+    growth="0",
+    source="alpha = 0 multiplies every sublayer (arXiv 2003.04887)",
+)
 class ReZero(Residual):
     """x + alpha f(x), alpha a trainable scalar that starts at 0, no LayerNorm (Bachlechner et al.
     2020, arXiv 2003.04887).
     """
+
+    decayed: ClassVar[Mapping[str, bool]] = {"alpha": False}
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
@@ -127,6 +182,14 @@ class ReZero(Residual):
         return Stream(stream.x + alpha * sublayer(stream.x).astype(stream.x.dtype), None)
 
 
+@add_residual(
+    "keel",
+    label="Keel",
+    formula=r"\mathrm{LN}(n x + f(\mathrm{LN}(x)))",
+    where="$n$ sublayers (arXiv 2601.19895)",
+    growth="O(1/n)",
+    source="alpha = n: each share is 1 / (1 + n^2) (arXiv 2601.19895)",
+)
 class Keel(Residual):
     """LN(alpha x + f(LN(x))), alpha the number of sublayers (Chen and Wei 2026, arXiv
     2601.19895), in every layer, the first too.
@@ -138,6 +201,14 @@ class Keel(Residual):
         return Stream(LayerNorm(self.config, name="norm")(self.stack.num_sublayers * stream.x + branch), None)
 
 
+@add_residual(
+    "peri_ln",
+    label="Peri-LN",
+    formula=r"x + \mathrm{LN}(f(\mathrm{LN}(x)))",
+    where="with a final LN (arXiv 2502.02732)",
+    growth="O(log n)",
+    source="as Pre-LN's: every sublayer adds a variance of 1 (arXiv 2502.02732)",
+)
 class PeriLN(Residual):
     """x + LN(f(LN(x))), with a LayerNorm after the last layer (Kim et al. 2025, arXiv
     2502.02732).
@@ -151,6 +222,14 @@ class PeriLN(Residual):
         return Stream(stream.x + LayerNorm(self.config, name="output_norm")(branch), None)
 
 
+@add_residual(
+    "ln_scaling",
+    label="LayerNorm scaling",
+    formula=r"x + f(\mathrm{LN}(x) / \sqrt{l})",
+    where="in layer $l$; with a final LN (arXiv 2502.05795)",
+    growth="O(1)",
+    source="layer l adds a variance of 1 / l (arXiv 2502.05795)",
+)
 class LNScaling(Residual):
     """x + f(LN(x) / sqrt(l)) in layer l = 1, 2, ..., with a LayerNorm after the last (Sun et al.
     2025, arXiv 2502.05795). The stream carries the number of sublayers before.
@@ -173,12 +252,26 @@ class LNScaling(Residual):
         return Stream(stream.x + branch.astype(stream.x.dtype), count + 1)
 
 
+@add_residual(
+    "completep",
+    label="CompleteP",
+    formula=r"x + (L_0 / L)^a f(\mathrm{LN}(x))",
+    where="with a final LN, and its share of the optimizer (arXiv 2505.01618)",
+    growth="O(1/n)",
+    source="every share is 1 / n^2 (arXiv 2505.01618)",
+)
 class CompleteP(Residual):
     """x + (L0 / L)^a f(LN(x)), with a LayerNorm after the last layer (Dey et al. 2025, arXiv
-    2505.01618). The optimizer has its share (mhsh/training/optimizer.py).
+    2505.01618). The layers' Adam epsilon is multiplied by m^-a, which is as a larger gradient, and
+    their rate by m^(a-1), where m = L / L0 (table 1).
     """
 
     final_norm: ClassVar[bool] = True
+
+    @classmethod
+    def layer_scales(cls, config: ModelConfig) -> tuple[float, float]:
+        m, a = depth_multiple(config), config.depth_exponent
+        return m**a, m ** (a - 1)
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
@@ -187,6 +280,14 @@ class CompleteP(Residual):
         return Stream(stream.x + factor * branch.astype(stream.x.dtype), None)
 
 
+@add_residual(
+    "hybrid_norm",
+    label="HybridNorm",
+    formula=r"x + f(x)$; $y + f(y)$, $y = \mathrm{LN}(x)",
+    where="attention with normalised queries, keys and values; feed-forward; with a final LN (arXiv 2503.04598)",
+    growth="O(n)",
+    source="as Post-LN's: normalised once a layer (arXiv 2503.04598)",
+)
 class HybridNorm(Residual):
     """x + f(x) around attention, whose queries, keys and values are normalised
     (mhsh/models/attention.py); y + f(y), y = LN(x), around the feed-forward; a LayerNorm after the
@@ -195,6 +296,7 @@ class HybridNorm(Residual):
     """
 
     final_norm: ClassVar[bool] = True
+    head_norms: ClassVar[bool] = True
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
@@ -225,20 +327,6 @@ class AdminProfile(Residual):
         following = jnp.sqrt(real_variance(shortcut, profile.real) + real_variance(branch, profile.real))
         x = LayerNorm(self.config, name="norm")(shortcut + branch.astype(stream.x.dtype))
         return Stream(x, Profile(following, profile.real))
-
-
-STRATEGIES: dict[str, type[Residual]] = {
-    "post_ln": PostLN,
-    "pre_ln": PreLN,
-    "admin": Admin,
-    "deepnorm": DeepNorm,
-    "rezero": ReZero,
-    "keel": Keel,
-    "peri_ln": PeriLN,
-    "ln_scaling": LNScaling,
-    "completep": CompleteP,
-    "hybrid_norm": HybridNorm,
-}
 
 
 def depth_multiple(config: ModelConfig) -> float:

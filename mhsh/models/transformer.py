@@ -130,7 +130,7 @@ class EncoderLayer(nn.Module):
     def setup(self) -> None:
         stack = encoder_stack(self.config)
         gain = self.residual.init_gain(stack)
-        self.attention = MultiHeadAttention(self.config, gain)
+        self.attention = MultiHeadAttention(self.config, gain, self.residual.head_norms)
         self.feed_forward = FeedForward(self.config, gain)
         self.attention_residual = self.residual(self.config, stack, "attention")
         self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
@@ -190,8 +190,8 @@ class DecoderLayer(nn.Module):
     def setup(self) -> None:
         stack = decoder_stack(self.config)
         gain = self.residual.init_gain(stack)
-        self.self_attention = MultiHeadAttention(self.config, gain)
-        self.cross_attention = MultiHeadAttention(self.config, gain)
+        self.self_attention = MultiHeadAttention(self.config, gain, self.residual.head_norms)
+        self.cross_attention = MultiHeadAttention(self.config, gain, self.residual.head_norms)
         self.feed_forward = FeedForward(self.config, gain)
         self.self_attention_residual = self.residual(self.config, stack, "self_attention")
         self.cross_attention_residual = self.residual(self.config, stack, "cross_attention")

@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Float, Key
 from msgspec.structs import replace
 from scipy import stats
 
+from mhsh.config.entries import variant as scheme_variant
 from mhsh.config.schema import ModelConfig
-from mhsh.config.shapes import SCHEMES
-from mhsh.models.admin import profile_omega, set_omega
+from mhsh.models.admin import is_profiled, profile_omega, set_omega
 from mhsh.models.build import Model, build_model
 from mhsh.models.layers import normalize
 from mhsh.models.transformer import Encoder
@@ -44,32 +44,6 @@ LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-class Theory(NamedTuple):
-    """How E|f(w) - f(w + delta)|^2 should grow with the number n of sublayers."""
-
-    growth: str
-    source: str
-
-
-# By the names of mhsh.config.shapes.SCHEMES. The output changes by about sum_i beta_i^2 C (Liu et
-# al. 2020, arXiv 2004.08249, theorem 2): C is the change of one sublayer's output f_i alone, and
-# beta_i^2 the share of f_i in the stream where it is added.
-THEORY = {
-    "post_ln": Theory("O(n)", "arXiv 2004.08249, section 4.1"),
-    "pre_ln": Theory("O(log n)", "arXiv 2004.08249, section 4.1"),
-    "admin": Theory("O(log n)", "arXiv 2004.08249, section 4.2"),
-    "admin_closed_log": Theory("O(log n)", "the authors' admin-torch"),
-    "admin_closed_one": Theory("O(1)", "the authors' admin-torch"),
-    "deepnorm": Theory("O(1)", "arXiv 2203.00555, section 4"),
-    "rezero": Theory("0", "alpha = 0 multiplies every sublayer (arXiv 2003.04887)"),
-    "keel": Theory("O(1/n)", "alpha = n: each share is 1 / (1 + n^2) (arXiv 2601.19895)"),
-    "peri_ln": Theory("O(log n)", "as Pre-LN's: every sublayer adds a variance of 1 (arXiv 2502.02732)"),
-    "ln_scaling": Theory("O(1)", "layer l adds a variance of 1 / l (arXiv 2502.05795)"),
-    "completep": Theory("O(1/n)", "every share is 1 / n^2 (arXiv 2505.01618)"),
-    "hybrid_norm": Theory("O(n)", "as Post-LN's: normalised once a layer (arXiv 2503.04598)"),
-}
-
-
 class Growth(NamedTuple):
     """How y grows with n. Deviations are of ln y: 0.1 is about 10 % of y."""
 
@@ -83,24 +57,25 @@ class Growth(NamedTuple):
 def scheme_amplification(
     config: ModelConfig, scheme: str, depths: Sequence[int], batch: Batch, *, num_draws: int, note: Note
 ) -> dict[str, Any]:
-    """`fresh_amplification` by one of SCHEMES on stacks of some depths, and its growth with their
-    number of sublayers, for JSON: what is not finite is None.
+    """`fresh_amplification` by a variant of a residual scheme on stacks of some depths, and its
+    growth with their number of sublayers, for JSON: what is not finite is None.
     """
+    variant, fields = scheme_variant(scheme)
     scales = plain_deviations(config, batch)
     points, means = [], []
     for depth in depths:
-        model = replace(config, num_layers=depth, remat_policy="none", **SCHEMES[scheme])
+        model = replace(config, num_layers=depth, remat_policy="none", **fields)
         draws = fresh_amplification(model, batch, scales, num_draws=num_draws, noise=_NOISE, seed=_SEED)
         note(f"{scheme}, {depth} layers: {draws.mean():.3g}")
         means.append(draws.mean())
         interval = dict(zip(("mean", "low", "high"), map(_finite, mean_interval(draws)), strict=True))
         points.append({"layers": depth, "sublayers": 2 * depth, **interval, "draws": list(map(_finite, draws))})
     fitted = growth([2 * depth for depth in depths], means)
-    theory = THEORY[scheme]
     return {
         "scheme": scheme,
-        "theory": theory.growth,
-        "source": theory.source,
+        "label": variant.label,
+        "theory": variant.growth,
+        "source": variant.source,
         "growth": None if fitted is None else fitted._asdict(),
         "points": points,
     }
@@ -124,7 +99,7 @@ def fresh_amplification(
     """
     arrays = dict(batch)
     fresh, profile, output = _programs(config)
-    profiled = config.residual == "admin" and config.admin_omega == "profiled"
+    profiled = is_profiled(config)
     changes = []
     for draw in range(num_draws):
         # The device's own random bits compile in half the time.

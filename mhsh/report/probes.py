@@ -21,22 +21,6 @@ from mhsh.verdict.experiment import seed_groups, without_seeds
 
 AUTHOR = "written by mhsh probe"
 
-# Residual schemes, by their names on the command line, as papers write them; `$` encloses formulas.
-_SCHEME_NAMES = {
-    "post_ln": "Post-LN",
-    "pre_ln": "Pre-LN",
-    "admin": "Admin",
-    "admin_closed_log": r"Admin, closed form $O(\log n)$",
-    "admin_closed_one": "Admin, closed form $O(1)$",
-    "deepnorm": "DeepNorm",
-    "rezero": "ReZero",
-    "keel": "Keel",
-    "peri_ln": "Peri-LN",
-    "ln_scaling": "LayerNorm scaling",
-    "completep": "CompleteP",
-    "hybrid_norm": "HybridNorm",
-}
-
 _GREY = "#7F7F7F"
 _LINEAR_BELOW = 0.01  # nats; above it the scale of an ablation is logarithmic
 
@@ -324,8 +308,8 @@ def _draw_schemes(axes: Axes, schemes: Sequence[dict[str, Any]]) -> list[int]:
         n = np.array([point["sublayers"] for point in points])
         ticks |= set(n.tolist())
         fitted = f"$n^{{{scheme['growth']['exponent']:.2f}}}$, " if scheme["growth"] else ""
-        theory = scheme["theory"].replace("log n", r"\log n")
-        _line(axes, index, f"{_SCHEME_NAMES[scheme['scheme']]}: {fitted}theory ${theory}$", n, [point["mean"] for point in points])
+        theory = "theory ${}$".format(scheme["theory"].replace("log n", r"\log n")) if scheme["theory"] else "no theory"
+        _line(axes, index, f"{scheme['label']}: {fitted}{theory}", n, [point["mean"] for point in points])
         if any(point["low"] is None for point in points):
             continue  # one draw has no interval
         # A logarithm has no place for an interval's end below 0.

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mhsh.config.entries import check_entries, variant
 from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import decay_start, from_dict
 from mhsh.config.schema import Config
-from mhsh.config.shapes import SCHEMES
 from mhsh.errors import UserError, closest
 
 DEPTH = "model.num_layers"
@@ -66,8 +66,8 @@ def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
     NAME is a field's path (optimizer.learning_rate), its last part where one section alone has it
     (learning_rate), `seed` for train.seed and data.seed together, `train_seed` and `data_seed` for
     one of them, `lr` for the learning rate, `depth` for model.num_layers, `budget` for
-    train.num_steps with optimizer.decay_steps in proportion, or `scheme`, whose values are SCHEMES.
-    A value is of the field's type.
+    train.num_steps with optimizer.decay_steps in proportion, or `scheme`, whose values are residual
+    schemes. A value is of the field's type.
 
     Raises:
       UserError: a name that is no field, a value of another type, a value or an axis given twice,
@@ -100,6 +100,7 @@ def cells_of(axes: Sequence[Axis], fields: Fields, cost_of: Callable[[Config], M
         settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
         try:
             config = from_dict(_with_settings(fields, settings))
+            check_entries(config)
         except UserError as error:
             raise UserError(f"cell {name}: {error}") from error
         if config in seen:
@@ -168,11 +169,10 @@ def _path(name: str, fields: Fields) -> str:
 
 def _value(path: str, text: str) -> Value:
     """The text as a value of the field's type; `from_dict` says whether it is allowed there."""
-    if path == SCHEME:
-        if text not in SCHEMES:
-            raise UserError(f"--axes scheme: {text!r} is no scheme; allowed: {', '.join(SCHEMES)}")
-        return text
     try:
+        if path == SCHEME:
+            variant(text)
+            return text
         return parse_value(fields_of(path)[0], text)
     except UserError as error:
         raise UserError(f"--axes: {error}") from error
@@ -182,7 +182,7 @@ def _with_settings(fields: Fields, settings: Mapping[str, Value]) -> dict[str, A
     changed = {section: dict(copy.deepcopy(values)) for section, values in fields.items()}
     for path, value in settings.items():
         if path == SCHEME:
-            changed["model"] |= SCHEMES[str(value)]
+            changed["model"] |= variant(str(value))[1]
             continue
         if path == BUDGET:
             decays = fields["optimizer"]["decay_steps"] * int(value) / fields["train"]["num_steps"]

@@ -11,6 +11,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+from mhsh.config.entries import UPDATE_RULES
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
 from mhsh.models.build import boxed_parameters
@@ -54,8 +55,10 @@ def choose_mesh(config: Config, num_devices: int, num_slices: int = 1) -> MeshCh
     if problem:
         return MeshChoice(DATA_AXIS, problem)
     depths = config.model.num_layers, config.model.num_decoder_layers
-    if config.optimizer.name == "muon" and any(depth % count for depth in depths):
-        return MeshChoice(DATA_AXIS, f"Muon's products are of whole matrices, and {count} devices do not divide the layers")
+    if UPDATE_RULES[config.optimizer.name].whole_matrices and any(depth % count for depth in depths):
+        return MeshChoice(
+            DATA_AXIS, f"{config.optimizer.name}'s products are of whole matrices, and {count} devices do not divide the layers"
+        )
     before, after = (update_bytes(config, shape) for shape in (whole, sharded))
     collectives = _COLLECTIVES_OF_A_MATRIX * sum(jax.tree.leaves(matrices(boxed_parameters(config.model))))
     cost = collectives * START_BYTES

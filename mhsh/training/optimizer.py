@@ -1,29 +1,25 @@
-"""AdamW, RAdam, LAMB and Muon with warm-up and decay, built from optax, and the table of parameters
-that have weight decay.
+"""The optimizer of a run, built from optax: AdamW, LAMB, RAdam, or another entry, between clipping
+and weight decay; the schedule; and which parameters have weight decay.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
+from mhsh.config.entries import SCHEMES, UPDATE_RULES, add_optimizer, check_entries
 from mhsh.config.schema import Config, OptimizerConfig, TrainConfig
-from mhsh.models.costs import NEWTON_SCHULZ_STEPS
-from mhsh.models.residual import depth_multiple
+from mhsh.errors import UserError
 
-# The first matching row decides, on paths such as encoder/layers/attention/query_kernel. A
-# parameter without a row is an error.
+# The first matching row decides, on paths such as encoder/layers/attention/query_kernel. The
+# parameters of a residual scheme are its own rows, which come first. A parameter without a row is
+# an error.
 DECAYED_PARAMETERS: tuple[tuple[str, bool], ...] = (
-    (r"(^|/)(omega|alpha)$", False),
     (r"norm/(scale|bias)$", False),
     (r"bias$", False),
     (r"kernel$", True),
@@ -33,27 +29,6 @@ DECAYED_PARAMETERS: tuple[tuple[str, bool], ...] = (
 # Parameters below this name are stacked over the layers on axis 0.
 STACKED = "layers"
 
-# Muon's matrices by the last name of a parameter's path: the axes that are contracted, and the axes
-# of the output, counted from the last one. The other axes, layers first, number the matrices.
-_FEED_FORWARD = dict.fromkeys(("up_kernel", "gate_kernel", "down_kernel"), MuonDimensionNumbers((-2,), (-1,)))  # [D,F], [F,D]
-_QUERY_KEY_VALUE, _OUT = ("query_kernel", "key_kernel", "value_kernel"), "out_kernel"  # [D,N,H] and [N,H,D]
-MUON_MATRICES: Mapping[str, Mapping[str, MuonDimensionNumbers]] = {  # by optimizer.muon_heads
-    "joined": {
-        **dict.fromkeys(_QUERY_KEY_VALUE, MuonDimensionNumbers((-3,), (-2, -1))),
-        _OUT: MuonDimensionNumbers((-3, -2), (-1,)),
-        **_FEED_FORWARD,
-    },
-    "each": {
-        **dict.fromkeys(_QUERY_KEY_VALUE, MuonDimensionNumbers((-3,), (-1,))),
-        _OUT: MuonDimensionNumbers((-2,), (-1,)),
-        **_FEED_FORWARD,
-    },
-}
-
-# The root mean square of AdamW's updates, to which Muon's are scaled (arXiv 2502.16982, section
-# 2.2), so that AdamW's learning rate and weight decay carry over.
-MUON_RMS = 0.2
-
 Scalar = float | jax.Array
 
 
@@ -62,26 +37,32 @@ def parameter_path(path: tuple[Any, ...]) -> str:
     return "/".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
-def decay_mask(params: Any) -> Any:
-    """A tree of bools: True where weight decay (and LAMB's trust ratio) applies.
+def decay_mask(residual: str, params: Any) -> Any:
+    """A tree of bools: True where weight decay (and LAMB's trust ratio) applies to the parameters
+    of a model with this residual scheme.
 
     Raises:
-      KeyError: a parameter that DECAYED_PARAMETERS does not cover.
+      UserError: neither DECAYED_PARAMETERS nor the scheme decides about a parameter.
     """
+    scheme = SCHEMES[residual].residual
+    rows = (*((rf"(^|/){name}$", decayed) for name, decayed in scheme.decayed.items()), *DECAYED_PARAMETERS)
 
     def decays(path: tuple[Any, ...], _: Any) -> bool:
         name = parameter_path(path)
-        for pattern, decayed in DECAYED_PARAMETERS:
+        for pattern, decayed in rows:
             if re.search(pattern, name):
                 return decayed
-        raise KeyError(f"no row of DECAYED_PARAMETERS covers the parameter {name}; add one")
+        raise UserError(
+            f"nothing says whether the parameter {name} has weight decay; where it is one of {scheme.__name__}, add "
+            f'decayed = {{"{name.rpartition("/")[2]}": False}} to the class, or True'
+        )
 
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def decayed_count(params: Any) -> int:
+def decayed_count(residual: str, params: Any) -> int:
     """The number of scalar parameters with weight decay."""
-    sizes = jax.tree.map(lambda leaf, decayed: leaf.size if decayed else 0, params, decay_mask(params))
+    sizes = jax.tree.map(lambda leaf, decayed: leaf.size if decayed else 0, params, decay_mask(residual, params))
     return sum(jax.tree.leaves(sizes))
 
 
@@ -140,61 +121,45 @@ def rate_of_step(numbers: Rates, schedule: str, decay_shape: str, step: Any) -> 
     return jnp.where(count > falls_after, end + (peak - end) * left, rising)
 
 
-def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
-    """Clipping by global norm, Adam moments (for radam rectified: Liu et al. 2020, arXiv
-    1908.03265; for muon orthogonal updates of the layers' kernels instead), decoupled weight decay,
-    for lamb the trust ratio, then the learning rate.
+@add_optimizer("adamw", source="Loshchilov and Hutter 2019, arXiv 1711.05101", scales_with_depth=True)
+@add_optimizer("lamb", source="You et al. 2020, arXiv 1904.00962", trust_ratio=True, scales_with_depth=True)
+def adam(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+    """Adam's moments (Kingma and Ba 2015, arXiv 1412.6980)."""
+    return optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon)
 
-    With CompleteP, the layers' epsilon is multiplied by m^-a and their rate by m^(a-1), where m =
-    L / L0 and a is model.depth_exponent (arXiv 2505.01618, table 1). A smaller epsilon is the same
-    as a larger gradient.
+
+# Its first updates are as large as the gradients, which CompleteP scales.
+@add_optimizer("radam", source="Liu et al. 2020, arXiv 1908.03265")
+def rectified_adam(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+    """Adam's moments, rectified."""
+    return optax.scale_by_radam(optimizer.beta1, optimizer.beta2, optimizer.epsilon)
+
+
+def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
+    """Clipping by global norm, what the entry of optimizer.name makes of a gradient, decoupled
+    weight decay, the trust ratio where the entry has it, then the learning rate. A residual scheme
+    may scale the layers' gradients and updates.
 
     `update` takes the keywords `learning_rate`, that of the step, and `grad_norm`, the gradients'
     global norm.
+
+    Raises:
+      UserError: there is no such entry or scheme, or they do not go together.
     """
+    check_entries(config)
     optimizer, model = config.optimizer, config.model
-    scale_by_moments = optax.scale_by_radam if optimizer.name == "radam" else optax.scale_by_adam
-    moments = scale_by_moments(optimizer.beta1, optimizer.beta2, optimizer.epsilon)
+    rule, scales = UPDATE_RULES[optimizer.name], SCHEMES[model.residual].residual.layer_scales(model)
+    mask = functools.partial(decay_mask, model.residual)
     chain: list[optax.GradientTransformation] = [clip_by_global_norm(optimizer.clip_norm)] if optimizer.clip_norm else []
-    if model.residual == "completep":
-        chain.append(scale_layers(depth_multiple(model) ** model.depth_exponent))
-    chain.append(by_matrix(moments, optimizer) if optimizer.name == "muon" else moments)
-    chain.append(optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask))
-    if optimizer.name == "lamb":
-        chain.append(optax.masked(scale_by_layer_trust_ratio(), decay_mask))
-    if model.residual == "completep":
-        chain.append(scale_layers(depth_multiple(model) ** (model.depth_exponent - 1)))
+    if scales is not None:
+        chain.append(scale_layers(scales[0]))
+    chain.append(rule.build(optimizer))
+    chain.append(optax.add_decayed_weights(optimizer.weight_decay, mask=mask))
+    if rule.trust_ratio:
+        chain.append(optax.masked(scale_by_layer_trust_ratio(), mask))
+    if scales is not None:
+        chain.append(scale_layers(scales[1]))
     return optax.chain(*chain, scale_by_learning_rate())
-
-
-def by_matrix(moments: optax.GradientTransformation, optimizer: OptimizerConfig) -> optax.GradientTransformation:
-    """Muon for the layers' kernels (Jordan et al. 2024, kellerjordan.github.io/posts/muon): the
-    Nesterov momentum of a matrix, orthogonalised by five Newton-Schulz iterations and scaled to a
-    root mean square of MUON_RMS. All other parameters, also the heads' kernels, have `moments`.
-
-    A stacked kernel is a matrix for each layer: of all heads, or of one head (muon_heads = each).
-    """
-    by_name = MUON_MATRICES[optimizer.muon_heads]
-
-    def matrix(path: tuple[Any, ...], leaf: Any) -> MuonDimensionNumbers | None:
-        *parents, name = parameter_path(path).split("/")
-        return by_name[name] if STACKED in parents and name in by_name else None
-
-    def matrices(updates: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(matrix, updates)
-
-    def rule(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(lambda *leaf: "moments" if matrix(*leaf) is None else "muon", params)
-
-    def scaled(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
-        axes = matrix(path, update)
-        assert axes is not None, "only kernels are here"
-        sides = (np.take(update.shape, side).prod() for side in (axes.reduction_axis, axes.output_axis))
-        return MUON_RMS * math.sqrt(max(sides)) * update
-
-    scale = optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(scaled, updates))
-    orthogonalize = scale_by_muon(ns_steps=NEWTON_SCHULZ_STEPS, beta=optimizer.momentum, weight_dimension_numbers=matrices)
-    return optax.partition({"muon": optax.chain(orthogonalize, scale), "moments": moments}, rule)
 
 
 def global_norm(tree: Any) -> jax.Array:

@@ -155,7 +155,7 @@ class RunRecord:
             "xla_flags": flags_in_force(config.train.xla_flags),
             "choices": [str(choice) for choice in (run.mesh_choice, run.remat) if choice],
             "parameters": parameter_counts(config.model),
-            "weight_decayed_parameters": decayed_count(state.params),
+            "weight_decayed_parameters": decayed_count(run.config.model.residual, state.params),
             "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
             "flops_per_step": step_flops(config),
             "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},

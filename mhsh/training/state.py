@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int32
 
 from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
-from mhsh.models.admin import profile_omega, set_omega
+from mhsh.models.admin import is_profiled, profile_omega, set_omega
 from mhsh.models.build import Model, boxed_parameters
 from mhsh.models.types import Batch
 from mhsh.training.sharding import axis_rules, batch_sharding, shardings_of, tree_shardings, whole
@@ -80,9 +80,8 @@ def create_state(
             lambda seed: nn.unbox(_initial_state(config, model, optimizer, jax.random.key(seed))), out_shardings=shardings
         )
         state = initial(np.uint32(config.train.seed))
-        profiled = config.model.residual == "admin" and config.model.admin_omega == "profiled"
         # The parameters of another run include omega.
-        if profiled and not config.train.start_from:
+        if is_profiled(config.model) and not config.train.start_from:
             profile = jax.jit(
                 lambda params, batch: set_omega(params, profile_omega(config.model, whole(params, mesh, config.model), batch)),
                 in_shardings=(shardings.params, dict.fromkeys(first_batch, batch_sharding(mesh))),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mhsh.config.schema import RESIDUALS
+from mhsh.config.entries import SCHEMES
 from mhsh.errors import UserError
 from mhsh.interop.export_bert import SMALLEST_OMEGA, check_exportable, pad_heads, plain_bert
 from tests.interop.small_bert import HEADS, as_batch, outputs, random_inputs, small_model, trained_params
@@ -82,7 +82,7 @@ def test_a_small_omega_is_no_trouble():
         *((dict(objective=name), f"model.objective = '{name}' cannot be exported: no BERT") for name in ("clm", "translation")),
         *(
             (dict(residual=name), f"model.residual = '{name}' cannot be exported: .*; exportable: post_ln, admin, deepnorm")
-            for name in sorted({*RESIDUALS} - {"post_ln", "admin", "deepnorm"})
+            for name in sorted({*SCHEMES.names()} - {"post_ln", "admin", "deepnorm"})
         ),
         (dict(qk_norm=True), "model.qk_norm = True cannot be exported"),
         (dict(num_heads=4), "model.num_heads = 4 of model.head_dim = 4 cannot be exported"),

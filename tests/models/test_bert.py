@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from mhsh.config.schema import RESIDUALS
+from mhsh.config.entries import SCHEMES
 from mhsh.models.build import boxed_parameters, build_model, forward
 from mhsh.models.layers import sinusoids
 from mhsh.models.losses import compute_metrics
@@ -101,7 +101,7 @@ def test_each_dropout_acts_alone_and_only_when_asked(tiny, make_batch, random_pa
     assert error(other, one) > 1e-2
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", SCHEMES.names())
 def test_every_parameter_is_fp32_and_has_axis_names_that_the_mesh_table_knows(tiny, tiny_seq2seq, residual):
     for make in (tiny, tiny_seq2seq):
         boxed = boxed_parameters(make(residual=residual, compute_dtype="bfloat16", positions="learned"))

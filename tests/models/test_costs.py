@@ -11,7 +11,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from msgspec.structs import replace
 
-from mhsh.config.schema import RESIDUALS
+from mhsh.config.entries import SCHEMES
 from mhsh.config.shapes import regroup
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import forward_flops, parameter_counts, parameter_shapes, row_flops, run_cost, step_flops, update_flops
@@ -120,7 +120,7 @@ def transformer_base(make_config, **fields):
     return replace(base, **(shape | task | fields))
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", SCHEMES.names())
 def test_parameters_of_an_encoder_and_a_decoder(make_config, residual):
     model = regroup(transformer_base(make_config, residual=residual, positions="learned"), 2)
     layers, d = 6 * 8 // 2, 512

@@ -13,7 +13,7 @@ from flax import linen as nn
 from msgspec.structs import replace
 
 from mhsh import configs
-from mhsh.config.schema import RESIDUALS
+from mhsh.config.entries import SCHEMES
 from mhsh.configs import gpt
 from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.build import build_model, forward
@@ -128,7 +128,7 @@ def test_a_plain_head_is_one_product(decoder, random_params, make_batch):
     np.testing.assert_allclose(forward(build_model(untied), own, batch, None).logits, logits, atol=1e-5)
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", SCHEMES.names())
 def test_a_decoder_has_any_residual_scheme(decoder, random_params, make_batch, residual):
     """No token is seen before its time, and every parameter has a finite gradient that is not 0."""
     config = decoder(residual=residual, num_kv_heads=2)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhsh.config.schema import RESIDUALS
+from mhsh.config.entries import SCHEMES
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
-from mhsh.models.residual import STRATEGIES, Stream, closed_form_omega, deepnorm_constants, real_variance
+from mhsh.models.residual import Stream, closed_form_omega, deepnorm_constants, real_variance
 from mhsh.models.transformer import Encoder, EncoderContext, EncoderLayer
 from mhsh.models.types import Stack, decoder_stack, encoder_stack
 from tests.models.plain import JOINS, norm
@@ -37,22 +37,22 @@ def added(random_like):
 
 
 @pytest.mark.parametrize(("num_layers", "base_layers"), [(5, 0), (24, 3)])  # 0: the own number
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", SCHEMES.names())
 def test_formula(tiny, added, error, residual, num_layers, base_layers):
-    assert set(JOINS) == set(STRATEGIES) == set(RESIDUALS)
+    assert set(JOINS) == set(SCHEMES.names())
     config = tiny(residual=residual, num_layers=num_layers, base_layers=base_layers, depth_exponent=0.7)
     stack = encoder_stack(config)
-    scheme = STRATEGIES[residual](config, stack, "attention")
+    scheme = SCHEMES[residual].residual(config, stack, "attention")
     rng = np.random.default_rng(0)
     x, matrix = rng.standard_normal((2, 5, D)), rng.standard_normal((D, D))
-    stream = STRATEGIES[residual].start(config, stack, jnp.asarray(x, jnp.float32), jnp.ones((2, 5), bool))
+    stream = SCHEMES[residual].residual.start(config, stack, jnp.asarray(x, jnp.float32), jnp.ones((2, 5), bool))
     out, params = added(scheme, stream, lambda x: jnp.tanh(x @ jnp.asarray(matrix, jnp.float32)))
     alphas = {"deepnorm": (2 * num_layers) ** 0.25, "keel": 2 * num_layers, "completep": ((base_layers or 5) / num_layers) ** 0.7}
     assert (out.carried is None) == (residual != "ln_scaling")
     assert error(out.x, JOINS[residual](x, lambda x: np.tanh(x @ matrix), params, alphas.get(residual, 1), 1e-12)) < 1e-5
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", SCHEMES.names())
 def test_where_the_stream_is_a_sum_the_last_layer_ends_in_a_layer_norm(tiny, residual):
     encoder = parameter_shapes(tiny(residual=residual))["encoder"]
     assert ("final_norm" in encoder) == (residual in ("pre_ln", "peri_ln", "ln_scaling", "completep", "hybrid_norm"))
@@ -62,7 +62,7 @@ def test_where_the_stream_is_a_sum_the_last_layer_ends_in_a_layer_norm(tiny, res
 def test_layer_norm_scaling_counts_the_layers(tiny, added, error, stack, per_layer):
     """Sublayers 0 and 1 are layer 1, of a decoder 0 to 2."""
     config = tiny(residual="ln_scaling")
-    scheme = STRATEGIES["ln_scaling"](config, stack, "feed_forward")
+    scheme = SCHEMES["ln_scaling"].residual(config, stack, "feed_forward")
     stream = scheme.start(config, stack, jax.random.normal(jax.random.key(0), (2, 5, D)), jnp.ones((2, 5), bool))
     for sublayer in range(4 * per_layer):
         following, params = added(scheme, stream, lambda x: 2 * x)
@@ -73,7 +73,7 @@ def test_layer_norm_scaling_counts_the_layers(tiny, added, error, stack, per_lay
 
 def test_hybrid_norm_normalises_what_the_feed_forward_is_added_to(tiny, added, error):
     config = tiny(residual="hybrid_norm")
-    scheme = STRATEGIES["hybrid_norm"](config, encoder_stack(config), "feed_forward")
+    scheme = SCHEMES["hybrid_norm"].residual(config, encoder_stack(config), "feed_forward")
     stream = Stream(jax.random.normal(jax.random.key(0), (2, 5, D)), None)
     out, params = added(scheme, stream, jnp.tanh)
     x = norm(np.asarray(stream.x, np.float64), params["norm"])
@@ -81,7 +81,7 @@ def test_hybrid_norm_normalises_what_the_feed_forward_is_added_to(tiny, added, e
 
 
 def test_rezero_starts_as_the_identity_without_a_layer_norm(tiny):
-    encoder = Encoder(tiny(residual="rezero"), STRATEGIES["rezero"])
+    encoder = Encoder(tiny(residual="rezero"), SCHEMES["rezero"].residual)
     x = jax.random.normal(jax.random.key(0), (2, 4, D))
     segments = jnp.ones((2, 4), int)
     out, variables = jax.jit(lambda: encoder.init_with_output(jax.random.key(1), x, segments, None))()
@@ -105,7 +105,7 @@ DEEPNORM = [
 
 @pytest.mark.parametrize(("stack", "alpha", "beta"), DEEPNORM)
 def test_deepnorm_constants(tiny, stack, alpha, beta):
-    scheme = STRATEGIES["deepnorm"](tiny(residual="deepnorm", embed_dim=4), stack, "attention")
+    scheme = SCHEMES["deepnorm"].residual(tiny(residual="deepnorm", embed_dim=4), stack, "attention")
     assert deepnorm_constants(stack) == pytest.approx((alpha, beta), rel=1e-4)
     assert scheme.init_gain(stack) == pytest.approx(beta, rel=1e-4)
     # A sublayer that answers with y on an x orthogonal to it: before the LayerNorm their ratio is
@@ -180,7 +180,7 @@ def test_real_variance_leaves_padding_out_and_counts_in_fp32():
 
 @pytest.mark.parametrize(
     ("residual", "residual_dtype"),
-    [*((residual, "bfloat16") for residual in RESIDUALS), ("post_ln", "float32")],
+    [*((residual, "bfloat16") for residual in SCHEMES.names()), ("post_ln", "float32")],
 )
 def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, random_params, residual, residual_dtype):
     config = tiny(residual=residual, compute_dtype="bfloat16", residual_dtype=residual_dtype)
@@ -190,8 +190,10 @@ def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, ran
     outputs = jax.eval_shape(lambda params: forward(model, params, batch, None), params)
     assert outputs.logits.dtype == outputs.next_sentence.dtype == "float32"
     # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
-    layer, first = EncoderLayer(config, STRATEGIES[residual]), jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"])
-    stream = STRATEGIES[residual].start(config, encoder_stack(config), jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool))
+    layer, first = EncoderLayer(config, SCHEMES[residual].residual), jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"])
+    stream = SCHEMES[residual].residual.start(
+        config, encoder_stack(config), jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool)
+    )
     context = EncoderContext(jnp.ones((1, 1, 4, 4), bool), None)
     seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, context), first)
     assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"
@@ -207,7 +209,7 @@ def captured(module, params, *inputs):
 @pytest.mark.parametrize(("residual_dtype", "kept"), [("float32", True), ("bfloat16", False)])
 def test_an_fp32_stream_keeps_what_bf16_would_round_away(tiny, residual_dtype, kept):
     config = tiny(residual="pre_ln", compute_dtype="bfloat16", residual_dtype=residual_dtype)
-    scheme = STRATEGIES["pre_ln"](config, encoder_stack(config), "attention")
+    scheme = SCHEMES["pre_ln"].residual(config, encoder_stack(config), "attention")
     x = jnp.full((1, 2, D), 1000.0, residual_dtype)
     out, _ = scheme.init_with_output(jax.random.key(0), Stream(x, None), lambda x: jnp.full(x.shape, 0.5, jnp.bfloat16))
     assert out.x.dtype == residual_dtype

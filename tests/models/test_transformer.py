@@ -14,10 +14,10 @@ import pytest
 from flax import linen as nn
 from msgspec.structs import replace
 
+from mhsh.config.entries import SCHEMES
 from mhsh.models.attention import attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.residual import STRATEGIES
 from mhsh.models.transformer import REMAT_POLICIES, Encoder, EncoderContext, EncoderLayer
 from mhsh.models.types import encoder_stack
 from tests.models.plain import norm
@@ -83,7 +83,7 @@ def test_dropout_is_drawn_anew_in_every_layer_and_by_every_key(tiny):
     would show.
     """
     config = tiny(residual="rezero", num_layers=2, **DROPOUT)
-    encoder = Encoder(config, STRATEGIES["rezero"])
+    encoder = Encoder(config, SCHEMES["rezero"].residual)
     x = jax.random.normal(jax.random.key(0), (2, 8, 12))
     segments = jnp.asarray(SEGMENTS)
 
@@ -110,7 +110,7 @@ def test_dropout_is_drawn_anew_in_every_layer_and_by_every_key(tiny):
 @pytest.mark.parametrize("residual", ["post_ln", "ln_scaling"])
 def test_equals_a_python_loop_over_layers(tiny, random_like, error, residual):
     config = tiny(residual=residual)
-    strategy = STRATEGIES[residual]
+    strategy = SCHEMES[residual].residual
     encoder, layer = Encoder(config, strategy), EncoderLayer(config, strategy)
     segments = jnp.asarray(SEGMENTS)
     mask = attention_mask(segments, causal=False)

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.config.schema import RESIDUALS
-from mhsh.models.residual import STRATEGIES
+from mhsh.config.entries import SCHEMES
 from mhsh.probes.dependency import dependency
 from tests.models.plain import norm
 
@@ -33,7 +32,7 @@ def test_shares_sum_to_one(tiny, make_batch, random_params, residual, fields):
     assert (shares["biases"] == 0) == (residual in ("rezero", "pre_ln"))
 
 
-@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("residual", SCHEMES.names())
 def test_constant_branches_are_followed_by_hand(tiny, make_batch, random_params, residual):
     """Sublayers whose kernels are 0 put out their last bias alone, so that every part of the stream
     can be written down.
@@ -67,7 +66,7 @@ def test_constant_branches_are_followed_by_hand(tiny, make_batch, random_params,
                 parts["biases"] = parts["biases"] + join["output_norm"]["bias"]
             if residual in ("post_ln", "admin", "deepnorm", "keel"):
                 parts = through_norm(parts, join["norm"])
-    if STRATEGIES[residual].final_norm:
+    if SCHEMES[residual].residual.final_norm:
         parts = through_norm(parts, jax.tree.map(np.float64, params["encoder"]["final_norm"]))
     y = sum(parts.values())
     expected = {name: np.mean(part * (y - y.mean())) / y.var() for name, part in parts.items()}

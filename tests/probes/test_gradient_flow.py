@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mhsh.config.schema import RESIDUALS
+from mhsh.config.entries import SCHEMES
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.probes.gradient_flow import gradient_flow
@@ -16,7 +16,7 @@ SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0]]
 
 @pytest.mark.parametrize(
     "residual",
-    ["hybrid_norm", *(pytest.param(name, marks=pytest.mark.slow) for name in RESIDUALS if name != "hybrid_norm")],
+    ["hybrid_norm", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES.names() if name != "hybrid_norm")],
 )
 def test_the_norms_are_those_of_the_gradient_and_the_parts_add_up(tiny, make_batch, random_params, residual):
     config = tiny(residual=residual)

@@ -87,9 +87,10 @@ def test_the_picture_has_one_line_for_the_seeds(kind):
 DEPTHS = (6, 12, 24)
 
 
-def scheme(name: str, theory: str, growth: float | None) -> dict[str, Any]:
+def scheme(label: str, theory: str, growth: float | None) -> dict[str, Any]:
     points = [{"sublayers": 2 * depth, "mean": 1e-6 * depth, "low": -1.0, "high": 2e-6 * depth} for depth in DEPTHS]
-    return {"scheme": name, "theory": theory, "growth": None if growth is None else {"exponent": growth}, "points": points}
+    fitted = None if growth is None else {"exponent": growth}
+    return {"scheme": "name", "label": label, "theory": theory, "growth": fitted, "points": points}
 
 
 def words(document: dict[str, Any]) -> list[str]:
@@ -98,11 +99,15 @@ def words(document: dict[str, Any]) -> list[str]:
 
 
 def test_amplification_has_mathematics_and_a_tick_at_every_depth() -> None:
-    schemes = [scheme("admin_closed_log", "O(log n)", 0.25), scheme("deepnorm", "O(1)", None)]
+    schemes = [
+        scheme(r"Admin, closed form $O(\log n)$", "O(log n)", 0.25),
+        scheme("DeepNorm", "O(1)", None),
+        scheme("mine", "", None),
+    ]
     shown = words({"kind": "amplification", "schemes": schemes})
     assert {str(2 * depth) for depth in DEPTHS} <= set(shown)
     assert r"Admin, closed form $O(\log n)$: $n^{0.25}$, theory $O(\log n)$" in shown
-    assert "DeepNorm: theory $O(1)$" in shown
+    assert "DeepNorm: theory $O(1)$" in shown and "mine: no theory" in shown
 
 
 def test_names_of_runs_are_no_formulas() -> None:

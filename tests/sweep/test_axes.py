@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mhsh.config.shapes import SCHEMES
+from mhsh.config.entries import variants
 from mhsh.errors import UserError
 from mhsh.sweep.axes import cells_of, families, parents, parse_axes
 from tests.conftest import load_fields
@@ -72,7 +72,7 @@ def test_a_config_without_heads_per_layer_takes_it_as_an_axis(fields):
 
 
 def test_schemes_are_the_residual_and_how_omega_starts(fields):
-    made = cells(fields, f"scheme={','.join(SCHEMES)}")
+    made = cells(fields, f"scheme={','.join(variants())}")
     got = {c.settings["scheme"]: (c.config.model.residual, c.config.model.admin_omega) for c in made}
     assert got["admin"] == ("admin", "profiled")
     assert got["admin_closed_log"] == ("admin", "closed_log")

@@ -1,0 +1,155 @@
+"""What an entry of a registry holds, and the registries of residual schemes and optimizers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mhsh.config.registry import Registry
+from mhsh.config.schema import Config, OptimizerConfig
+from mhsh.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A scheme by its name in a sweep and a probe: with fields of `model` beside model.residual."""
+
+    label: str  # as papers write it; `$` encloses formulas
+    growth: str = ""  # how E|f(w) - f(w + delta)|^2 should grow with n sublayers; empty: nobody says
+    source: str = ""  # who says so
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """A residual scheme."""
+
+    residual: Any  # the class: mhsh.models.residual.Residual
+    formula: str  # the stream after a sublayer, in LaTeX
+    where: str  # what the formula leaves out
+    variants: Mapping[str, Variant]  # the plain one has the name of the scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateRule:
+    """An optimizer: what it makes of a gradient before weight decay and the learning rate."""
+
+    build: Callable[[OptimizerConfig], Any]  # an optax.GradientTransformation
+    source: str
+    trust_ratio: bool = False  # whether LAMB's follows weight decay
+    scales_with_depth: bool = False  # whether a scheme may scale the layers' gradients and updates
+    whole_matrices: bool = False  # whether it needs each layer's matrices undivided
+    flops: Callable[[Config], int] = lambda config: 0  # of one update, beyond passes over the parameters
+
+
+SCHEMES: Registry[Scheme] = Registry("residual scheme", "model.residual", ["mhsh.models.residual"])
+UPDATE_RULES: Registry[UpdateRule] = Registry("optimizer", "optimizer.name", ["mhsh.training.optimizer", "mhsh.training.muon"])
+
+
+def add_residual(
+    name: str,
+    *,
+    label: str = "",
+    growth: str = "",
+    source: str = "",
+    formula: str = "",
+    where: str = "",
+    fields: Mapping[str, str] | None = None,
+    variants: Mapping[str, Variant] | None = None,
+) -> Callable[[Any], Any]:
+    """Decorates a class of `mhsh.models.residual.Residual`: makes it the residual scheme `name`.
+
+    Args:
+      label: the name as papers write it.
+      growth: how much a fresh output should change with the number n of sublayers when the weights
+        change a little, as in O(log n); `mhsh probe amplification` sets it beside what it measures.
+      source: where that is shown.
+      formula: the stream after a sublayer, in LaTeX; `where` says what it leaves out.
+      fields: of `model`, which `scheme=name` of a sweep sets beside model.residual.
+      variants: further values of `scheme=`.
+
+    Raises:
+      UserError: the name is taken.
+    """
+    own = {name: Variant(label or name, growth, source, fields or {}), **(variants or {})}
+
+    def add(residual: Any) -> Any:
+        SCHEMES.add(name, Scheme(residual, formula, where, own), residual)
+        return residual
+
+    return add
+
+
+def add_optimizer(
+    name: str,
+    *,
+    source: str = "",
+    trust_ratio: bool = False,
+    scales_with_depth: bool = False,
+    whole_matrices: bool = False,
+    flops: Callable[[Config], int] = lambda config: 0,
+) -> Callable[[Any], Any]:
+    """Decorates a function from `config.optimizer` to an `optax.GradientTransformation`: makes it
+    the optimizer `name`.
+
+    The transformation turns gradients into directions of ascent. Clipping before it, and weight
+    decay and the learning rate after it, are the same for all.
+
+    Args:
+      source: the paper.
+      trust_ratio: whether LAMB's follows weight decay.
+      scales_with_depth: whether it may be used with a scheme that scales the layers' gradients and
+        updates, as completep does: a larger gradient must not change the size of an update.
+      whole_matrices: whether it needs each matrix of a layer on one device.
+      flops: of one update, from the whole config; passes over the parameters do not count.
+
+    Raises:
+      UserError: the name is taken.
+    """
+
+    def add(build: Any) -> Any:
+        UPDATE_RULES.add(name, UpdateRule(build, source, trust_ratio, scales_with_depth, whole_matrices, flops), build)
+        return build
+
+    return add
+
+
+def variants() -> dict[str, tuple[Variant, dict[str, str]]]:
+    """By its name in a sweep, every variant of a residual scheme, and the fields of `model` that it
+    sets.
+    """
+    return {
+        name: (variant, {"residual": residual, **variant.fields})
+        for residual in SCHEMES.names()
+        for name, variant in SCHEMES[residual].variants.items()
+    }
+
+
+def variant(name: str) -> tuple[Variant, dict[str, str]]:
+    """The variant of that name, and its fields. Raises UserError where there is none."""
+    known = variants()
+    if name not in known:
+        SCHEMES.refuse(name, list(known))
+    return known[name]
+
+
+def check_entries(config: Config) -> None:
+    """Raises UserError where the config names a residual scheme or an optimizer that is not known
+    here, or two that do not go together.
+    """
+    residual, rule = SCHEMES[config.model.residual].residual, UPDATE_RULES[config.optimizer.name]
+    if residual.layer_scales(config.model) is not None and not rule.scales_with_depth:
+        allowed = ", ".join(name for name in UPDATE_RULES.names() if UPDATE_RULES[name].scales_with_depth)
+        what = f"model.residual = {config.model.residual!r}"
+        raise UserError(f"optimizer.name = {config.optimizer.name!r}; allowed with {what}: {allowed}")
+
+
+def named_entries(config: Config) -> Sequence[tuple[Registry[Any], str]]:
+    """The registries of a config's fields, and the names that it has there."""
+    return (SCHEMES, config.model.residual), (UPDATE_RULES, config.optimizer.name)
+
+
+def recorded_entries(config: Config) -> list[dict[str, str]]:
+    """A user's entries that the config names, for run.json."""
+    return [entry for registry, name in named_entries(config) for entry in registry.record(name)]

@@ -1,0 +1,130 @@
+"""A registry: what a field of the config may name, mhsh's own things of that kind and a user's.
+
+An entry of mhsh stands beside its code, in one of the registry's modules. They import jax, so they
+are imported when an entry is first asked for: reports and run folders open without them. A user's
+entry comes from the user's file, whose content a run records. No run folder is ever executed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from mhsh.errors import UserError, nearest
+
+Entry = TypeVar("Entry")
+
+WITH = "--with=FILE.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The file that a user's entry comes from."""
+
+    file: str  # its name
+    sha256: str  # of its content, in hex
+    path: str | None = dataclasses.field(compare=False)  # None: a cell of a notebook
+
+    def __str__(self) -> str:
+        return f"{self.file} (sha256 {self.sha256[:12]})"
+
+
+class Registry(Generic[Entry]):
+    """The entries of one kind by name."""
+
+    def __init__(self, kind: str, field: str, homes: Iterable[str]) -> None:
+        """`kind` is what an entry is, for people; `field` the path of the field that names one;
+        `homes` are the modules that add mhsh's own.
+        """
+        self.kind, self.field = kind, field
+        self._homes = tuple(homes)
+        self._entries: dict[str, Entry] = {}
+        self._origins: dict[str, Origin] = {}  # of users' entries
+
+    def add(self, name: str, entry: Entry, code: Callable[..., Any]) -> None:
+        """Adds an entry. `code` is the class or function that it is made of. A file that is
+        executed once more adds nothing.
+
+        Raises:
+          UserError: the name is no name, or another entry has it.
+        """
+        if code.__module__.partition(".")[0] == "mhsh":
+            self._entries[name] = entry
+            return
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            raise UserError(f"{name!r} is no name of a {self.kind}: begin with a letter; give a-z, 0-9 and _ alone")
+        origin = _origin(code, f"the {self.kind} {name!r}")
+        if name in self and self._origins.get(name) != origin:
+            owner = self._origins.get(name, "mhsh itself")
+            raise UserError(
+                f"the {self.kind} {name!r} of {origin} is there already, of {owner}; choose another name, or restart Python"
+            )
+        if name not in self:
+            self._entries[name], self._origins[name] = entry, origin
+
+    def names(self) -> list[str]:
+        """The names of all entries, mhsh's own first."""
+        for home in self._homes:
+            importlib.import_module(home)
+        return sorted(self._entries, key=self._origins.__contains__)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries or name in self.names()
+
+    def __getitem__(self, name: str) -> Entry:
+        """Raises UserError where there is no such entry."""
+        if name not in self:
+            self.refuse(name, self.names())
+        return self._entries[name]
+
+    def origin(self, name: str) -> Origin | None:
+        """The file of a user's entry; None of one of mhsh's own, or of none."""
+        return self._origins.get(name)
+
+    def refuse(self, name: str, names: Iterable[str]) -> NoReturn:
+        """Raises the UserError of a name that is none of `names`."""
+        hint = nearest(name, names)
+        raise UserError(f"there is no {self.kind} {name!r}; {hint}{'' if hint[-1] == '?' else ';'} one of your own needs {WITH}")
+
+    def check(self, name: str, recorded: Iterable[Mapping[str, Any]], folder: object) -> str:
+        """Whether the entry is the one that a run recorded (`record`). Returns what differs; empty:
+        nothing.
+
+        Raises:
+          UserError: there is no such entry.
+        """
+        known = next((entry for entry in recorded if (entry["field"], entry["name"]) == (self.field, name)), None)
+        here = self.origin(name)
+        if known is None:
+            self[name]
+            return ""
+        there = Origin(known["file"], known["sha256"], None)
+        if name not in self:
+            raise UserError(
+                f"{folder} has the {self.kind} {name!r} of {there}, which is not loaded; add --with={there.file}, that file"
+            )
+        if here is not None and here.sha256 == there.sha256:
+            return ""
+        return f"{folder} has the {self.kind} {name!r} of {there}, and {here or 'that of mhsh'} is another"
+
+    def record(self, name: str) -> list[dict[str, str]]:
+        """For run.json: a user's entry with its file; nothing of one of mhsh's own."""
+        origin = self.origin(name)
+        return [] if origin is None else [{"field": self.field, "name": name, "file": origin.file, "sha256": origin.sha256}]
+
+
+def _origin(code: Callable[..., Any], what: str) -> Origin:
+    try:
+        path = inspect.getsourcefile(code)
+        if path is not None and Path(path).is_file():
+            return Origin(Path(path).name, hashlib.sha256(Path(path).read_bytes()).hexdigest(), str(Path(path).resolve()))
+        source = inspect.getsource(code)  # of a notebook
+    except (OSError, TypeError) as error:
+        raise UserError(f"{what} has no source that a run could record ({error}); write it into a file") from error
+    return Origin("a notebook", hashlib.sha256(source.encode()).hexdigest(), None)

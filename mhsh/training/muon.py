@@ -1,0 +1,96 @@
+"""Muon: the momentum of each kernel of a layer, orthogonalised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+from mhsh.config.entries import add_optimizer
+from mhsh.config.schema import Config, OptimizerConfig
+from mhsh.models.costs import feed_forward_kernels
+from mhsh.training.optimizer import STACKED, adam, parameter_path
+
+# Muon's matrices by the last name of a parameter's path: the axes that are contracted, and the axes
+# of the output, counted from the last one. The other axes, layers first, number the matrices.
+_FEED_FORWARD = dict.fromkeys(("up_kernel", "gate_kernel", "down_kernel"), MuonDimensionNumbers((-2,), (-1,)))  # [D,F], [F,D]
+_QUERY_KEY_VALUE, _OUT = ("query_kernel", "key_kernel", "value_kernel"), "out_kernel"  # [D,N,H] and [N,H,D]
+MUON_MATRICES: Mapping[str, Mapping[str, MuonDimensionNumbers]] = {  # by optimizer.muon_heads
+    "joined": {
+        **dict.fromkeys(_QUERY_KEY_VALUE, MuonDimensionNumbers((-3,), (-2, -1))),
+        _OUT: MuonDimensionNumbers((-3, -2), (-1,)),
+        **_FEED_FORWARD,
+    },
+    "each": {
+        **dict.fromkeys(_QUERY_KEY_VALUE, MuonDimensionNumbers((-3,), (-1,))),
+        _OUT: MuonDimensionNumbers((-2,), (-1,)),
+        **_FEED_FORWARD,
+    },
+}
+
+# The root mean square of AdamW's updates, to which Muon's are scaled (arXiv 2502.16982, section
+# 2.2), so that AdamW's learning rate and weight decay carry over.
+MUON_RMS = 0.2
+
+NEWTON_SCHULZ_STEPS = 5
+
+
+def orthogonalization_flops(config: Config) -> int:
+    """FLOPs of the Newton-Schulz iterations of one update."""
+    model = config.model
+    attentions, stacks = model.num_layers + 2 * model.num_decoder_layers, model.num_layers + model.num_decoder_layers
+    each = config.optimizer.muon_heads == "each"
+    attention = sum(  # of the kernels of queries and output, and of those of keys and values
+        2 * (heads if each else 1) * _orthogonalized_flops(model.embed_dim, model.head_dim * (1 if each else heads))
+        for heads in (model.num_heads, model.kv_heads)
+    )
+    feed_forward = feed_forward_kernels(model) * _orthogonalized_flops(model.embed_dim, model.mlp_dim)
+    return attentions * attention + stacks * feed_forward
+
+
+def _orthogonalized_flops(rows: int, columns: int) -> int:
+    """Of one matrix. Each iteration computes A = X X^T, A A, and a sum of both times X, of X with
+    its shorter side first.
+    """
+    shorter, longer = sorted((rows, columns))
+    return NEWTON_SCHULZ_STEPS * (2 * 2 * shorter**2 * longer + 2 * shorter**3)
+
+
+# Its updates have one size, whatever that of the gradients, which CompleteP scales.
+@add_optimizer(
+    "muon", source="Jordan et al. 2024, kellerjordan.github.io/posts/muon", whole_matrices=True, flops=orthogonalization_flops
+)
+def muon(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+    """Muon for the layers' kernels (Jordan et al. 2024, kellerjordan.github.io/posts/muon): the
+    Nesterov momentum of a matrix, orthogonalised by five Newton-Schulz iterations and scaled to a
+    root mean square of MUON_RMS. All other parameters, also the heads' kernels, have Adam's
+    moments.
+
+    A stacked kernel is a matrix for each layer: of all heads, or of one head (muon_heads = each).
+    """
+    moments, by_name = adam(optimizer), MUON_MATRICES[optimizer.muon_heads]
+
+    def matrix(path: tuple[Any, ...], leaf: Any) -> MuonDimensionNumbers | None:
+        *parents, name = parameter_path(path).split("/")
+        return by_name[name] if STACKED in parents and name in by_name else None
+
+    def matrices(updates: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(matrix, updates)
+
+    def rule(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda *leaf: "moments" if matrix(*leaf) is None else "muon", params)
+
+    def scaled(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
+        axes = matrix(path, update)
+        assert axes is not None, "only kernels are here"
+        sides = (np.take(update.shape, side).prod() for side in (axes.reduction_axis, axes.output_axis))
+        return MUON_RMS * math.sqrt(max(sides)) * update
+
+    scale = optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(scaled, updates))
+    orthogonalize = scale_by_muon(ns_steps=NEWTON_SCHULZ_STEPS, beta=optimizer.momentum, weight_dimension_numbers=matrices)
+    return optax.partition({"muon": optax.chain(orthogonalize, scale), "moments": moments}, rule)
