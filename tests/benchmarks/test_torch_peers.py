@@ -21,7 +21,7 @@ from mhsh.interop.export_bert import write_tables
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.training.optimizer import build_optimizer, learning_rate
+from mhsh.training.optimizer import build_optimizer, decayed_count, learning_rate
 from tests.conftest import MakeConfig
 
 torch = pytest.importorskip("torch")
