@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 # Goes up by one with every change that adds, renames or removes a field or one of its values.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # What a difference in a field does to a comparison of two runs.
 Role = Literal["shape", "loss", "clock", "bookkeeping"]
