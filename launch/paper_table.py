@@ -13,6 +13,7 @@ from typing import Any
 from mhsh.config.schema import Config
 from mhsh.configs import get, load_fields
 from mhsh.configs.glue import VARIANTS
+from mhsh.models.costs import run_cost
 from mhsh.planning.roofline import CHIPS, step_time
 
 BASE, LARGE, PAIR = ("12l12h", "144l1h"), ("24l16h", "384l1h"), ("6l8h", "48l1h")
@@ -99,13 +100,38 @@ class Figures:
                 return one["seconds"]["median"] * one["devices"] * steps / 3600
         raise FileNotFoundError(shape)
 
-    def positions(self, run: str) -> float:
-        """On how many a token of the encoder draws in a layer, by all heads of it, in the mean."""
+    def positions(self) -> str:
+        """Of the encoder: on how many positions a token draws in a layer, by all heads of it, in the
+        mean; and which share of those it sees have the largest weight of some head of the stack.
+        """
+        cells = []
         for pair in ([f"{shape}-phase2" for shape in BASE], [f"{shape}-phase2" for shape in LARGE], PAIR):
-            if run in pair:
-                result = self.read(f"positions-{pair[0]}.json")["models"][list(pair).index(run)]["result"]
-                return statistics.fmean(result["encoder"]["attention"]["layers"])
-        raise FileNotFoundError(run)
+            for run, model in zip(pair, self.read(f"positions-{pair[0]}.json")["models"], strict=True):
+                found = model["result"]["encoder"]["attention"]
+                share = found["argmax_stack"][-1] / found["visible"]
+                cells.append(f"{run} {statistics.fmean(found['layers']):.3g} and {share:.0%}")
+        return "a layer, and argmax share of the stack: " + ", ".join(cells)
+
+    def iwslt(self) -> str:
+        found = self.read("iwslt.bleu.json")["bleu"]
+        shallow, deep = (statistics.fmean(found[name]) for name in ("baseline", "scores"))
+        low, high = found["interval"]
+        return f"BLEU: 6l4h {shallow:.3g}, 24l1h {deep:.3g}, difference {found['difference']:+.2f} ({low:+.2f} to {high:+.2f})"
+
+    def sized(self, task: str, name: str, figure: Callable[[str], float]) -> str:
+        """Of every BERT its parameters, the FLOPs of all its fine-tunings, and the figure that they
+        have given.
+        """
+        cells = []
+        for shape in BASE + LARGE:
+            cost = run_cost(config(f"{task}@bert:{shape}"))
+            cell = f"{shape} {cost.parameters / 1e6:.0f}M, {cost.flops:.1e}"
+            try:
+                cell += f", {name} {figure(shape):.3g}"
+            except FileNotFoundError:
+                pass
+            cells.append(cell)
+        return "parameters, FLOPs: " + "; ".join(cells)
 
     def obtained(self, name: str) -> str:
         """The figures of an experiment; empty until it is finished."""
@@ -115,16 +141,20 @@ class Figures:
             "bert_base": ("loss", self.loss, [f"{shape}-phase2" for shape in BASE]),
             "bert_large": ("loss", self.loss, [f"{shape}-phase2" for shape in LARGE]),
             "stability": ("loss", self.loss, ("48l1h-post_ln", "144l1h-post_ln-phase1", "384l1h-post_ln-phase1")),
-            "glue": ("mean", self.glue, BASE + LARGE),
-            "squad_v1": ("F1", lambda shape: self.task(f"squad-v1-{shape}"), BASE + LARGE),
-            "squad_v2": ("F1", lambda shape: self.task(f"squad-v2-{shape}"), BASE + LARGE),
             "speed": ("time, deep over shallow", self.time_ratio, ("inference-12l12h", "inference-24l16h", "decode-6l8h")),
             "device_hours": ("device-hours", self.device_hours, BASE + LARGE + PAIR),
-            "positions": ("a layer", self.positions, [*(f"{shape}-phase2" for shape in BASE + LARGE), *PAIR]),
+        }
+        others: dict[str, Callable[[], str]] = {
+            "example": self.example,
+            "iwslt": self.iwslt,
+            "positions": self.positions,
+            "glue": lambda: self.sized("glue:cola", "mean", self.glue),
+            "squad_v1": lambda: self.sized("squad:v1", "F1", lambda shape: self.task(f"squad-v1-{shape}")),
+            "squad_v2": lambda: self.sized("squad:v2", "F1", lambda shape: self.task(f"squad-v2-{shape}")),
         }
         try:
-            if name == "example":
-                return self.example()
+            if name in others:
+                return others[name]()
             what, figure, of = figures[name]
             return f"{what}: " + ", ".join(f"{one} {figure(one):.3g}" for one in of)
         except FileNotFoundError:

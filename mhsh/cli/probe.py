@@ -73,7 +73,8 @@ def run(
     - dependency: the share that each sublayer has in the final residual stream
     - amplification: how much a fresh output changes with the weights, against depth
     - gradients: the gradient's norm in every layer and sublayer
-    - coverage: how many positions a token draws on: in a head, in a layer, through the stack
+    - coverage: how many positions a token draws on: in a head, in a layer, through the stack; and
+      the share of those it sees that have the largest weight of some head
     - similarity: how alike the residual stream is before and after each layer
     - ablation: the loss without a layer, with two swapped, and without the last ones
 

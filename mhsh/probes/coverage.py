@@ -1,5 +1,5 @@
 """Attention coverage: over how many positions a token spreads its attention, in one head, in one
-layer, and through the whole stack.
+layer, and through the whole stack; and to how many some head gives its largest weight.
 """
 
 from __future__ import annotations
@@ -55,6 +55,16 @@ def rollout(attention: Float[Array, "L T T"], residual_share: float) -> Float[Ar
     return jax.lax.scan(step, identity, attention)[1]
 
 
+def argmax_numbers(is_largest: Bool[Array, "L T S"]) -> tuple[Int[Array, "L T"], Int[Array, "L T"]]:
+    """How many positions have the largest weight of at least one head of a layer, and of at least
+    one head of any layer up to this one, by layer and query.
+
+    This counts a head as attending to one position, as the paper does (arXiv 2106.09650, p. 3: one
+    weight of a softmax is typically much larger than the others).
+    """
+    return is_largest.sum(axis=-1), (jnp.cumsum(is_largest, axis=0) > 0).sum(axis=-1)
+
+
 def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[str, dict[str, Any]]]:
     """By stack and attention sublayer, effective numbers of positions, averaged over all queries of
     the batch that are not padding. Only the weights of one example are in memory, [L, T, T].
@@ -62,7 +72,8 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
     Returns, for each sublayer: `visible`, how many positions a query may attend to (an upper bound
     of all figures); `heads` [L, N], for each head; `layers` [L], for the mean over a layer's heads;
     and for self-attention `rollout` and `rollout_without_residual` [L], for the rollout through all
-    layers up to this one.
+    layers up to this one. `argmax_layers` and `argmax_stack` [L] are those of argmax_numbers; where
+    weights tie, the first position has the largest.
     """
     model = plain_model(config)
 
@@ -96,6 +107,8 @@ def _sow_figures(example: Batch, module: nn.Module, method: str, call: Callable[
         mean = weights.mean(axis=1)
         module.sow(PROBE, "heads", _over_queries(effective_number(weights), real[:, None]))
         module.sow(PROBE, "layers", _over_queries(effective_number(mean), real))
+        is_largest = jax.nn.one_hot(weights.argmax(axis=-1), weights.shape[-1], dtype=bool).any(axis=1)
+        module.sow(PROBE, "is_largest", is_largest[0])
         if module.name in _SELF:
             module.sow(PROBE, "mean", mean[0])
     return result
@@ -107,11 +120,11 @@ def _over_queries(figures: Float[Array, "1 *heads T"], real: Bool[Array, "1 *one
 
 
 def _sums(name: str, found: dict[str, Array], real: Bool[Array, " T"]) -> dict[str, Array]:
-    sums = {key: found[key] for key in ("heads", "layers")}
-    if name not in _SELF:
-        return sums
-    rolled = {key: effective_number(rollout(found["mean"], share)) for key, share in RESIDUAL_SHARES.items()}
-    return sums | {key: jnp.sum(figures, axis=-1, where=real) for key, figures in rolled.items()}
+    of_queries = dict(zip(("argmax_layers", "argmax_stack"), argmax_numbers(found["is_largest"]), strict=True))
+    if name in _SELF:
+        of_queries |= {key: effective_number(rollout(found["mean"], share)) for key, share in RESIDUAL_SHARES.items()}
+    sums = {key: jnp.sum(figures, axis=-1, where=real) for key, figures in of_queries.items()}
+    return {key: found[key] for key in ("heads", "layers")} | sums
 
 
 def _visible(config: ModelConfig, example: Batch, name: str) -> Int[Array, ""]:

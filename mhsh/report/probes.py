@@ -125,6 +125,8 @@ def _coverage_cells(result: dict[str, dict[str, Figures]]) -> Iterator[Cells]:
                 "a layer": float(np.mean(figures["layers"])),
                 "whole stack": figures["rollout"][-1] if has_rollout else "",
                 "whole stack, no residual": figures["rollout_without_residual"][-1] if has_rollout else "",
+                "argmax share, a layer": float(np.mean(figures["argmax_layers"])) / figures["visible"],
+                "argmax share, whole stack": figures["argmax_stack"][-1] / figures["visible"],
             }
 
 

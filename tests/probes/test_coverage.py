@@ -40,6 +40,18 @@ def test_a_rollout_is_a_product_from_the_left():
         np.testing.assert_allclose(rolled.sum(axis=1), 1, rtol=1e-5)
 
 
+def test_the_positions_with_the_largest_weight_are_counted_once_a_query():
+    rows = np.random.default_rng(2).dirichlet(np.ones(6), (4, 3, 5))  # [L, N, T, S]
+    is_largest = (rows == rows.max(axis=-1, keepdims=True)).any(axis=1)
+    in_layer, so_far = measured.argmax_numbers(jnp.asarray(is_largest))
+    for t in range(5):
+        seen = set()
+        for depth in range(4):
+            largest = {int(np.argmax(rows[depth, head, t])) for head in range(3)}
+            seen |= largest
+            assert (in_layer[depth, t], so_far[depth, t]) == (len(largest), len(seen))
+
+
 def test_a_model_that_looks_at_all_it_may_see_evenly(tiny, make_batch, random_params):
     config = tiny(residual="admin")
     params = random_params(config)
@@ -53,6 +65,7 @@ def test_a_model_that_looks_at_all_it_may_see_evenly(tiny, make_batch, random_pa
     assert found["visible"] == pytest.approx(mean)
     np.testing.assert_allclose(found["heads"], np.full((3, 2), mean), rtol=1e-5)
     np.testing.assert_allclose(found["layers"], np.full(3, mean), rtol=1e-5)
+    assert found["argmax_layers"] == found["argmax_stack"] == [1, 1, 1]  # the first of those that tie
     np.testing.assert_allclose(found["rollout_without_residual"], np.full(3, mean), rtol=1e-5)
     assert (np.diff(found["rollout"]) > 0).all() and found["rollout"][-1] < mean
 
@@ -73,7 +86,7 @@ def test_the_first_layer_of_a_model_equals_plain_numpy(tiny, make_batch, random_
         + layers["attention"][f"{name}_bias"][0][None, :, None]
         for name in ("query", "key")
     )
-    heads, layer, queries = np.zeros(2), 0.0, 0
+    heads, layer, largest, queries = np.zeros(2), 0.0, 0, 0
     for row, segments in enumerate(SEGMENTS):
         for t, segment in enumerate(segments):
             if segment:
@@ -82,10 +95,13 @@ def test_the_first_layer_of_a_model_equals_plain_numpy(tiny, make_batch, random_
                 weights = np.stack([np.exp(scores[i, i]) / np.exp(scores[i, i]).sum() for i in range(2)])
                 heads += np.exp(entropy(weights, axis=1))
                 layer += np.exp(entropy(weights.mean(axis=0)))
+                largest += len(set(weights.argmax(axis=1)))
                 queries += 1
     np.testing.assert_allclose(found["heads"], [heads / queries], rtol=1e-4)
     np.testing.assert_allclose(found["layers"], [layer / queries], rtol=1e-4)
     np.testing.assert_allclose(found["rollout_without_residual"], [layer / queries], rtol=1e-4)
+    assert found["argmax_layers"] == found["argmax_stack"] == [pytest.approx(largest / queries)]
+    assert largest > queries  # the two heads do not always agree
 
 
 def test_padding_counts_for_nothing(tiny, make_batch, random_params):
@@ -107,4 +123,5 @@ def test_a_translation_model_has_all_three(tiny_seq2seq, make_pairs, random_para
     # Targets: 3 of the first row see 4 sources each; of the second 1 sees 2 and 3 see 3.
     assert found["decoder"]["cross_attention"]["visible"] == pytest.approx((3 * 4 + 2 + 3 * 3) / 7)
     assert found["decoder"]["self_attention"]["visible"] == pytest.approx((1 + 2 + 3 + 1 + 1 + 2 + 3) / 7)
+    assert all(1 <= each[-1] <= figures["visible"] for figures in found["decoder"].values() for each in [figures["argmax_stack"]])
     assert "rollout" not in found["decoder"]["cross_attention"] and len(found["decoder"]["self_attention"]["rollout"]) == 3

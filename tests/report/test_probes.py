@@ -66,6 +66,7 @@ def test_runs_of_single_seeds_have_no_second_table(capsys):
 
 
 ATTENTION = {"heads": [[3.0, 4.0], [2.0, 1.0]], "layers": [5.0, 2.0], "visible": 6.0, "rollout": [2.0, 5.0]}
+ATTENTION |= {"rollout_without_residual": [2.0, 3.0], "argmax_layers": [1.8, 1.2], "argmax_stack": [1.8, 2.4]}
 FIGURES: dict[str, dict[str, Any]] = {
     "ablation": model("", 0)["result"],
     "dependency": {"encoder": {"input": 0.1, "attention": [0.2, 0.3], "feed_forward": [0.1, 0.2], "biases": 0.1}},
@@ -73,6 +74,12 @@ FIGURES: dict[str, dict[str, Any]] = {
     "coverage": {"encoder": {"attention": ATTENTION}},
     "similarity": {"encoder": {"cka": [0.9, 0.8], "cosine": [0.7, 0.6]}},
 }
+
+
+def test_coverage_has_the_share_of_positions_that_are_a_heads_argmax():
+    (table,) = tables({"kind": "coverage", "models": [model("alone", 0) | {"result": FIGURES["coverage"]}]})
+    shown = {column.name: cell.words for column, cell in zip(table.columns, table.rows[0].full, strict=True)}
+    assert (shown["argmax share, a layer"], shown["argmax share, whole stack"]) == ("0.25", "0.4")
 
 
 @pytest.mark.parametrize("kind", FIGURES)
