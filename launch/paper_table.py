@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import statistics
@@ -101,8 +102,8 @@ class Figures:
         raise FileNotFoundError(shape)
 
     def positions(self) -> str:
-        """Of the encoder: on how many positions a token draws in a layer, by all heads of it, in the
-        mean; and which share of those it sees have the largest weight of some head of the stack.
+        """Of the encoder: on how many positions a token draws in a layer, by all heads of it, in
+        the mean; and which share of those it sees have the largest weight of some head of the stack.
         """
         cells = []
         for pair in ([f"{shape}-phase2" for shape in BASE], [f"{shape}-phase2" for shape in LARGE], PAIR):
@@ -126,10 +127,8 @@ class Figures:
         for shape in BASE + LARGE:
             cost = run_cost(config(f"{task}@bert:{shape}"))
             cell = f"{shape} {cost.parameters / 1e6:.0f}M, {cost.flops:.1e}"
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 cell += f", {name} {figure(shape):.3g}"
-            except FileNotFoundError:
-                pass
             cells.append(cell)
         return "parameters, FLOPs: " + "; ".join(cells)
 

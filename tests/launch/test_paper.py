@@ -48,8 +48,10 @@ def commands(launch: Launch, make_venv: Callable[..., Path], tmp_path: Path) -> 
     done = launch("paper", "--dry-run", MHSH_VENV=str(quick))
     assert done.returncode == 0, done.stderr
     _, *parts = re.split(r"^(\w+):$", done.stdout, flags=re.MULTILINE)
-    lines = {name: [line for line in part.split("\n") if line.startswith("    mhsh ")] for name, part in zip(*[iter(parts)] * 2)}
-    return {name: [shlex.split(line.split(" > ")[0]) for line in part] for name, part in lines.items()}
+    return {
+        name: [shlex.split(line.split(" > ")[0]) for line in part.split("\n") if line.startswith("    mhsh ")]
+        for name, part in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def test_every_experiment_is_a_list_of_valid_commands(commands: dict[str, list[list[str]]]) -> None:
