@@ -103,7 +103,7 @@ class Figures:
 
     def positions(self) -> str:
         """Of the encoder: on how many positions a token draws in a layer, by all heads of it, in
-        the mean; and which share of those it sees have the largest weight of some head of the stack.
+        the mean; and which share of those it sees have the largest weight of some head.
         """
         cells = []
         for pair in ([f"{shape}-phase2" for shape in BASE], [f"{shape}-phase2" for shape in LARGE], PAIR):
