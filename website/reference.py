@@ -9,6 +9,7 @@ from rich.console import Console
 from mhsh.cli.main import NAMES
 from mhsh.cli.parser import Page, pages
 from mhsh.config.fields import sections
+from mhsh.data.documents import SOURCES
 
 _COMMANDS = """# Commands
 
@@ -24,7 +25,10 @@ def commands() -> str:
 
 def fields() -> str:
     """What follows docs/config.md: a table for each section, as `mhsh configs` lists them."""
-    parts = []
+    parts = ["\n## Sources of documents\n\n| data.source | reads | a document is |\n|---|---|---|\n"]
+    for source in SOURCES.values():
+        form = source.form.replace("|", r"\|")
+        parts.append(f"| `{form}` | {source.reads} | {source.document} |\n")
     for heading, doc, members in sections():
         parts += [f"\n## {heading}\n\n{doc}\n\n", "| field | values | default | role | meaning |\n|---|---|---|---|---|\n"]
         for field in members:

@@ -1,4 +1,6 @@
-"""mhsh configs: the config files with their variants, every field, or one config in full."""
+"""mhsh configs: the config files with their variants, the sources of text, every field, or
+one config in full.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,13 @@ from mhsh import configs
 from mhsh.config.fields import sections
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ROLES, ModelConfig, to_dict
+from mhsh.data.documents import SOURCES
 
 EXAMPLES = ("mhsh configs", "mhsh configs bert:384l1h")
 
 
 def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /) -> int:
-    """Lists the config files with their variants, and every field; or prints one config in full.
+    """Lists config files with variants, sources and fields; or prints one config in full.
 
     Args:
       config: print this config as JSON
@@ -29,7 +32,10 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
         print(json.dumps(_resolved(config), indent=2))
         return 0
     print(f"Configs, as --config takes them besides FILE.py:VARIANT (the files are in {configs.SHIPPED}):\n\n{_files()}\n")
-    print("Fields, and what a difference in them does to a comparison:\n")
+    print("Sources of documents, as --config.data.source takes them; gs:// too:\n")
+    for source in SOURCES.values():
+        print(f"  {source.form}\n      {source.reads}; a document is {source.document}")
+    print("\nFields, and what a difference in them does to a comparison:\n")
     for role, meaning in ROLES.items():
         print(f"{role}: {meaning}")
     for heading, doc, fields in sections():

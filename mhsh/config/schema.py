@@ -227,10 +227,7 @@ class DataConfig(Section, frozen=True):
 
     source: Annotated[
         str,
-        bookkeeping(
-            "stdlib, text:GLOB (plain, .gz, .xz), parquet:GLOB[:COLUMN], tfds:NAME, or arrayrecord:DIR; globs and folders may be "
-            "in a bucket (gs://)"
-        ),
+        bookkeeping("what is read, such as text:corpus/*.txt: see the sources; globs and folders may be in a bucket (gs://)"),
     ] = "stdlib"
     tokenizer: Annotated[Literal["wordpiece", "bytes"], data_rows("how text becomes tokens")] = "bytes"
     vocab_path: Annotated[str, bookkeeping("a vocab.txt to load; empty: trained on the source's training documents")] = ""

@@ -170,6 +170,10 @@ class StreamedTask(Task[TokenizerT]):
         and those of data.source. Raises UserError for a bad source.
         """
 
+    def item_rule(self) -> str:
+        """What an item of data.source is, in a sentence for errors; empty where that is plain."""
+        return ""
+
     def clean(self, item: Item) -> Item:
         """An item as it is kept. Cleaning it again changes nothing."""
         return item
@@ -207,10 +211,11 @@ class StreamedTask(Task[TokenizerT]):
                 given = split == VALIDATION and getattr(data, "validation_source", "")
                 source = f"data.validation_source = {given!r}" if given else f"data.source = {data.source!r}"
                 words = ", ".join(f"{count} {name}" for name, count in counts.items())
+                rule = self.item_rule()
                 raise UserError(
                     f"{source} leaves {size} {self.items} for {split}, which needs {self.min_items} ({words}, "
-                    f"data.validation_fraction = {data.validation_fraction}); give more {self.items}, or change "
-                    "data.validation_fraction or data.seed"
+                    f"data.validation_fraction = {data.validation_fraction}); {rule}give more {self.items}, "
+                    "or change data.validation_fraction or data.seed"
                 )
 
     def _kept(self, items: Iterable[Item], counts: dict[str, int]) -> Iterator[tuple[bytes, Item]]:

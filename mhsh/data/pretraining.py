@@ -13,7 +13,7 @@ from etils import epath
 from mhsh.config.schema import DataConfig
 from mhsh.data.batches import Batch, Selection
 from mhsh.data.corpus import Item, Log, StreamedTask
-from mhsh.data.documents import documents
+from mhsh.data.documents import document_rule, documents
 from mhsh.data.masking import MaskingRule, mask_examples
 from mhsh.data.packing import full_examples, pack, sentences, tokenise
 from mhsh.data.random_numbers import DOCUMENT_SPLIT, MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
@@ -68,6 +68,9 @@ class PretrainingTask(StreamedTask[Tokenizer]):
 
     def streams(self) -> Sequence[Iterable[Item]]:
         return [((document,) for document in documents(self.data.source))]
+
+    def item_rule(self) -> str:
+        return f"{document_rule(self.data.source)}: "
 
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> Tokenizer:
         if self.data.vocab_path:

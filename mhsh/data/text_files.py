@@ -28,36 +28,51 @@ _BUFFER_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 28  # what a few kilobytes unpack to may have no end
 
 
-def matching_files(pattern: str, whose: str) -> list[epath.Path]:
+def with_field(name: str, argument: str, what: str) -> tuple[str, str]:
+    """GLOB[:FIELD] in its parts. The field is `text` if none is named."""
+    pattern, colon, field = argument.rpartition(":")
+    if not colon or "/" in field:  # the colon of gs:// or of a folder
+        pattern, field = argument, "text"
+    if not pattern or not field:
+        raise UserError(f"data.source = {f'{name}:{argument}'!r} lacks a glob or a {what.lower()}; write {name}:GLOB:{what}")
+    return pattern, field
+
+
+def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> list[epath.Path]:
     """The files that a glob matches, sorted. `**` goes into folders of any depth, in a bucket too.
 
     Args:
       whose: the setting that holds the glob, for the error.
+      in_folder: the names that a folder, given as a glob, stands for, at any depth; None: a folder
+        is no file.
 
     Raises:
       UserError: there are none, or the bucket cannot be read.
     """
-    if is_remote(pattern):
-        paths, hint = _matching_objects(pattern, whose), "correct the bucket or the glob"
-    else:
-        # Path.glob would refuse absolute patterns.
-        matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
-        paths, hint = [epath.Path(path) for path in matches if Path(path).is_file()], f"correct the glob (relative to {Path.cwd()})"
+    try:
+        paths = _matches(pattern)
+        if not paths and in_folder is not None:
+            paths = _matches(f"{pattern.rstrip('/')}/**/{in_folder}")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not paths:
+        hint = "correct the bucket or the glob" if is_remote(pattern) else f"correct the glob (relative to {Path.cwd()})"
         raise UserError(f"{whose} matches no file; {hint}")
     return sorted(paths)
 
 
-def _matching_objects(pattern: str, whose: str) -> list[epath.Path]:
+def _matches(pattern: str) -> list[epath.Path]:
+    if not is_remote(pattern):
+        # Path.glob would refuse absolute patterns.
+        matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
+        return [epath.Path(path) for path in matches if Path(path).is_file()]
     try:
         with bucket_objects(pattern) as objects:
-            matches = objects.glob(pattern, detail=True)
+            found = objects.glob(pattern, detail=True)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
-        raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     # An object whose name ends with a slash stands for a folder.
-    return [epath.Path(f"gs://{name}") for name, info in matches.items() if info["type"] == "file" and not name.endswith("/")]
+    return [epath.Path(f"gs://{name}") for name, info in found.items() if info["type"] == "file" and not name.endswith("/")]
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from mhsh.cli.main import main
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
 from mhsh.configs import shipped_names
+from mhsh.data.documents import SOURCES
 from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import load_fields
 
@@ -23,11 +24,12 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_it_lists_every_config_as_it_is_typed(capsys) -> None:
     text = printed(capsys)
-    typed = re.findall(r"\w+:\w+(?=,|$)", text.partition("Fields, ")[0], re.MULTILINE)
+    typed = re.findall(r"\w+:\w+(?=,|$)", text.partition("Sources of")[0], re.MULTILINE)
     tasks = shipped_names()
     assert typed == [f"{task}:{variant}" for task in tasks for variant in configs.load(task).VARIANTS]
-    assert max(len(line) for line in text.partition("Fields, ")[0].splitlines() if line.startswith(" ")) <= 80
+    assert max(len(line) for line in text.partition("Sources of")[0].splitlines() if line.startswith(" ")) <= 80
     assert "each also with -phase1, -phase2, -lamb1, -lamb2, -day" in text
+    assert all(f"  {source.form}\n" in text for source in SOURCES.values())
     assert "model.num_heads (int, 1 or more; shape)\n      N, heads in one layer" in text
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.data.documents import _module_docstrings, documents
+from mhsh.data.documents import documents
+from mhsh.data.stdlib import _module_docstrings
 from mhsh.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +99,7 @@ def test_only_newlines_end_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["wikipedia", "text:", "", "stdlib:x", "Text:a"])
 def test_unknown_source(source: str) -> None:
-    with pytest.raises(UserError, match=r"data\.source = .* is not a source; allowed: stdlib, text:GLOB"):
+    with pytest.raises(UserError, match=r"data\.source = .* is not a source; (did you mean .*\? )?allowed: text:GLOB.DIR, lines:"):
         read(source)
 
 
@@ -110,7 +111,7 @@ def test_glob_without_files(tmp_path: Path) -> None:
 def test_files_without_text(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "")
     write(tmp_path / "b.txt", " \n\r\n\t\n")
-    with pytest.raises(UserError, match="the 2 files it matches hold no text"):
+    with pytest.raises(UserError, match="holds no text; name one that does"):
         read(f"text:{tmp_path}/*.txt")
 
 

@@ -1,0 +1,126 @@
+"""Texts in a column of tables: Parquet files, and what `save_to_disk` of Hugging Face writes.
+
+pyarrow is imported when a file is opened: it takes a third of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+from mhsh.data.text_files import matching_files, with_field
+from mhsh.errors import UserError
+from mhsh.storage.files import opened, read_object
+
+# Rows and bytes that are in memory at a time. A row group may be as large as its file.
+_ROWS_PER_READ = 256
+_BUFFER_BYTES = 1 << 20
+
+
+def read_parquet(argument: str) -> Iterator[str]:
+    """The texts of GLOB[:COLUMN], file by file and row by row."""
+    pattern, column = with_field("parquet", argument, "COLUMN")
+    paths = matching_files(pattern, f"data.source = {'parquet:' + argument!r}", "*.parquet")
+    return (text for path in paths for text in _parquet_file(path, column))
+
+
+def read_arrow(argument: str) -> Iterator[str]:
+    """The texts of DIR[:COLUMN], a folder of `save_to_disk` with the rows of one split."""
+    folder, column = with_field("arrow", argument, "COLUMN")
+    path = epath.Path(folder).expanduser()
+    if (path / "dataset_dict.json").exists():
+        splits = read_object(path / "dataset_dict.json").get("splits") or ["train"]
+        raise UserError(f"{folder} holds the splits {', '.join(map(str, splits))}; name one of them: arrow:{folder}/{splits[0]}")
+    if not (path / "state.json").exists():
+        raise UserError(f"{folder} has no state.json: it is no folder of save_to_disk; name one, or use parquet:, jsonl: or text:")
+    state = read_object(path / "state.json")
+    if state.get("_indices_files"):
+        raise UserError(f"{folder} is a selection of rows; write it again after dataset.flatten_indices()")
+    try:
+        names = [str(file["filename"]) for file in state["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path / 'state.json'} names no files; write the data set again with save_to_disk") from error
+    return (text for name in names for text in _arrow_file(path / name, column))
+
+
+def _parquet_file(path: epath.Path, column: str) -> Iterator[str]:
+    from pyarrow import parquet
+
+    with _named_errors(path, "Parquet"), opened(path) as file:
+        # By default all of a row group's column would be read before its first row.
+        table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
+        names = _find_column(str(path), table.schema_arrow, column, "parquet:GLOB:COLUMN")
+        for group in range(table.num_row_groups):
+            at = f"{path}, row group {group}"
+            # Threads would read ahead; the reading is quicker than what is done with the text.
+            batches = table.iter_batches(_ROWS_PER_READ, [group], [".".join(names)], use_threads=False)
+            with _named_errors(at, "Parquet"):
+                yield from _texts(batches, names, at, column)
+
+
+def _arrow_file(path: epath.Path, column: str) -> Iterator[str]:
+    from pyarrow import ipc
+
+    with _named_errors(path, "Arrow"), opened(path) as file, ipc.open_stream(file) as batches:
+        names = _find_column(str(path), batches.schema, column, "arrow:DIR:COLUMN")
+        yield from _texts(batches, names, str(path), column)
+
+
+def _texts(batches: Any, names: list[str], at: str, column: str) -> Iterator[str]:
+    """The text of every row, "" for null. Bytes without an annotation are UTF-8 too."""
+    row = 0
+    for batch in batches:
+        values = batch.column(names[0])
+        for name in names[1:]:  # flattening gives the fields of a null struct as null
+            values = dict(zip([field.name for field in values.type], values.flatten(), strict=True))[name]
+        try:
+            for value in values.to_pylist():
+                yield value.decode() if isinstance(value, bytes) else value or ""
+                row += 1
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{at}, row {row} or after: the column {column!r} is not UTF-8: {error.reason}; write the file again"
+            ) from error
+
+
+def _find_column(at: str, schema: Any, column: str, form: str) -> list[str]:
+    """The names from the table to the column: one, or more for a field in a struct.
+
+    Raises:
+      UserError: the file has no such column, or it is not of text or bytes.
+    """
+    from pyarrow import types
+
+    names = [column] if column in schema.names else column.split(".")
+    fields, kind = list(schema), schema
+    for depth, name in enumerate(names):
+        found = [field for field in fields if field.name == name]
+        if len(found) != 1:
+            there = [".".join([*names[:depth], field.name]) for field in fields]
+            raise UserError(f"{at} has the columns {', '.join(there)}, but not one {column!r}; write {form}")
+        kind = found[0].type
+        fields = list(kind) if types.is_struct(kind) else []
+    if fields:
+        raise UserError(f"{at}: the column {column!r} has the fields {', '.join(f.name for f in fields)}; name one: {column}.FIELD")
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    texts = (types.is_string, types.is_large_string, types.is_string_view)
+    if not any(test(kind) for test in (*texts, types.is_binary, types.is_large_binary, types.is_binary_view)):
+        raise UserError(f"{at}: the column {column!r} is of type {kind}, which is not text; name a column of text")
+    return names
+
+
+@contextlib.contextmanager
+def _named_errors(at: object, form: str) -> Iterator[None]:
+    """Errors inside the `with` in one line that says where."""
+    import pyarrow
+
+    try:
+        yield
+    except (OSError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise UserError(f"cannot read {at}: {error.strerror}") from error
+        raise UserError(f"{at} is damaged or no {form} ({' '.join(str(error).split())}); fetch it again") from error

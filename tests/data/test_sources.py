@@ -1,0 +1,198 @@
+"""What users bring: each kind of source, and what is said of what none of them can read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import ipc, parquet
+
+from mhsh.config.resolve import from_dict
+from mhsh.data import documents as sources
+from mhsh.data.documents import SOURCES, Source, add_source, document_rule, documents
+from mhsh.data.load import task_of
+from mhsh.errors import UserError
+from tests.conftest import ROOT, load_fields
+
+TEXTS = ["Ein Fluss.", "Eine Mühle\nam Fluss.", "Noch ein Satz."]
+
+
+def read(source: str) -> list[str]:
+    return list(documents(source))
+
+
+def refusal(source: str) -> str:
+    with pytest.raises(UserError) as raised:
+        read(source)
+    return str(raised.value)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Texts with Windows line ends and a mark, in folders; and hidden files."""
+    for name, text in {"b.txt": "\ufeffB1\r\n\r\nB2\r\n", "deep/a.md": "A1\nA2\n", ".hidden": "no", ".git/x": "no"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, newline="")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("text", ["B1", "B2", "A1\nA2"]), ("lines", ["B1", "", "B2", "A1", "A2"]), ("files", ["B1\nB2", "A1\nA2"])],
+)
+def test_a_folder_is_its_files_and_the_kind_says_what_a_document_is(corpus: Path, kind: str, expected: list[str]) -> None:
+    assert read(f"{kind}:{corpus}") == read(f"{kind}:{corpus}/") == read(f"{kind}:{corpus}/**/*.*") == expected
+
+
+def test_a_folder_without_files_and_one_with_an_image(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    assert "matches no file; correct the glob" in refusal(f"text:{tmp_path}/none")
+    (corpus / "deep" / "z.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    assert "z.png is not text but a PNG image" in refusal(f"text:{corpus}")
+
+
+def test_jsonl_has_a_field_of_every_line(tmp_path: Path) -> None:
+    lines = [
+        {"id": number, "text": text, "meta": {"body": {"raw": text.upper()}}, "a.b": text[:3]} for number, text in enumerate(TEXTS)
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\r\n\r\n".join(map(json.dumps, lines)))
+    assert read(f"jsonl:{path}") == read(f"jsonl:{tmp_path}") == TEXTS
+    assert read(f"jsonl:{path}:meta.body.raw") == [text.upper() for text in TEXTS]
+    assert read(f"jsonl:{path}:a.b") == ["Ein", "Ein", "Noc"]
+    path.write_text('{"text": null}\n{"other": 1}\n{"text": "one"}\n')
+    assert read(f"jsonl:{path}") == ["", "", "one"]  # counted as empty
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"text": "a"}\n["text"]\n', r"line 2 is no object of JSON \(.*\); jsonl: has one in every line"),
+        ("plain\n", r"line 1 is no object of JSON"),
+        ('{"text": "\\ud83d"}\n', r"line 1 is no object of JSON"),
+        ('{"text": ["a"]}\n', r"line 1: 'text' is of type list, which is not text; name another field"),
+        ('{"body": "a", "id": 1}\n', r"has no text in 'text', but the fields body, id; write jsonl:GLOB:FIELD"),
+    ],
+)
+def test_lines_that_are_no_objects_with_the_field(tmp_path: Path, content: str, complaint: str) -> None:
+    (tmp_path / "t.jsonl").write_text(content)
+    with pytest.raises(UserError, match=rf"t\.jsonl {complaint}"):
+        read(f"jsonl:{tmp_path}/t.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["text", "lines"])
+def test_lines_of_json_are_not_read_as_prose(tmp_path: Path, kind: str) -> None:
+    """The refusal names the source to write, which works as it stands."""
+    (tmp_path / "t.jsonl").write_text(json.dumps({"id": "x", "doc": {"body": "A longer text."}}) + "\n")
+    message = refusal(f"{kind}:{tmp_path}/*")
+    assert "holds lines of JSON, whose braces and keys would be learnt as text" in message
+    assert f"set data.source to jsonl:{tmp_path}/*:doc.body;" in message
+    assert read(f"jsonl:{tmp_path}/*:doc.body") == ["A longer text."]
+    assert read(f"files:{tmp_path}/*") == [(tmp_path / "t.jsonl").read_text().strip()]
+    (tmp_path / "t.jsonl").write_text("{ a brace in prose }\n")
+    assert read(f"{kind}:{tmp_path}/*") == ["{ a brace in prose }"]
+
+
+TABLES = {
+    "bytes": (pyarrow.array([text.encode() for text in TEXTS], pyarrow.binary()), "t"),
+    "views of bytes": (pyarrow.array([text.encode() for text in TEXTS], pyarrow.binary_view()), "t"),
+    "a dictionary of bytes": (pyarrow.array([text.encode() for text in TEXTS]).dictionary_encode(), "t"),
+    "a struct": (pyarrow.array([{"text": text, "id": 1} for text in TEXTS]), "t.text"),
+    "a struct of structs": (pyarrow.array([{"a": {"b": text}} for text in TEXTS]), "t.a.b"),
+    "nulls": (pyarrow.array([None, *TEXTS, None]), "t"),
+    "a null struct": (pyarrow.array([None, *({"text": text} for text in TEXTS), {"text": None}]), "t.text"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_columns_of_parquet_and_arrow(tmp_path: Path, name: str) -> None:
+    column, field = TABLES[name]
+    table = pyarrow.table({"other": range(len(column)), "t": column})
+    parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    (tmp_path / "saved").mkdir()
+    with ipc.new_stream(str(tmp_path / "saved" / "data-0.arrow"), table.schema) as stream:
+        stream.write_table(table, 2)
+    (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"filename": "data-0.arrow"}], "_indices_files": null}')
+    empty = [""] * (len(column) > len(TEXTS))
+    assert read(f"parquet:{tmp_path}:{field}") == read(f"arrow:{tmp_path}/saved:{field}") == [*empty, *TEXTS, *empty]
+
+
+def test_columns_that_are_not_there(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"t": TABLES["a struct"][0]}), tmp_path / "t.parquet")
+    assert "the column 't' has the fields text, id; name one: t.FIELD" in refusal(f"parquet:{tmp_path}:t")
+    assert "has the columns t.text, t.id, but not one 't.body'; write parquet:GLOB:COLUMN" in refusal(f"parquet:{tmp_path}:t.body")
+    assert "the column 't.id' is of type int64, which is not text" in refusal(f"parquet:{tmp_path}:t.id")
+
+
+def test_folders_that_save_to_disk_did_not_write_whole(tmp_path: Path) -> None:
+    assert "has no state.json: it is no folder of save_to_disk" in refusal(f"arrow:{tmp_path}")
+    (tmp_path / "state.json").write_text("{}")
+    assert "names no files; write the data set again" in refusal(f"arrow:{tmp_path}")
+    (tmp_path / "state.json").write_text('{"_data_files": [], "_indices_files": [{"filename": "i"}]}')
+    assert "is a selection of rows; write it again after dataset.flatten_indices()" in refusal(f"arrow:{tmp_path}")
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert f"holds the splits train, test; name one of them: arrow:{tmp_path}/train" in refusal(f"arrow:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("corpus/a.txt", "did you mean text:corpus/a.txt?"),
+        ("txet:a", "did you mean text? allowed: text:GLOB|DIR, lines:"),
+        ("arrayrecord:rows", "holds rows, not documents"),
+    ],
+)
+def test_what_is_no_source_of_documents(source: str, complaint: str) -> None:
+    assert complaint in refusal(source)
+
+
+def test_a_user_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SOURCES", dict(SOURCES))
+    mine = Source(
+        name="mine", argument="COUNT", reads="numbers", document="a number", documents=lambda count: map(str, range(int(count)))
+    )
+    add_source(mine)
+    add_source(mine)
+    assert read("mine:3") == ["0", "1", "2"]
+    assert "mine:COUNT" in refusal("mine")
+    with pytest.raises(UserError, match="there is a source 'text' already; choose another name"):
+        add_source(Source(name="text", reads="x", document="y", documents=lambda _: []))
+    with pytest.raises(UserError, match="a source cannot be called 'A b'"):
+        add_source(Source(name="A b", reads="x", document="y", documents=lambda _: []))
+
+
+def test_a_corpus_of_one_document_names_the_rule_and_what_changes_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(f"Text {number}." for number in range(100)))
+    fields = load_fields("bert", "2l8h")
+    fields["data"] |= {"source": f"text:{tmp_path}/a.txt", "validation_fraction": 0.2}
+    task = task_of(from_dict(fields))
+    with pytest.raises(UserError) as raised:
+        task.load()
+    path = f"{tmp_path}/a.txt"
+    others = f"(data.source=lines:{path}: a line; data.source=files:{path}: a file)"
+    assert f"a document is the lines up to a blank line {others}" in str(raised.value)
+    fields["data"]["source"] = f"lines:{tmp_path}/a.txt"
+    assert sum(1 for _ in task_of(from_dict(fields)).streams()[0]) == 100
+
+
+def test_documents_of_before_are_the_same_to_the_byte(tmp_path: Path) -> None:
+    """Prepared rows and runs hold fingerprints of them. The digest is of the first reader."""
+    (tmp_path / "t.txt").write_bytes("\ufeffA\x85b \r\n c\t\n\n\x0b\n\x1cB\u2028b\x00\n\ufeffC\x0c\n\n\n\nD".encode())
+    parquet.write_table(pyarrow.table({"text": ["a\n\n b\x85\r\n", "", "\x1c"]}), tmp_path / "t.parquet")
+    read_of = [*read(f"text:{tmp_path}/*.txt"), "|", *read(f"parquet:{tmp_path}/*.parquet")]
+    assert (
+        hashlib.sha256("\0".join(read_of).encode()).hexdigest()
+        == "11c21a1c31b42af585ce8d9d451368abee38a371d664509cc3096fdcbb4c086b"
+    )
+
+
+def test_the_page_has_every_source() -> None:
+    page = (ROOT / "docs" / "own_corpus.md").read_text(encoding="utf-8")
+    assert [source.form for source in SOURCES.values() if f"`{source.form}`".replace("|", r"\|") not in page] == []
+
+
+def test_the_rule_of_a_source_without_others() -> None:
+    assert document_rule("jsonl:a") == "a document is the field `text` of a line, or another (`a.b`: b in a)"
