@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from mhsh import configs
 from tests.buckets import bucket_variables
@@ -123,8 +125,14 @@ def test_a_file_in_the_users_own_configs_folder_is_theirs(tmp_path: Path, monkey
     assert configs.load_fields("configs/bert.py") == {"mine": {}}
 
 
+def test_no_pip_overlooks_an_extra() -> None:
+    """pip 23.2, of Python 3.11, finds an extra by its normalised name alone, and says nothing."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert [*extras] == [canonicalize_name(extra) for extra in extras]
+
+
 def test_an_extra_is_installed_by_the_names_of_its_packages(site: str, tmp_path: Path) -> None:
-    code = "from mhsh.errors import install_command as f; print(f('gcs'), f('tpu'), f('gpu_compile'), sep='\\n')"
+    code = "from mhsh.errors import install_command as f; print(f('gcs'), f('tpu'), f('gpu-compile'), sep='\\n')"
     gcs, tpu, gpu = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=site).splitlines()
     assert gcs.endswith("pip install 'gcsfs>=2025.9' 'google-cloud-storage>=3.4'")
     version = "0.0.45" if sys.version_info < (3, 12) else "0.0.50"

@@ -35,7 +35,7 @@ from mhsh.training.step import compile_train_step
 
 # The packages that bring a platform's compiler, and the extra of ours that has it. One is enough.
 _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin")}
-_EXTRAS = {"tpu": "tpu", "gpu": "gpu_compile"}
+_EXTRAS = {"tpu": "tpu", "gpu": "gpu-compile"}
 
 
 class Topology(NamedTuple):

@@ -218,7 +218,7 @@ class TestLibtpu:
 
 
 @pytest.mark.gpu_compile
-@pytest.mark.skipif(NO_COMPILER["gpu"], reason="XLA's CUDA plugin is not installed (pip install -e '.[gpu_compile]')")
+@pytest.mark.skipif(NO_COMPILER["gpu"], reason="XLA's CUDA plugin is not installed (pip install -e '.[gpu-compile]')")
 class TestCudaPlugin:
     """The real compiler for NVIDIA GPUs, without a GPU."""
 
