@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -45,11 +46,11 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with the wheel unpacked, which is what pip does besides writing the command."""
-    folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return str(folder)
+    """A folder with the wheel and its command installed; its packages are those of the tests."""
+    folder = str(tmp_path_factory.mktemp("site"))
+    pip = ("-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", folder, str(wheel))
+    run(sys.executable, *pip, cwd=ROOT)
+    return folder
 
 
 def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
@@ -179,19 +180,50 @@ def test_runs_in_hand(site: str, tmp_path: Path, place: str, request: pytest.Fix
 
 
 @pytest.mark.slow  # the default tests above read the wheel and use its configs
-def test_a_tiny_quickstart_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
-    site, work = tmp_path / "site", tmp_path / "work"
+def test_a_tiny_quickstart_where_it_is_installed(site: str, tmp_path: Path) -> None:
+    work = tmp_path / "work"
     work.mkdir()
-    pip = ("-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", str(site), str(wheel))
-    run(sys.executable, *pip, cwd=work)
     run("git", "init", "--quiet", cwd=tmp_path)  # of something else than mhsh
     run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty", "-m", "theirs", cwd=tmp_path)
     tiny = ("--config.train.num_steps=4", "--config.train.eval_interval=2", "--config.optimizer.warmup_steps=1")
     small = ("--config.train.eval_batches=1", "--config.train.checkpoint_interval=0", "--config.data.sequence_length=32")
-    printed = run(str(site / "bin" / "mhsh"), "quickstart", "--workdir=runs", *tiny, *small, cwd=work, PYTHONPATH=str(site))
+    printed = run(f"{site}/bin/mhsh", "quickstart", "--workdir=runs", *tiny, *small, cwd=work, PYTHONPATH=site)
     assert printed.rstrip().split("\n")[-4].startswith('  6l4h_post_ln   "The function ')
     assert "24l1h_admin" in (work / "runs" / "report.html").read_text(encoding="utf-8")
     record = json.loads((work / "runs" / "24l1h_admin" / "run.json").read_text(encoding="utf-8"))
     assert record["status"] == "finished" and record["git_revision"] is None
-    where = run(sys.executable, "-c", "import mhsh; print(mhsh.__file__)", cwd=work, PYTHONPATH=str(site))
+    where = run(sys.executable, "-c", "import mhsh; print(mhsh.__file__)", cwd=work, PYTHONPATH=site)
     assert Path(where.strip()).is_relative_to(site)
+
+
+def readme_commands() -> list[str]:
+    """The commands of the README's recipes, in order."""
+    recipes = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Recipes\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```\n(.*?)^```", recipes, flags=re.MULTILINE | re.DOTALL)
+
+
+FEWER_STEPS = " --config.train.num_steps=2 --config.train.eval_batches=1 --config.optimizer.warmup_steps=1"
+
+
+@pytest.mark.parametrize("change", [FEWER_STEPS, pytest.param("", marks=pytest.mark.slow)], ids=["two-steps", "as-they-stand"])
+def test_the_commands_of_the_readme(site: str, tmp_path: Path, change: str) -> None:
+    """In an empty folder, in order: both runs train, and their losses are compared. The sweep's
+    18 runs are planned only.
+    """
+    changes = {"train": change, "compare": "", "sweep": " --dry-run"}
+    printed = {}
+    for command in readme_commands():
+        verb = command.split()[1]
+        path = f"{site}/bin:{os.environ['PATH']}"
+        printed[verb] = run("bash", "-c", command.rstrip() + changes[verb], cwd=tmp_path, PYTHONPATH=site, PATH=path)
+    assert "12 of them choose lr" in printed["sweep"]
+    table = json.loads((tmp_path / "report.json").read_bytes())["report"]["tables"][0]
+    found = [dict(zip([column["name"] for column in table["columns"]], row["cells"], strict=True)) for row in table["rows"]]
+    if change:  # no run learns anything in two steps
+        assert [row["trained"]["text"] for row in found] == ["0 of 1"] * 2
+        return
+    assert [row["trained"]["text"] for row in found] == ["1 of 1"] * 2
+    for name, row in zip(("3l4h", "12l1h"), found, strict=True):
+        entropy = json.loads((tmp_path / "runs" / name / "run.json").read_bytes())["unigram_entropy"]
+        assert row["validation loss"]["value"] < entropy - 0.3
+    assert abs(found[1]["difference"]["value"]) > 0 and "Comparable: " in printed["compare"]

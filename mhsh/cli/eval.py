@@ -7,7 +7,7 @@ import json
 from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.storage.run_folder import RunFolder
 
-EXAMPLES = ("mhsh eval runs/2l8h", "mhsh eval runs/2l8h --step=40")
+EXAMPLES = ("mhsh eval runs/3l4h", "mhsh eval runs/3l4h --step=500")
 
 
 def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:

@@ -28,7 +28,7 @@ EXAMPLES = (
     "mhsh predict runs/v2/seed-0 --input=dev-v2.0.json --output=answers.json",
     "mhsh predict runs/tiny --input=lines.txt --output=translated.txt",
     "mhsh predict runs/quickstart/24l1h_admin --text='The module '",
-    "mhsh predict runs/2l8h --text='The [MASK] sat.' --top=3",
+    "mhsh predict runs/3l4h --text='The [MASK] sat.' --top=3",
 )
 # By model.objective: what a run of it does, and the options that only it has.
 _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {

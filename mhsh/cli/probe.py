@@ -41,8 +41,8 @@ class Source(NamedTuple):
 
 
 EXAMPLES = (
-    "mhsh probe dependency runs/2l8h runs/16l1h",
-    "mhsh probe amplification --config=bert:2l8h --depths=6,12",
+    "mhsh probe dependency runs/3l4h runs/12l1h",
+    "mhsh probe amplification --config=bert:3l4h --depths=6,12",
 )
 # The options that only one kind has, with their defaults.
 _OPTIONS: dict[str, dict[str, Any]] = {

@@ -16,8 +16,8 @@ from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
 
 EXAMPLES = (
-    "mhsh train --config=bert:2l8h --workdir=runs/2l8h",
-    "mhsh train --config=bert:16l1h --config.train.seed=1 --workdir=runs/16l1h",
+    "mhsh train --config=bert:3l4h --workdir=runs/3l4h",
+    "mhsh train --config=bert:12l1h --config.train.seed=1 --workdir=runs/12l1h",
 )
 
 
@@ -94,6 +94,6 @@ def _config_in(workdir: str) -> Config:
     folder = RunFolder(workdir)
     if not (folder.path / "config.json").exists():
         raise UserError(
-            f"mhsh train needs --config={CONFIG}, such as --config=bert:2l8h, or a --workdir with a config.json; {LIST}"
+            f"mhsh train needs --config={CONFIG}, such as --config=bert:3l4h, or a --workdir with a config.json; {LIST}"
         )
     return folder.read_config()

@@ -31,7 +31,7 @@ __path__ = [str(_HERE), str(SHIPPED)]  # so that mhsh.configs.bert is imported f
 def get(name: str, **sections: Any) -> Config:
     """The checked, frozen config `name`: NAME:VARIANT or FILE.py:VARIANT, with fields changed.
 
-        get("bert:2l8h", train={"num_steps": 10}, model={"residual": "pre_ln"})
+        get("bert:3l4h", train={"num_steps": 10}, model={"residual": "pre_ln"})
 
     Raises:
       UserError: there is no such config or field, or a value is not allowed.

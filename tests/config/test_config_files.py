@@ -149,7 +149,7 @@ def regrouped_fields(task: str, variant: str) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize(("task", "size"), [(task, size) for task in ("bert", "translation") for size in ("base", "tiny")])
+@pytest.mark.parametrize(("task", "size"), [(task, size) for task in ("bert", "translation") for size in ("base", "small", "tiny")])
 def test_configs_of_one_size_share_every_hyper_parameter(task, size):
     variants = [variant for variant, (of_size, _) in configs.load(task).VARIANTS.items() if of_size == size]
     first, *others = (regrouped_fields(task, variant) for variant in variants)
