@@ -179,7 +179,13 @@ class ModelConfig(Section, frozen=True):
     residual: Annotated[
         str, shape("how a sublayer's output joins the residual stream: docs/design.md, section 2, or one of your own")
     ] = "admin"
-    admin_omega: Annotated[AdminOmega, shape("how Admin's omega starts; read only where model.residual is admin")] = "profiled"
+    admin_omega: Annotated[
+        AdminOmega,
+        shape(
+            "how Admin's omega starts; profiled: its authors saw it fail at 524,288 tokens a step (configs/bert.py); read only "
+            "where model.residual is admin"
+        ),
+    ] = "profiled"
     depth_exponent: Annotated[NonNegativeFloat, shape("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
     base_layers: Annotated[NonNegative, shape("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with")] = 0
     qk_norm: Annotated[bool, shape("whether each head's queries and keys have a LayerNorm")] = False

@@ -29,6 +29,7 @@ TASKS = shipped_names()
 # Their configs are whole with the model of a pre-trained run only.
 FINE_TUNING = ("glue", "squad")
 EVERY_VARIANT = [(task, variant) for task in TASKS if task not in FINE_TUNING for variant in configs.load(task).VARIANTS]
+LARGE, RECIPES = "384l1h", tuple(configs.load("bert").RECIPES)
 EVERY_FINE_TUNING = [(task, variant) for task in FINE_TUNING for variant in configs.load(task).VARIANTS]
 
 
@@ -71,6 +72,16 @@ def test_two_phases_are_one_training_at_one_falling_rate(variant, length, prefix
         assert float(rate_one(step)) == pytest.approx(float(rate(step)), abs=rounding)
     for step in (one.train.num_steps, (one.train.num_steps + steps) // 2, steps - 1):
         assert float(rate_two(step - one.train.num_steps)) == pytest.approx(float(rate(step)), abs=rounding)
+
+
+@pytest.mark.parametrize(("task", "variant"), [*EVERY_VARIANT, *(("bert", f"{LARGE}-{recipe}") for recipe in RECIPES)])
+def test_no_large_step_starts_from_a_profiled_omega(task, variant):
+    """microsoft/admin-torch at 08b6605, example/README.md: it fails at 128 x 4,096 tokens."""
+    fields = configs.load(task).get_config(variant)
+    if fields.train.batch_size * fields.data.sequence_length >= 128 * 4_096:
+        assert (fields.model.residual, fields.model.admin_omega) == ("admin", "closed_log")
+    else:
+        assert fields.model.admin_omega == "profiled" and not variant.endswith(("-day", "-lamb1", "-lamb2"))
 
 
 def test_a_day_is_the_same_day_for_both_shapes():
