@@ -55,6 +55,8 @@ def test_a_run_that_is_stopped_twice_and_then_killed_goes_on_bit_for_bit(unbroke
         stopped.send_signal(number)
         out, err = stopped.communicate()
         assert "state saved" in out and stopped.returncode == status, err
+        saved = RunFolder(workdir).newest_checkpoint()
+        assert f"run: stopped after step {saved} of 36, in " in out and f"run: checkpoint {workdir}/checkpoints/{saved}\n" in out
         assert RunFolder(workdir).read_run()["status"] == "stopped"
         assert rows_without_timings(workdir)[-1]["step"] < 36
     killed = start(*arguments)
@@ -99,8 +101,8 @@ def test_signals_at_any_time_of_fresh_and_resumed_runs(unbroken, corpus, tmp_pat
         number = draw.choice(list(STATUS))
         for each in running:
             each.send_signal(number)
-        for status, out, err in clusters.finish(running):
-            assert status == STATUS[number] or (status == 0 and "done" in out), (status, err)
+        for index, (status, out, err) in enumerate(clusters.finish(running)):
+            assert status == STATUS[number] or (status == 0 and ("finished 36 steps" in out) == (index == 0)), (status, err)
             assert "Traceback" not in err and "Fatal" not in err
     for status, _, err in clusters.finish([start(*arguments)]):
         assert status == 0, err

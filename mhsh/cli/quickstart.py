@@ -8,11 +8,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from mhsh.cli import compare, train
+from mhsh.cli import compare
+from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import Made, make_configs
+from mhsh.cli.train import first_line
 from mhsh.config.schema import Config
 from mhsh.configs import Changes
 from mhsh.configs.quickstart import VARIANTS
+from mhsh.storage.run_folder import RunFolder
 
 PROMPT, SAMPLE_TOKENS = "The function ", 70
 
@@ -40,11 +43,13 @@ def run(
     """
     folders = []
     for number, (name, config) in enumerate(configs.items(), 1):
-        print(f"[{number}/{len(configs)}] {name}", flush=True)
         folder = Path(workdir) / name
-        status = train.run(config=config, workdir=str(folder))
-        if status:
-            return status
+        print(f"[{number}/{len(configs)}] {first_line(config, RunFolder(folder))}", flush=True)
+        from mhsh.training.loop import train
+
+        stopped_by = train(config, folder)
+        if stopped_by is not None:
+            return interrupted(stopped_by)
         folders.append(str(folder))
     status = compare.run(*folders, out=str(Path(workdir) / "report.html"))
     from mhsh.inference import load

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from mhsh.cli.early_stop import interrupted
+from mhsh.cli.early_stop import STOPPED, interrupted
 from mhsh.cli.parser import ConfigFlag
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
+
+_INPUT = {  # of mhsh predict, by model.objective
+    "clm": "--text=TEXT",
+    "mlm": "--text='TEXT WITH [MASK]'",
+    "translation": "--input=FILE",
+    **dict.fromkeys(("classification", "span"), "--input=FILE --output=FILE"),
+}
 
 EXAMPLES = (
     "mhsh train --config=bert:3l4h --workdir=runs/3l4h",
@@ -52,8 +61,11 @@ def run(
     _check_processes(coordinator, num_processes, process_id)
     if config is None:
         config = _config_in(workdir)
-    if process_id in (None, 0):
-        print(_first_line(config, RunFolder(workdir)), flush=True)
+    line = first_line(config, RunFolder(workdir))
+    if process_id in (None, 0) and not distributed:
+        print(line, flush=True)
+    import jax
+
     from mhsh.training.cluster import join
     from mhsh.training.loop import train
 
@@ -61,10 +73,15 @@ def run(
     if distributed or coordinator is not None:
         cluster = join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
     with cluster:
+        is_first = jax.process_index() == 0  # of a run of several processes only the first one prints
+        if is_first and distributed:
+            print(line, flush=True)
         stopped_by = train(config, workdir, verbose, accept_gap)
     if stopped_by is not None:
-        return interrupted(stopped_by)
-    print(f"done: {workdir} (compare it with others: mhsh compare {workdir} ...)")
+        return interrupted(stopped_by) if is_first else STOPPED[signal.Signals(stopped_by)]
+    if is_first:
+        folder = shlex.quote(workdir)
+        print(f"next: mhsh compare {folder} OTHER_RUN, or mhsh predict {folder} {_INPUT[config.model.objective]}")
     return 0
 
 
@@ -80,8 +97,8 @@ def _check_processes(coordinator: str | None, num_processes: int | None, process
         raise UserError(f"--process-id={process_id} with --num-processes={num_processes}: ids go from 0 to N - 1")
 
 
-def _first_line(config: Config, folder: RunFolder) -> str:
-    """What is being done, before jax is imported, which takes seconds."""
+def first_line(config: Config, folder: RunFolder) -> str:
+    """What is being done. To be printed before jax is imported, which takes seconds."""
     model, data, train = config.model, config.data, config.train
     step = folder.newest_checkpoint()
     begin = "training" if step is None else f"resuming after step {step:,} of"

@@ -1,4 +1,6 @@
-"""The rules for the outcome of a run: it left the unigram plateau, stayed on it, or diverged."""
+"""The rules for the outcome of a run: it left the unigram plateau, stayed on it, or diverged; and
+for what is remarked on before its end.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mhsh.config.schema import Config, DataConfig
+
 SMOOTHED_SHARE = 0.1  # of the logged training rows: the last tenth
 PLATEAU_MARGIN = 0.1  # nats below the unigram entropy
+
+STEPS_TO_LEAVE = 5000  # after the warm-up
+DEEP_POST_LN = 12  # layers, from which on Post-LN may not leave the plateau
+SPIKE_ROWS, SPIKE_DEVIATIONS, SPIKE_NATS = 10, 7.0, 0.5
 
 LEFT = "left the unigram plateau"
 ON_PLATEAU = "on the unigram plateau"
@@ -22,6 +30,24 @@ PLATEAU_RULE = (
     "token frequencies alone could. Without a recorded entropy or a loss it is not known. A run whose final training loss or last "
     "validation loss is not finite, or in which training gave up, has diverged."
 )
+
+SPIKE_RULE = (
+    f"A logged training loss is a spike if it is more than {SPIKE_NATS:g} nats, and more than {SPIKE_DEVIATIONS:g} standard "
+    f"deviations, above the median of the {SPIKE_ROWS} logged losses before it. The deviation is 1.4826 times the median of their "
+    "distances from that median."
+)
+
+
+def is_spike(before: Sequence[float], loss: float) -> bool:
+    """Whether a training loss is a spike by SPIKE_RULE, `before` being the logged losses before it.
+    Losses that are not finite do not count; too few say nothing.
+    """
+    window = np.asarray([value for value in before if math.isfinite(value)][-SPIKE_ROWS:])
+    if len(window) < SPIKE_ROWS or not math.isfinite(loss):
+        return False
+    median = np.median(window)
+    deviation = 1.4826 * np.median(np.abs(window - median))
+    return bool(loss - median > max(SPIKE_NATS, SPIKE_DEVIATIONS * deviation))
 
 
 def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
@@ -46,3 +72,33 @@ def plateau_outcome(final_train: float | None, final_validation: float | None, e
     if entropy is None or final is None:
         return NOT_KNOWN
     return LEFT if final < entropy - PLATEAU_MARGIN else ON_PLATEAU
+
+
+def plateau_due(config: Config) -> int:
+    """The step from which a run that is on the plateau is said to be stuck: half of its steps, or
+    STEPS_TO_LEAVE after the warm-up if they come first, and never within the warm-up.
+    """
+    warmup = config.optimizer.warmup_steps
+    return max(warmup, min(config.train.num_steps // 2, warmup + STEPS_TO_LEAVE))
+
+
+def what_to_try(config: Config, loss: float, entropy: float) -> str:
+    """What may help a run that ended, or seems to stay, on the plateau with this loss: flags for
+    another run.
+    """
+    model, optimizer, steps = config.model, config.optimizer, config.train.num_steps
+    is_fresh = not config.train.start_from
+    more, flags = f"train.num_steps={4 * steps}", []
+    if is_fresh and model.residual == "post_ln" and model.num_layers >= DEEP_POST_LN:
+        flags.append("model.residual=admin")
+    if loss < entropy + PLATEAU_MARGIN:  # it has learnt the frequencies, and then nothing
+        flags.append(f"optimizer.learning_rate={optimizer.learning_rate / 4:.2g}")
+        longer = min(2 * optimizer.warmup_steps or steps // 10, steps * 2 // 3)
+        flags += [f"optimizer.warmup_steps={longer}"] if longer > optimizer.warmup_steps else []
+        flags.append(more)
+    else:
+        flags.append(more)
+        if is_fresh and isinstance(config.data, DataConfig) and config.data.tokenizer != "bytes":
+            flags.append("data.tokenizer=bytes")
+    *first, last = [f"--config.{flag}" for flag in flags]
+    return f"{', '.join(first)} or {last}" if first else last

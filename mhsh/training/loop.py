@@ -17,8 +17,11 @@ from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.branch import branch
 from mhsh.training.cluster import StopAgreement, wait_for_all
 from mhsh.training.compiling import keep_compiled
+from mhsh.training.ending import ending
 from mhsh.training.nan_report import format_report, nan_report
+from mhsh.training.progress import Display
 from mhsh.training.record import Log, RunRecord, outcome_of
+from mhsh.training.remarks import Remarks
 from mhsh.training.setup import Run, start
 from mhsh.training.signals import StopSignals, maintenance_watch
 from mhsh.training.state import TrainState
@@ -60,9 +63,19 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
     if folder.newest_checkpoint() == config.train.num_steps:
         if jax.process_index() == 0:
             _finish(folder, config, accept_gap)
+            for line in ending(folder, config):
+                print(f"{folder.path.name}: {line}")
         return None  # nothing is left to train
-    run = Run(config, folder)
-    display, clock = run.display, run.clock
+    with contextlib.closing(Display(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)) as display:
+        run = Run(config, folder, display)
+        stopped_by = _train_run(run, note, verbose, accept_gap)
+        for line in ending(folder, config) if jax.process_index() == 0 else ():
+            display.note(line)
+        return stopped_by
+
+
+def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | None:
+    config, folder, display, clock = run.config, run.folder, run.display, run.clock
     overlap = format_overlap(run.corpus.summary()["overlap"])
     choices = [str(run.mesh_choice or ""), str(run.remat) if verbose and run.remat else ""]
     for line in (note, keep_compiled(folder), overlap, *choices):
@@ -85,7 +98,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
     record = RunRecord(run, state, compile_seconds, started_from, step, lost)
     record.write("running")
     with StopSignals() as stop:  # until all is written
-        trackers: list[Tracker] = [display]
+        trackers: list[Tracker] = [display, Remarks(config, run.corpus.unigram_entropy, display.note)]
         if jax.process_index() == 0:
             is_wandb = config.train.tracker == "wandb"
             trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, step))
@@ -127,6 +140,7 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
                     log.validation(step, run.validator(state.params, train.eval_batches, watchdog.on_progress))
             if saves:
                 with clock.phase("saving"):
+                    run.display.note(f"step {step}/{train.num_steps}  saving the checkpoint")
                     run.checkpoints.save(step, state, log.counters())
                     record.write("running")
             watchdog.on_progress()

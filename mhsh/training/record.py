@@ -72,6 +72,8 @@ class Log:
         self._tokens += int(tokens)
         self._flops += step_flops(self._run.config)
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
+        for tracker in self._trackers:
+            tracker.on_step(step)
         if not (always or not is_finite or step % self._run.config.train.log_interval == 0):
             return
         sums, batch = jax.device_get((metrics.sums, metrics.batch))

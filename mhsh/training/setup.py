@@ -32,10 +32,10 @@ from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.memory import device_bytes, refusal, resolve_remat
 from mhsh.training.mesh import choose_mesh, count_slices, make_mesh
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.progress import Display
 from mhsh.training.sharding import process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
 from mhsh.training.step import StepMetrics, compile_train_step, run_inputs
-from mhsh.training.trackers import Display
 from mhsh.training.validation import Validator
 from mhsh.training.watching import Clock, Profiler, Watchdog
 
@@ -45,7 +45,7 @@ class Run:
 
     train_step: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]  # as soon as `compile` was called
 
-    def __init__(self, config: Config, folder: RunFolder) -> None:
+    def __init__(self, config: Config, folder: RunFolder, display: Display) -> None:
         """A run of `config` in `folder`.
 
         Raises:
@@ -54,9 +54,9 @@ class Run:
         """
         code_hash()  # kept from here on: the files are still those that were imported
         self.folder = folder
-        self.display = Display(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)
+        self.display = display
         self.watchdog = Watchdog(config.train.hang_seconds)
-        self.clock = Clock(self.watchdog.on_phase)
+        self.clock = Clock(self.watchdog.on_phase, display.on_phase)
         self.profiler = Profiler(config.train, folder.path, self.clock, self.display.note)
 
         self.mesh = mesh = make_mesh(config)

@@ -27,7 +27,7 @@ _QUIET = {"maintenance-event": "NONE", "preempted": "FALSE"}
 
 class StopSignals:
     """A context in which SIGNALS are caught. `signal` is the one that came (None: none); any thread
-    may set it. Enter the context in the main thread.
+    may set it. Python lets the main thread alone catch signals: in another one nothing is caught.
 
     Args:
       heard: called with the signal at once, before a second one can end the process.
@@ -39,7 +39,8 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

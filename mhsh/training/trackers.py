@@ -1,5 +1,5 @@
-"""Where the rows of a run are shown: the terminal, and what train.tracker names. A row has the
-figures of one step and split. No tracker changes a number of the run.
+"""Where the rows of a run go beside metrics.jsonl: what train.tracker names. A row has the figures
+of one step and split. No tracker changes a number of the run.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from mhsh.config.schema import to_dict
 from mhsh.errors import UserError, install_command
 from mhsh.storage.files import absolute, read_object, write_atomically
 from mhsh.storage.run_folder import RunFolder
-from mhsh.text import duration
 
 AXES = ("step", "split", "tokens", "flops", "seconds")
 WANDB_FILE = "wandb.json"  # in the run folder: which W&B run it is
 _PROJECT = "mhsh"  # unless WANDB_PROJECT names another
 _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 15.0  # a spot machine goes 30 seconds after its notice
-_SECONDS_BETWEEN_LINES = 10.0  # of the display
 
 
 class Tracker:
     """Takes the rows of a run. By default it does nothing."""
+
+    def on_step(self, step: int) -> None:
+        """A step is done, whether it has a row or not."""
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         """Takes the row of one step and split, in the order of the steps."""
@@ -45,32 +46,6 @@ class Tracker:
 
     def close(self, *, failed: bool) -> None:
         """Ends, after a `flush`; `failed`: an error has ended the run."""
-
-
-class Display(Tracker):
-    """The newest metrics of a run, a line every few seconds, and every validation."""
-
-    def __init__(self, name: str, num_steps: int, *, quiet: bool = False) -> None:
-        """`quiet`: prints nothing. Only one of several processes prints."""
-        self._name, self._num_steps, self._quiet = name, num_steps, quiet
-        self._last_line = 0.0
-
-    def note(self, message: str) -> None:
-        """Prints a line."""
-        if not self._quiet:
-            print(f"{self._name}: {message}", flush=True)
-
-    def on_row(self, row: Mapping[str, Any]) -> None:
-        step = f"step {row['step']}/{self._num_steps}"
-        if row["split"] == "validation":
-            self.note(f"{step}  validation loss {row['loss']:.4f}")
-            return
-        now, steps_left = time.monotonic(), self._num_steps - row["step"]
-        if now - self._last_line > _SECONDS_BETWEEN_LINES or not steps_left:
-            self._last_line = now
-            seconds_left = steps_left * row["tokens"] / row["step"] / row["tokens_per_second"]
-            left = f"  {duration(seconds_left)} left" if steps_left else ""
-            self.note(f"{step}  loss {row['loss']:.4f}  {row['tokens_per_second']:,.0f} tokens/s{left}")
 
 
 def curves(row: Mapping[str, Any]) -> dict[str, float]:

@@ -35,8 +35,8 @@ class Clock:
     (`repeated`): the `wall_seconds` of run.json. A run begins in the phase `preparing`.
     """
 
-    def __init__(self, on_phase: Callable[[str], None] = lambda phase: None) -> None:
-        """`on_phase` is told every phase that begins."""
+    def __init__(self, *on_phase: Callable[[str], None]) -> None:
+        """Each `on_phase` is told every phase that begins."""
         self._seconds = dict.fromkeys((*PHASES, "repeated"), 0.0)
         self._phase, self._since = "preparing", time.monotonic()
         self._on_phase = on_phase
@@ -80,7 +80,8 @@ class Clock:
     def _begin(self, phase: str) -> None:
         self._count()
         self._phase = phase
-        self._on_phase(phase)
+        for tell in self._on_phase:
+            tell(phase)
 
     def _count(self) -> None:
         now = time.monotonic()

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
-from mhsh.storage.outcome import DIVERGED, LEFT, NO_METRICS, NOT_KNOWN, ON_PLATEAU, plateau_outcome, smoothed_final
+from mhsh.config.fields import parse_value
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import to_dict
+from mhsh.configs import override
+from mhsh.storage.outcome import (
+    DIVERGED,
+    LEFT,
+    NO_METRICS,
+    NOT_KNOWN,
+    ON_PLATEAU,
+    is_spike,
+    plateau_due,
+    plateau_outcome,
+    smoothed_final,
+    what_to_try,
+)
+from tests.conftest import MakeConfig
 
 
 @pytest.mark.parametrize(
@@ -48,3 +65,47 @@ def test_smoothed_final_leaves_skipped_steps_out_and_is_not_finite_if_half_of_it
 )
 def test_plateau_rule_by_hand(train: float | None, validation: float | None, entropy: float | None, expected: str) -> None:
     assert plateau_outcome(train, validation, entropy) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "loss", "expected"),
+    [
+        # median 3, distances 0.1: a deviation is 0.148, seven are 1.04
+        ([2.9, 3.1] * 4 + [3.0] * 2, 4.0, False),
+        ([2.9, 3.1] * 4 + [3.0] * 2, 4.1, True),
+        ([9.0] * 5 + [2.9, 3.1] * 4 + [3.0] * 2, 4.1, True),  # only the last ten count
+        ([2.9, 3.1] * 4 + [3.0, math.nan], 9.0, False),  # nine say nothing
+        ([3.0] * 10, 3.5, False),  # without noise, half a nat
+        ([3.0] * 10, 3.51, True),
+        ([3.0] * 10, math.inf, False),  # no spike: its update is skipped
+        ([3.0] * 10, 1.0, False),
+    ],
+)
+def test_a_spike_by_hand(before: list[float], loss: float, expected: bool) -> None:
+    assert is_spike(before, loss) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "due"),
+    [(300, 100, 150), (300, 200, 200), (1_000_000, 10_000, 15_000), (12_000, 0, 5000)],
+)
+def test_when_a_run_counts_as_stuck(make_config: MakeConfig, steps: int, warmup: int, due: int) -> None:
+    config = make_config("quickstart", "24l1h_admin", **{"train.num_steps": steps, "optimizer.warmup_steps": warmup})
+    assert plateau_due(config) == due
+
+
+@pytest.mark.parametrize(
+    ("task", "variant", "loss", "expected"),
+    [
+        ("quickstart", "24l1h_post_ln", 3.2, "residual=admin learning_rate=0.0005 warmup_steps=200 num_steps=1200"),
+        ("quickstart", "6l4h_post_ln", 3.2, "learning_rate=0.0005 warmup_steps=200 num_steps=1200"),
+        ("quickstart", "24l1h_admin", 5.0, "num_steps=1200"),
+        ("bert", "2l8h", 7.5, "num_steps=160 tokenizer=bytes"),
+    ],
+)
+def test_what_is_tried_is_a_config(make_config: MakeConfig, task: str, variant: str, loss: float, expected: str) -> None:
+    config = make_config(task, variant)
+    flags = re.findall(r"--config\.(\S+)=([^\s,]+)", what_to_try(config, loss, 3.288))
+    assert " ".join(f"{path.split('.')[1]}={value}" for path, value in flags) == expected
+    for path, value in flags:
+        from_dict(override(to_dict(config), [(path, parse_value(path, value))], "--config"))

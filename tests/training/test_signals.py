@@ -43,6 +43,20 @@ def test_a_second_signal_ends_the_process_at_once(number):
     assert done.returncode == -number
 
 
+def test_in_a_thread_none_is_caught() -> None:
+    """Python refuses it; training goes on without."""
+    before, inside = signal.getsignal(signal.SIGINT), []
+
+    def train() -> None:
+        with StopSignals() as stop:
+            inside.append((stop.signal, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert inside == [(None, before)] and signal.getsignal(signal.SIGINT) is before
+
+
 class MetadataServer(ThreadingHTTPServer):
     """Answers as Google's does: only those who send its header, only these paths."""
 

@@ -1,4 +1,4 @@
-"""What the display prints, and what TensorBoard shows of a run that was killed and resumed."""
+"""What TensorBoard shows of a run that was killed and resumed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from mhsh.storage.run_folder import RunFolder
-from mhsh.training.trackers import Display, TensorBoard
+from mhsh.training.trackers import TensorBoard
 
 
 def row(step: int, **values: Any) -> dict[str, Any]:
@@ -50,15 +50,3 @@ def test_a_resumed_run_has_every_step_once(tmp_path: Path, monkeypatch: pytest.M
         board.close(failed=True)
     expected = [(step, 0 if step <= 20 else 20 if step <= 40 else 40) for step in range(1, 46)]
     assert shown(folder) == [(step, "train/loss", begin + step) for step, begin in expected]  # what is not finite is left out
-
-
-def test_the_display_says_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    display = Display("run", 10)
-    for step in (1, 2, 10):
-        display.on_row(row(step, loss=2.5, tokens_per_second=4.0))
-    display.on_row(row(10, loss=2.25) | {"split": "validation"})
-    assert capsys.readouterr().out.splitlines() == [
-        "run: step 1/10  loss 2.5000  4 tokens/s  18.0 s left",  # nine steps of eight tokens
-        "run: step 10/10  loss 2.5000  4 tokens/s",
-        "run: step 10/10  validation loss 2.2500",
-    ]

@@ -1,0 +1,140 @@
+"""What a run says while it trains: on a terminal one line that is written over again, elsewhere a
+line every few seconds. Evaluations, checkpoints and remarks are lines of their own on both.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mhsh.text import duration, format_loss, timing
+from mhsh.training.trackers import Tracker
+
+_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_PAINTS = 0.1
+# The cursor stays at the start of the line: whoever prints next, or ends the process, prints over
+# it. Clearing to the end of the screen also takes what a narrower window has wrapped.
+_CLEAR = "\r\x1b[J"
+
+_DOING = {
+    "preparing": "preparing",
+    "restoring": "restoring a checkpoint",
+    "saving": "saving",
+    "evaluating": "evaluating",
+}  # by the clock's phase
+_FIRST_LEFT_OUT = ("tokens", "mfu", "grad", "lr", "pace", "val", "loss")  # where the line is too long
+
+
+def figures(row: Mapping[str, Any] | None, validation: float | None, pace: float | None) -> dict[str, str]:
+    """The figures of a training row in words, by name; `validation` is the last such loss, and
+    `pace` the seconds a step.
+    """
+    if row is None:
+        return {}
+    words = {"loss": f"loss {format_loss(row['loss'])}"}
+    if validation is not None:
+        words["val"] = f"val {format_loss(validation)}"
+    words |= {"lr": f"lr {row['learning_rate']:.3g}", "grad": f"grad {row['grad_norm']:.2f}"}
+    if pace:
+        words |= {"pace": f"{timing(pace)}/step", "tokens": f"{row['tokens_per_second']:,.0f} tokens/s"}
+    if "mfu" in row:
+        words["mfu"] = f"MFU {row['mfu']:.1%}"
+    return words
+
+
+def fitted(words: Mapping[str, str], width: int) -> str:
+    """The words on one line of at most `width` columns. Where there is no room, _FIRST_LEFT_OUT
+    goes first.
+    """
+    kept = dict(words)
+    for name in _FIRST_LEFT_OUT:
+        if len("  ".join(kept.values())) > width:
+            kept.pop(name, None)
+    return "  ".join(kept.values())[:width]
+
+
+class Display(Tracker):
+    """Shows the newest figures of a run."""
+
+    def __init__(self, name: str, num_steps: int, *, quiet: bool = False) -> None:
+        """`quiet`: prints nothing. Only one of several processes prints."""
+        self._name, self._num_steps, self._quiet = name, num_steps, quiet
+        self._is_live = not quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._row: Mapping[str, Any] | None = None
+        self._validation: float | None = None
+        self._step, self._began = 0, (0, 0.0)  # the first step of this process, and when it was done
+        self._phase, self._doing = "", "preparing"
+        self._last_line = self._last_paint = 0.0
+        self._paint()
+
+    def note(self, message: str) -> None:
+        """Prints a line."""
+        if self._quiet:
+            return
+        print(f"{_CLEAR if self._is_live else ''}{self._name}: {message}", flush=True)
+        self._paint()
+
+    def on_phase(self, phase: str) -> None:
+        """From now on the run does this, one of the clock's PHASES."""
+        before, self._phase = self._phase, phase
+        doing = _DOING.get(phase, "")
+        if phase == "compiling":
+            doing = f"compiling the {'evaluation' if before == 'evaluating' else 'training step'}"
+            if not self._is_live:
+                self.note(doing)
+        if doing != self._doing:
+            self._doing = doing
+            self._paint()
+
+    def on_step(self, step: int) -> None:
+        """A step is done."""
+        now = time.monotonic()
+        if not self._step:
+            self._began = step, now
+        self._step = step
+        if self._is_live and now - self._last_paint > _SECONDS_BETWEEN_PAINTS:
+            self._paint()
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        if row["split"] == "validation":
+            self._validation = row["loss"]
+            self.note(f"step {row['step']}/{self._num_steps}  validation loss {format_loss(row['loss'])}")
+            return
+        self._row, is_last, now = row, row["step"] == self._num_steps, time.monotonic()
+        if is_last or (not self._is_live and now - self._last_line > _SECONDS_BETWEEN_LINES):
+            self._last_line = now
+            self.note("step " + "  ".join(self._words(row["step"]).values()))
+        else:
+            self._paint()
+
+    def close(self, *, failed: bool = False) -> None:
+        """Takes the live line away; the lines stay."""
+        if self._is_live:
+            self._is_live = False
+            print(_CLEAR, end="", flush=True)
+
+    def _words(self, step: int) -> dict[str, str]:
+        row, pace, left = self._row, None, 0.0
+        if row is not None:
+            pace = row["tokens"] / row["step"] / row["tokens_per_second"]
+            # Of all steps of this process, evaluations and checkpoints included.
+            began, since = self._began
+            elapsed = (time.monotonic() - since) / (step - began) if step > began else pace
+            left = (self._num_steps - step) * elapsed
+        words = {"step": f"{step}/{self._num_steps}"} if step else {}
+        words |= figures(row, self._validation, pace)
+        return words | ({"left": f"{duration(left)} left"} if left else {})
+
+    def _paint(self) -> None:
+        """Writes the live line, where there is one."""
+        if not self._is_live:
+            return
+        self._last_paint = time.monotonic()
+        words = self._words(self._step)
+        if self._doing:
+            words = {name: word for name, word in words.items() if name != "left"} | {"doing": self._doing}
+        line = fitted(words, (os.get_terminal_size(sys.stdout.fileno()).columns or 80) - 1)
+        print(f"{_CLEAR}{line}\r", end="", flush=True)
