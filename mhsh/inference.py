@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -33,6 +32,7 @@ from mhsh.models.generation import Sampling, generate
 from mhsh.models.losses import compute_metrics
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Outputs
+from mhsh.prompts import check_masks, check_values, listed
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.restore import inference_mesh, load_for_inference
 from mhsh.training.memory import with_policy
@@ -42,12 +42,6 @@ from mhsh.training.shards import over_shards
 # What only the models of one objective do.
 _METHODS = {"clm": "generate", "mlm": "fill", "translation": "translate"}
 _MASKED_AT_ONCE = 64  # rows, of a masked model's loss
-_LARGEST_SEED = 2**32 - 1
-_ALLOWED = {  # of the arguments of methods: the least and the largest value
-    **dict.fromkeys(("top", "max_tokens", "beam", "batch_tokens"), (1, sys.maxsize)),
-    **dict.fromkeys(("temperature", "top_k", "length_penalty"), (0, sys.maxsize)),
-    "seed": (0, _LARGEST_SEED),
-}
 
 Tokens = Int32[np.ndarray, " _"]
 Texts = TypeVar("Texts", str, list[str])  # a text is answered by a text, several by as many
@@ -91,7 +85,7 @@ class LoadedModel:
         Raises:
           UserError: a text has no token, or more than the model has positions.
         """
-        texts, tokenizer = _listed(texts), self.tokenizer
+        texts, tokenizer = listed(texts), self.tokenizer
         if isinstance(tokenizer, SubwordTokenizer):
             ids = tokenizer.encode_batch([clean_text(text) for text in texts])
             ended = [np.append(tokens, np.int32(EOS_ID)) for tokens in ids]
@@ -121,7 +115,7 @@ class LoadedModel:
         batch, longest = self._batch(texts, targets)
         logits = self._compute(_forward(self.model.config), batch)
         real = batch["targets_segmentation" if targets is not None else "inputs_segmentation"] > 0
-        rows = len(_listed(texts))
+        rows = len(listed(texts))
         return Logits(logits[:rows, :longest], real[:rows, :longest])
 
     def loss(self, text: str, target: str | None = None) -> float:
@@ -164,11 +158,11 @@ class LoadedModel:
             positions.
         """
         self._check_method("generate")
-        _check_values(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
+        check_values(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
         limit, vocabulary = self.config.model.max_positions, self.config.model.vocab_size
-        texts = _listed(prompt)
+        texts = listed(prompt)
         # [SEP] ends the document before.
         prompts = [ids if len(ids) else np.array([tokenizer.sep_id], np.int32) for ids in tokenizer.encode_batch(texts)]
         for number, ids in enumerate(prompts, 1):
@@ -203,11 +197,10 @@ class LoadedModel:
           UserError: the model is not masked, the text has no [MASK], or `encode` refuses it.
         """
         self._check_method("fill")
-        _check_values(top=top)
+        check_values(top=top)
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
-        if MASK not in text:
-            raise UserError(f"the text has no {MASK}; write {MASK} where a word is to be found")
+        check_masks(text)
         (ids,) = self.encode(text)
         masks = np.flatnonzero(ids == tokenizer.mask_id)
         logits = self.logits(text).logits[0, masks].astype(np.float64)
@@ -224,7 +217,7 @@ class LoadedModel:
         Raises:
           UserError: the model does not translate, a value is not allowed, or a text is too long.
         """
-        lines = self.translate_lines(_listed(texts), beam=beam, length_penalty=length_penalty).lines
+        lines = self.translate_lines(listed(texts), beam=beam, length_penalty=length_penalty).lines
         return _like(texts, lines)
 
     def translate_lines(
@@ -240,10 +233,10 @@ class LoadedModel:
         `mhsh.evaluation.translation.translate_lines`.
         """
         self._check_method("translate")
-        _check_values(beam=beam, length_penalty=length_penalty, batch_tokens=batch_tokens)
+        check_values(beam=beam, length_penalty=length_penalty, batch_tokens=batch_tokens)
         assert isinstance(self.model, Seq2Seq) and isinstance(self.tokenizer, SubwordTokenizer)
         return translate_lines(
-            lines,
+            listed(lines) if lines else [],
             self.tokenizer,
             model_decoder(self.model, self._whole_params, num_hypotheses=beam, length_penalty=length_penalty),
             max_positions=self.config.model.max_positions,
@@ -278,8 +271,8 @@ class LoadedModel:
             batch["targets_position"] = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
         if targets is None:
             return batch, longest
-        if len(_listed(targets)) != len(_listed(texts)):
-            raise UserError(f"there are {len(_listed(texts))} texts and {len(_listed(targets))} targets; give one for each")
+        if len(listed(targets)) != len(listed(texts)):
+            raise UserError(f"there are {len(listed(texts))} texts and {len(listed(targets))} targets; give one for each")
         encoded = self.encode(targets)
         side, longest = self._rows(encoded)
         shifted, _ = self._rows([np.append(np.int32(BOS_ID), tokens[:-1]) for tokens in encoded])
@@ -343,22 +336,6 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
     made = inference_mesh(config, mesh or {})
     model, params = load_for_inference(folder, config, step, average, made)
     return LoadedModel(str(folder.path), config, tokenizer, model, params, made)
-
-
-def _check_values(**values: int | float) -> None:
-    """Raises UserError where a method of LoadedModel cannot take the value of an argument."""
-    for name, value in values.items():
-        least, most = _ALLOWED[name]
-        if not least <= value <= most:
-            allowed = f"{least} or more" if most > _LARGEST_SEED else f"from {least} to {most}"
-            raise UserError(f"{name} = {value}; allowed: {allowed}")
-
-
-def _listed(texts: str | Sequence[str]) -> list[str]:
-    listed = [texts] if isinstance(texts, str) else list(texts)
-    if not listed:
-        raise UserError("there is no text; give one at least")
-    return listed
 
 
 def _like(given: Texts, answers: list[str]) -> Texts:

@@ -5,6 +5,7 @@ wrong.
 from __future__ import annotations
 
 import functools
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -242,3 +243,45 @@ def test_importing_mhsh_loads_no_jax_and_every_name_is_there():
     assert all(getattr(mhsh, name) is not None for name in mhsh.__all__)
     with pytest.raises(AttributeError, match="module 'mhsh' has no attribute 'lode'"):
         _ = mhsh.lode  # pyrefly: ignore[missing-attribute]
+
+
+HALF = "[MASK]\ud83d"  # of a surrogate pair, which no tokenizer can hold
+WORDS = {"text": "the [MASK]", "prompt": "the", "target": "die", "targets": "die", "texts": "the", "lines": ["the"]}
+
+
+def test_what_is_no_text_is_refused_at_every_door(causal, masked, translating):
+    """Every method with a text: by itself, in a list, and beside others that are fine."""
+    refused: dict[tuple[str, str], bool] = {}
+    for model in map(mhsh.load, (causal, masked, translating)):
+        is_translating = model.config.model.objective == "translation"
+        for method, function in inspect.getmembers(type(model), inspect.isfunction):
+            texts = [name for name in inspect.signature(function).parameters if name in WORDS]
+            if method.startswith("_"):
+                continue
+            assert texts or method == "translate_lines", f"name the texts of {method} as those of the others, or in WORDS"
+            given = {name: WORDS[name] for name in texts if is_translating or not name.startswith("target")}
+            for name in given:
+                broken = [HALF] if name == "lines" else HALF
+                try:
+                    getattr(model, method)(**given | {name: broken})
+                except UserError as error:
+                    key = (method, name)
+                    refused[key] = refused.get(key, False) or "text 1 is no text: U+D83D at character 6 is half of a" in str(error)
+                else:
+                    pytest.fail(f"{method} takes {name} = {broken!r}")
+    assert all(refused.values()) and len(refused) >= 9, refused
+    with pytest.raises(UserError, match="text 2 is no text"):
+        mhsh.load(causal).generate(["the", HALF])
+
+
+@pytest.mark.parametrize("name", [name for name in mhsh.__all__ if inspect.isfunction(getattr(mhsh, name))])
+def test_what_is_no_text_names_no_run(name, tmp_path):
+    arguments = {"run": HALF, "workdir": str(tmp_path / HALF), "config": causal_config()}
+    taken = {one: arguments[one] for one in inspect.signature(getattr(mhsh, name)).parameters if one in arguments}
+    with pytest.raises(UserError, match="the run folder's path is no text"):
+        getattr(mhsh, name)(**taken)
+
+
+def test_what_is_no_text_is_in_no_config():
+    with pytest.raises(UserError, match=r"^data\.source is no text"):
+        mhsh.configs.get("bert:2l8h", data={"source": f"text:{HALF}"})

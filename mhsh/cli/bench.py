@@ -10,7 +10,7 @@ from mhsh.bench.results import BenchResults, show, write
 from mhsh.cli import early_stop
 from mhsh.cli.parser import AgainstFlag, ConfigFlag, Count, Positive
 from mhsh.config.schema import Config
-from mhsh.storage.files import check_new_file
+from mhsh.storage.files import check_new_file, check_suffix
 
 EXAMPLES = (
     "mhsh bench train --config=bert:2l8h --against=bert:16l1h",
@@ -124,6 +124,8 @@ def measured(name: str, bench: Callable[[], BenchResults], out: str | None) -> i
     Raises:
       UserError: `out` cannot be written.
     """
+    if out is not None:
+        check_suffix("--out", out, "this is JSON", ".json")
     check_new_file("--out", out)
     try:
         results = bench()

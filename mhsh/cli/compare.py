@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from mhsh.errors import UserError
 from mhsh.report.files import prepare_files
-from mhsh.storage.files import absolute, is_remote
+from mhsh.storage.files import absolute, check_suffix, check_writable, is_remote
 
 if TYPE_CHECKING:
     from mhsh.report.report import Report
@@ -86,7 +86,10 @@ def run(
         return _watch(question, port or 0)
     if port is not None:
         raise UserError("--port is for --watch; give both or neither")
-    return 2 if write_report(question, Path(out or "report.html"), png).problems else 0
+    page = "report.html" if out is None else out
+    check_suffix("--out", page, "this is the page, and .json, .md, .csv, .svg (with --png .png) lie beside it", ".html", ".htm")
+    check_writable("--out", page)
+    return 2 if write_report(question, Path(page), png).problems else 0
 
 
 def write_report(question: Question, page: Path, with_png: bool = False) -> Report:
@@ -95,8 +98,6 @@ def write_report(question: Question, page: Path, with_png: bool = False) -> Repo
     Raises:
       UserError: as `run`.
     """
-    if page.suffix in (".json", ".md", ".csv", ".svg", ".png"):
-        raise UserError(f"--out={page} is the page, and other files are written beside it; name it .html")
     write_files = prepare_files(page, with_png)
     report = make_report(question)
     if report.curves is None and not report.points:

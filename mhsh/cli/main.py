@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from mhsh import __version__
 from mhsh.cli import early_stop
+from mhsh.encoding import checked
 from mhsh.errors import UserError, nearest
 
 USAGE_ERROR = 2
@@ -94,6 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    for number, argument in enumerate(arguments, 1):
+        flag, _, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        checked(flag, f"argument {number}")
+        checked(value, flag or f"argument {number}")
     command, *rest = arguments or [""]
     if command in ("", "--help", "-h"):
         print(_help())

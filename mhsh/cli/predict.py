@@ -20,6 +20,7 @@ from mhsh.data.tables import Examples
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
 from mhsh.evaluation.glue import predicted_labels
+from mhsh.prompts import check_masks, check_values
 from mhsh.storage.files import check_new_file, write_new
 from mhsh.storage.run_folder import RunFolder, vocab_file
 
@@ -95,8 +96,11 @@ def run(
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
     _check(folder, config.model.objective, options, input)
+    check_values(**options)
     check_new_file("--output", output)
     check_new_file("--details", details)
+    if details is not None and details == output:
+        raise UserError(f"--output and --details are both {output}; give each a file of its own")
     if isinstance(config.data, ClassificationDataConfig | SpanDataConfig):
         if input is None or output is None:
             raise UserError(f"mhsh predict {folder} needs --input=FILE and --output=FILE; see mhsh predict --help")
@@ -105,7 +109,7 @@ def run(
         else:
             _answer(run_folder, config, config.data, step, input, output, **options)
         return 0
-    write = _translated if config.model.objective == "translation" else _text
+    write = {"translation": _translated, "clm": _written_on, "mlm": _filled}[config.model.objective]
     written = write(folder, input, step, **options)
     if output is None:
         sys.stdout.buffer.write(written.encode())
@@ -129,9 +133,9 @@ def _translated(
     folder: str, source: str | None, step: int | None, *, average: int = 1, overlong: str = "error", **beam: Any
 ) -> str:
     """The translation of each line, a line each."""
+    lines = read_lines(source)
     from mhsh.inference import load
 
-    lines = read_lines(source)
     model = load(folder, step=step, average=average)
     translated = model.translate_lines(lines, cut_overlong=overlong == "cut", **beam)
     if translated.num_cut:
@@ -140,19 +144,28 @@ def _translated(
     return "".join(line + "\n" for line in translated.lines)
 
 
-def _text(folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any) -> str:
-    """The text and what a causal model writes after it; or, by a masked one, a line a word,
-    probability first, with an empty line between masks.
-    """
+def _written_on(
+    folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any
+) -> str:
+    """The text, and what a causal model writes after it."""
+    prompt = _given(source, text)
     from mhsh.inference import load
 
-    if text is None:
-        text = "\n".join(read_lines(source))
-    model = load(folder, step=step, average=average)
-    if model.config.model.objective == "clm":
-        return model.generate(text, **options) + "\n"
-    masks = model.fill(text, **options)
+    return load(folder, step=step, average=average).generate(prompt, **options) + "\n"
+
+
+def _filled(folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any) -> str:
+    """A line a word for a mask, probability first, with an empty line between masks."""
+    prompt = _given(source, text)
+    check_masks(prompt)
+    from mhsh.inference import load
+
+    masks = load(folder, step=step, average=average).fill(prompt, **options)
     return "\n".join("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in masks)
+
+
+def _given(source: str | None, text: str | None) -> str:
+    return "\n".join(read_lines(source)) if text is None else text
 
 
 def _classify(

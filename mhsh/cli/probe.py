@@ -21,7 +21,7 @@ from mhsh.errors import UserError
 from mhsh.report.files import write as write_bytes
 from mhsh.report.markdown import to_markdown
 from mhsh.report.probes import picture, print_tables, tables
-from mhsh.storage.files import check_new_file, write_new
+from mhsh.storage.files import check_new_file, check_suffix, write_new
 from mhsh.storage.run_folder import RunFolder
 from mhsh.text import whole_numbers
 
@@ -96,7 +96,8 @@ def run(
     given = {name: value for name, value in locals().items() if value is not None}
     options = _options(kind, given)
     _check(kind, folders, config, step)
-    out = out or f"probe-{kind}.json"
+    out = f"probe-{kind}.json" if out is None else out
+    check_suffix("--out", out, "this is the JSON, and .md, .png and .svg are written beside it", ".json")
     page, pictures = Path(out).with_suffix(".md"), {suffix: Path(out).with_suffix(f".{suffix}") for suffix in PICTURES}
     for path in (out, page, *pictures.values()):
         check_new_file("--out", path)

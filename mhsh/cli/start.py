@@ -7,6 +7,7 @@ import sys
 import traceback
 
 from mhsh.cli import early_stop
+from mhsh.cli.streams import replace_missing_characters
 
 VARIABLE = "GLIBC_TUNABLES"
 SETTING = "glibc.malloc.hugetlb=1"  # glibc 2.35 and newer: malloc asks for transparent huge pages; elsewhere it says nothing
@@ -17,6 +18,7 @@ COMPUTING = (*TRAINING, "eval", "bench", "probe")
 
 def start() -> int:
     """Runs the command of sys.argv; returns its exit status."""
+    replace_missing_characters()
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     status = _run(command)
     # Python gives handlers back at its end, and a signal would then change the status.

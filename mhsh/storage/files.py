@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import time
 import uuid
 from collections import Counter
@@ -239,8 +240,36 @@ def check_new_file(flag: str, path: str | Path | None) -> None:
         return
     if os.path.lexists(path):
         raise UserError(f"{flag}={path} exists, and nothing is overwritten; choose another file")
+    check_writable(flag, path)
     if not Path(path).absolute().parent.is_dir():
         raise UserError(f"{flag}={path}: there is no folder {Path(path).absolute().parent}; make it, or choose another file")
+
+
+def check_writable(flag: str, path: str | Path) -> None:
+    """Checks, before any work, that a file or a folder can be made at `path`. Folders above it may
+    be missing.
+
+    Raises:
+      UserError: it is in a bucket, is empty, or the file system refuses it.
+    """
+    if is_remote(path):
+        raise UserError(f"{flag}={path} is in a bucket, and this is written on a local disk alone; write it there, then copy it")
+    if not str(path):
+        raise UserError(f"{flag}= is empty; give a name")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).lstat()  # raises where the name is too long, or one above it is no folder
+        with tempfile.TemporaryFile(dir=next(folder for folder in Path(path).absolute().parents if folder.exists())):
+            pass
+    except OSError as error:
+        raise UserError(f"{flag}={path} cannot be written: {error.strerror or error}; choose another {flag}") from error
+
+
+def check_suffix(flag: str, path: str | Path, form: str, *suffixes: str) -> None:
+    """Raises UserError where a file's name does not end as those of its form do."""
+    if Path(path).suffix not in suffixes:
+        example = Path(path) / f"NAME{suffixes[0]}" if Path(path).is_dir() or not Path(path).name else f"{path}{suffixes[0]}"
+        raise UserError(f"{flag}={path}: {form}; its name ends in {' or '.join(suffixes)}, as in {flag}={example}")
 
 
 @contextlib.contextmanager
@@ -331,16 +360,19 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
 
 
 def check_new_folder(out: str) -> None:
-    """Raises UserError where `out` is in a bucket, a file, or a folder that is not empty."""
+    """Raises UserError where `out` is in a bucket, a file, a folder that is not empty, or no place
+    that can be written.
+    """
     if is_remote(out):
         raise UserError(
             f"--out = {out}: the folder appears as a whole, which only a local disk can do; write it there, then copy it"
         )
-    if Path(out).is_dir():
+    if out and Path(out).is_dir():
         if any(Path(out).iterdir()):
             raise UserError(f"{out} is not empty, and nothing is overwritten; choose another --out")
     elif os.path.lexists(out):
         raise UserError(f"{out} exists and is no folder; choose another --out")
+    check_writable("--out", out)
 
 
 @contextlib.contextmanager

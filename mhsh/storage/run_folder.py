@@ -25,6 +25,7 @@ from etils import epath
 from mhsh.config.fields import differences, format_differences
 from mhsh.config.recorded import WRITER, check_version, from_record, to_record
 from mhsh.config.schema import Config, TranslationDataConfig
+from mhsh.encoding import checked
 from mhsh.errors import UserError
 from mhsh.storage.bucket_lock import bucket_lock
 from mhsh.storage.files import (
@@ -90,7 +91,8 @@ class RunFolder:
     """
 
     def __init__(self, path: epath.PathLike) -> None:
-        """Raises UserError where `path` is in a bucket that cannot be reached."""
+        """Raises UserError where `path` is no text, or in a bucket that cannot be reached."""
+        checked(str(path), "the run folder's path")
         check_bucket(path)
         self.path = epath.Path(path)
 

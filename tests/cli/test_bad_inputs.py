@@ -50,6 +50,7 @@ FILES: dict[str, str | bytes] = {
     "object.json": "{}",
     "list.json": "[1]",
     "file": "mine",
+    "page.html": "mine",
     "empty.txt": "\n\n",
     "zero.txt": "",
     "latin1.txt": b"caf\xe9 ole\n",

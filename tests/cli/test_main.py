@@ -4,13 +4,19 @@ damaged.
 
 from __future__ import annotations
 
+import inspect
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from mhsh.cli.main import NAMES
+from mhsh.cli.parser import Page, pages
+from mhsh.config.schema import Config
 from mhsh.configs import take_config
 from mhsh.storage.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax
@@ -65,3 +71,46 @@ def test_no_file_of_a_command_imports_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.endswith("\nTrue set()\n"), done.stdout + done.stderr
+
+
+PAGES = [page for name in NAMES for page in pages(name).values()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.command)
+def test_what_is_no_text_is_refused_at_every_flag(page: Page, fails: Callable[..., str]) -> None:
+    """A byte that is no UTF-8, as Python passes it on, in every argument of every command."""
+    for name, parameter in inspect.signature(page.run).parameters.items():
+        flag = f"--{name.replace('_', '-')}"
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            assert f"mhsh: {flag} is not UTF-8: byte 0xE9 at character 3; " in fails(*page.command.split(), f"{flag}=caf\udce9")
+            assert f"mhsh: {flag}.a is not UTF-8" in fails(*page.command.split(), f"{flag}.a=caf\udce9")
+        assert "is not UTF-8: byte 0xE9 at character 3; " in fails(*page.command.split(), flag, "caf\udce9")
+    assert "argument 1 is not UTF-8" in fails("caf\udce9")
+    assert "argument 2 is not UTF-8" in fails(page.command.split()[0], "--caf\udce9=3")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [("latin-1", "v 1.5 -2 \xd7 ~ ?"), ("ascii", "v 1.5 -2 x ~ ?"), ("utf-8", "\u25bc 1.5 \u22122 \xd7 \u2026 ?")],
+)
+def test_a_terminal_that_lacks_characters_gets_others(encoding: str, said: str) -> None:
+    """In a process, which ends with status 0; a name that is no UTF-8 is shown too."""
+    code = "import sys; from mhsh.cli import main, start; main.main = lambda: print(TEXT) or 0; sys.exit(start.start())"
+    text = "\u25bc 1.5 \u22122 \xd7 \u2026 \udce9"
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "LC_ALL": "C"}
+    command = [sys.executable, "-c", code.replace("TEXT", ascii(text))]
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"") and done.stdout.decode(encoding).strip() == said
+
+
+def test_the_public_names_are_listed_before_they_are_loaded() -> None:
+    """Which is what completion shows; jax is not loaded for it."""
+    code = "import sys, mhsh; print(*dir(mhsh)); sys.exit('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert {"Config", "LoadedModel", "UserError", "__version__", "configs", "load", "train"} <= set(done.stdout.split())
+
+
+def test_a_text_without_a_mask_is_refused_before_the_model_is_loaded(tmp_path: Path, make_config: Callable[..., Config]) -> None:
+    folder = RunFolder.open_for_training(tmp_path / "run", make_config("bert", "2l8h"))
+    done = mhsh_without_jax("predict", str(folder.path), "--text=The cat sat.")
+    assert done.returncode == 2 and "the text has no [MASK]; write [MASK] where" in done.stderr

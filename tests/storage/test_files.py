@@ -123,7 +123,7 @@ def test_what_exists_is_not_touched(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("text")
-    with pytest.raises(UserError, match=r"cannot make the folder"):
+    with pytest.raises(UserError, match=r"cannot be written: Not a directory"):
         new_folder("file/out").__enter__()
     for out, message in (("file", "exists and is no folder"), ("link", "exists and is no folder"), ("full", "is not empty")):
         for call in (check_new_folder, lambda name: new_folder(name).__enter__()):
