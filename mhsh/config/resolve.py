@@ -146,7 +146,7 @@ def _checked(field: Field, value: Any) -> Any:
 def _checked_type(path: str, value: Any, kind: type) -> Any:
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise UserError(f"{path} = {value!r} is of type {type(value).__name__}; allowed: {kind.__name__}")
-    if kind is str:
+    if isinstance(value, str):
         checked(value, path)
     largest = _LARGEST_SEED if path.endswith(".seed") else _LARGEST
     # A float may be larger, but a whole number of hundreds of digits has no float.
