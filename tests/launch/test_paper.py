@@ -77,6 +77,20 @@ def test_test_sets_are_decoded_as_the_authors_do(commands: dict[str, list[list[s
             assert given["average"] == "10"
 
 
+def test_the_page_is_what_the_launcher_writes(launch: Launch, make_venv: Callable[..., Path], tmp_path: Path) -> None:
+    """But for the prices, which take minutes: here the table is its input."""
+    quick = make_venv(tmp_path / "environment", python="cat", mhsh="exit 1")
+    done = launch("paper", "page", f"--out={tmp_path}/page.md", MHSH_VENV=str(quick))
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs/paper.md").read_text(encoding="utf-8").split("\n")
+    written = (tmp_path / "page.md").read_text(encoding="utf-8").split("\n")
+    rows = [line.split("|") for line in written if re.match(r"\w+\|", line)]
+    assert [line for line in page if not line.startswith("|")] == [line for line in written if not re.match(r"\w+\|", line)]
+    for line, (name, claim, figure, recipe, source, _, here) in zip([line for line in page if "| `" in line], rows, strict=True):
+        cells = line.strip("| ").split(" | ")
+        assert (*cells[:4], cells[6], cells[8]) == (f"`{name}`", claim, recipe, source, figure, here)
+
+
 @pytest.fixture(scope="module")
 def table() -> ModuleType:
     """launch/paper_table.py."""
