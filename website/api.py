@@ -50,7 +50,7 @@ PAGES: Mapping[str, Page] = {
     "run_folders": Page(
         "Run folders",
         "What a run leaves behind, read without jax, and whether it trained.",
-        ("run_folder", "outcome"),
+        ("storage.run_folder", "storage.outcome"),
     ),
     "probes": Page(
         "Probes",
