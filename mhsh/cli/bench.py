@@ -10,6 +10,7 @@ from mhsh.bench.results import BenchResults, show, write
 from mhsh.cli import early_stop
 from mhsh.cli.parser import AgainstFlag, ConfigFlag, Count, Positive
 from mhsh.config.schema import Config
+from mhsh.errors import UserError
 from mhsh.storage.files import check_new_file, check_suffix
 
 EXAMPLES = (
@@ -27,7 +28,7 @@ def train(
     config: ConfigFlag,
     against: AgainstFlag | None = None,
     rounds: Count = 7,
-    seconds: Positive = 1.0,
+    seconds: Positive | None = None,
     repetitions: Count | None = None,
     out: str | None = None,
 ) -> int:
@@ -35,7 +36,7 @@ def train(
 
     Args:
       rounds: turns that count
-      seconds: of a turn
+      seconds: of a turn; 1 by default
       repetitions: steps in a turn; by default as many as take --seconds
       out: a new file for the JSON with all times
     """
@@ -43,8 +44,9 @@ def train(
     def bench() -> BenchResults:
         from mhsh.bench import steps, timing
 
-        return steps.train(_configs(config, against), timing.Schedule(rounds, repetitions, seconds, singly=False), note)
+        return steps.train(_configs(config, against), timing.Schedule(rounds, repetitions, seconds or 1.0, singly=False), note)
 
+    _check_turn(seconds, repetitions)
     return measured("mhsh bench train", bench, out)
 
 
@@ -55,7 +57,7 @@ def inference(
     batch: str = "1,4,16,64",
     length: str | None = None,
     rounds: Count = 7,
-    seconds: Positive = 0.2,
+    seconds: Positive | None = None,
     repetitions: Count | None = None,
     out: str | None = None,
 ) -> int:
@@ -65,7 +67,7 @@ def inference(
       batch: numbers of rows
       length: tokens of a row; by default 32,128,512, as far as positions reach
       rounds: turns that count
-      seconds: of a turn
+      seconds: of a turn; 0.2 by default
       repetitions: passes in a turn; by default as many as take --seconds
       out: a new file for the JSON with all times
     """
@@ -74,8 +76,11 @@ def inference(
         from mhsh.bench import steps, timing
 
         configs = _configs(config, against)
-        return steps.inference(configs, steps.grid(configs, batch, length), timing.Schedule(rounds, repetitions, seconds), note)
+        return steps.inference(
+            configs, steps.grid(configs, batch, length), timing.Schedule(rounds, repetitions, seconds or 0.2), note
+        )
 
+    _check_turn(seconds, repetitions)
     return measured("mhsh bench inference", bench, out)
 
 
@@ -86,7 +91,7 @@ def decode(
     sentences: Count = 32,
     source_tokens: Count = 25,
     steps: Count = 30,
-    file_sentences: Count = 256,
+    file_sentences: Count | None = None,
     rounds: Count = 5,
     out: str | None = None,
 ) -> int:
@@ -96,7 +101,7 @@ def decode(
       sentences: sentences or prompts, of one batch of equal lengths
       source_tokens: tokens of each of them
       steps: tokens to write for each of them
-      file_sentences: sentences of a file of mixed lengths, translation alone
+      file_sentences: sentences of a file of mixed lengths, translation alone; 256 by default
       rounds: turns that count
       out: a new file for the JSON with all times
     """
@@ -104,13 +109,20 @@ def decode(
     def bench() -> BenchResults:
         from mhsh.bench import decoding
 
-        amounts = decoding.Amounts(sentences, source_tokens, steps, file_sentences)
+        amounts = decoding.Amounts(sentences, source_tokens, steps, file_sentences or 256)
         return decoding.decode(_configs(config, against), amounts, rounds, note)
 
+    if file_sentences is not None and config.model.objective == "clm":
+        raise UserError("--file-sentences is for translation; a causal model goes on with prompts: leave it away")
     return measured("mhsh bench decode", bench, out)
 
 
 KINDS = {"train": train, "inference": inference, "decode": decode}
+
+
+def _check_turn(seconds: float | None, repetitions: int | None) -> None:
+    if seconds is not None and repetitions is not None:
+        raise UserError("--seconds and --repetitions both say how long a turn is; give one of them")
 
 
 def _configs(config: Config, against: Config | None) -> dict[str, Config]:

@@ -52,6 +52,8 @@ def run(
     from mhsh.planning.ledger import ledger
     from mhsh.planning.roofline import ASSUMPTIONS, CHIPS, step_time
 
+    if num_slices > 1 and topology is None:
+        raise UserError("--num-slices goes with --topology, the layout of a slice")
     configs: dict[str, Config] = dict(config)
     hbm_bytes = round(hbm * GIB) if hbm else None
     target = parse_topology(topology, num_slices) if topology else None

@@ -190,7 +190,7 @@ def _answer(
     source: str,
     output: str,
     *,
-    null_threshold: float = 0.0,
+    null_threshold: float | None = None,
     details: str | None = None,
 ) -> None:
     from mhsh.data.fine_tuning import encode_questions
@@ -198,11 +198,13 @@ def _answer(
     from mhsh.evaluation.squad import find_answers
 
     squad = read_squad(source)
+    if null_threshold is not None and squad.version != "2.0":
+        raise UserError(f"--null-threshold is for SQuAD 2.0, in which a question may have no answer; {source} is {squad.version}")
     tokenizer = task_of(config).read_tokenizer(folder.path / vocab_file(config))
     rows, windows = encode_questions(squad.questions, tokenizer, config.model, data)
     answers = find_answers(squad.questions, windows, _logits(folder, config, step, rows))
     by_id = dict(zip([question.id for question in squad.questions], answers, strict=True))
-    threshold = null_threshold if squad.version == "2.0" else None
+    threshold = null_threshold or 0.0 if squad.version == "2.0" else None
     _write_object(output, {name: answer.text(threshold) for name, answer in by_id.items()})
     if details is not None:
         _write_object(details, {name: answer.details() for name, answer in by_id.items()})

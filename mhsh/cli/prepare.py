@@ -42,6 +42,8 @@ def run(
       beam: run the work as an Apache Beam pipeline with these of its options, in one string
       per_shard: sentence pairs (20000 by default) or documents (1000) in a shard
     """
+    if beam is not None and workers is not None:
+        raise UserError("--beam has its own number of workers among its options; leave --workers away")
     if beam is not None and is_remote(out):
         raise UserError(f"--beam writes to a file system that its workers share, not to {out}; prepare there, then copy it")
     start = time.monotonic()

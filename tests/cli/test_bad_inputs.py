@@ -51,6 +51,8 @@ FILES: dict[str, str | bytes] = {
     "list.json": "[1]",
     "file": "mine",
     "page.html": "mine",
+    "squad11.json": '{"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "a b", "qas": '
+    '[{"id": "1", "question": "q", "answers": [{"text": "a", "answer_start": 0}]}]}]}]}',
     "empty.txt": "\n\n",
     "zero.txt": "",
     "latin1.txt": b"caf\xe9 ole\n",
