@@ -161,6 +161,9 @@ assert len(translating.translate(["the in", "of"], beam=2)) == 2
 """
 
 
+NUMBERS = "\n\n".join(f"Number {n} is a number.\nSo is {n + 1}." for n in range(200))
+
+
 @pytest.mark.parametrize("place", ["disk", pytest.param("bucket", marks=pytest.mark.slow)])
 def test_runs_in_hand(site: str, tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
     """IN_HAND with the wheel alone, from a folder of its own; the causal run is on disk or in a
@@ -171,7 +174,7 @@ def test_runs_in_hand(site: str, tmp_path: Path, place: str, request: pytest.Fix
         folder, variables = "gs://runs/here/causal", bucket_variables(request.getfixturevalue("bucket"))
     work = tmp_path / "work"
     work.mkdir()
-    (work / "text.txt").write_text("\n\n".join(f"Number {n} is a number.\nSo is {n + 1}." for n in range(200)))
+    (work / "text.txt").write_text(NUMBERS)
     config = small_bert.small_config(num_heads=2, vocab_size=32, embed_dim=16)
     masked = saved_run(tmp_path / "masked", config, small_bert.small_tokenizer(), small_bert.trained_params(config.model))
     translation = (small_translation.small_config(), small_translation.small_tokenizer(), small_translation.random_params(4))
@@ -202,7 +205,9 @@ def readme_commands() -> list[str]:
     return re.findall(r"^```\n(.*?)^```", recipes, flags=re.MULTILINE | re.DOTALL)
 
 
-FEWER_STEPS = " --config.train.num_steps=2 --config.train.eval_batches=1 --config.optimizer.warmup_steps=1"
+# What the recipes say of a text of one's own, and fewer steps.
+OWN_TEXT = " --config.data.source='text:corpus/*.txt' --config.data.validation_fraction=0.2"
+FEWER_STEPS = f"{OWN_TEXT} --config.train.num_steps=2 --config.train.eval_batches=1 --config.optimizer.warmup_steps=1"
 
 
 @pytest.mark.parametrize("change", [FEWER_STEPS, pytest.param("", marks=pytest.mark.slow)], ids=["two-steps", "as-they-stand"])
@@ -210,6 +215,8 @@ def test_the_commands_of_the_readme(site: str, tmp_path: Path, change: str) -> N
     """In an empty folder, in order: both runs train, and their losses are compared. The sweep's
     18 runs are planned only.
     """
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "numbers.txt").write_text(NUMBERS)
     changes = {"train": change, "compare": "", "sweep": " --dry-run"}
     printed = {}
     for command in readme_commands():
